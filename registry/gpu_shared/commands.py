@@ -1,0 +1,289 @@
+"""Command pools, command buffers and timestamp queries.
+
+Recording is lean on purpose: each call is one raw call with structures built once. A pool, and what is allocated from
+it, is used by one thread at a time (Vulkan's rule); each delegate has its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpu_shared import vk
+from gpu_shared.handles import Handle
+
+if TYPE_CHECKING:
+    from gpu_shared.device import Device
+    from gpu_shared.memory import Buffer
+    from gpu_shared.pipeline import ComputePipeline, PipelineLayout
+
+# VkPipelineStageFlagBits and VkAccessFlagBits, as plain numbers for the hot path
+STAGE_COMPUTE, STAGE_TRANSFER, STAGE_HOST, STAGE_ALL = 0x800, 0x1000, 0x4000, 0x10000
+ACCESS_SHADER_READ, ACCESS_SHADER_WRITE = 0x20, 0x40
+ACCESS_TRANSFER_READ, ACCESS_TRANSFER_WRITE = 0x800, 0x1000
+ACCESS_HOST_READ, ACCESS_HOST_WRITE = 0x2000, 0x4000
+_SHADER = ACCESS_SHADER_READ | ACCESS_SHADER_WRITE
+_TRANSFER = ACCESS_TRANSFER_READ | ACCESS_TRANSFER_WRITE
+
+
+class CommandPool(Handle):
+    """A command pool of the device's queue family, whose buffers can be reset one by one."""
+
+    kind = "command_pool"
+
+    def __init__(self, device: Device, *, label: str = "command pool") -> None:
+        fn, device_raw = device.fn, device.raw
+        info = vk.make(
+            "VkCommandPoolCreateInfo",
+            flags=vk.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
+            queueFamilyIndex=device.queue_family,
+        )
+        out = vk.out("VkCommandPool")
+        vk.check(fn.vkCreateCommandPool(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreateCommandPool", label)
+        raw = out[0]
+        self.device = device
+        # closed command buffers come back here: freeing them would need the pool, which its thread may be recording
+        # with
+        self._free: list[Any] = []
+        super().__init__(
+            raw,
+            parent=device,
+            destroy=lambda: fn.vkDestroyCommandPool(device_raw, raw, vk.ffi.NULL),
+            label=label,
+            reaper=device.reaper,
+        )
+
+    def allocate(self, label: str = "command buffer") -> CommandBuffer:
+        """A primary command buffer, new or one that was closed before."""
+        pool = self.raw
+        try:
+            raw = self._free.pop()
+        except IndexError:
+            info = vk.make(
+                "VkCommandBufferAllocateInfo",
+                commandPool=pool,
+                level=vk.VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+                commandBufferCount=1,
+            )
+            out = vk.out("VkCommandBuffer")
+            result = self.device.fn.vkAllocateCommandBuffers(self.device.raw, info.ptr, out)
+            vk.check(result, "vkAllocateCommandBuffers", label)
+            raw = out[0]
+        return CommandBuffer(self, raw, label)
+
+
+class CommandBuffer(Handle):
+    """Made by `CommandPool.allocate`. Record between ``begin`` and ``end``; it keeps the pipelines bound in it alive,
+    and whatever `retain` is given (buffers that are reached by address).
+    """
+
+    kind = "command_buffer"
+
+    def __init__(self, pool: CommandPool, raw: Any, label: str) -> None:
+        free = pool._free
+        super().__init__(raw, parent=pool, destroy=lambda: free.append(raw), label=label, reaper=pool.device.reaper)
+        device = pool.device
+        fn, ffi = device.fn, vk.ffi
+        self.device = device
+        self._fn = fn
+        self._retained: list[Any] = []
+        self._layout: PipelineLayout | None = None
+        self._bind, self._push, self._dispatch = fn.vkCmdBindPipeline, fn.vkCmdPushConstants, fn.vkCmdDispatch
+        self._barrier = fn.vkCmdPipelineBarrier
+        self._limits = device.capabilities.max_workgroup_count
+        self._null = ffi.NULL
+        self._from_buffer = ffi.from_buffer
+        self._memory_barrier = ffi.new("VkMemoryBarrier *")
+        self._memory_barrier.sType = vk.VK_STRUCTURE_TYPE_MEMORY_BARRIER
+        self._compute_barrier = ffi.new("VkMemoryBarrier *")
+        self._compute_barrier.sType = vk.VK_STRUCTURE_TYPE_MEMORY_BARRIER
+        self._compute_barrier.srcAccessMask = ACCESS_SHADER_WRITE
+        self._compute_barrier.dstAccessMask = _SHADER
+        self._copy = ffi.new("VkBufferCopy *")
+        self.recording = False
+
+    def begin(self, *, one_time: bool = False, simultaneous: bool = False) -> CommandBuffer:
+        """Start recording, dropping what was recorded before. ``simultaneous`` lets it be submitted while it still
+        runs.
+        """
+        flags = (vk.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT if one_time else 0) | (
+            vk.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT if simultaneous else 0
+        )
+        info = vk.make("VkCommandBufferBeginInfo", flags=flags)
+        vk.check(self._fn.vkBeginCommandBuffer(self.raw, info.ptr), "vkBeginCommandBuffer", self.label)
+        self._retained = []
+        self._layout = None
+        self.recording = True
+        return self
+
+    def end(self) -> CommandBuffer:
+        """Finish recording. Raises `GpuError` for what recording met (out of memory)."""
+        vk.check(self._fn.vkEndCommandBuffer(self.raw), "vkEndCommandBuffer", self.label)
+        self.recording = False
+        return self
+
+    def reset(self) -> None:
+        """Drop what was recorded; the GPU must be done with it."""
+        vk.check(self._fn.vkResetCommandBuffer(self.raw, 0), "vkResetCommandBuffer", self.label)
+        self._retained = []
+        self.recording = False
+
+    def retain(self, *objects: Any) -> None:
+        """Keep objects alive until this is recorded anew, reset or closed."""
+        self._retained.extend(objects)
+
+    def _ready(self) -> Any:
+        """The raw command buffer; raises when it is not recording."""
+        if not self.recording or self._closed:
+            self.check_usable()
+            raise ValueError(f"{self.label}: not recording; call begin() first")
+        return self._raw
+
+    def bind_pipeline(self, pipeline: ComputePipeline) -> None:
+        self._bind(self._ready(), 1, pipeline.raw)  # VK_PIPELINE_BIND_POINT_COMPUTE
+        self._layout = pipeline.layout
+        self._retained.append(pipeline)
+
+    def push_constants(self, layout: PipelineLayout, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
+        """Set ``data`` (a multiple of 4 bytes) at byte ``offset`` of the push constants."""
+        size = len(data)
+        if not 0 <= offset <= layout.push_bytes - size or size % 4 or offset % 4 or not size:
+            raise ValueError(
+                f"{self.label}: {size} bytes of push constants at {offset}, expected a positive multiple of 4 "
+                f"within {layout.push_bytes}"
+            )
+        self._push(
+            self._ready(), layout.raw, 0x20, offset, size, self._from_buffer(data)
+        )  # VK_SHADER_STAGE_COMPUTE_BIT
+
+    def dispatch(self, x: int, y: int = 1, z: int = 1) -> None:
+        """Run the bound pipeline on a grid of workgroups. Raises ``ValueError`` beyond the device's limits."""
+        raw = self._ready()
+        limits = self._limits
+        if self._layout is None:
+            raise ValueError(f"{self.label}: dispatch before bind_pipeline")
+        if not (0 <= x <= limits[0] and 0 <= y <= limits[1] and 0 <= z <= limits[2]):
+            raise ValueError(f"{self.label}: a grid of {(x, y, z)} workgroups, the device takes up to {limits}")
+        self._dispatch(raw, x, y, z)
+
+    def memory_barrier(self) -> None:
+        """What shaders wrote so far is seen by the dispatches that follow, and these wait for those before them."""
+        self._barrier(self._ready(), 0x800, 0x800, 0, 1, self._compute_barrier, 0, self._null, 0, self._null)
+
+    def barrier(self, source_stages: int, source_access: int, target_stages: int, target_access: int) -> None:
+        """A global memory barrier of the given stages and accesses (constants of this module)."""
+        one = self._memory_barrier
+        one.srcAccessMask, one.dstAccessMask = source_access, target_access
+        self._barrier(self._ready(), source_stages, target_stages, 0, 1, one, 0, self._null, 0, self._null)
+
+    def barrier_before_transfer(self) -> None:
+        """Copies that follow see, and wait for, what shaders and copies wrote."""
+        self.barrier(
+            STAGE_COMPUTE | STAGE_TRANSFER, ACCESS_SHADER_WRITE | ACCESS_TRANSFER_WRITE, STAGE_TRANSFER, _TRANSFER
+        )
+
+    def barrier_after_transfer(self) -> None:
+        """Dispatches and copies that follow see, and wait for, what copies wrote."""
+        self.barrier(STAGE_TRANSFER, ACCESS_TRANSFER_WRITE, STAGE_COMPUTE | STAGE_TRANSFER, _SHADER | _TRANSFER)
+
+    def barrier_to_host(self) -> None:
+        """The host, once it has waited for the submit, sees what shaders and copies wrote. (The host's own writes
+        before a submit need no barrier: submitting makes them visible.)
+        """
+        self.barrier(
+            STAGE_COMPUTE | STAGE_TRANSFER, ACCESS_SHADER_WRITE | ACCESS_TRANSFER_WRITE, STAGE_HOST, ACCESS_HOST_READ
+        )
+
+    def barrier_all(self) -> None:
+        """Everything before is done and seen by everything after, the host's reads included."""
+        writes = ACCESS_SHADER_WRITE | ACCESS_TRANSFER_WRITE
+        self.barrier(
+            STAGE_COMPUTE | STAGE_TRANSFER, writes, STAGE_ALL | STAGE_HOST, _SHADER | _TRANSFER | ACCESS_HOST_READ
+        )
+
+    def copy_buffer(
+        self, source: Buffer, target: Buffer, size: int, source_offset: int = 0, target_offset: int = 0
+    ) -> None:
+        """Copy bytes; the two buffers are kept alive. Raises ``ValueError`` for a range outside either."""
+        for buffer, offset in ((source, source_offset), (target, target_offset)):
+            if size < 1 or offset < 0 or offset + size > buffer.size:
+                raise ValueError(
+                    f"{self.label}: {size} bytes at {offset} are outside {buffer.label!r} of {buffer.size}"
+                )
+        copy = self._copy
+        copy.srcOffset, copy.dstOffset, copy.size = source_offset, target_offset, size
+        self._fn.vkCmdCopyBuffer(self._ready(), source.raw, target.raw, 1, copy)
+        self._retained += (source, target)
+
+    def fill_buffer(self, target: Buffer, value: int = 0, offset: int = 0, size: int | None = None) -> None:
+        """Write a 32-bit ``value`` over ``size`` bytes (a multiple of 4; None: to the end)."""
+        size = target.size - offset & ~3 if size is None else size
+        if size < 4 or size % 4 or offset % 4 or offset < 0 or offset + size > target.size:
+            raise ValueError(
+                f"{self.label}: cannot fill {size} bytes at {offset} of {target.label!r} ({target.size} bytes)"
+            )
+        self._fn.vkCmdFillBuffer(self._ready(), target.raw, offset, size, value & 0xFFFFFFFF)
+        self._retained.append(target)
+
+    def reset_query_pool(self, pool: QueryPool, first: int = 0, count: int | None = None) -> None:
+        self._fn.vkCmdResetQueryPool(self._ready(), pool.raw, first, pool.count - first if count is None else count)
+        self._retained.append(pool)
+
+    def write_timestamp(self, pool: QueryPool, index: int, stage: int = STAGE_ALL) -> None:
+        """Note the time when the commands so far have passed ``stage``."""
+        if not 0 <= index < pool.count:
+            raise ValueError(f"{self.label}: query {index} of a pool of {pool.count}")
+        self._fn.vkCmdWriteTimestamp(self._ready(), stage, pool.raw, index)
+
+    def _before_retire(self) -> None:
+        self._retained = []
+        self._layout = None
+
+
+class QueryPool(Handle):
+    """``count`` timestamps. Raises ``ValueError`` where the queue has none."""
+
+    kind = "query_pool"
+
+    def __init__(self, device: Device, count: int, *, label: str = "query pool") -> None:
+        bits = device.family.timestamp_valid_bits
+        if not bits:
+            raise ValueError(f"{label}: queue family {device.queue_family} of {device.label} has no timestamps")
+        if count < 1:
+            raise ValueError(f"{label}: count is {count}, expected at least 1")
+        self.count = count
+        self._device = device
+        self._mask = (1 << bits) - 1
+        fn, device_raw = device.fn, device.raw
+        info = vk.make("VkQueryPoolCreateInfo", queryType=vk.VK_QUERY_TYPE_TIMESTAMP, queryCount=count)
+        out = vk.out("VkQueryPool")
+        vk.check(fn.vkCreateQueryPool(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreateQueryPool", label)
+        raw = out[0]
+        super().__init__(
+            raw,
+            parent=device,
+            destroy=lambda: fn.vkDestroyQueryPool(device_raw, raw, vk.ffi.NULL),
+            label=label,
+            reaper=device.reaper,
+        )
+
+    def reset(self) -> None:
+        """Reset all queries from the host (the GPU must not be using them)."""
+        self._device.fn.vkResetQueryPool(self._device.raw, self.raw, 0, self.count)
+
+    def results(self, first: int = 0, count: int | None = None, *, wait: bool = True) -> list[int] | None:
+        """Timestamps in ticks (see `nanoseconds`); None when ``wait`` is False and they are not all there yet."""
+        count = self.count - first if count is None else count
+        if first < 0 or count < 1 or first + count > self.count:
+            raise ValueError(f"{self.label}: queries {first} to {first + count} of a pool of {self.count}")
+        room = vk.ffi.new("uint64_t[]", count)
+        flags = vk.VK_QUERY_RESULT_64_BIT | (vk.VK_QUERY_RESULT_WAIT_BIT if wait else 0)
+        result = self._device.fn.vkGetQueryPoolResults(
+            self._device.raw, self.raw, first, count, 8 * count, room, 8, flags
+        )
+        if vk.check(result, "vkGetQueryPoolResults", self.label) == 1:  # VK_NOT_READY
+            return None
+        return [value & self._mask for value in room]
+
+    def nanoseconds(self, first: int, second: int) -> float:
+        """Time from one tick value to a later one; a counter that wrapped once between them is fine."""
+        return ((second - first) & self._mask) * self._device.capabilities.timestamp_period_ns

@@ -1,0 +1,377 @@
+"""The context that delegates share: instance, physical device, device, queue, timeline."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from gpu_shared import vk
+from gpu_shared.capabilities import FEATURE_NAMES, QUEUE_FLAGS, DeviceCapabilities
+from gpu_shared.commands import CommandPool
+from gpu_shared.compile_spec import DEFAULT_TOKEN, SharedGpuCompileSpec, SyncMode, parse_shared_gpu_compile_spec
+from gpu_shared.device import Device, Selector
+from gpu_shared.errors import ClosedError, ContextIncompatibleError, ForkedProcessError
+from gpu_shared.handles import logger
+from gpu_shared.instance import Instance, ValidationMessage
+from gpu_shared.lease import DelegateLease
+from gpu_shared.memory import HeapBudget, memory_budget
+from gpu_shared.resources import ResourceStore, SharedResource
+from gpu_shared.timeline import Timeline
+
+T = TypeVar("T")
+SpecLike = SharedGpuCompileSpec | Mapping[str, Any] | Iterable[Any] | None
+_tokens = itertools.count(1)
+
+
+def as_spec(spec: SpecLike) -> SharedGpuCompileSpec:
+    """A parsed spec from whatever a caller has: itself, compile specs, a mapping of options, or None (sharing
+    disabled).
+    """
+    return spec if isinstance(spec, SharedGpuCompileSpec) else parse_shared_gpu_compile_spec(spec)
+
+
+class SharedGpuContext:
+    """What delegates share: made by `create`, or by `from_handles` around an application's own Vulkan objects.
+
+    Delegates hold it strongly (through `lease`), the registry weakly. When its last holder lets go, it is torn down
+    in order: the GPU is waited for, then whatever it owns is destroyed: instance, device and timeline semaphore by a
+    flag each.
+
+    `close` says that no new user may come. While leases or shared resources live it is deferred: the context is invalid
+    at once (the registry forgets it, `lease` refuses), and is torn down when the last of them ends.
+
+    Thread-safe. In a forked child every use raises `ForkedProcessError`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        timeline: Timeline,
+        *,
+        token: str = DEFAULT_TOKEN,
+        group_id: int = 0,
+        sync_mode: SyncMode | str = SyncMode.TIMELINE,
+    ) -> None:
+        """Prefer `create` and `from_handles`; this takes a device and a timeline over."""
+        self.token, self.group_id = token, group_id
+        self.sync_mode = SyncMode(sync_mode)
+        self._device, self._timeline = device, timeline
+        self._owns_timeline = True
+        self._generation = vk.generation
+        self._lock = threading.RLock()  # re-entrant: finalisers of users may run while it is held
+        self._users: dict[int, str] = {}
+        self._resources = ResourceStore()
+        self._closing = self._closed = False
+        logger.debug("context %s: %s, queue family %d", self.label, device.label, device.queue_family)
+
+    # ---- making ----
+
+    @classmethod
+    def create(
+        cls,
+        spec: SpecLike = None,
+        *,
+        device: Selector = None,
+        app_name: str = "gpu_shared",
+        extra_instance_layers: Sequence[str] = (),
+        extra_instance_extensions: Sequence[str] = (),
+        extra_device_extensions: Sequence[str] = (),
+        feature_structs: Sequence[vk.Struct] = (),
+        queue_family: int | str | None = None,
+        validation: bool | None = None,
+    ) -> SharedGpuContext:
+        """Make instance, device and timeline, all owned.
+
+        ``spec`` names the context (token, group, sync mode); it is not registered here. ``device`` chooses as in
+        `gpu_shared.instance.select_device`. Raises `DriverNotFoundError`, `DeviceNotFoundError`,
+        `ContextIncompatibleError`, `GpuError`; nothing is left behind then.
+        """
+        parsed = as_spec(spec)
+        instance = Instance(
+            app_name, layers=extra_instance_layers, extensions=extra_instance_extensions, validation=validation
+        )
+        try:
+            made = Device(
+                instance,
+                device,
+                extensions=extra_device_extensions,
+                feature_structs=feature_structs,
+                queue_family=queue_family,
+            )
+            return cls(made, Timeline(made), token=parsed.token, group_id=parsed.group_id, sync_mode=parsed.sync_mode)
+        except BaseException:
+            instance.close()
+            raise
+
+    @classmethod
+    def from_handles(
+        cls,
+        *,
+        instance: Any,
+        physical_device: Any,
+        device: Any,
+        queue: Any,
+        queue_family_index: int,
+        extensions: Iterable[str],
+        features: Iterable[str],
+        timeline_semaphore: Any = None,
+        owns_instance: bool = False,
+        owns_device: bool = False,
+        owns_timeline_semaphore: bool = False,
+        token: str = DEFAULT_TOKEN,
+        group_id: int = 0,
+        sync_mode: SyncMode | str = SyncMode.TIMELINE,
+    ) -> SharedGpuContext:
+        """Wrap handles that the application made (int, ctypes or cffi; API 1.3), owned by separate flags.
+
+        ``extensions`` and ``features`` are what the application switched on at vkCreateDevice (features by Vulkan's
+        field names or ours, see `gpu_shared.capabilities.FEATURE_NAMES`). Without ``timeline_semaphore`` the context
+        makes and owns one; with it, only the context may signal it from then on. The application keeps the handles
+        alive while the context lives, and holds `with_locked_queue` around its own submits to the same queue.
+
+        Raises ``ValueError`` for null handles, `ContextIncompatibleError` naming the features or queue flags that the
+        runtime misses.
+        """
+        spec = SharedGpuCompileSpec(token=token, group_id=group_id, sync_mode=sync_mode)  # type: ignore[arg-type]  # checks them
+        wrapped = Instance.borrow(instance, owned=owns_instance)
+        try:
+            made = Device.borrow(
+                wrapped,
+                physical_device=physical_device,
+                device=device,
+                queue=queue,
+                queue_family=queue_family_index,
+                extensions=extensions,
+                features=features,
+                owned=owns_device,
+            )
+        except BaseException:
+            wrapped._native.destroy = None  # a refused context owns nothing: the application keeps its instance
+            wrapped.close()
+            raise
+        try:
+            timeline = (
+                Timeline(made)
+                if timeline_semaphore is None
+                else Timeline(made, borrowed=timeline_semaphore, owned=owns_timeline_semaphore)
+            )
+        except BaseException:
+            made._native.destroy = wrapped._native.destroy = None
+            wrapped.close()
+            raise
+        context = cls(made, timeline, token=spec.token, group_id=spec.group_id, sync_mode=spec.sync_mode)
+        context._owns_timeline = timeline_semaphore is None or owns_timeline_semaphore
+        return context
+
+    # ---- what it is ----
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.token, self.group_id)
+
+    @property
+    def label(self) -> str:
+        return f"{self.token}:{self.group_id}"
+
+    @property
+    def owns_instance(self) -> bool:
+        return self._device.instance.owned
+
+    @property
+    def owns_device(self) -> bool:
+        return self._device.owned
+
+    @property
+    def owns_timeline_semaphore(self) -> bool:
+        return self._owns_timeline
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether new users may come: not closed or closing, not another process's, the device not lost."""
+        return not (self._closing or self._generation != vk.generation or self._device.closed or self._timeline.lost)
+
+    @property
+    def forked(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._generation != vk.generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been torn down (a deferred `close` has not)."""
+        return self._closed
+
+    def check_usable(self) -> None:
+        if self._generation != vk.generation:
+            raise ForkedProcessError(f"context {self.label}")
+        if self._closed:
+            raise ClosedError(f"context {self.label}")
+
+    @property
+    def instance(self) -> Instance:
+        self.check_usable()
+        return self._device.instance
+
+    @property
+    def device(self) -> Device:
+        self.check_usable()
+        return self._device
+
+    @property
+    def physical_device(self) -> Any:
+        """The raw VkPhysicalDevice."""
+        return self.device.physical_device
+
+    @property
+    def queue(self) -> Any:
+        """The raw VkQueue; submit to it only within `with_locked_queue`."""
+        return self.device.queue
+
+    @property
+    def queue_family_index(self) -> int:
+        return self.device.queue_family
+
+    @property
+    def timeline(self) -> Timeline:
+        self.check_usable()
+        return self._timeline
+
+    @property
+    def capabilities(self) -> DeviceCapabilities:
+        return self._device.capabilities
+
+    @property
+    def enabled_extensions(self) -> frozenset[str]:
+        """The device extensions that are on."""
+        return self._device.extensions
+
+    @property
+    def validation_messages(self) -> list[ValidationMessage]:
+        """What the validation layers said on this context's instance."""
+        return list(self._device.instance.messages)
+
+    def has_extension(self, name: str) -> bool:
+        """Whether the device extension is on."""
+        return name in self._device.extensions
+
+    def require(
+        self, extensions: Iterable[str] = (), features: Iterable[str] = (), queue_flags: Iterable[str] = ()
+    ) -> None:
+        """Raise `ContextIncompatibleError` saying exactly which device extensions, features and queue flags are
+        missing.
+
+        ``features`` are names of `gpu_shared.capabilities.FEATURE_NAMES`, ``queue_flags`` of `QUEUE_FLAGS`; others
+        raise ``ValueError``.
+        """
+        self.check_usable()
+        wanted_features, wanted_flags = frozenset(features), frozenset(queue_flags)
+        for got, known in ((wanted_features, FEATURE_NAMES), (wanted_flags, frozenset(QUEUE_FLAGS))):
+            if got - known:
+                raise ValueError(f"unknown {sorted(got - known)}, expected names of {sorted(known)}")
+        missing_extensions = frozenset(extensions) - self._device.extensions
+        missing_features = wanted_features - self._device.features
+        missing_flags = wanted_flags - self._device.family.flags
+        if missing_extensions or missing_features or missing_flags:
+            raise ContextIncompatibleError(
+                f"context {self.label} on {self._device.label}",
+                extensions=missing_extensions,
+                features=missing_features,
+                queue_flags=missing_flags,
+                hint="create the context with them (the delegate that needs most first), or use another token or group",
+            )
+
+    def memory_budget(self) -> tuple[HeapBudget, ...]:
+        return memory_budget(self.device)
+
+    # ---- using it ----
+
+    def create_command_pool(self, *, label: str = "command pool") -> CommandPool:
+        """A command pool for one delegate: pools are never shared, they are for one thread at a time."""
+        return CommandPool(self.device, label=label)
+
+    def lease(self, name: str, sync_mode: SyncMode | str | None = None) -> DelegateLease:
+        """A delegate's stay on this context. ``sync_mode`` defaults to the context's."""
+        return DelegateLease(self, name, self.sync_mode if sync_mode is None else SyncMode(sync_mode))
+
+    @contextlib.contextmanager
+    def with_locked_queue(self) -> Iterator[Any]:
+        """Hold the queue (re-entrant) and get the raw VkQueue: ``with context.with_locked_queue() as queue: ...``."""
+        device = self.device
+        with device.queue_lock:
+            yield device.queue
+
+    def wait_idle(self) -> None:
+        """Wait until the queue is idle. Raises `DeviceLostError`."""
+        self.device.wait_idle()
+
+    def shared_resource(self, key: Hashable, factory: Callable[[], T]) -> SharedResource[T]:
+        """The context's one object under ``key``, made by ``factory`` for the first user; each user gets its own
+        reference.
+
+        Different keys are made in parallel. When ``factory`` fails nothing stays, and all who waited get its error.
+        When the last reference is released the object's ``close()``, where it has one, is called. The object must not
+        refer to the context itself (to its device it may), or only the cycle collector could end both.
+        """
+        self._check_open()
+        entry = self._resources.acquire(key, factory)
+        try:
+            return SharedResource(self, entry)
+        except BaseException:
+            self._resources.drop(entry)
+            raise
+
+    # ---- users and closing ----
+
+    def _check_open(self) -> None:
+        self.check_usable()
+        if self._closing:
+            raise ClosedError(f"context {self.label}")
+
+    def _add_user(self, what: str) -> int:
+        token = next(_tokens)
+        with self._lock:
+            self._check_open()
+            self._users[token] = what
+        return token
+
+    def _remove_user(self, token: int) -> None:
+        with self._lock:
+            self._users.pop(token, None)
+            last = self._closing and not self._users and not self._closed
+            if last:
+                self._closed = True
+        if last:
+            self._tear_down()
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Names of the leases and shared resources that are alive."""
+        return tuple(self._users.values())
+
+    def close(self) -> None:
+        """Let no new user in; tear down now, or when the last lease and shared resource end. Idempotent.
+
+        In a forked child it does nothing: the objects are the parent's.
+        """
+        if self._generation != vk.generation:
+            return
+        with self._lock:
+            self._closing = True
+        self._remove_user(0)
+
+    def _tear_down(self) -> None:
+        logger.debug("context %s: closed", self.label)
+        self._device.instance.close()  # and its children, the device and all that is on it
+
+    def __enter__(self) -> SharedGpuContext:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self._closed else " closing" if self._closing else ""
+        return f"<SharedGpuContext {self.label} on {self._device.label!r}{state}>"

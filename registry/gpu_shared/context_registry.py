@@ -1,0 +1,222 @@
+"""The process-wide registry by which delegates find one another's context."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from gpu_shared.compile_spec import ContextMode, SharedGpuCompileSpec
+from gpu_shared.errors import ContextExistsError, ContextNotFoundError, ForkedProcessError
+from gpu_shared.once import InFlight
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext
+
+Key = tuple[str, int]
+KeyLike = SharedGpuCompileSpec | Key
+CreateFunction = Callable[[], "SharedGpuContext"]
+
+
+class SharedGpuContextRegistry:
+    """Contexts by ``(token, group_id)``, held weakly: delegates hold them strongly, so the last user's end destroys
+    the device.
+
+    A context that is gone, closed or lost is a stale entry: it is erased when it is met. Thread-safe; no lock is held
+    while a context is being made, so different keys are made in parallel. A creation that fails leaves nothing
+    behind: the threads that waited for it get the same error, and the next call tries anew.
+    """
+
+    _instance: ClassVar[SharedGpuContextRegistry | None] = None
+    _instance_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        """A registry of its own, for tests; everyone else uses `get`."""
+        self._lock = threading.Lock()
+        self._contexts: dict[Key, weakref.ref[SharedGpuContext]] = {}
+        self._creating: dict[Key, InFlight[SharedGpuContext]] = {}
+
+    @classmethod
+    def get(cls) -> SharedGpuContextRegistry:
+        """The process's registry."""
+        if cls._instance is None:
+            with cls._instance_lock:
+                if cls._instance is None:
+                    cls._instance = cls()
+        return cls._instance
+
+    def lookup(self, spec: KeyLike) -> SharedGpuContext | None:
+        """The live context of this key, or None. Raises `ForkedProcessError` when it is a parent process's."""
+        with self._lock:
+            return self._find(_key(spec))
+
+    def lookup_or_create(self, spec: KeyLike, create_fn: CreateFunction) -> SharedGpuContext:
+        """The live context of this key, else the one that ``create_fn`` makes: racing threads create once and share it.
+
+        A failed creation raises its error in every thread that waited. ``create_fn`` must not ask for its own key
+        (``RuntimeError``).
+        """
+        return self._create(_key(spec), create_fn, reuse=True)
+
+    def create(self, spec: KeyLike, create_fn: CreateFunction) -> SharedGpuContext:
+        """Make and register a context (mode ``create_only``). Raises `ContextExistsError`, before creating, when the
+        key has one.
+        """
+        return self._create(_key(spec), create_fn, reuse=False)
+
+    def register_context(self, spec: KeyLike | None, context: SharedGpuContext) -> None:
+        """Register a context that the application made; None takes the context's own key. The application holds it
+        strongly.
+
+        Raises `ContextExistsError` when the key has a live context or one is being made; ``ValueError`` for a context
+        that is closed.
+        """
+        key = context.key if spec is None else _key(spec)
+        _check_made(context, key)
+        with self._lock:
+            if self._find(key) is not None or key in self._creating:
+                raise ContextExistsError(*key)
+            self._contexts[key] = weakref.ref(context)
+
+    def unregister_context(self, spec: KeyLike) -> SharedGpuContext:
+        """Take a context back: new delegates no longer find it, those that hold it keep it. Raises
+        `ContextNotFoundError`.
+        """
+        key = _key(spec)
+        with self._lock:
+            context = self._find(key)
+            if context is None:
+                raise ContextNotFoundError(*key)
+            del self._contexts[key]
+            return context
+
+    def resolve(
+        self,
+        spec: SharedGpuCompileSpec,
+        create_fn: CreateFunction | None = None,
+        *,
+        extensions: Iterable[str] = (),
+        features: Iterable[str] = (),
+        queue_flags: Iterable[str] = (),
+    ) -> SharedGpuContext:
+        """The context that a delegate's spec asks for, in any mode, with what the delegate needs.
+
+        ``create_fn`` defaults to `SharedGpuContext.create` with the spec and ``extensions``. ``disabled`` makes a
+        private context that no one else finds.
+
+        Raises `ContextNotFoundError` (``lookup_only``), `ContextExistsError` (``create_only``),
+        `ContextIncompatibleError` saying what a found context's device misses, and whatever ``create_fn`` raises.
+        """
+        extensions = tuple(extensions)
+        if create_fn is None:
+            from gpu_shared.context import SharedGpuContext  # loads cffi: only when a context is really made
+
+            def make() -> SharedGpuContext:
+                return SharedGpuContext.create(spec, extra_device_extensions=extensions)
+
+            create_fn = make
+        if spec.mode is ContextMode.DISABLED:
+            context = create_fn()
+            _check_made(context, spec.key)
+        elif spec.mode is ContextMode.LOOKUP_ONLY:
+            found = self.lookup(spec)
+            if found is None:
+                raise ContextNotFoundError(*spec.key)
+            context = found
+        elif spec.mode is ContextMode.LOOKUP_OR_CREATE:
+            context = self.lookup_or_create(spec, create_fn)
+        else:
+            context = self.create(spec, create_fn)
+        context.require(extensions=extensions, features=features, queue_flags=queue_flags)
+        return context
+
+    def keys(self) -> list[Key]:
+        """Keys of the live contexts."""
+        with self._lock:
+            return [key for key in list(self._contexts) if self._find(key) is not None]
+
+    def clear_for_testing(self) -> None:
+        """Forget all entries; contexts that someone holds live on."""
+        with self._lock:
+            self._contexts.clear()
+
+    def _find(self, key: Key) -> SharedGpuContext | None:
+        """The live context of the key; erases a stale entry. Called with the lock held."""
+        reference = self._contexts.get(key)
+        if reference is None:
+            return None
+        context = reference()
+        if context is not None and context.forked:
+            raise ForkedProcessError(f"context {key[0]}:{key[1]}")
+        if context is None or not context.is_valid:
+            del self._contexts[key]
+            return None
+        return context
+
+    def _create(self, key: Key, create_fn: CreateFunction, reuse: bool) -> SharedGpuContext:
+        while True:
+            with self._lock:
+                found = self._find(key)
+                if found is not None:
+                    if reuse:
+                        return found
+                    raise ContextExistsError(*key)
+                others = self._creating.get(key)
+                if others is None:
+                    making = self._creating[key] = InFlight(f"the context {key[0]}:{key[1]}")
+                    break
+            others.check_not_maker()
+            try:
+                made = others.result()
+            except BaseException:
+                if reuse:
+                    raise
+            else:
+                if reuse and made.is_valid:
+                    return made
+            # create_only goes on to see what there is now; a context that was closed meanwhile is stale
+        try:
+            context = create_fn()
+            _check_made(context, key)
+        except BaseException as error:
+            with self._lock:
+                del self._creating[key]
+            making.failed(error)
+            raise
+        with self._lock:
+            self._contexts[key] = weakref.ref(context)
+            del self._creating[key]
+        making.done(context)
+        return context
+
+    def _after_fork_in_child(self) -> None:
+        # the lock may have been held by a thread that does not exist here
+        self._lock = threading.Lock()
+        self._creating = {}
+
+
+def _key(spec: KeyLike) -> Key:
+    if isinstance(spec, SharedGpuCompileSpec):
+        return spec.key
+    if isinstance(spec, tuple) and len(spec) == 2:
+        return SharedGpuCompileSpec(token=spec[0], group_id=spec[1]).key
+    raise TypeError(f"got {spec!r}, expected a SharedGpuCompileSpec or a key (token, group_id)")
+
+
+def _check_made(context: SharedGpuContext, key: Key) -> None:
+    if not hasattr(context, "is_valid"):
+        raise TypeError(f"the context for {key[0]}:{key[1]} is {context!r}, expected a SharedGpuContext")
+    if not context.is_valid:
+        raise ValueError(f"the context for {key[0]}:{key[1]} is closed, lost or another process's")
+
+
+def _after_fork_in_child() -> None:
+    SharedGpuContextRegistry._instance_lock = threading.Lock()
+    if SharedGpuContextRegistry._instance is not None:
+        SharedGpuContextRegistry._instance._after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,313 @@
+"""A logical device with one compute queue, made here or borrowed from the application."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gpu_shared import query, vk
+from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
+from gpu_shared.errors import ContextIncompatibleError, DeviceLostError, DeviceNotFoundError
+from gpu_shared.handles import Handle, Native, Reaper, logger
+from gpu_shared.instance import Instance, select_device
+
+Selector = int | str | DeviceInfo | DeviceCapabilities | None
+
+
+class QueueLock:
+    """The re-entrant lock of one VkQueue (external synchronisation is the caller's duty in Vulkan)."""
+
+    __slots__ = ("__weakref__", "_lock", "acquire", "release")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> QueueLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+#: one lock a queue in the process, so that two contexts borrowing one queue exclude each other
+_queue_locks: weakref.WeakValueDictionary[int, QueueLock] = weakref.WeakValueDictionary()
+_queue_locks_guard = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _queue_locks, _queue_locks_guard
+    _queue_locks, _queue_locks_guard = weakref.WeakValueDictionary(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _lock_of(queue: Any) -> QueueLock:
+    key = int(vk.ffi.cast("uintptr_t", queue))
+    with _queue_locks_guard:
+        lock = _queue_locks.get(key)
+        if lock is None:
+            lock = _queue_locks[key] = QueueLock()
+        return lock
+
+
+class Device(Handle):
+    """A VkDevice with every feature on that the runtime knows and the hardware has.
+
+    ``select`` chooses the physical device (see `select_device`); ``extensions`` are switched on besides those in
+    `query.WANTED_EXTENSIONS`, ``feature_structs`` (`vk.Struct`) join the ``pNext`` chain for features the runtime
+    does not know. ``queue_family`` is None (the first with compute), ``"dedicated"`` (compute without graphics) or an
+    index.
+
+    Raises `DeviceNotFoundError`, `ContextIncompatibleError` naming what the device misses, `GpuError`.
+
+    ``fn`` holds its functions, ``queue`` the raw VkQueue, guarded by ``queue_lock``; ``capabilities`` says what is on.
+    """
+
+    kind = "device"
+
+    instance: Instance
+    physical_device: Any  #: raw VkPhysicalDevice
+    fn: vk.Functions
+    reaper: Reaper
+    queue: Any  #: raw VkQueue
+    queue_family: int
+    queue_lock: QueueLock
+    capabilities: DeviceCapabilities
+    owned: bool
+
+    def __init__(
+        self,
+        instance: Instance,
+        select: Selector = None,
+        *,
+        extensions: Sequence[str] = (),
+        feature_structs: Sequence[vk.Struct] = (),
+        queue_family: int | str | None = None,
+        label: str = "",
+    ) -> None:
+        info = select_device(instance.devices(), select)
+        offered = info.capabilities
+        physical = instance.physical_devices()[offered.index]
+        missing = [name for name in extensions if name not in offered.extensions]
+        if missing:
+            raise ContextIncompatibleError(
+                offered.name, extensions=missing, hint="another driver, or a layer, may have them"
+            )
+        family = _choose_family(offered, queue_family)
+        enabled = list(
+            dict.fromkeys([*extensions, *(name for name in query.WANTED_EXTENSIONS if name in offered.extensions)])
+        )
+        features, _ = query.feature_chain(offered.api_version, frozenset(enabled), offered.features)
+        queue_info = vk.make("VkDeviceQueueCreateInfo", queueFamilyIndex=family, queueCount=1, pQueuePriorities=[1.0])
+        create = vk.make(
+            "VkDeviceCreateInfo",
+            pNext=vk.chain(*feature_structs, features) if feature_structs else features,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=[queue_info],
+            enabledExtensionCount=len(enabled),
+            ppEnabledExtensionNames=enabled,
+        )
+        out = vk.out("VkDevice")
+        vk.check(instance.fn.vkCreateDevice(physical, create.ptr, vk.ffi.NULL, out), "vkCreateDevice", offered.name)
+        queue = vk.out("VkQueue")
+        raw = out[0]
+        vk.device_functions(raw).vkGetDeviceQueue(raw, family, 0, queue)
+        self._setup(
+            instance,
+            physical,
+            raw,
+            queue[0],
+            family,
+            offered.restricted_to(enabled, offered.features),
+            owned=True,
+            label=label,
+        )
+
+    @classmethod
+    def borrow(
+        cls,
+        instance: Instance,
+        *,
+        physical_device: Any,
+        device: Any,
+        queue: Any,
+        queue_family: int,
+        extensions: Iterable[str],
+        features: Iterable[str],
+        owned: bool = False,
+        label: str = "",
+    ) -> Device:
+        """Wrap an application's device (handles as int, ctypes or cffi).
+
+        ``extensions`` and ``features`` are what the application switched on (features by the names of
+        `capabilities.FEATURE_NAMES` or by Vulkan's field names). The device is destroyed at the end only when
+        ``owned``. Raises ``ValueError`` for a null handle or a queue family that is not there,
+        `ContextIncompatibleError` when the runtime's required features are not on.
+        """
+        physical = vk.handle("VkPhysicalDevice", physical_device)
+        raw, raw_queue = vk.handle("VkDevice", device), vk.handle("VkQueue", queue)
+        if isinstance(extensions, str):
+            raise TypeError(f"extensions is the text {extensions!r}, expected a collection of names")
+        offered = query.capabilities(instance.fn, physical)
+        if not 0 <= queue_family < len(offered.queue_families):
+            raise ValueError(
+                f"queue_family is {queue_family}; {offered.name} has {len(offered.queue_families)} families"
+            )
+        on = query.feature_names(features)
+        missing = REQUIRED_FEATURES - on
+        flags = offered.queue_families[queue_family].flags
+        if missing or "compute" not in flags:
+            raise ContextIncompatibleError(
+                label or offered.name,
+                features=missing,
+                queue_flags=() if "compute" in flags else ("compute",),
+                hint="enable the features at vkCreateDevice and name them in features=" if missing else "",
+            )
+        self = cls.__new__(cls)
+        self._setup(
+            instance,
+            physical,
+            raw,
+            raw_queue,
+            queue_family,
+            offered.restricted_to(extensions, on | query.PROPERTY_FEATURES),
+            owned=owned,
+            label=label,
+        )
+        return self
+
+    def _setup(
+        self,
+        instance: Instance,
+        physical: Any,
+        raw: Any,
+        queue: Any,
+        family: int,
+        capabilities: DeviceCapabilities,
+        *,
+        owned: bool,
+        label: str,
+    ) -> None:
+        fn = vk.device_functions(raw, capabilities.name)
+        reaper, lock = Reaper(), _lock_of(queue)
+
+        def wait_idle() -> None:
+            with lock:
+                # a borrowed device has queues that are not ours to wait for
+                result = fn.vkDeviceWaitIdle(raw) if owned else fn.vkQueueWaitIdle(queue)
+            if result < 0:
+                logger.warning("%s: waiting before closing: %s", capabilities.name, vk.result_name(result))
+
+        destroy = (lambda: fn.vkDestroyDevice(raw, vk.ffi.NULL)) if owned else None
+        super().__init__(raw, parent=instance, destroy=destroy, label=label or capabilities.name)
+        # the plain finaliser would not wait for the GPU
+        siblings, serial = self._finalizer.detach()[2][1:]
+        self._finalizer = weakref.finalize(self, _finish, self._native, siblings, serial, reaper, wait_idle)
+        self.instance = instance
+        self.physical_device = physical
+        self.fn = fn
+        self.reaper = reaper
+        self.queue = queue
+        self.queue_family = family
+        self.queue_lock = lock
+        self.capabilities = capabilities
+        self.owned = owned
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """Names of the device extensions that are on."""
+        return self.capabilities.extensions
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Names of the features that are on (see `capabilities.FEATURE_NAMES`)."""
+        return self.capabilities.features
+
+    @property
+    def family(self) -> Any:
+        """The queue's family (`QueueFamily`)."""
+        return self.capabilities.queue_families[self.queue_family]
+
+    def collect(self) -> int:
+        """Destroy what was closed or collected and the GPU is done with; returns how many objects."""
+        self.check_usable()
+        return self.reaper.collect()
+
+    def wait_idle(self) -> None:
+        """Wait for the queue, then destroy what is due. Raises `DeviceLostError`."""
+        self.check_usable()
+        try:
+            with self.queue_lock:
+                vk.check(self.fn.vkQueueWaitIdle(self.queue), "vkQueueWaitIdle", self.label)
+        except DeviceLostError as error:
+            self.reaper.mark_lost(error)
+            raise
+        self.reaper.collect()
+
+    def set_name(self, object_type: int, raw: Any, label: str) -> None:
+        """Give a raw object a name that validation messages and debuggers show (nothing without debug utils)."""
+        if not self.instance.debug_names:
+            return
+        info = vk.make(
+            "VkDebugUtilsObjectNameInfoEXT",
+            objectType=object_type,
+            objectHandle=int(vk.ffi.cast("uintptr_t", raw)),
+            pObjectName=label,
+        )
+        self.instance.fn.vkSetDebugUtilsObjectNameEXT(self.raw, info.ptr)
+
+    def close(self) -> None:
+        """Close everything made on the device, wait for the GPU, destroy the device. Idempotent.
+
+        Where a numpy array still lies on a mapped buffer, the device is destroyed when the last such array goes.
+        """
+        if self._generation != vk.generation:
+            super().close()
+            return
+        finalizer = self._finalizer.detach()
+        if finalizer is None:
+            return
+        self._closed = True
+        self._close_children()
+        _finish(*finalizer[2])
+
+
+def _finish(
+    native: Native, siblings: dict[int, Any] | None, serial: int, reaper: Reaper, wait_idle: Callable[[], None]
+) -> None:
+    """The end of a device: also the finaliser, when no Python object refers to it any more."""
+    if siblings is not None:
+        siblings.pop(serial, None)
+    if native.generation != vk.generation:
+        return
+    wait_idle()
+    reaper.finished = True
+    reaper.collect()
+    native.retire()
+
+
+def _choose_family(capabilities: DeviceCapabilities, wanted: int | str | None) -> int:
+    compute = [family for family in capabilities.queue_families if "compute" in family.flags]
+    if wanted is None:
+        chosen = compute
+    elif wanted == "dedicated":
+        chosen = [family for family in compute if "graphics" not in family.flags]
+    elif isinstance(wanted, int) and not isinstance(wanted, bool):
+        chosen = [family for family in compute if family.index == wanted]
+    else:
+        raise ValueError(f"queue_family is {wanted!r}, expected None, 'dedicated' or an index")
+    if not chosen:
+        there = "; ".join(f"{f.index}: {', '.join(sorted(f.flags))}" for f in capabilities.queue_families)
+        raise DeviceNotFoundError(
+            "choosing a queue family",
+            label=capabilities.name,
+            hint=f"none is {wanted!r} with compute; families: {there}",
+        )
+    return chosen[0].index

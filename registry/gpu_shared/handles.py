@@ -1,0 +1,275 @@
+"""The base of every GPU object: parents, closing, garbage collection, live counts.
+
+An object is two things. The `Handle` is what Python code holds: it refers strongly to its parent, so that a device
+outlives what was made on it, and knows its children weakly, so that closing a parent closes them first. Behind it a
+`Native` stands for the Vulkan object itself. Natives form a tree of their own, because garbage collection may
+finalise a cycle in any order: a native is destroyed only when it is retired, when every timeline has passed the last
+submit that could use it, and when its own children are gone.
+
+Closing (and garbage collection, the safety net) retires a native. Retiring only appends to the device's queue of
+retired natives, which is safe in a finaliser; `Reaper.collect` destroys what is due. It runs at each close and each
+submit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ClassVar, Protocol
+
+from gpu_shared import vk
+from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
+
+logger = logging.getLogger("gpu_shared")
+
+_serials = itertools.count()
+#: natives that exist; set operations on it are single steps, so no lock is needed (and a finaliser must take none)
+_live: set[Native] = set()
+_tree_lock = threading.RLock()  # re-entrant: a finaliser may run inside a section that holds it
+
+
+def _after_fork_in_child() -> None:
+    global _tree_lock
+    _tree_lock = threading.RLock()
+    _live.clear()  # they are the parent's
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def live_counts() -> dict[str, int]:
+    """How many Vulkan objects of each kind exist in this process (made here and not yet destroyed), for leak tests."""
+    return dict(sorted(Counter(native.kind for native in list(_live)).items()))
+
+
+class Progress(Protocol):
+    """What the reaper asks of a timeline."""
+
+    submitted: int
+    lost: DeviceLostError | None
+
+    def passed(self, value: int) -> bool: ...
+
+
+class Native:
+    """A Vulkan object in the destruction order. ``destroy`` must not refer to the `Handle`."""
+
+    __slots__ = ("__weakref__", "children", "dead", "destroy", "generation", "kind", "parent", "reaper", "waiting")
+
+    def __init__(
+        self,
+        kind: str,
+        destroy: Callable[[], None] | None,
+        parent: Native | None,
+        reaper: Reaper | None,
+        *,
+        counted: bool = True,
+    ) -> None:
+        self.kind, self.destroy, self.parent, self.reaper = kind, destroy, parent, reaper
+        self.children: set[Native] = set()
+        self.waiting = self.dead = False
+        self.generation = vk.generation
+        if parent is not None:
+            parent.children.add(self)
+        if counted and destroy is not None:
+            _live.add(self)
+
+    def retire(self) -> None:
+        """Hand over for destruction. Callable from a finaliser: it takes no lock that others hold for long."""
+        if self.generation != vk.generation or sys.is_finalizing():
+            return  # the parent process's object, or the interpreter is being torn down
+        if self.reaper is None:
+            self.bury()
+        else:
+            self.reaper.retire(self)
+
+    def bury(self) -> None:
+        """Destroy now, or when the last child has gone."""
+        with _tree_lock:
+            if self.dead:
+                return
+            if self.children:
+                self.waiting = True
+                return
+            self.dead = True
+        destroy, self.destroy = self.destroy, None
+        try:
+            if destroy is not None:
+                destroy()
+        finally:
+            _live.discard(self)
+            parent = self.parent
+            if parent is not None:
+                with _tree_lock:
+                    parent.children.discard(self)
+                    due = parent.waiting and not parent.children
+                if due:
+                    parent.bury()
+
+
+class Reaper:
+    """A device's queue of retired natives, each with the timeline values that must pass before its destruction."""
+
+    def __init__(self) -> None:
+        self.timelines: tuple[Progress, ...] = ()
+        self.retired: deque[tuple[tuple[tuple[Progress, int], ...], Native]] = deque()
+        self.lock = threading.RLock()
+        self.finished = False  # the device is idle for good: nothing needs to be waited for
+
+    def add_timeline(self, timeline: Progress) -> None:
+        with self.lock:
+            self.timelines = (*self.timelines, timeline)
+
+    def remove_timeline(self, timeline: Progress) -> None:
+        with self.lock:
+            self.timelines = tuple(t for t in self.timelines if t is not timeline)
+
+    def mark_lost(self, error: DeviceLostError) -> None:
+        """The device stopped: every timeline on it fails from now on, and nothing needs to be waited for."""
+        for timeline in self.timelines:
+            if timeline.lost is None:
+                timeline.lost = error
+
+    def retire(self, native: Native) -> None:
+        self.retired.append((tuple((t, t.submitted) for t in self.timelines), native))
+        if self.finished:
+            self.collect(block=False)
+
+    def collect(self, block: bool = True) -> int:
+        """Destroy what is due; returns how many. With ``block=False`` it leaves the work to a thread that is already
+        at it.
+        """
+        total = 0
+        while self.retired:
+            if not self.lock.acquire(blocking=block):
+                break
+            try:
+                done = self._destroy_due()
+            finally:
+                self.lock.release()
+            total += done
+            # once finished, look again after the release: another thread may have appended and found the lock taken
+            if not done and not self.finished:
+                break
+        return total
+
+    def _destroy_due(self) -> int:
+        count = 0
+        while self.retired:
+            values, native = self.retired[0]
+            if not self.finished and not all(timeline.passed(value) for timeline, value in values):
+                break  # in order of retirement: later ones wait for no less
+            self.retired.popleft()
+            native.bury()
+            count += 1
+        return count
+
+
+class Handle:
+    """Base of GPU objects: ``raw``, ``label``, ``close()``, usable in ``with``.
+
+    ``close`` is idempotent and safe at any time: children close first, and the Vulkan object is destroyed when the
+    GPU is done with the submits that could use it. After it, any use raises `ClosedError`; in a forked child any use
+    raises `ForkedProcessError` (and ``close`` does nothing).
+    """
+
+    kind: ClassVar[str] = "object"
+    _native: Native
+    _finalizer: Any  #: weakref.finalize; a subclass may put another in its place
+
+    def __init__(
+        self,
+        raw: Any,
+        *,
+        parent: Handle | None,
+        destroy: Callable[[], None] | None,
+        label: str = "",
+        reaper: Reaper | None = None,
+    ) -> None:
+        self._raw = raw
+        self.parent = parent
+        self.label = label or self.kind
+        self._closed = False
+        self._generation = vk.generation
+        self._children: dict[int, weakref.ref[Handle]] = {}
+        self._native = Native(self.kind, destroy, parent._native if parent is not None else None, reaper)
+        siblings, serial = (parent._children, next(_serials)) if parent is not None else (None, 0)
+        if siblings is not None:
+            siblings[serial] = weakref.ref(self)
+        self._finalizer = weakref.finalize(self, _finalize, self._native, siblings, serial)
+
+    @property
+    def raw(self) -> Any:
+        """The Vulkan handle (cffi). Raises `ClosedError` or `ForkedProcessError`."""
+        if self._closed or self._generation != vk.generation:
+            self.check_usable()
+        return self._raw
+
+    @property
+    def raw_int(self) -> int:
+        """The Vulkan handle as an integer, to pass to another library."""
+        return int(vk.ffi.cast("uintptr_t", self.raw))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def check_usable(self) -> None:
+        """Raise `ForkedProcessError` or `ClosedError` when the object may not be used."""
+        if self._generation != vk.generation:
+            raise ForkedProcessError(self.label)
+        if self._closed:
+            raise ClosedError(self.label)
+
+    def close(self) -> None:
+        """Destroy the object, its children first, as soon as the GPU is done with it. Idempotent."""
+        if self._generation != vk.generation:
+            self._closed = True
+            self._finalizer.detach()
+            return
+        finalizer = self._finalizer.detach()
+        if finalizer is None:  # closed already, or another thread is at it
+            return
+        self._closed = True
+        self._close_children()
+        self._before_retire()
+        _, _, (native, siblings, serial), _ = finalizer
+        _finalize(native, siblings, serial)
+        if native.reaper is not None:
+            native.reaper.collect()
+
+    def _close_children(self) -> None:
+        for serial in sorted(self._children, reverse=True):
+            reference = self._children.get(serial)
+            child = reference() if reference is not None else None
+            if child is not None:
+                child.close()
+
+    def _before_retire(self) -> None:
+        """Let go of what keeps the native alive (a mapping's view, say)."""
+
+    def __enter__(self) -> Any:
+        self.check_usable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.label!r}{' closed' if self._closed else ''}>"
+
+
+def _finalize(native: Native, siblings: dict[int, Any] | None, serial: int) -> None:
+    if siblings is not None:
+        siblings.pop(serial, None)
+    native.retire()

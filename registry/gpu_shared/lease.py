@@ -1,0 +1,127 @@
+"""A delegate's stay on a shared context."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpu_shared import vk
+from gpu_shared.commands import CommandBuffer, CommandPool
+from gpu_shared.compile_spec import SyncMode
+from gpu_shared.errors import ClosedError, ForkedProcessError
+from gpu_shared.timeline import PreparedSubmit
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext
+    from gpu_shared.device import Device
+
+logger = logging.getLogger("gpu_shared.delegate")
+
+
+class DelegateLease:
+    """One delegate on one context: holds the context alive and owns a command pool (used by one thread at a time).
+
+    Made by `SharedGpuContext.lease`. `submit` applies the sync mode at the boundary to another delegate's region (see
+    `gpu_shared.compile_spec`). Logs init, execute and destroy at debug level to the logger ``gpu_shared.delegate``.
+    """
+
+    def __init__(self, context: SharedGpuContext, name: str, sync_mode: SyncMode) -> None:
+        self.name = name
+        self.sync_mode = sync_mode
+        self._context: SharedGpuContext | None = context
+        self._generation = vk.generation
+        self._token = context._add_user(f"lease {name!r}")
+        try:
+            self._pool = context.create_command_pool(label=f"{name} command pool")
+        except BaseException:
+            context._remove_user(self._token)
+            raise
+        self._finalizer = weakref.finalize(self, _end, context, self._token, self._pool, name, self._generation)
+        self._executions = 0
+        self._last_value = 0
+        logger.debug("[%s] init: context=%s sync_mode=%s", name, context.label, sync_mode)
+
+    @property
+    def context(self) -> SharedGpuContext:
+        """The context, held until `close`. Raises `ClosedError`, `ForkedProcessError`."""
+        context = self._context
+        if self._generation != vk.generation:
+            raise ForkedProcessError(f"lease {self.name}")
+        if context is None:
+            raise ClosedError(f"lease {self.name}")
+        return context
+
+    @property
+    def device(self) -> Device:
+        return self.context.device
+
+    @property
+    def command_pool(self) -> CommandPool:
+        self.context  # noqa: B018  # raises when closed
+        return self._pool
+
+    @property
+    def closed(self) -> bool:
+        return self._context is None
+
+    def allocate(self, label: str = "") -> CommandBuffer:
+        """A command buffer of this delegate's pool."""
+        return self.command_pool.allocate(label or f"{self.name} command buffer")
+
+    def prepare(self, command_buffers: Sequence[CommandBuffer]) -> PreparedSubmit:
+        """Prepare a submit on the context's timeline, for `submit`."""
+        return PreparedSubmit(self.context.timeline, command_buffers)
+
+    def submit(self, prepared: PreparedSubmit, wait_value: int | None = None) -> int:
+        """Send one region of this delegate; returns the timeline value that it signals.
+
+        In the mode ``timeline`` the GPU first waits for the last region, where another delegate submitted since; in
+        ``queue_wait_idle`` this call returns when the queue is idle; in ``none`` nothing is added. ``wait_value``
+        asks for a wait of the caller's own, in any mode.
+        """
+        context = self.context
+        if prepared.timeline is not context.timeline:
+            raise ValueError(f"lease {self.name!r}: the submit was prepared for another context's timeline")
+        with context.device.queue_lock:
+            if self.sync_mode is SyncMode.TIMELINE:
+                last = context.timeline.submitted
+                if last != self._last_value:  # someone else submitted since this delegate's last region
+                    wait_value = last
+            value = self._last_value = prepared.submit(wait_value)
+            self._executions += 1
+            if self.sync_mode is SyncMode.QUEUE_WAIT_IDLE:
+                context.wait_idle()
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("[%s] execute: value=%d wait=%s executions=%d", self.name, value, wait_value, self._executions)
+        return value
+
+    def wait(self, value: int | None = None, timeout_s: float | None = None) -> None:
+        """Block until the timeline reaches ``value`` (default: everything submitted so far)."""
+        self.context.timeline.wait(value, timeout_s)
+
+    def close(self) -> None:
+        """End the stay: the pool goes when the GPU is done with it, the context when this was its last user.
+        Idempotent.
+        """
+        self._finalizer()
+        self._context = None
+
+    def __enter__(self) -> DelegateLease:
+        self.context  # noqa: B018
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<DelegateLease {self.name!r}{' closed' if self.closed else ''}>"
+
+
+def _end(context: SharedGpuContext, token: int, pool: Any, name: str, generation: int) -> None:
+    if generation != vk.generation:
+        return
+    logger.debug("[%s] destroy: context=%s", name, context.label)
+    pool.close()
+    context._remove_user(token)

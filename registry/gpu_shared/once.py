@@ -1,0 +1,35 @@
+"""Something being made by one thread while others may wait for it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class InFlight(Generic[T]):
+    """The making of one object. The maker calls `done` or `failed`; the others call `result`, and get the same object
+    or the same error.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._maker = threading.get_ident()
+        self._future: Future[T] = Future()
+
+    def done(self, value: T) -> None:
+        self._future.set_result(value)
+
+    def failed(self, error: BaseException) -> None:
+        self._future.set_exception(error)
+
+    def check_not_maker(self) -> None:
+        """Raise ``RuntimeError`` when the maker itself would wait here: it would wait for ever."""
+        if not self._future.done() and self._maker == threading.get_ident():
+            raise RuntimeError(f"{self._what} is asked for while this same thread is making it")
+
+    def result(self) -> T:
+        """Wait for the maker; its object, or its error raised."""
+        return self._future.result()

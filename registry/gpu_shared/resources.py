@@ -1,0 +1,112 @@
+"""Objects that a context holds once for all its users, by key, with a count of references."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from gpu_shared import vk
+from gpu_shared.errors import ClosedError
+from gpu_shared.once import InFlight
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext
+
+T = TypeVar("T")
+
+
+class Entry(Generic[T]):
+    """An object in a `ResourceStore`, made or being made, and the number of its users."""
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.count = 0
+        self.making: InFlight[T] = InFlight(f"the shared resource {key!r}")
+
+
+class ResourceStore:
+    """Entries by key. Thread-safe; no lock is held while an object is made or closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # re-entrant: finalisers of references may run while it is held
+        self._entries: dict[Hashable, Entry[Any]] = {}
+
+    def acquire(self, key: Hashable, factory: Callable[[], T]) -> Entry[T]:
+        """The entry of ``key`` with one more user, its object made by ``factory`` when there is none.
+
+        A failing factory leaves nothing behind; those who waited get its error.
+        """
+        with self._lock:
+            entry: Entry[T] | None = self._entries.get(key)
+            mine = entry is None
+            if entry is None:
+                entry = self._entries[key] = Entry(key)
+            else:
+                entry.making.check_not_maker()
+            entry.count += 1
+        if mine:
+            try:
+                entry.making.done(factory())
+            except BaseException as error:
+                with self._lock:
+                    del self._entries[key]
+                entry.making.failed(error)
+                raise
+        else:
+            entry.making.result()  # a failed entry is out of the store: its count matters no more
+        return entry
+
+    def drop(self, entry: Entry[Any]) -> None:
+        """One user less; the last one's leaving calls the object's ``close()``, where it has one."""
+        with self._lock:
+            entry.count -= 1
+            if entry.count or self._entries.get(entry.key) is not entry:
+                return
+            del self._entries[entry.key]
+        close = getattr(entry.making.result(), "close", None)
+        if close is not None:
+            close()
+
+
+class SharedResource(Generic[T]):
+    """One user's reference to a shared object (made by `SharedGpuContext.shared_resource`).
+
+    ``value`` until `release` (idempotent; also at garbage collection, and by ``with``); the last release closes the
+    object. It holds the context alive.
+    """
+
+    def __init__(self, context: SharedGpuContext, entry: Entry[T]) -> None:
+        self._entry: Entry[T] | None = entry
+        token = context._add_user(f"resource {entry.key!r}")
+        self._finalizer = weakref.finalize(self, _release, context, entry, token, vk.generation)
+
+    @property
+    def value(self) -> T:
+        """The shared object. Raises `ClosedError` after `release`."""
+        entry = self._entry
+        if entry is None:
+            raise ClosedError("shared resource")
+        return entry.making.result()
+
+    def release(self) -> None:
+        self._finalizer()
+        self._entry = None
+
+    close = release
+
+    def __enter__(self) -> T:
+        return self.value
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def _release(context: SharedGpuContext, entry: Entry[Any], token: int, generation: int) -> None:
+    if generation != vk.generation:
+        return
+    try:
+        context._resources.drop(entry)
+    finally:
+        context._remove_user(token)

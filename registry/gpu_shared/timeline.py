@@ -1,0 +1,225 @@
+"""The timeline of a queue, and submits prepared once and sent many times.
+
+A timeline is a timeline semaphore (Vulkan 1.2, "Timeline Semaphores") whose value each submit raises by one. Device
+lost is sticky on it: the first call that reports it marks the timeline, and every later submit or wait raises the
+same at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpu_shared import vk
+from gpu_shared.errors import DeviceLostError, GpuError
+from gpu_shared.handles import Handle, Reaper
+
+if TYPE_CHECKING:
+    from gpu_shared.commands import CommandBuffer
+    from gpu_shared.device import Device
+
+
+class TimelineState:
+    """What outlives the `Timeline` object: retired natives still ask how far it has come."""
+
+    def __init__(self, raw: Any, device_raw: Any, functions: vk.Functions, start: int, reaper: Reaper) -> None:
+        self.raw, self._device_raw, self._functions, self._reaper = raw, device_raw, functions, reaper
+        self.submitted = start  #: highest value that a submit has promised
+        self.completed = start  #: highest value seen
+        self.lost: DeviceLostError | None = None
+        self.destroyed = False
+
+    def refresh(self) -> int:
+        """Ask the device for the counter. Raises `GpuError`."""
+        out = vk.out("uint64_t")
+        result = self._functions.vkGetSemaphoreCounterValue(self._device_raw, self.raw, out)
+        if result < 0:
+            self.fail(result, "vkGetSemaphoreCounterValue")
+        # a lost device may report the maximum (specification, "Lost Device")
+        self.completed = max(self.completed, min(out[0], self.submitted))
+        return self.completed
+
+    def passed(self, value: int) -> bool:
+        """Whether the GPU is done with ``value`` (or will never touch anything again). Never raises."""
+        if value <= self.completed or self.destroyed or self.lost is not None:
+            return True
+        try:
+            return value <= self.refresh()
+        except GpuError:
+            return self.lost is not None
+
+    def fail(self, result: int, call: str) -> None:
+        """Raise for a failed call; remember a lost device."""
+        try:
+            vk.check(result, call, "timeline")
+        except DeviceLostError as error:
+            self._reaper.mark_lost(error)
+            raise
+
+    def raise_lost(self) -> None:
+        lost = self.lost
+        if lost is not None:
+            raise DeviceLostError(lost.call, lost.result, lost.label, lost.hint) from lost
+
+
+class Timeline(Handle):
+    """A timeline semaphore of ``device``. ``borrowed`` takes an existing VkSemaphore (timeline type), which stays the
+    caller's: it counts on from the semaphore's value, and only submits through this object may signal it from then
+    on.
+    """
+
+    kind = "timeline"
+
+    def __init__(self, device: Device, *, borrowed: Any = None, owned: bool = True, label: str = "timeline") -> None:
+        fn, device_raw = device.fn, device.raw
+        if borrowed is None:
+            kind = vk.make("VkSemaphoreTypeCreateInfo", semaphoreType=vk.VK_SEMAPHORE_TYPE_TIMELINE, initialValue=0)
+            info = vk.make("VkSemaphoreCreateInfo", pNext=kind)
+            out = vk.out("VkSemaphore")
+            vk.check(fn.vkCreateSemaphore(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreateSemaphore", label)
+            raw, start = out[0], 0
+        else:
+            raw = vk.handle("VkSemaphore", borrowed)
+            out = vk.out("uint64_t")
+            vk.check(fn.vkGetSemaphoreCounterValue(device_raw, raw, out), "vkGetSemaphoreCounterValue", label)
+            start = out[0]
+        reaper = device.reaper
+        state = TimelineState(raw, device_raw, fn, start, reaper)
+
+        def destroy() -> None:
+            state.destroyed = True
+            reaper.remove_timeline(state)
+            if owned:
+                fn.vkDestroySemaphore(device_raw, raw, vk.ffi.NULL)
+
+        reaper.add_timeline(state)
+        super().__init__(raw, parent=device, destroy=destroy, label=label, reaper=reaper)
+        self._state = state
+        self._device = device
+        self._semaphores = vk.ffi.new("VkSemaphore[1]", [raw])
+
+    @property
+    def submitted(self) -> int:
+        """The value that the last submit signals (0: none yet)."""
+        return self._state.submitted
+
+    @property
+    def completed(self) -> int:
+        """The value that the GPU has reached. Raises `DeviceLostError`."""
+        self.check_usable()
+        self._state.raise_lost()
+        return self._state.refresh()
+
+    @property
+    def lost(self) -> bool:
+        return self._state.lost is not None
+
+    def wait(self, value: int | None = None, timeout_s: float | None = None) -> None:
+        """Block until ``value`` (default: the last submit's) is reached; other Python threads run meanwhile.
+
+        Raises ``TimeoutError`` after ``timeout_s`` seconds, ``ValueError`` for a value that nothing submitted will
+        signal, `DeviceLostError`.
+        """
+        self.check_usable()
+        state = self._state
+        if value is None:
+            value = state.submitted
+        elif value > state.submitted:
+            raise ValueError(
+                f"waiting for value {value}, but the last submit signals {state.submitted}: it would never end"
+            )
+        if state.lost is not None:
+            state.raise_lost()
+        if value <= state.completed:
+            return
+        values = vk.ffi.new("uint64_t[1]", (value,))  # local: several threads may wait at once
+        info = vk.ffi.new("VkSemaphoreWaitInfo *")
+        info.sType = 1000207004  # VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO
+        info.semaphoreCount, info.pSemaphores, info.pValues = 1, self._semaphores, values
+        if timeout_s is None:
+            nanoseconds = vk.UINT64_MAX
+        elif timeout_s >= 0:
+            nanoseconds = min(int(timeout_s * 1e9), vk.UINT64_MAX)
+        else:
+            raise ValueError(f"timeout_s is {timeout_s}, expected seconds from 0 up")
+        result = self._device.fn.vkWaitSemaphores(self._device._raw, info, nanoseconds)
+        if result == 2:  # VK_TIMEOUT
+            raise TimeoutError(
+                f"{self.label}: value {value} was not reached within {timeout_s} s (at {state.refresh()})"
+            )
+        if result < 0:
+            state.fail(result, "vkWaitSemaphores")
+        if value > state.completed:
+            state.completed = value
+
+
+class PreparedSubmit:
+    """A VkSubmitInfo built once for a list of command buffers on a queue, signalling ``timeline``.
+
+    It keeps its command buffers alive. A command buffer must not be sent again while the GPU still runs it, unless it
+    was begun with ``simultaneous=True``.
+    """
+
+    def __init__(self, timeline: Timeline, command_buffers: Sequence[CommandBuffer]) -> None:
+        device = timeline._device
+        self.timeline = timeline
+        self.command_buffers = tuple(command_buffers)
+        self._device = device
+        self._state = timeline._state
+        self._lock = device.queue_lock
+        self._reaper: Reaper = device.reaper
+        self._queue = device.queue
+        self._generation = vk.generation
+        ffi = vk.ffi
+        self._raws = ffi.new("VkCommandBuffer[]", [buffer.raw for buffer in self.command_buffers])
+        self._signal_value = ffi.new("uint64_t[1]")
+        self._wait_value = ffi.new("uint64_t[1]")
+        self._stages = ffi.new("VkPipelineStageFlags[1]", [vk.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT])
+        self._semaphores = ffi.new("VkSemaphore[1]", [timeline.raw])
+        values = self._values = ffi.new("VkTimelineSemaphoreSubmitInfo *")
+        values.sType = vk.VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO
+        values.signalSemaphoreValueCount, values.pSignalSemaphoreValues = 1, self._signal_value
+        values.pWaitSemaphoreValues = self._wait_value
+        info = self._info = ffi.new("VkSubmitInfo *")
+        info.sType = vk.VK_STRUCTURE_TYPE_SUBMIT_INFO
+        info.pNext = values
+        info.commandBufferCount, info.pCommandBuffers = len(self.command_buffers), self._raws
+        info.signalSemaphoreCount, info.pSignalSemaphores = 1, self._semaphores
+        info.pWaitSemaphores, info.pWaitDstStageMask = self._semaphores, self._stages
+        self._submit = device.fn.vkQueueSubmit
+        self._null_fence = ffi.NULL
+
+    def submit(self, wait_value: int | None = None) -> int:
+        """Send to the queue; returns the timeline value that it signals.
+
+        With ``wait_value`` the GPU first waits for that value of the timeline, with all memory effects. Raises
+        `DeviceLostError` (sticky), `GpuError`, `ClosedError`.
+        """
+        state = self._state
+        if state.lost is not None:
+            state.raise_lost()
+        if self._reaper.retired:
+            self._reaper.collect(block=False)
+        with self._lock:
+            if self.timeline._closed or self._generation != vk.generation:
+                self.timeline.check_usable()
+            for buffer in self.command_buffers:
+                if buffer._closed:
+                    buffer.check_usable()
+            count = 0 if wait_value is None else 1
+            if count:
+                assert wait_value is not None
+                if wait_value > state.submitted:
+                    raise ValueError(
+                        f"wait_value is {wait_value}, but the last submit signals {state.submitted}: a deadlock"
+                    )
+                self._wait_value[0] = wait_value
+            self._info.waitSemaphoreCount = self._values.waitSemaphoreValueCount = count
+            value = state.submitted + 1
+            self._signal_value[0] = value
+            state.submitted = value  # before the call: what is retired meanwhile waits for this submit
+            result = self._submit(self._queue, 1, self._info, self._null_fence)
+            if result < 0:
+                state.submitted = value - 1
+                state.fail(result, "vkQueueSubmit")
+            return value

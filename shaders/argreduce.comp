@@ -1,0 +1,50 @@
+// ArgMax and ArgMin over the middle of [outer, axis, inner] into int64 y [outer, inner]; the first NaN wins, as in numpy.
+// Lanes share a column as in reduce.comp. Equal elements: the lowest index, or with LAST the highest.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 y; uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
+#include "args.glsl"
+#include "elements.glsl"
+#include "fastdiv.glsl"
+#include "workgroup.glsl"
+#include "sortkey.glsl"
+
+layout(constant_id = 4) const uint SPLIT = 1;
+layout(constant_id = 5) const uint ACROSS = 0;
+layout(constant_id = 6) const uint MAXIMUM = 1;
+layout(constant_id = 7) const uint LAST = 0;
+
+TENSOR(uvec2, Int64Tensor)
+
+struct Candidate { KEY_T key; uint index; };
+// Indices are compared through this, so that one rule serves both ends.
+uint precedence(uint index) { return LAST != 0u ? ~index : index; }
+Candidate better(Candidate a, Candidate b) {
+    bool second = b.key > a.key || (b.key == a.key && precedence(b.index) < precedence(a.index));
+    return second ? b : a;
+}
+COMBINE_SHARED(best_of, Candidate, better)
+
+void main() {
+    InTensor x = InTensor(operand(args.x, 0));
+    Int64Tensor y = Int64Tensor(operand(args.y, 1));
+    uint width = gl_WorkGroupSize.x / SPLIT;
+    uint lane = gl_LocalInvocationID.x;
+    uint share = ACROSS != 0u ? lane % SPLIT : lane / width;
+    uint local_column = ACROSS != 0u ? lane / SPLIT : lane % width;
+    uint column = flat_group() * width + local_column;
+    bool live = column < args.columns;
+    uint i, outer = fast_divmod(live ? column : 0u, args.inner, args.inner_mul, args.inner_shift, i);
+
+    uint at = (outer * args.axis + share) * args.inner + i;
+    uint stride = SPLIT * args.inner;
+    // Neutral: no key is below 0, and its index loses (or ties with) every other.
+    Candidate best = Candidate(KEY_T(0), LAST != 0u ? 0u : 0xffffffffu);
+    for (uint k = share; live && k < args.axis; k += SPLIT) {
+        best = better(best, Candidate(sort_key(load_element(x.v[at]), MAXIMUM != 0u, ~KEY_T(0)), k));
+        at += stride;
+    }
+    best = best_of(best, local_column * SPLIT + share, SPLIT);
+    if (live && share == 0u) y.v[column] = uvec2(best.index, 0u);
+}

@@ -1,0 +1,59 @@
+// Depthwise 2-D convolution, NCHW (one input channel a group): a lane computes STRIP vertical neighbours, so that an input
+// row that several of them need is loaded once. Lanes run over (image, channel, strip, column) without gaps.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+    uint height; uint width; uint out_channels; uint out_height; uint out_width; uint multiplier; uint strips; uint total; \
+    uint stride_w; uint dilation_w; uint pad_top; uint pad_left; uint y_batch; EXTRA_PARAMS }
+#include "args.glsl"
+#include "epilogue.glsl"
+
+layout(constant_id = 4) const uint KERNEL_H = 3;
+layout(constant_id = 5) const uint KERNEL_W = 3;
+layout(constant_id = 6) const uint STRIDE_H = 1;
+layout(constant_id = 7) const uint DILATION_H = 1;
+layout(constant_id = 8) const uint STRIP = 4;
+
+TENSOR(T, Elements)
+
+// total counts lanes; multiplier is output channels an input channel.
+void main() {
+    uint at = gl_GlobalInvocationID.x;
+    bool inside = at < args.total;
+    at = min(at, args.total - 1);
+    uint column = at % args.out_width, rest = at / args.out_width;
+    uint row0 = rest % args.strips * STRIP, plane = rest / args.strips;  // plane: image * out_channels + channel
+    uint channel = plane % args.out_channels, image = plane / args.out_channels;
+    uint x0 = plane / args.multiplier * args.height * args.width;
+    Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
+
+    float weights[KERNEL_H * KERNEL_W];
+    [[unroll]] for (uint t = 0; t < KERNEL_H * KERNEL_W; t++) weights[t] = float(w.v[channel * KERNEL_H * KERNEL_W + t]);
+    float acc[STRIP];
+    [[unroll]] for (uint s = 0; s < STRIP; s++) acc[s] = 0.0;
+
+    int top = int(row0 * STRIDE_H) - int(args.pad_top), left = int(column * args.stride_w) - int(args.pad_left);
+    [[unroll]] for (uint i = 0; i < (STRIP - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1; i++) {
+        int h = top + int(i);
+        [[unroll]] for (uint tap_w = 0; tap_w < KERNEL_W; tap_w++) {
+            int v = left + int(tap_w * args.dilation_w);
+            bool valid = uint(h) < args.height && uint(v) < args.width;
+            float value = float(x.v[x0 + (valid ? uint(h) * args.width + uint(v) : 0)]);
+            value = valid ? value : 0.0;
+            [[unroll]] for (uint s = 0; s < STRIP; s++) {
+                if (i >= s * STRIDE_H && (i - s * STRIDE_H) % DILATION_H == 0 && (i - s * STRIDE_H) / DILATION_H < KERNEL_H)
+                    acc[s] += weights[(i - s * STRIDE_H) / DILATION_H * KERNEL_W + tap_w] * value;
+            }
+        }
+    }
+
+    uint pixels = args.out_height * args.out_width;
+    [[unroll]] for (uint s = 0; s < STRIP; s++) {
+        uint row = row0 + s;
+        if (inside && row < args.out_height) {
+            uint pixel = row * args.out_width + column;
+            y.v[image * args.y_batch + channel * pixels + pixel] = T(epilogue(acc[s], plane * pixels + pixel, channel, pixel));
+        }
+    }
+}

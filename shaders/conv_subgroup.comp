@@ -1,0 +1,89 @@
+// 2-D convolution, NCHW, as a matrix product without im2col: rows are output pixels, columns output channels, and k runs
+// over taps, then input channels (TAPS_INNER: over channels, then taps, for the few channels of an image).
+// One subgroup a tile (register_tile.glsl); workgroup z is image * groups + group.
+//
+// w_* are the weights' strides in elements; tile j of the columns starts at j * w_panel (the size of a panel if packed).
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+    uint channels; uint height; uint width; uint out_channels; uint out_height; uint out_width; uint groups; \
+    uint kernel_h; uint kernel_w; uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
+    uint w_group; uint w_panel; uint w_column; uint w_tap; uint w_channel; uint y_batch; uint rows_first; EXTRA_PARAMS }
+#include "args.glsl"
+#include "epilogue.glsl"
+#define MASK_ROWS
+#include "register_tile.glsl"
+
+layout(constant_id = 7) const uint TAPS_INNER = 0;
+layout(constant_id = 8) const uint UNROLL_H = 1;  // with TAPS_INNER: taps an iteration, divisors of kernel_h ...
+layout(constant_id = 9) const uint UNROLL_W = 1;  // ... and kernel_w
+
+int top[ROW_REGISTERS], left[ROW_REGISTERS];  // where the receptive fields of this lane's pixels start
+uint x0;
+
+void place_rows(uint tap_h, uint tap_w) {
+    [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
+        int h = top[q] + int(tap_h * args.dilation_h), v = left[q] + int(tap_w * args.dilation_w);
+        row_valid[q] = uint(h) < args.height && uint(v) < args.width;
+        row_at[q] = x0 + (row_valid[q] ? uint(h) * args.width + uint(v) : 0);
+    }
+}
+
+// channels and out_channels are those of one group.
+void main() {
+    uint lane = gl_SubgroupInvocationID;
+    uint tile_row = args.rows_first != 0 ? gl_WorkGroupID.x : gl_WorkGroupID.y;
+    uint tile_column = args.rows_first != 0 ? gl_WorkGroupID.y : gl_WorkGroupID.x;
+    uint image = gl_WorkGroupID.z / args.groups, group = gl_WorkGroupID.z % args.groups;
+    uint row0 = tile_row * ROWS, column0 = tile_column * COLUMNS;
+    uint plane = args.height * args.width, pixels = args.out_height * args.out_width;
+    Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
+
+    // Lanes past an edge take the last pixel or channel again and do not store.
+    [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
+        uint pixel = min(row0 + q * LANES + lane, pixels - 1);
+        top[q] = int(pixel / args.out_width * args.stride_h) - int(args.pad_top);
+        left[q] = int(pixel % args.out_width * args.stride_w) - int(args.pad_left);
+    }
+    x0 = gl_WorkGroupID.z * args.channels * plane;
+    uint w0 = group * args.w_group + tile_column * args.w_panel;
+    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
+        column_at[c] = w0 + min(c * LANES + lane, args.out_channels - column0 - 1) * args.w_column;
+
+    clear_tile();
+    if (TAPS_INNER == 1) {
+        for (uint channel = 0; channel < args.channels; channel++) {
+            for (uint h = 0; h < args.kernel_h; h += UNROLL_H) {
+                for (uint v = 0; v < args.kernel_w; v += UNROLL_W) {
+                    [[unroll]] for (uint i = 0; i < UNROLL_H * UNROLL_W; i++) {
+                        uint tap_h = h + i / UNROLL_W, tap_w = v + i % UNROLL_W;
+                        place_rows(tap_h, tap_w);
+                        multiply_step(x, channel * plane, w, channel * args.w_channel + (tap_h * args.kernel_w + tap_w) * args.w_tap);
+                    }
+                }
+            }
+        }
+    } else {
+        for (uint tap_h = 0; tap_h < args.kernel_h; tap_h++) {
+            for (uint tap_w = 0; tap_w < args.kernel_w; tap_w++) {
+                place_rows(tap_h, tap_w);
+                uint x_k = 0, w_k = (tap_h * args.kernel_w + tap_w) * args.w_tap;
+                multiply(x, x_k, plane, w, w_k, args.w_channel, args.channels);
+            }
+        }
+    }
+
+    uint y0 = image * args.y_batch + group * args.out_channels * pixels;
+    uint o0 = gl_WorkGroupID.z * args.out_channels * pixels;
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        uint pixel = row0 + r;
+        [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
+            uint channel = column0 + c * LANES + lane;
+            if (pixel < pixels && channel < args.out_channels) {
+                uint at = channel * pixels + pixel;
+                y.v[y0 + at] = T(epilogue(acc[r * LANE_COLUMNS + c], o0 + at, group * args.out_channels + channel, pixel));
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+// 2-D convolution, NCHW, as a matrix product by shared-memory tiles (shared_tile.glsl): rows are output channels, columns
+// output pixels, and k runs over input channels and taps as the OIHW weights do. The input is read in place (implicit
+// im2col). Workgroup z is ((image * groups + group) * splits + split); PARTIAL as in matmul_tiled.comp.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#include "fastdiv.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+    uint channels; uint height; uint width; uint out_channels; uint out_height; uint out_width; uint groups; \
+    uint taps; uint taps_mul; uint taps_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \
+    uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
+    uint splits; uint split_k; uint y_batch; EXTRA_PARAMS }
+#include "args.glsl"
+#include "epilogue.glsl"
+
+layout(constant_id = 11) const uint PARTIAL = 0;
+
+TENSOR(T, Elements)
+TENSOR(float, Partial)
+Elements x, w;
+uint row0, x0, w0, k_size, k_end;
+int top, left;  // where the receptive field of this lane's pixel starts; a lane always loads the same column
+bool pixel_inside;
+
+float load_a(uint row, uint k) {
+    return row0 + row < args.out_channels && k < k_end ? float(w.v[w0 + (row0 + row) * k_size + k]) : 0.0;
+}
+float load_b(uint column, uint k) {
+    uint tap, tap_w;
+    uint channel = fast_divmod(k, args.taps, args.taps_mul, args.taps_shift, tap);
+    uint tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
+    int h = top + int(tap_h * args.dilation_h), v = left + int(tap_w * args.dilation_w);
+    bool inside = pixel_inside && k < k_end && uint(h) < args.height && uint(v) < args.width;
+    return inside ? float(x.v[x0 + (channel * args.height + uint(h)) * args.width + uint(v)]) : 0.0;
+}
+#include "shared_tile.glsl"
+
+// channels and out_channels are those of one group.
+void main() {
+    uint split = gl_WorkGroupID.z % args.splits, image_group = gl_WorkGroupID.z / args.splits;
+    uint image = image_group / args.groups, group = image_group % args.groups;
+    uint pixels = args.out_height * args.out_width, column0 = gl_WorkGroupID.x * TILE_N;
+    row0 = gl_WorkGroupID.y * TILE_M;
+    x = Elements(operand(args.x, 0));
+    w = Elements(operand(args.w, 1));
+    k_size = args.channels * args.taps;
+    x0 = image_group * args.channels * args.height * args.width;
+    w0 = group * args.out_channels * k_size;
+    k_end = min((split + 1) * args.split_k, k_size);
+    uint load_pixel = column0 + gl_LocalInvocationIndex % TILE_N;
+    pixel_inside = load_pixel < pixels;
+    top = int(load_pixel / args.out_width * args.stride_h) - int(args.pad_top);
+    left = int(load_pixel % args.out_width * args.stride_w) - int(args.pad_left);
+    multiply_tile(split * args.split_k, k_end);
+
+    uint y0 = image * args.y_batch + group * args.out_channels * pixels;
+    uint o0 = image_group * args.out_channels * pixels, partial0 = split * (gl_NumWorkGroups.z / args.splits * args.out_channels * pixels);
+    [[unroll]] for (uint i = 0; i < MICRO_M; i++) {
+        [[unroll]] for (uint j = 0; j < MICRO_N; j++) {
+            uint channel = row0 + micro_row(i), pixel = column0 + micro_column(j), at = channel * pixels + pixel;
+            if (channel < args.out_channels && pixel < pixels) {
+                float v = acc[i * MICRO_N + j];
+                if (PARTIAL == 1) Partial(operand(args.y, 2)).v[partial0 + o0 + at] = v;
+                else Elements(operand(args.y, 2)).v[y0 + at] = T(epilogue(v, o0 + at, group * args.out_channels + channel, pixel));
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n), strides in elements; one subgroup a tile (register_tile.glsl).
+//
+// Tile j of the columns starts at j * b_panel: COLUMNS * b_col for a plain operand, the size of a panel for a packed one.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; EXTRA_OPERANDS \
+    uint m; uint n; uint k; uint batch1; uint a_row; uint a_col; uint b_row; uint b_col; uint b_panel; \
+    uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
+    uint rows_first; float alpha; EXTRA_PARAMS }
+#include "args.glsl"
+#include "epilogue.glsl"
+#include "register_tile.glsl"
+
+// rows_first: workgroup x counts row tiles and y column tiles, else the other way round.
+void main() {
+    uint lane = gl_SubgroupInvocationID;
+    uint tile_row = args.rows_first != 0 ? gl_WorkGroupID.x : gl_WorkGroupID.y;
+    uint tile_column = args.rows_first != 0 ? gl_WorkGroupID.y : gl_WorkGroupID.x;
+    uint batch0 = gl_WorkGroupID.z / args.batch1, batch1 = gl_WorkGroupID.z % args.batch1;
+    uint row0 = tile_row * ROWS, column0 = tile_column * COLUMNS;
+    Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 2));
+
+    // Lanes past an edge load the last row or column again and do not store.
+    uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
+    [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) row_at[q] = a0 + min(row0 + q * LANES + lane, args.m - 1) * args.a_row;
+    uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + tile_column * args.b_panel;
+    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
+        column_at[c] = b0 + min(c * LANES + lane, args.n - column0 - 1) * args.b_col;
+
+    clear_tile();
+    uint a_k = 0, b_k = 0;
+    multiply(a, a_k, args.a_col, b, b_k, args.b_row, args.k);
+
+    uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = gl_WorkGroupID.z * args.m * args.n;
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        uint row = row0 + r;
+        [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
+            uint column = column0 + c * LANES + lane;
+            if (row < args.m && column < args.n) {
+                float v = epilogue(args.alpha * acc[r * LANE_COLUMNS + c], o0 + row * args.n + column, row, column);
+                y.v[y0 + row * args.y_row + column * args.y_col] = T(v);
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+// A fused elementwise expression over strided operands. vkep/kernels/pointwise.py generates its body:
+//   POINTWISE_DECLS     pointer types of the operands and of the output
+//   POINTWISE_FUNCTION  value of one output element from one element of each operand
+//   POINTWISE_UNIT      computes and stores unit `i` (one element, or a vector of four)
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#include "fastdiv.glsl"
+
+#define ARGS_BODY { uvec2 y; EXTRA_OPERANDS uint n; uint iterations; EXTRA_PARAMS }
+#include "args.glsl"
+
+uint16_t bfloat16_bits(float v) {
+    uint bits = floatBitsToUint(v);
+    if (isnan(v)) return uint16_t((bits >> 16) | 0x40u);
+    return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);  // to nearest, ties to even
+}
+
+POINTWISE_DECLS
+POINTWISE_FUNCTION
+
+void main() {
+    // A workgroup owns a contiguous block, so that a CPU driver's threads walk memory in order.
+    uint first = gl_WorkGroupID.x * gl_WorkGroupSize.x * args.iterations + gl_LocalInvocationID.x;
+    for (uint step = 0; step < args.iterations; ++step) {
+        uint i = first + step * gl_WorkGroupSize.x;
+        if (i >= args.n) return;
+        POINTWISE_UNIT
+    }
+}

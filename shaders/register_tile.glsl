@@ -1,0 +1,63 @@
+// A register-blocked tile of ROWS x (LANE_COLUMNS * lanes) results a subgroup, for drivers that run a subgroup as one
+// CPU vector: each lane holds all ROWS of its own columns, and a row's value is broadcast from the lane that loaded it.
+//
+// Why so: on such a driver a load inside a loop is a gather whatever its address, so an operand value must be loaded by
+// one lane only, and the accumulators must outnumber the loads. Wider (8-byte) loads measured the same.
+//
+// The workgroup is one full subgroup. Include after vkep.glsl; T is the storage type.
+#ifndef VKEP_REGISTER_TILE_GLSL
+#define VKEP_REGISTER_TILE_GLSL
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_ballot : require
+
+layout(constant_id = 4) const uint ROWS = 16;
+layout(constant_id = 5) const uint LANE_COLUMNS = 4;
+layout(constant_id = 6) const uint UNROLL = 4;  // steps of k an iteration
+const uint LANES = gl_WorkGroupSize.x;
+const uint COLUMNS = LANE_COLUMNS * LANES;
+const uint ROW_REGISTERS = (ROWS + LANES - 1) / LANES;  // row r is in lane r % LANES of register r / LANES
+
+TENSOR(T, Elements)
+
+float acc[ROWS * LANE_COLUMNS];
+uint row_at[ROW_REGISTERS];    // where this lane's rows begin in the row operand, in elements
+uint column_at[LANE_COLUMNS];  // where this lane's columns begin in the column operand
+#ifdef MASK_ROWS
+bool row_valid[ROW_REGISTERS];  // false: the row's values are zero, whatever is read
+#define ROW_VALUE(q, value) (row_valid[q] ? (value) : 0.0)
+#else
+#define ROW_VALUE(q, value) (value)
+#endif
+
+void clear_tile() {
+    [[unroll]] for (uint i = 0; i < ROWS * LANE_COLUMNS; i++) acc[i] = 0.0;
+}
+
+// One step of k: acc += rows (outer product) columns, with the operands' values `row_k` and `column_k` elements on.
+void multiply_step(Elements a, uint row_k, Elements b, uint column_k) {
+    float columns[LANE_COLUMNS], rows[ROW_REGISTERS];
+    [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) rows[q] = ROW_VALUE(q, float(a.v[row_at[q] + row_k]));
+    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) columns[c] = float(b.v[column_at[c] + column_k]);
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        float row = subgroupBroadcast(rows[r / LANES], r % LANES);
+        [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) acc[r * LANE_COLUMNS + c] += row * columns[c];
+    }
+}
+
+// acc += rows (outer product) columns over `count` steps of k; `row_k` and `column_k` move by their steps.
+void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uint column_k, uint column_step, uint count) {
+    uint k = 0;
+    for (; k + UNROLL <= count; k += UNROLL) {
+        [[unroll]] for (uint s = 0; s < UNROLL; s++) {
+            multiply_step(a, row_k, b, column_k);
+            row_k += row_step;
+            column_k += column_step;
+        }
+    }
+    for (; k < count; k++) {
+        multiply_step(a, row_k, b, column_k);
+        row_k += row_step;
+        column_k += column_step;
+    }
+}
+#endif

@@ -1,0 +1,86 @@
+// A TILE_M x TILE_N tile of a matrix product a workgroup, staged TILE_K steps of k at a time through shared memory;
+// each lane keeps MICRO_M x MICRO_N results in registers. The next stage is loaded while this one is multiplied.
+//
+// A kernel defines load_a(row, k) and load_b(column, k) in the workgroup's tile (zero outside the operand) before it
+// includes this; the workgroup has (TILE_M / MICRO_M) * (TILE_N / MICRO_N) lanes, at least TILE_N of them.
+#ifndef VKEP_SHARED_TILE_GLSL
+#define VKEP_SHARED_TILE_GLSL
+layout(constant_id = 4) const uint TILE_M = 64;
+layout(constant_id = 5) const uint TILE_N = 64;
+layout(constant_id = 6) const uint TILE_K = 16;
+layout(constant_id = 7) const uint MICRO_M = 4;
+layout(constant_id = 8) const uint MICRO_N = 4;
+layout(constant_id = 9) const uint A_ALONG_K = 1;  // 1: neighbouring lanes load a along k, 0: along its rows
+layout(constant_id = 10) const uint B_ALONG_K = 0;
+
+const uint LANES = (TILE_M / MICRO_M) * (TILE_N / MICRO_N);
+const uint A_LOADS = TILE_M * TILE_K / LANES;
+const uint B_LOADS = TILE_N * TILE_K / LANES;
+// Four spare elements a row: stores along k then meet different banks, and rows stay 16-byte aligned.
+const uint A_PITCH = TILE_M + 4;
+const uint B_PITCH = TILE_N + 4;
+// A lane's rows lie in runs of up to 4, so that one wide load fetches a run.
+const uint RUN_M = MICRO_M < 4 ? MICRO_M : 4;
+const uint RUN_N = MICRO_N < 4 ? MICRO_N : 4;
+
+shared float tile_a[TILE_K * A_PITCH];
+shared float tile_b[TILE_K * B_PITCH];
+float next_a[A_LOADS], next_b[B_LOADS];
+float acc[MICRO_M * MICRO_N];
+
+uint a_row_of(uint e) { return A_ALONG_K == 1 ? e / TILE_K : e % TILE_M; }
+uint a_k_of(uint e) { return A_ALONG_K == 1 ? e % TILE_K : e / TILE_M; }
+uint b_column_of(uint e) { return B_ALONG_K == 1 ? e / TILE_K : e % TILE_N; }
+uint b_k_of(uint e) { return B_ALONG_K == 1 ? e % TILE_K : e / TILE_N; }
+
+// Position in the tile of this lane's row or column i.
+uint micro_row(uint i) {
+    uint lane = gl_LocalInvocationIndex / (TILE_N / MICRO_N);
+    return i / RUN_M * (TILE_M / MICRO_M * RUN_M) + lane * RUN_M + i % RUN_M;
+}
+uint micro_column(uint j) {
+    uint lane = gl_LocalInvocationIndex % (TILE_N / MICRO_N);
+    return j / RUN_N * (TILE_N / MICRO_N * RUN_N) + lane * RUN_N + j % RUN_N;
+}
+
+void load_stage(uint k) {
+    [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
+        uint e = gl_LocalInvocationIndex + i * LANES;
+        next_a[i] = load_a(a_row_of(e), k + a_k_of(e));
+    }
+    [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
+        uint e = gl_LocalInvocationIndex + i * LANES;
+        next_b[i] = load_b(b_column_of(e), k + b_k_of(e));
+    }
+}
+
+void store_stage() {
+    [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
+        uint e = gl_LocalInvocationIndex + i * LANES;
+        tile_a[a_k_of(e) * A_PITCH + a_row_of(e)] = next_a[i];
+    }
+    [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
+        uint e = gl_LocalInvocationIndex + i * LANES;
+        tile_b[b_k_of(e) * B_PITCH + b_column_of(e)] = next_b[i];
+    }
+}
+
+// acc = the tile's product over k in [begin, end).
+void multiply_tile(uint begin, uint end) {
+    [[unroll]] for (uint i = 0; i < MICRO_M * MICRO_N; i++) acc[i] = 0.0;
+    load_stage(begin);
+    for (uint k = begin; k < end; k += TILE_K) {
+        store_stage();
+        barrier();
+        if (k + TILE_K < end) load_stage(k + TILE_K);
+        [[unroll]] for (uint s = 0; s < TILE_K; s++) {
+            float a[MICRO_M], b[MICRO_N];
+            [[unroll]] for (uint i = 0; i < MICRO_M; i++) a[i] = tile_a[s * A_PITCH + micro_row(i)];
+            [[unroll]] for (uint j = 0; j < MICRO_N; j++) b[j] = tile_b[s * B_PITCH + micro_column(j)];
+            [[unroll]] for (uint i = 0; i < MICRO_M; i++)
+                [[unroll]] for (uint j = 0; j < MICRO_N; j++) acc[i * MICRO_N + j] = fma(a[i], b[j], acc[i * MICRO_N + j]);
+        }
+        barrier();
+    }
+}
+#endif

@@ -1,0 +1,75 @@
+// softmax or log-softmax of alpha * x over the middle of [outer, axis, inner], stable: exp(alpha x - max), in one dispatch.
+// SPLIT lanes share a column as in reduce.comp. With IN_REGISTERS a lane keeps its PER_LANE elements in registers
+// (axis <= SPLIT * PER_LANE); else memory is read three times.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 y; \
+    uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; float alpha; }
+#include "args.glsl"
+#include "elements.glsl"
+#include "fastdiv.glsl"
+#include "workgroup.glsl"
+
+layout(constant_id = 4) const uint SPLIT = 1;
+layout(constant_id = 5) const uint ACROSS = 0;
+layout(constant_id = 6) const uint IN_REGISTERS = 0;
+layout(constant_id = 7) const uint PER_LANE = 1;
+layout(constant_id = 8) const uint LOG = 0;
+
+float add(float a, float b) { return a + b; }
+float larger(float a, float b) { return max(a, b); }
+COMBINE_LANES(max_of, float, larger)
+COMBINE_LANES(sum_of, float, add)
+
+#define LOWEST uintBitsToFloat(0xff800000u)  // -infinity
+
+void main() {
+    InTensor x = InTensor(operand(args.x, 0));
+    OutTensor y = OutTensor(operand(args.y, 1));
+    uint width = gl_WorkGroupSize.x / SPLIT;
+    uint lane = gl_LocalInvocationID.x;
+    uint share = ACROSS != 0u ? lane % SPLIT : lane / width;
+    uint local_column = ACROSS != 0u ? lane / SPLIT : lane % width;
+    uint slot = local_column * SPLIT + share;
+    uint column = flat_group() * width + local_column;
+    bool live = column < args.columns;
+    uint i, outer = fast_divmod(live ? column : 0u, args.inner, args.inner_mul, args.inner_shift, i);
+    uint axis = live ? args.axis : 0u;
+    uint first = (outer * args.axis + share) * args.inner + i;
+    uint stride = SPLIT * args.inner;
+
+    float top = LOWEST, total = 0.0;
+    if (IN_REGISTERS != 0u) {
+        float kept[PER_LANE];
+        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
+            bool inside = j * SPLIT + share < axis;
+            kept[j] = inside ? args.alpha * load_element(x.v[first + j * stride]) : LOWEST;
+            top = max(top, kept[j]);
+        }
+        top = max_of(top, slot, SPLIT);
+        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
+            float power = exp(kept[j] - top);
+            total += j * SPLIT + share < axis ? power : 0.0;
+            kept[j] = LOG != 0u ? kept[j] - top : power;
+        }
+        total = sum_of(total, slot, SPLIT);
+        float scale = 1.0 / total, shift = log(total);
+        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j)
+            if (j * SPLIT + share < axis)
+                y.v[first + j * stride] = store_element(LOG != 0u ? kept[j] - shift : kept[j] * scale);
+        return;
+    }
+    uint at = first;
+    for (uint k = share; k < axis; k += SPLIT, at += stride) top = max(top, args.alpha * load_element(x.v[at]));
+    top = max_of(top, slot, SPLIT);
+    at = first;
+    for (uint k = share; k < axis; k += SPLIT, at += stride) total += exp(args.alpha * load_element(x.v[at]) - top);
+    total = sum_of(total, slot, SPLIT);
+    float scale = 1.0 / total, shift = log(total);
+    at = first;
+    for (uint k = share; k < axis; k += SPLIT, at += stride) {
+        float centred = args.alpha * load_element(x.v[at]) - top;
+        y.v[at] = store_element(LOG != 0u ? centred - shift : exp(centred) * scale);
+    }
+}

@@ -1,0 +1,76 @@
+// TopK along the middle of x [outer, axis, inner] into values and int64 indices [outer, k, inner], in order; equal elements
+// by lower index first, NaN as the greatest. Two ways:
+// RANK: a lane an element counts the elements that go before it, and writes itself at that place if it is below k.
+// else: SPLIT lanes a column; k times over, they find the best element after the last one found (for small k).
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 values; uvec2 indices; \
+    uint columns; uint axis; uint axis_mul; uint axis_shift; uint inner; uint inner_mul; uint inner_shift; uint k; }
+#include "args.glsl"
+#include "elements.glsl"
+#include "fastdiv.glsl"
+#include "workgroup.glsl"
+#include "sortkey.glsl"
+
+layout(constant_id = 4) const uint SPLIT = 1;
+layout(constant_id = 5) const uint ACROSS = 0;
+layout(constant_id = 6) const uint LARGEST = 1;
+
+TENSOR(uvec2, Int64Tensor)
+
+struct Candidate { KEY_T key; uint index; };
+bool before(Candidate a, Candidate b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
+Candidate better(Candidate a, Candidate b) { return before(b, a) ? b : a; }
+KEY_T key_of(COMPUTE_T v) { return sort_key(v, LARGEST != 0u, LARGEST != 0u ? ~KEY_T(0) : KEY_T(0)); }
+
+#ifdef RANK
+void main() {
+    uint id = flat_lane();
+    if (id >= args.columns * args.axis) return;
+    InTensor x = InTensor(operand(args.x, 0));
+    uint i, own;
+    uint row = fast_divmod(id, args.inner, args.inner_mul, args.inner_shift, i);
+    uint outer = fast_divmod(row, args.axis, args.axis_mul, args.axis_shift, own);
+    uint at = outer * args.axis * args.inner + i;
+    IN_T stored = x.v[id];
+    Candidate mine = Candidate(key_of(load_element(stored)), own);
+    uint rank = 0u;
+    for (uint j = 0u; j < args.axis; ++j, at += args.inner)
+        rank += uint(before(Candidate(key_of(load_element(x.v[at])), j), mine));
+    if (rank >= args.k) return;
+    uint to = (outer * args.k + rank) * args.inner + i;
+    OutTensor(operand(args.values, 1)).v[to] = OUT_T(stored);
+    Int64Tensor(operand(args.indices, 2)).v[to] = uvec2(own, 0u);
+}
+#else
+COMBINE_SHARED(best_of, Candidate, better)
+
+void main() {
+    InTensor x = InTensor(operand(args.x, 0));
+    uint width = gl_WorkGroupSize.x / SPLIT;
+    uint lane = gl_LocalInvocationID.x;
+    uint share = ACROSS != 0u ? lane % SPLIT : lane / width;
+    uint local_column = ACROSS != 0u ? lane / SPLIT : lane % width;
+    uint column = flat_group() * width + local_column;
+    bool live = column < args.columns;
+    uint i, outer = fast_divmod(live ? column : 0u, args.inner, args.inner_mul, args.inner_shift, i);
+    uint base = outer * args.axis * args.inner + i;
+    uint axis = live ? args.axis : 0u;
+    const Candidate none = Candidate(KEY_T(0), 0xffffffffu);
+    Candidate last = none;
+    for (uint place = 0u; place < args.k; ++place) {
+        Candidate best = none;
+        for (uint j = share; j < axis; j += SPLIT) {
+            Candidate candidate = Candidate(key_of(load_element(x.v[base + j * args.inner])), j);
+            if (place == 0u || before(last, candidate)) best = better(best, candidate);
+        }
+        last = best_of(best, local_column * SPLIT + share, SPLIT);
+        if (live && share == 0u) {
+            uint to = (outer * args.k + place) * args.inner + i;
+            OutTensor(operand(args.values, 1)).v[to] = OUT_T(x.v[base + last.index * args.inner]);
+            Int64Tensor(operand(args.indices, 2)).v[to] = uvec2(last.index, 0u);
+        }
+    }
+}
+#endif

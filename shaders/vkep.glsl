@@ -1,0 +1,34 @@
+// Included first by every kernel: extensions, the INDIRECT spec constant, storage types.
+#ifndef VKEP_GLSL
+#define VKEP_GLSL
+#extension GL_EXT_buffer_reference : require
+#extension GL_EXT_buffer_reference2 : require
+#extension GL_EXT_buffer_reference_uvec2 : require
+#extension GL_EXT_scalar_block_layout : require
+#extension GL_EXT_shader_explicit_arithmetic_types : require
+#extension GL_EXT_control_flow_attributes : require
+
+
+// Bit i set: operand i's address is a slot of the plan's argument table, which holds the tensor's address.
+layout(constant_id = 0) const uint INDIRECT = 0;
+
+layout(local_size_x_id = 1, local_size_y_id = 2, local_size_z_id = 3) in;
+
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer AddressSlot { uvec2 address; };
+
+uvec2 operand(uvec2 address, uint index) {
+    if (((INDIRECT >> index) & 1u) != 0u) return AddressSlot(address).address;
+    return address;
+}
+
+// What a generated epilogue or expression adds to a kernel's argument block.
+#ifndef EXTRA_OPERANDS
+#define EXTRA_OPERANDS
+#endif
+#ifndef EXTRA_PARAMS
+#define EXTRA_PARAMS
+#endif
+
+// TENSOR(float, TensorF) declares a pointer type to an array of float.
+#define TENSOR(TYPE, NAME) layout(buffer_reference, scalar) buffer NAME { TYPE v[]; };
+#endif

@@ -1,0 +1,33 @@
+"""One device for all kernel tests, and the two kinds of device that selection functions tell apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from gpu_shared.capabilities import DeviceCapabilities
+
+from tests.kernels.harness import Harness
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Iterator[Harness]:
+    harness = Harness()
+    yield harness
+    harness.close()
+
+
+@pytest.fixture(params=["cpu", "discrete", "plain"])
+def caps(request: pytest.FixtureRequest, gpu: Harness) -> DeviceCapabilities:
+    """This device as it is selected for as a CPU driver, as a GPU, and as a GPU without subgroup operations."""
+    if request.param == "plain":
+        features = gpu.caps.features - {"subgroup_shuffle", "subgroup_arithmetic"}
+        return dataclasses.replace(gpu.caps, device_type="discrete", features=features)
+    return dataclasses.replace(gpu.caps, device_type=request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240607)

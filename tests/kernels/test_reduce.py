@@ -1,0 +1,216 @@
+"""Reductions and arg-reductions against numpy at float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_shared.capabilities import DeviceCapabilities
+
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.kernels.argreduce import argreduce
+from vkep.kernels.reduce import REDUCE_OPS, reduce
+
+OPS = sorted(REDUCE_OPS)
+#: columns and rows, odd and even, short and long, few and many
+SHAPES = [(1, 1, 1), (3, 37, 1), (2, 5, 7), (5, 300, 1), (700, 9, 1), (3, 1030, 2), (1, 64, 33), (2, 3, 600)]
+
+
+def expected(op: str, x: np.ndarray) -> np.ndarray:
+    """The reduction of the middle axis in float64 (or exactly, for integers)."""
+    wide = x.astype(np.float64) if x.dtype.kind == "f" else x
+    with np.errstate(all="ignore"):
+        if op == "sum":
+            return wide.sum(1, dtype=wide.dtype)
+        if op == "mean":
+            return wide.mean(1) if x.dtype.kind == "f" else np.trunc(wide.sum(1) / x.shape[1])
+        if op == "max":
+            return wide.max(1)
+        if op == "min":
+            return wide.min(1)
+        if op == "prod":
+            return wide.prod(1, dtype=wide.dtype)
+        if op == "sumsq":
+            return (wide * wide).sum(1, dtype=wide.dtype)
+        if op == "l1":
+            return np.abs(wide).sum(1, dtype=wide.dtype)
+        if op == "l2":
+            return np.sqrt((wide.astype(np.float64) ** 2).sum(1))
+        if op == "logsum":
+            return np.log(wide.astype(np.float64).sum(1))
+        if op == "logsumexp":
+            top = wide.max(1, keepdims=True).astype(np.float64)
+            return np.log(np.exp(wide - top).sum(1)) + top[:, 0]
+        if op == "all":
+            return (wide != 0).all(1)
+        return (wide != 0).any(1)
+
+
+def run(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, dtype: str, **kwargs: bool) -> np.ndarray:
+    outer, axis, inner = array.shape
+    x, y = Tensor(array), Tensor.empty((outer, inner), array.dtype)
+    calls = reduce(op, outer, axis, inner, dtype, caps, x, y, NumpyWorkspace())
+    gpu.run(calls, **kwargs)
+    return y.array
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("all", "any")])
+def test_float32_over_shapes(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str) -> None:
+    for shape in SHAPES:
+        x = rng.uniform(0.5, 1.5, shape) if op in ("prod", "logsum") else rng.normal(size=shape) * 4
+        x = x.astype(np.float32)
+        if op == "prod":
+            x = x ** np.float32(4 / shape[1])  # keeps long products in range
+        got = run(gpu, caps, op, x, "float32")
+        scale = max(1.0, float(np.abs(expected("l1" if op in ("sum", "mean") else op, x)).max()))
+        np.testing.assert_allclose(got, expected(op, x), rtol=3e-6, atol=1e-6 * scale, err_msg=f"{op} {shape}")
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "l2", "logsumexp"])
+def test_float16_accumulates_in_float32(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str) -> None:
+    for shape in [(3, 2500, 1), (2, 513, 3)]:
+        x = rng.uniform(-1, 2, shape).astype(np.float16)
+        got = run(gpu, caps, op, x, "float16")
+        assert got.dtype == np.float16
+        np.testing.assert_allclose(got.astype(np.float64), expected(op, x), rtol=1e-3, err_msg=f"{op} {shape}")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "uint32", "uint64"])
+def test_integers(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    low = 0 if dtype.startswith("u") else -5
+    for op in ("sum", "mean", "max", "min", "prod", "sumsq", "l1"):
+        for shape in [(3, 5, 1), (2, 17, 3), (1, 90, 1)]:
+            if op in ("prod",) and shape[1] > 5:
+                continue
+            x = rng.integers(low, 6, shape).astype(dtype)
+            got = run(gpu, caps, op, x, dtype)
+            want = expected(op, x.astype(np.int64)).astype(np.int64).astype(dtype)  # wraps where the type is too small
+            if op == "mean" and np.abs(x.astype(np.int64).sum(1)).max() > np.iinfo(dtype).max:
+                continue
+            np.testing.assert_array_equal(got, want, err_msg=f"{op} {shape}")
+
+
+def test_int64_beyond_32_bits(gpu: Harness, caps: DeviceCapabilities) -> None:
+    x = np.array([[[2**40], [-(2**41)], [7]]], np.int64)
+    assert run(gpu, caps, "sum", x, "int64")[0, 0] == 2**40 - 2**41 + 7
+    assert run(gpu, caps, "min", x, "int64")[0, 0] == -(2**41)
+
+
+def test_booleans(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.uniform(size=(40, 3, 2)) < 0.6
+    np.testing.assert_array_equal(run(gpu, caps, "all", x, "bool"), x.all(1))
+    np.testing.assert_array_equal(run(gpu, caps, "any", x, "bool"), x.any(1))
+
+
+def test_bfloat16(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    from vkep.dtypes import DTYPES
+
+    x = rng.normal(size=(4, 33, 1)).astype(DTYPES["bfloat16"].numpy)
+    got = run(gpu, caps, "l2", x, "bfloat16").astype(np.float64)
+    np.testing.assert_allclose(got, np.sqrt((x.astype(np.float64) ** 2).sum(1)), rtol=2**-8)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "l1", "l2", "sumsq", "logsum", "logsumexp", "min"])
+def test_one_long_column_takes_two_passes(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str
+) -> None:
+    x = rng.uniform(0.1, 1.0, (1, 100_003, 1)).astype(np.float32)
+    y, workspace = Tensor.empty((1, 1), np.float32), NumpyWorkspace()
+    calls = reduce(op, 1, 100_003, 1, "float32", caps, Tensor(x), y, workspace)
+    assert len(calls) == 2 and len(workspace.tensors) == 1
+    gpu.run(calls)
+    np.testing.assert_allclose(y.array, expected(op, x), rtol=2e-6)
+
+
+def test_two_passes_of_float16_keep_float32_partials(gpu: Harness, caps: DeviceCapabilities) -> None:
+    x = np.full((1, 1 << 16, 1), 1.0, np.float16)
+    y, workspace = Tensor.empty((1, 1), np.float16), NumpyWorkspace()
+    gpu.run(reduce("mean", 1, 1 << 16, 1, "float16", caps, Tensor(x), y, workspace))
+    assert workspace.tensors[0].array.dtype == np.float32  # 65536 is no float16
+    assert y.array[0, 0] == 1.0
+
+
+@pytest.mark.parametrize("op", ["max", "min", "sum", "logsumexp"])
+def test_nan_propagates(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str) -> None:
+    for position in (0, 5, 99):
+        for inner in (1, 3):
+            x = rng.normal(size=(2, 100, inner)).astype(np.float32)
+            x[1, position, 0] = np.nan
+            got = run(gpu, caps, op, x, "float32")
+            assert np.isnan(got[1, 0]) and np.isfinite(got[0]).all()
+
+
+def test_infinities_in_logsumexp(gpu: Harness, caps: DeviceCapabilities) -> None:
+    inf = np.inf
+    x = np.array([[1, inf, 2], [-inf, -inf, -inf], [3, -inf, -inf], [1000, 1000, -1000]], np.float32)[:, :, None]
+    want = [[inf], [-inf], [3], [1000 + np.log(2)]]
+    np.testing.assert_allclose(run(gpu, caps, "logsumexp", x, "float32"), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [("sum", 0), ("prod", 1), ("max", -np.inf), ("min", np.inf), ("mean", np.nan), ("logsumexp", -np.inf), ("l2", 0)],
+)
+def test_empty_axis_fills_the_identity(gpu: Harness, caps: DeviceCapabilities, op: str, value: float) -> None:
+    got = run(gpu, caps, op, np.zeros((2, 0, 3), np.float32), "float32")
+    np.testing.assert_array_equal(got, np.full((2, 3), value, np.float32))
+
+
+def test_empty_axis_of_integers(gpu: Harness, caps: DeviceCapabilities) -> None:
+    for dtype in ("int8", "int32", "int64", "uint64"):
+        info, empty = np.iinfo(dtype), np.zeros((1, 0, 2), dtype)
+        assert (run(gpu, caps, "max", empty, dtype) == info.min).all()
+        assert (run(gpu, caps, "min", empty, dtype) == info.max).all()
+
+
+def test_indirect_and_in_memory_arguments(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.normal(size=(3, 50, 2)).astype(np.float32)
+    for kwargs in ({"indirect": True}, {"in_memory": True}, {"indirect": True, "in_memory": True}):
+        np.testing.assert_allclose(run(gpu, caps, "sum", x, "float32", **kwargs), x.sum(1, dtype=np.float64), atol=1e-5)
+
+
+def test_results_repeat_exactly(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.normal(size=(2, 5000, 1)).astype(np.float32)
+    assert run(gpu, caps, "sum", x, "float32").tobytes() == run(gpu, caps, "sum", x, "float32").tobytes()
+
+
+def test_empty_output_needs_no_call(gpu: Harness, caps: DeviceCapabilities) -> None:
+    assert reduce("sum", 0, 4, 2, "float32", caps, None, None) == []
+    assert argreduce("max", 2, 4, 0, "float32", caps, None, None) == []
+
+
+def test_bad_arguments(caps: DeviceCapabilities) -> None:
+    with pytest.raises(ValueError, match="operation is 'median', expected one of"):
+        reduce("median", 1, 1, 1, "float32", caps, None, None)
+    with pytest.raises(ValueError, match="element type is 'complex64'"):
+        reduce("sum", 1, 1, 1, "complex64", caps, None, None)
+    with pytest.raises(ValueError, match="fewer than 2\\*\\*31"):
+        reduce("sum", 2**16, 2**16, 1, "float32", caps, None, None)
+    with pytest.raises(ValueError, match="no float64 kernel"):
+        reduce("logsum", 1, 4, 1, "float64", caps, None, None)
+    with pytest.raises(ValueError, match="axis is empty"):
+        argreduce("max", 2, 0, 3, "float32", caps, None, None)
+
+
+def run_arg(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, last: bool = False) -> np.ndarray:
+    outer, axis, inner = array.shape
+    y = Tensor.empty((outer, inner), np.int64)
+    gpu.run(argreduce(op, outer, axis, inner, array.dtype.name, caps, Tensor(array), y, last))
+    return y.array
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8", "int8"])
+def test_arg_reductions_with_ties(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    for shape in [(1, 1, 1), (4, 37, 1), (2, 9, 50), (3, 700, 1), (1, 33, 2)]:
+        x = rng.integers(0 if dtype == "uint8" else -4, 5, shape).astype(dtype)
+        np.testing.assert_array_equal(run_arg(gpu, caps, "max", x), x.argmax(1))
+        np.testing.assert_array_equal(run_arg(gpu, caps, "min", x), x.argmin(1))
+        last = shape[1] - 1 - x[:, ::-1].argmax(1)
+        np.testing.assert_array_equal(run_arg(gpu, caps, "max", x, last=True), last)
+
+
+def test_arg_reductions_of_special_floats(gpu: Harness, caps: DeviceCapabilities) -> None:
+    x = np.array([[-0.0, 0.0, -1e-40, 1e-40], [np.inf, 3, np.nan, np.nan], [-np.inf, -np.inf, -3, 2]], np.float32)[:, :, None]
+    np.testing.assert_array_equal(run_arg(gpu, caps, "max", x[1:])[:, 0], [2, 3])
+    np.testing.assert_array_equal(run_arg(gpu, caps, "min", x[1:])[:, 0], [2, 0])
+    zeros = np.array([[[-0.0], [0.0]]], np.float32)
+    assert run_arg(gpu, caps, "max", zeros)[0, 0] == 0 == run_arg(gpu, caps, "min", zeros)[0, 0]

@@ -1,0 +1,92 @@
+"""What a user gets from `pip install`: the right files, and shaders that are found."""
+
+from __future__ import annotations
+
+import site
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import ROOT, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+SHADERS = sorted(path.name for path in (ROOT / "shaders").iterdir() if path.suffix in (".comp", ".glsl"))
+
+# Printed as one line each: where vkep, gpu_shared and the shaders were found, and the shaders' names.
+LOOK = """
+import gpu_shared.errors, vkep, vkep.shaders
+root = vkep.shaders.glsl_root()
+print(vkep.__file__, gpu_shared.errors.__file__, root, sep="\\n")
+print(*sorted(path.name for path in root.iterdir() if path.suffix in (".comp", ".glsl")))
+"""
+
+
+def fresh_environment(folder: Path) -> Path:
+    """A new virtual environment's interpreter. It sees this one's dependencies, but not its vkep: the packages here
+    are linked one by one, and the editable install's path file is left out."""
+    venv.create(folder, with_pip=False)
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    for entry in Path(site.getsitepackages()[0]).iterdir():
+        if "vkep" not in entry.name and entry.suffix != ".pth" and entry.name not in ("gpu_shared", "__pycache__"):
+            (packages / entry.name).symlink_to(entry)
+    return python
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable", "sdist"])
+def test_an_install_finds_its_shaders(kind: str, wheel: Path, sdist: Path, source_copy: Path, tmp_path: Path) -> None:
+    python = fresh_environment(tmp_path / "environment")
+    what = {"wheel": [wheel], "editable": ["-e", source_copy], "sdist": [sdist]}[kind]
+    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", *what, cwd=tmp_path)
+    vkep_file, shared_file, root, names = run(python, "-c", LOOK, cwd=tmp_path).splitlines()
+    home = source_copy if kind == "editable" else tmp_path / "environment"
+    assert Path(vkep_file).is_relative_to(home)
+    assert Path(shared_file).is_relative_to(home)
+    assert Path(root) == (source_copy / "shaders" if kind == "editable" else Path(vkep_file).parent / "_glsl")
+    assert names.split() == SHADERS
+    assert "usage" in run(python.parent / "vkep", "--help", cwd=tmp_path).lower()
+
+
+def test_the_wheel_holds_what_it_should_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {f"vkep/_glsl/{name}" for name in SHADERS} <= names
+    assert {"vkep/py.typed", "gpu_shared/py.typed", "vkep/__init__.py", "gpu_shared/vk.py"} <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"vkep", "gpu_shared"}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vkep").rglob("*.py")}
+    modules |= {path.relative_to(ROOT / "registry").as_posix() for path in (ROOT / "registry").rglob("*.py")}
+    assert modules <= names
+
+
+def test_the_sdist_is_complete(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"shaders/{name}" for name in SHADERS} <= names
+    for path in (
+        "pyproject.toml", "LICENSE", "README.md", "CONTRIBUTING.md", "Makefile", ".ci/run", "tools/setup.sh",
+        "tools/models/catalog.py", "registry/gpu_shared/vk.py", "docs/architecture.md", "tests/test_floors.py",
+    ):  # fmt: skip
+        assert path in names, path
+
+
+def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata_name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(metadata_name).decode()
+    core = [
+        line.partition(": ")[2].split(">")[0].lower().replace("-", "_")
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist: ") and "extra ==" not in line
+    ]
+    assert sorted(core) == [
+        "ai_ml_sdk_scenario_runner", "cffi", "ml_dtypes", "numpy", "onnx", "platformdirs", "rich", "typer", "vulkan",
+    ]  # fmt: skip
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Python: >=3.10" in metadata

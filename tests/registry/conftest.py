@@ -1,0 +1,45 @@
+"""Fixtures of the shared runtime's tests: a device that must be there, and no Vulkan object left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import gpu_shared
+import pytest
+from gpu_shared.errors import DriverNotFoundError
+
+
+@pytest.fixture(scope="session")
+def gpu() -> gpu_shared.DeviceInfo:
+    """The device that the tests run on. Without a driver tests fail, unless VKEP_ALLOW_NO_GPU=1 lets them be skipped."""
+    try:
+        return gpu_shared.select_device(gpu_shared.list_devices())
+    except DriverNotFoundError as error:
+        if os.environ.get("VKEP_ALLOW_NO_GPU") == "1":
+            pytest.skip(f"no Vulkan driver: {error}")
+        pytest.fail(f"no Vulkan driver (VKEP_ALLOW_NO_GPU=1 skips these tests): {error}")
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Every Vulkan object that the test made is gone at its end."""
+    gc.collect()
+    before = gpu_shared.live_counts()
+    yield
+    gc.collect()
+    assert gpu_shared.live_counts() == before
+
+
+@pytest.fixture
+def context(gpu: gpu_shared.DeviceInfo, no_leaks: None) -> Iterator[gpu_shared.SharedGpuContext]:
+    with gpu_shared.SharedGpuContext.create({"gpu_shared_context_token": "tests"}, device=gpu) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def add_spirv() -> bytes:
+    """y[i] = x[i] + ADDEND over n ints: push constants x, y (addresses), n; spec constants 1 (local size) and 4 (ADDEND)."""
+    return (Path(__file__).parent / "data" / "add.spv").read_bytes()

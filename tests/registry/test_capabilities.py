@@ -1,0 +1,45 @@
+"""The capabilities record: factories, JSON, restriction, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from gpu_shared.capabilities import FEATURE_NAMES, REQUIRED_FEATURES, CooperativeMatrixShape, DeviceCapabilities
+
+
+def test_factories_take_changes():
+    device = DeviceCapabilities.for_tests(subgroup_size=32, name="imagined")
+    assert (device.name, device.subgroup_size) == ("imagined", 32)
+    assert device.has("float16", "int64")
+    least = DeviceCapabilities.generic()
+    assert REQUIRED_FEATURES <= least.features
+    assert not least.has("float16")
+    assert least.max_shared_memory_bytes == 16384
+
+
+def test_json_round_trip():
+    shape = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
+    device = DeviceCapabilities.for_tests(
+        features=FEATURE_NAMES, cooperative_matrix_shapes=(shape,), extensions=frozenset({"VK_b", "VK_a"})
+    )
+    data = json.loads(device.to_json())
+    assert data["extensions"] == ["VK_a", "VK_b"]
+    assert DeviceCapabilities.from_dict(data) == device
+
+
+def test_restriction_drops_what_is_off():
+    shape = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
+    device = DeviceCapabilities.for_tests(features=FEATURE_NAMES, cooperative_matrix_shapes=(shape,))
+    less = device.restricted_to((), {"float16"})
+    assert less.features == {"float16"}
+    assert less.cooperative_matrix_shapes == ()
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="float61"):
+        DeviceCapabilities.for_tests().has("float61")
+    with pytest.raises(ValueError, match="unknown features"):
+        DeviceCapabilities(name="x", features=frozenset({"magic"}))
+    with pytest.raises(ValueError, match="device_type"):
+        DeviceCapabilities(name="x", device_type="quantum")

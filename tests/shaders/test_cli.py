@@ -1,0 +1,159 @@
+"""``vkep shaders``: output, JSON and exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vkep.cli import shaders
+from vkep.kernels.kernel import Kernel
+from vkep.shaders import tool
+from vkep.shaders.cache import PrebuiltSpirv
+from vkep.shaders.reflect import reflect
+
+OWN = """#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "helper.glsl"
+layout(local_size_x = 64) in;
+layout(push_constant) uniform P { T scale; } args;
+void main() { T value = helper(args.scale); }
+"""
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    def invoke(*arguments: object) -> Any:
+        return CliRunner().invoke(shaders.app, [str(argument) for argument in arguments])
+
+    return invoke
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "helper.glsl").write_text("T helper(T x) { return x * x; }\n")
+    (tmp_path / "own.comp").write_text(OWN)
+    return tmp_path / "own.comp"
+
+
+@pytest.fixture
+def declared(kernel: Kernel, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """vkep with one kernel only, whose file is returned."""
+    file = tmp_path / "scale.comp"
+    file.write_text(template)
+    only = Kernel(str(file), kernel.operands, kernel.params, kernel.spec, variants=({}, {"FAST": "1"}))
+    monkeypatch.setattr(tool, "all_kernels", lambda: (only,))
+    monkeypatch.setattr(tool, "undeclared_sources", list)
+    return file
+
+
+def test_compile_an_own_shader(run, own: Path, tmp_path: Path) -> None:
+    result = run("compile", own, "-D", "T=float", "-I", tmp_path / "lib", "--out", tmp_path / "sub" / "own.spv")
+    assert result.exit_code == 0, result.output
+    assert reflect((tmp_path / "sub" / "own.spv").read_bytes()).arguments[0].type == "float"
+
+
+def test_an_own_shader_lands_beside_its_source(run, own: Path, tmp_path: Path) -> None:
+    assert run("compile", own, "-DT=int", "-I", tmp_path / "lib").exit_code == 0
+    assert reflect((tmp_path / "own.spv").read_bytes()).arguments[0].type == "int"
+
+
+def test_an_own_shader_with_an_error(run, own: Path, tmp_path: Path) -> None:
+    result = run("compile", own, "-D", "T=nosuch", "-I", tmp_path / "lib")
+    assert result.exit_code == 1
+    assert "helper.glsl:1: error:" in result.output
+    assert not (tmp_path / "own.spv").exists()
+    result = run("compile", own, "-D", "T=nosuch", "-I", tmp_path / "lib", "--json")
+    (file,) = json.loads(result.stdout)["files"]
+    assert not file["ok"]
+    assert (Path(file["diagnostics"][0]["file"]).name, file["diagnostics"][0]["line"]) == ("helper.glsl", 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compile", "none.comp"],
+        ["compile", "--define", "T=float"],
+        ["compile", "--kernel", "none"],
+        ["compile", "--jobs", "0"],
+        ["compile", "{own}", "-k", "softmax"],
+        ["compile", "{own}", "-D", "=1"],
+        ["compile", "{own}", "-D", "1A=1"],
+        ["compile", "{own}", "-I", "none"],
+        ["compile", "{own}", "{own}"],
+        ["reflect", "none.spv"],
+        ["polish"],
+    ],
+)
+def test_wrong_usage_is_status_2(run, own: Path, arguments: list[str]) -> None:
+    result = run(*(argument.format(own=own) for argument in arguments))
+    assert result.exit_code == 2, result.output
+
+
+def test_compile_declared_variants_then_all_from_the_cache(run, declared: Path, tmp_path: Path) -> None:
+    first = json.loads(run("compile", "--json", "--jobs", "1", "--out", tmp_path / "pre").stdout)
+    assert [row["origin"] for row in first["variants"]] == ["compiler", "compiler"]
+    assert len(PrebuiltSpirv(tmp_path / "pre")) == 2
+    second = run("compile")
+    assert second.exit_code == 0
+    assert "2 variants, 0 with problems; 0 compiled now, 2 from the cache" in second.output
+
+
+def test_check_reports_a_difference(run, declared: Path) -> None:
+    assert run("check", "--json").exit_code == 0
+    declared.write_text(declared.read_text().replace("float alpha;", "int alpha;"))
+    result = run("check", "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["failed"] == 4  # two variants, each with arguments in push constants and in memory
+    assert "argument 'alpha' is int in GLSL, float in Python" in report["variants"][0]["problems"]
+    assert "is int in GLSL" in run("check").output
+
+
+def test_compile_reports_an_error_and_writes_nothing(run, declared: Path, tmp_path: Path) -> None:
+    declared.write_text(declared.read_text().replace("* args.alpha", "* nosuch"))
+    result = run("compile", "--json", "--out", tmp_path / "pre")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["variants"][0]["diagnostics"][0]["file"] == str(declared)
+    assert not (tmp_path / "pre").exists()
+
+
+def test_list(run, declared: Path) -> None:
+    report = json.loads(run("list", "--json").stdout)
+    assert [row["defines"] for row in report["variants"]] == [{}, {"FAST": "1"}]
+    assert report["environment"]["compiler"]["version"]
+    assert "FAST=1" in run("list", "-k", declared).output
+
+
+def test_reflect_glsl_and_spirv(run, declared: Path, tmp_path: Path) -> None:
+    run("compile", declared, "--out", tmp_path / "s.spv")
+    from_spirv = json.loads(run("reflect", tmp_path / "s.spv", "--json").stdout)
+    from_glsl = json.loads(run("reflect", declared, "--json").stdout)
+    assert from_spirv == from_glsl
+    assert from_spirv["shared_memory_bytes"] == 16 * 17 * 4
+    in_memory = json.loads(run("reflect", declared, "--args-in-memory", "--json").stdout)
+    assert in_memory["arguments_in_memory"]
+    assert in_memory["push_constant_bytes"] == 8
+    shown = run("reflect", declared).output
+    assert "argument    16  uint         n" in shown
+    assert "TILE = 16" in shown
+
+
+def test_no_compiler_is_status_1_with_advice(run, declared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKEP_GLSLANG", "/nowhere/glslang")
+    result = run("compile", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"]["kind"] == "CompilerNotFoundError"
+    assert "VKEP_GLSLANG" in result.stderr
+
+
+def test_a_broken_module_is_status_1(run, tmp_path: Path) -> None:
+    (tmp_path / "broken.spv").write_bytes(bytes.fromhex("03022307") + bytes(20))
+    result = run("reflect", tmp_path / "broken.spv")
+    assert result.exit_code == 1
+    assert "SPIR-V version" in result.output

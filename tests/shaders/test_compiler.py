@@ -1,0 +1,243 @@
+"""The glslang wrapper: finding compilers, messages with file and line, definitions, includes."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from vkep.shaders import compiler as compiler_module
+from vkep.shaders.compiler import Compiler, find_compiler, open_compiler, parse_messages
+from vkep.shaders.errors import CompilerNotFoundError, ShaderCompileError
+from vkep.shaders.reflect import reflect
+from vkep.shaders.source import parse_source
+
+MINIMAL = "#version 460\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without any compiler: no package, an empty search path (returned)."""
+    monkeypatch.delenv("VKEP_GLSLANG", raising=False)
+    monkeypatch.setattr(compiler_module.importlib.util, "find_spec", lambda name: None)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def _installed() -> list[Path]:
+    return list(compiler_module._installed())
+
+
+@pytest.fixture(params=_installed(), ids=lambda path: path.name)
+def each(request: pytest.FixtureRequest) -> Compiler:
+    """Every compiler of this machine in turn."""
+    return open_compiler(request.param)
+
+
+def script(path: Path, body: str) -> Path:
+    path.write_text(f"#!{sys.executable}\nimport sys\n{body}")
+    path.chmod(0o755)
+    return path
+
+
+def test_each_compiler_writes_spirv_1_6(each: Compiler) -> None:
+    assert each.targets_spirv_1_6
+    assert each.version
+    assert each.version in each.identity
+    assert each.kind in each.identity
+
+
+def test_each_compiler_names_file_line_and_quotes_the_source(each: Compiler, tmp_path: Path) -> None:
+    file = str(tmp_path / "own kernel.comp")
+    text = MINIMAL.replace("{}", "{\n    float a = 1.0;\n    a = nosuch(a) + FACTOR;\n}")
+    with pytest.raises(ShaderCompileError, match="nosuch") as caught:
+        each.compile(text, file=file, defines={"FACTOR": "1.0", "BODY": "a;\nb;\nc;"})
+    error = caught.value
+    assert (error.file, error.line) == (file, 5)
+    assert error.source_line == "    a = nosuch(a) + FACTOR;"
+    assert "no matching overloaded function" in error.message
+    shown = str(error)
+    assert f"{file}:5: error:" in shown
+    assert "a = nosuch(a) + FACTOR;" in shown
+    assert "FACTOR = 1.0" in shown
+
+
+def test_each_compiler_names_the_line_of_an_included_file(each: Compiler, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "broken.glsl").write_text("float fine() { return 1.0; }\nfloat broken() { return nosuch; }\n")
+    text = (
+        "#version 460\n#extension GL_GOOGLE_include_directive : require\n"
+        '#include "broken.glsl"\nlayout(local_size_x = 1) in;\nvoid main() { alsono(); }\n'
+    )
+    with pytest.raises(ShaderCompileError) as caught:
+        each.compile(text, file=str(tmp_path / "k.comp"), include_dirs=[tmp_path / "lib"])
+    assert caught.value.file == str(tmp_path / "lib" / "broken.glsl")
+    assert caught.value.line == 2
+    assert caught.value.source_line == "float broken() { return nosuch; }"
+
+
+def test_each_compiler_keeps_counting_behind_an_include(each: Compiler, tmp_path: Path) -> None:
+    (tmp_path / "fine.glsl").write_text("float fine() { return 1.0; }\n" + "\n" * 9)
+    text = (
+        "#version 460\n#extension GL_GOOGLE_include_directive : require\n"
+        '#include "fine.glsl"\nlayout(local_size_x = 1) in;\nvoid main() { nosuch(); }\n'
+    )
+    with pytest.raises(ShaderCompileError) as caught:
+        each.compile(text, file=str(tmp_path / "k.comp"))
+    assert (Path(caught.value.file).name, caught.value.line) == ("k.comp", 5)
+
+
+def test_each_compiler_says_where_a_missing_include_stands(each: Compiler) -> None:
+    text = MINIMAL.replace("layout", '#extension GL_GOOGLE_include_directive : require\n#include "none.glsl"\nlayout')
+    with pytest.raises(ShaderCompileError, match=r"none\.glsl") as caught:
+        each.compile(text, file="k.comp")
+    assert (caught.value.file, caught.value.line) == ("k.comp", 3)
+
+
+def test_each_compiler_takes_includes_of_several_folders_and_of_an_untaken_branch(
+    each: Compiler, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.glsl").write_text(
+            f"#ifndef {name}_G\n#define {name}_G\nint {name}() {{ return 1; }}\n#endif\n"
+        )
+    text = (
+        "#version 460\n#extension GL_GOOGLE_include_directive : require\n"
+        '#include "one.glsl"\n#include "two.glsl"\n#include "one.glsl"\n'
+        '#ifdef NEVER\n#include "missing.glsl"\n#endif\n'
+        "layout(local_size_x = 8) in;\nvoid main() { int i = one() + two(); }\n"
+    )
+    binary = each.compile(text, file=str(tmp_path / "k.comp"), include_dirs=[tmp_path / "one", tmp_path / "two"])
+    assert reflect(binary).local_size == (8, 1, 1)
+    assert str(tmp_path).encode() not in binary
+
+
+def test_each_compiler_gives_the_same_bytes_wherever_the_files_lie(each: Compiler, tmp_path: Path) -> None:
+    binaries = set()
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "b.glsl").write_text("float b() { return 2.0; }\n")
+        text = (
+            "#version 460\n#extension GL_GOOGLE_include_directive : require\n"
+            '#include "b.glsl"\nlayout(local_size_x = 1) in;\nvoid main() { float f = b(); }\n'
+        )
+        binaries.add(each.compile(text, file=str(tmp_path / name / "k.comp")))
+    assert len(binaries) == 1
+
+
+def test_each_compiler_takes_definitions_of_many_tokens_and_lines(each: Compiler) -> None:
+    text = "#version 460\nlayout(local_size_x = SIZE) in;\nDECLS\nvoid main() { BODY }\n"
+    defines = {
+        "SIZE": "4 * 8",
+        "DECLS": "float f(float a)\n{\n    return TWICE(a);\n}",
+        "BODY": "f(1.0);",
+        "TWICE(a)": "(a) * 2.0",
+    }
+    assert reflect(each.compile(text, defines=defines)).local_size == (32, 1, 1)
+
+
+def test_each_compiler_answers_what_it_supports(each: Compiler) -> None:
+    assert each.supports("GL_EXT_buffer_reference_uvec2")
+    assert not each.supports("GL_EXT_made_up_for_this_test")
+    with pytest.raises(ValueError, match="no GLSL extension name"):
+        each.supports("cooperative matrix")
+
+
+def test_an_empty_source_is_an_error_with_the_file(compiler: Compiler) -> None:
+    with pytest.raises(ShaderCompileError) as caught:
+        compiler.compile("", file="empty.comp")
+    assert "empty.comp" in str(caught.value)
+
+
+def test_messages_of_shaderc_are_read() -> None:
+    source = parse_source("#version 460\nfoo;\n", "a b/k.comp")
+    printed = "a b/k.comp:2: error: 'foo' : undeclared identifier\na b/k.comp:1: warning: old\n1 error generated.\n"
+    found = parse_messages(printed, source)
+    assert [(d.severity, d.file, d.line, d.message, d.source_line) for d in found] == [
+        ("error", "a b/k.comp", 2, "'foo' : undeclared identifier", "foo;"),
+        ("warning", "a b/k.comp", 1, "old", "#version 460"),
+    ]
+
+
+def test_messages_of_glslang_are_read_without_the_noise() -> None:
+    source = parse_source("#version 460\nfoo;\n", "C:/x/k.comp")
+    printed = (
+        "k.comp\nERROR: C:/x/k.comp:2: 'foo' : undeclared identifier \n"
+        "ERROR: C:/x/k.comp:2: '' : compilation terminated \n"
+        "ERROR: 2 compilation errors.  No code generated.\n\nSPIR-V is not generated for failed compile or link\n"
+    )
+    (only,) = parse_messages(printed, source)
+    assert (only.file, only.line, only.source_line) == ("C:/x/k.comp", 2, "foo;")
+
+
+def test_without_a_compiler_the_error_says_what_to_install(bare: Path) -> None:
+    with pytest.raises(CompilerNotFoundError, match="pip install ai-ml-sdk-scenario-runner") as caught:
+        find_compiler()
+    assert "glslang-tools" in str(caught.value)
+    assert "VKEP_GLSLANG" in str(caught.value)
+
+
+def test_a_system_glslang_is_the_fallback(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.which("glslangValidator", path=os.defpath + os.pathsep + "/usr/local/bin")
+    if real is None:
+        pytest.skip("glslangValidator is not installed")
+    (bare / "glslangValidator").symlink_to(real)
+    found = find_compiler()
+    assert found.kind == "glslang"
+    assert reflect(found.compile(MINIMAL)).version == (1, 6)
+
+
+def test_a_compiler_that_does_not_run_is_skipped_with_a_warning(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script(bare / "glslangValidator", "print('I am something else')")
+    script(bare / "glslc", "print('shaderc v2099.1\\nspirv-tools v1\\nglslang 15')")
+    found = find_compiler()
+    assert (found.kind, found.version) == ("shaderc", "v2099.1")
+    assert "something else" in caplog.text
+
+
+def test_the_environment_variable_comes_first_and_is_not_ignored(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(bare / "glslangValidator", "print('Glslang Version: 11:1.0.0')")
+    chosen = script(bare / "mine", "print('Glslang Version: 11:9.9.9')")
+    monkeypatch.setenv("VKEP_GLSLANG", str(chosen))
+    assert find_compiler().version == "11:9.9.9"
+    monkeypatch.setenv("VKEP_GLSLANG", str(bare / "gone"))
+    with pytest.raises(CompilerNotFoundError, match="VKEP_GLSLANG"):
+        find_compiler()
+
+
+def test_a_compiler_that_gives_nothing_or_garbage_is_an_error(bare: Path) -> None:
+    silent = script(bare / "silent", "print('Glslang Version: 1')")
+    with pytest.raises(ShaderCompileError, match="gave no SPIR-V"):
+        open_compiler(silent).compile(MINIMAL, file="k.comp")
+    garbage = script(
+        bare / "garbage",
+        "a = sys.argv\nprint('Glslang Version: 1')\n'-o' in a and open(a[a.index('-o') + 1], 'w').write('no')",
+    )
+    with pytest.raises(ValueError, match="malformed module"):
+        open_compiler(garbage).compile(MINIMAL, file="k.comp")
+
+
+def test_a_carried_compiler_without_the_execute_bit_is_run_from_a_copy(
+    bare: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "scenario_runner"
+    carried = package / "binaries" / "bin" / "glslc"
+    carried.parent.mkdir(parents=True)
+    version = '{"version": "7.7.7", "dependencies": ["glslang=x"]}'
+    script(carried, f"print({version!r})").chmod(0o644)
+    spec = importlib.machinery.ModuleSpec("scenario_runner", None, is_package=True)
+    spec.submodule_search_locations = [str(package)]
+    monkeypatch.setattr(compiler_module.importlib.util, "find_spec", lambda name: spec)
+    found = find_compiler()
+    assert (found.kind, found.version) == ("scenario-runner", "7.7.7")
+    assert own_cache in found.path.parents
+    assert stat.S_IMODE(carried.stat().st_mode) == 0o644
+    assert find_compiler().path == found.path

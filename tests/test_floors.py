@@ -1,0 +1,247 @@
+"""Holds the table of docs/architecture.md: who may import whom, how long a file may be, what no file may name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST_FILE = 400
+
+SHARED, PURE, DEVICE, SESSION, FRONT = 1, 2, 3, 4, 5
+
+# Longest match wins: `vkep.memory.bfc` is pure, the rest of `vkep.memory` is not.
+FLOOR_OF = {
+    "gpu_shared": SHARED,
+    "vkep.errors": PURE,
+    "vkep.dtypes": PURE,
+    "vkep.graph": PURE,
+    "vkep.ops": PURE,
+    "vkep.lowering": PURE,
+    "vkep.kernels": PURE,
+    "vkep.plan": PURE,
+    "vkep.shaders": PURE,
+    # The arena's arithmetic: which bytes, not whose memory.
+    "vkep.memory.bfc": PURE,
+    "vkep.memory.chunks": PURE,
+    "vkep.memory.config": PURE,
+    "vkep.memory.dump": PURE,
+    "vkep.memory.records": PURE,
+    "vkep.memory.regions": PURE,
+    "vkep.memory": DEVICE,
+    "vkep.device": DEVICE,
+    "vkep.session": SESSION,
+    "vkep.cli": FRONT,
+    "vkep.backend": FRONT,
+    "vkep.ort": FRONT,
+    "vkep.executorch": FRONT,
+    "vkep.__init__": FRONT,
+    "vkep.__main__": FRONT,
+}
+# What the pure side may use of the shared runtime: modules without a Vulkan call.
+PURE_SHARED = {"gpu_shared.compile_spec", "gpu_shared.capabilities", "gpu_shared.errors"}
+# Import names, not project names: `google` is protobuf, which onnx brings.
+THIRD_PARTY = {
+    SHARED: {"cffi", "vulkan"},
+    PURE: {"numpy", "onnx", "google", "ml_dtypes", "platformdirs", "scenario_runner"},
+    DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
+    SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime"},
+    FRONT: {"numpy", "onnx", "ml_dtypes", "typer", "click", "rich", "onnxruntime", "cffi"},
+}
+VULKAN_MODULE = "gpu_shared.vk"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and where: `importer` is a dotted module name."""
+
+    importer: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def imports_of(source: str, importer: str, known: set[str]) -> Iterator[Import]:
+    """Every import of a module's source, those inside functions and TYPE_CHECKING blocks too.
+
+    `from a import b` yields `a.b` when that is a module of `known`, else `a`. Relative imports are made absolute.
+    """
+    package = importer.removesuffix(".__init__") if importer.endswith(".__init__") else importer.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(importer, alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield Import(importer, inner if inner in known else base, node.lineno)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = ast.unparse(node.func)
+            if name in ("importlib.import_module", "import_module", "__import__"):
+                yield Import(importer, str(node.args[0].value), node.lineno)
+
+
+def floor_of(module: str) -> int | None:
+    """The floor of a module of ours, None for one that the table does not know."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        floor = FLOOR_OF.get(".".join(parts[:length]))
+        if floor is not None:
+            return floor
+    return FLOOR_OF["vkep.__init__"] if module == "vkep" else None
+
+
+def why_not(item: Import) -> str | None:
+    """Why an import is not allowed, None when it is."""
+    own = floor_of(item.importer)
+    if own is None:
+        return f"{item.importer} is on no floor: add it to docs/architecture.md and to this table"
+    top = item.imported.split(".")[0]
+    if top == "vulkan" and item.importer != VULKAN_MODULE:
+        return f"only {VULKAN_MODULE} may import vulkan"
+    if top in ("vkep", "gpu_shared"):
+        other = floor_of(item.imported)
+        if other is None:
+            return f"{item.imported} is on no floor"
+        if other > own:
+            return f"floor {own} may not import floor {other}"
+        # The package itself would bring in the device floor through its __init__.
+        if own == PURE and top == "gpu_shared" and item.imported not in PURE_SHARED:
+            return f"the pure side may only import {', '.join(sorted(PURE_SHARED))}"
+        return None
+    if top in ("registry", "tools", "tests"):
+        return f"{top} is not part of the installed package"
+    if top not in sys.stdlib_module_names and top not in THIRD_PARTY[own]:
+        return f"floor {own} may only import {', '.join(sorted(THIRD_PARTY[own]))} from other projects"
+    return None
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name to file, of every module of the two packages."""
+    found = {}
+    for base, package in ((ROOT, "vkep"), (ROOT / "registry", "gpu_shared")):
+        for path in sorted((base / package).rglob("*.py")):
+            found[".".join(path.relative_to(base).with_suffix("").parts)] = path
+    return found
+
+
+MODULES = modules()
+KNOWN = set(MODULES) | {name.removesuffix(".__init__") for name in MODULES}
+
+
+def test_there_is_something_to_check() -> None:
+    assert "vkep.__init__" in MODULES
+    assert any(name.startswith("gpu_shared.") for name in MODULES)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_imports_only_from_its_floor_or_below(module: str) -> None:
+    found = imports_of(MODULES[module].read_text(encoding="utf-8"), module, KNOWN)
+    broken = [f"{item}: {reason}" for item in found if (reason := why_not(item))]
+    assert not broken, "\n".join(broken)
+    assert floor_of(module) is not None, f"{module} is on no floor: add it to docs/architecture.md and to this table"
+
+
+@pytest.mark.parametrize(
+    ("importer", "source", "reason"),
+    [
+        ("vkep.plan.records", "from vkep.session import InferenceSession", "floor 2 may not import floor 4"),
+        ("vkep.plan.records", "def f():\n    import vkep.device.arena", "floor 2 may not import floor 3"),
+        ("vkep.plan.records", "if TYPE_CHECKING:\n    from vkep.memory import arena", "floor 2 may not import floor 3"),
+        ("vkep.plan.records", "from vkep import InferenceSession", "floor 2 may not import floor 5"),
+        ("vkep.ops.math", "from gpu_shared.context import SharedGpuContext", "the pure side may only import"),
+        ("vkep.ops.math", "import gpu_shared", "the pure side may only import"),
+        ("vkep.device.arena", "import vulkan", "only gpu_shared.vk may import vulkan"),
+        ("gpu_shared.context", "from vulkan import vkCreateDevice", "only gpu_shared.vk may import vulkan"),
+        (
+            "gpu_shared.context",
+            "import importlib\nimportlib.import_module('vkep.plan')",
+            "floor 1 may not import floor 2",
+        ),
+        ("gpu_shared.context", "import numpy", "floor 1 may only import"),
+        ("vkep.session.run", "from .. import cli", "floor 4 may not import floor 5"),
+        ("vkep.session.__init__", "from ..cli import main", "floor 4 may not import floor 5"),
+        ("vkep.nowhere", "import os", "is on no floor"),
+        ("vkep.cli.app", "from tools import bench", "is not part of the installed package"),
+    ],
+)
+def test_the_check_finds_what_is_not_allowed(importer: str, source: str, reason: str) -> None:
+    known = {"vkep.cli", "vkep.plan", "vkep.memory.arena"}
+    reasons = [why_not(item) for item in imports_of(source, importer, known)]
+    assert any(found and reason in found for found in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        ("vkep.session.run", "from vkep.device import x\nfrom vkep.plan.records import Plan\nimport gpu_shared"),
+        ("vkep.device.arena", "from vkep.memory.bfc import Bfc\nfrom gpu_shared import vk"),
+        ("vkep.ops.math", "import numpy as np\nfrom gpu_shared.errors import GpuError\nfrom .table import declare"),
+        ("gpu_shared.vk", "import vulkan"),
+    ],
+)
+def test_the_check_lets_pass_what_is_allowed(importer: str, source: str) -> None:
+    assert [why_not(item) for item in imports_of(source, importer, {"gpu_shared.vk"}) if why_not(item)] == []
+
+
+SKIPPED_FOLDERS = {"build", "dist", "models", "bench-results", "node_modules", "__pycache__"}
+CODE = {".py", ".comp", ".glsl", ".sh"}
+TEXT = CODE | {".toml", ".md", ".cfg", ".yml", ".yaml", ".json"}
+
+
+def repository_files() -> Iterator[Path]:
+    """The repository's own files: hidden folders (but .ci), builds and results left out."""
+    pending = [ROOT]
+    while pending:
+        for path in sorted(pending.pop().iterdir()):
+            hidden = path.name.startswith(".") and path.name != ".ci"
+            if path.is_dir():
+                if not hidden and (path.name not in SKIPPED_FOLDERS or path == ROOT / "tools" / "models"):
+                    pending.append(path)
+            elif path.suffix in TEXT or path.name in ("Makefile", "run"):
+                yield path
+
+
+def test_no_code_file_is_too_long() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in repository_files()
+        if path.suffix in CODE and (lines := len(path.read_text(encoding="utf-8").splitlines())) >= LONGEST_FILE
+    }
+    assert not long, f"files of {LONGEST_FILE} lines or more (is there a wall missing?): {long}"
+
+
+# A temporary folder comes from tempfile or a fixture; a mirror or an index from the machine's own configuration.
+# The brackets keep these patterns from finding themselves.
+MACHINE_NAMES = re.compile(
+    r"/wor[k]/|/far[m]/|/tm[p]/[a-z]|/hom[e]/[a-z]|/roo[t]/|"
+    r"(?:deb|archive|security|snapshot)\.(?:debia[n]|ubunt[u])\.|pyp[i]\.org|pythonhoste[d]",
+)
+
+
+def test_no_file_names_a_machine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in repository_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if MACHINE_NAMES.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_file_walk_sees_all_rooms() -> None:
+    seen = {path.relative_to(ROOT).parts[0] for path in repository_files()}
+    assert {"vkep", "registry", "shaders", "tests", "tools", "docs", ".ci", "Makefile"} <= seen
+    assert ROOT / "tools" / "models" / "__main__.py" in set(repository_files())

@@ -1,0 +1,112 @@
+"""Command line: `python -m tools.bench [--models ...] [--peers ...] [--rounds N] [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from contextlib import nullcontext
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rich.console import Console
+
+from tools.bench.machine import machine_info
+from tools.bench.measure import Result, measure_model
+from tools.bench.peers import DEFAULT_PEERS, PEERS
+from tools.bench.table import markdown_table, terminal_table
+from tools.models.catalog import BENCHMARKS, CATALOG, MICRO, Options, write_model
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's arguments."""
+    made = argparse.ArgumentParser(prog="python -m tools.bench", description="Measure vkep and its peers side by side.")
+    made.add_argument("--models", nargs="+", metavar="M", help=f"names ({', '.join(CATALOG)}) or .onnx files with .npz")
+    made.add_argument("--ops", action="store_true", help="the one-operator models instead of whole models")
+    made.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(DEFAULT_PEERS), metavar="P",
+                      help=f"any of: {', '.join(PEERS)} (default: {', '.join(DEFAULT_PEERS)})")  # fmt: skip
+    made.add_argument("--rounds", type=int, default=10, help="turns of every peer (default: 10)")
+    made.add_argument("--folder", type=Path, default=Path("models"), help="where models are, or are made (models)")
+    made.add_argument("--json", type=Path, help="write everything measured to this file")
+    made.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    made.add_argument("--timeout", type=float, default=300, help="seconds to wait for a peer's answer (default: 300)")
+    made.add_argument("--cold", action="store_true", help="workers get empty caches (XDG_CACHE_HOME and Mesa's)")
+    return made
+
+
+def find_models(names: list[str], folder: Path, console: Console) -> list[Path]:
+    """Paths of the models; those of the catalog that are missing are made.
+
+    Raises:
+        ValueError: for a name that is neither in the catalog nor a file with an .npz beside it.
+    """
+    found = []
+    for name in names:
+        path = Path(name) if name.endswith(".onnx") else folder / f"{name}.onnx"
+        if not (path.exists() and path.with_suffix(".npz").exists()):
+            if name not in CATALOG:
+                raise ValueError(f"{name} is no model of the catalog, and {path} with its .npz is not there")
+            console.print(f"making {path}")
+            write_model(name, folder, Options())
+        found.append(path)
+    return found
+
+
+def cold_environment(folder: str) -> dict[str, str]:
+    """Variables that point shader and plan caches at an empty folder."""
+    return dict.fromkeys(("XDG_CACHE_HOME", "MESA_SHADER_CACHE_DIR", "VKEP_CACHE_DIR"), folder)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print. Exit code 1 when a peer failed or nothing was measured, 2 for wrong arguments."""
+    given = parser().parse_args(arguments)
+    console = Console(stderr=True)
+    if given.rounds < 1:
+        console.print(f"error: --rounds must be at least 1, got {given.rounds}")
+        return 2
+    try:
+        names = given.models or list(MICRO if given.ops else BENCHMARKS)
+        models = find_models(names, given.folder, console)
+    except ValueError as problem:
+        console.print(f"error: {problem}")
+        return 2
+    base = "vkep" if "vkep" in given.peers else given.peers[0]
+    results: list[Result] = []
+    machine = machine_info()
+    with tempfile.TemporaryDirectory() if given.cold else nullcontext("") as cache, console.status("") as status:
+        environment = {**os.environ, **(cold_environment(cache) if given.cold else {})}
+        for model in models:
+            results += measure_model(model, given.peers, given.rounds, environment, given.timeout, status.update)
+            write_json(given.json, machine, vars(given), results)  # after each model: a long run may be stopped
+    # Wide enough for the table where the output is no terminal but a file or a log.
+    out = Console() if sys.stdout.isatty() else Console(width=180)
+    devices = "; ".join(machine["vulkan_devices"]) or machine["vulkan_error"]
+    out.print(f"{machine['cpu']}, {machine['cores']} cores; {devices}", soft_wrap=True)
+    if given.markdown:
+        print(markdown_table(results, base))
+    else:
+        out.print(terminal_table(results, base))
+    measured = any(result.status == "measured" for result in results)
+    return 0 if measured and all(result.status != "failed" for result in results) else 1
+
+
+def write_json(
+    path: Path | None, machine: dict[str, object], settings: dict[str, object], results: list[Result]
+) -> None:
+    """Write what was measured so far, when a file was asked for."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine,
+        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()},
+        "results": [result.as_json() for result in results],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

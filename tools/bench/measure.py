@@ -1,0 +1,131 @@
+"""Interleaved rounds over the peers of one model, and what is made of the times."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.bench.remote import PeerUnavailable, Worker, WorkerFailed
+
+TURN_MS = 100.0  # how long one peer's turn in a round should last at least
+MOST_RUNS_A_TURN = 20
+SETTLE_S = 0.03  # idle threads of the peer before spin a little after their run
+
+
+@dataclass
+class Result:
+    """One model on one peer.
+
+    Attributes:
+        status: "measured", "unavailable" (it cannot run here) or "failed".
+        detail: why not measured, or where the nodes ran.
+        samples_ms: the timed runs, in order.
+        fresh_process_ms: from starting the process to its first answer, imports included.
+        relative_error: largest error against the stored reference, relative to the reference's largest magnitude.
+    """
+
+    model: str
+    peer: str
+    status: str = "measured"
+    detail: str = ""
+    samples_ms: list[float] = field(default_factory=list)
+    fresh_process_ms: float = math.nan
+    import_ms: float = math.nan
+    open_ms: float = math.nan
+    first_run_ms: float = math.nan
+    relative_error: float = math.nan
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def median_ms(self) -> float:
+        """Median latency, NaN without samples."""
+        return statistics.median(self.samples_ms) if self.samples_ms else math.nan
+
+    def percentile_ms(self, percent: float) -> float:
+        """Latency below which `percent` of the runs lie (nearest rank), NaN without samples."""
+        if not self.samples_ms:
+            return math.nan
+        ordered = sorted(self.samples_ms)
+        return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields and the median, with null for what is not a number."""
+        fields = asdict(self) | {"median_ms": self.median_ms}
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in fields.items()
+        }
+
+
+def runs_a_turn(estimate_ms: float) -> int:
+    """How many runs make a turn: one for a slow model, more for a fast one."""
+    return min(MOST_RUNS_A_TURN, max(1, math.ceil(TURN_MS / max(estimate_ms, 1e-3))))
+
+
+def measure_model(
+    model: Path,
+    peers: Sequence[str],
+    rounds: int,
+    environment: Mapping[str, str],
+    timeout: float,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Result]:
+    """Measure one model with each peer.
+
+    Args:
+        model: an .onnx file with its .npz (in_*, out_*) beside it.
+        peers: names of `tools.bench.peers.PEERS`.
+        rounds: how many times every peer gets its turn.
+        environment: the workers' environment variables.
+        timeout: seconds to wait for one answer of a worker.
+        progress: is told in a few words what goes on.
+
+    Returns:
+        A result for each peer, in the given order; those that could not be measured say why.
+    """
+    results = {peer: Result(model.stem, peer) for peer in peers}
+    with ExitStack() as stack:
+        ready: dict[str, tuple[Worker, int]] = {}
+        for peer in peers:
+            progress(f"{model.stem}: opening with {peer}")
+            # One at a time, so that no peer's start disturbs another's.
+            worker = stack.enter_context(Worker(peer, dict(environment), timeout))
+            try:
+                ready[peer] = (worker, _open(worker, model, results[peer]))
+            except (PeerUnavailable, WorkerFailed) as why:
+                _give_up(results[peer], why)
+        for number in range(rounds):
+            progress(f"{model.stem}: round {number + 1} of {rounds}")
+            for peer, (worker, count) in list(ready.items()):
+                time.sleep(SETTLE_S)
+                try:
+                    # The run before the timed ones brings the peer's data back into the caches.
+                    results[peer].samples_ms += worker.ask(do="run", warm=1, count=count)["ms"]
+                except (PeerUnavailable, WorkerFailed) as why:
+                    _give_up(results[peer], why)
+                    del ready[peer]
+    return list(results.values())
+
+
+def _open(worker: Worker, model: Path, result: Result) -> int:
+    """Open the model in the worker and fill in the result; returns the number of runs that make a turn."""
+    answer = worker.ask(do="open", peer=worker.peer, model=str(model.resolve()))
+    result.fresh_process_ms = (time.perf_counter() - worker.started) * 1e3
+    result.detail = answer["placement"]
+    result.versions = answer["versions"]
+    for key in ("import_ms", "open_ms", "first_run_ms", "relative_error"):
+        setattr(result, key, float(answer[key]))
+    # The second and third run: pipelines are there, threads are awake.
+    return runs_a_turn(min(worker.ask(do="run", warm=1, count=2)["ms"]))
+
+
+def _give_up(result: Result, why: Exception) -> None:
+    result.status = "unavailable" if isinstance(why, PeerUnavailable) else "failed"
+    result.detail = str(why)
+    result.samples_ms = []

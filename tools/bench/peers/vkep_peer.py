@@ -1,0 +1,30 @@
+"""vkep itself, through its public API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import vkep
+from tools.bench.peers.base import Peer
+from tools.models.builder import Array
+
+
+class VkepPeer(Peer):
+    """`vkep.InferenceSession` with default options."""
+
+    packages = ("vkep", "vulkan")
+
+    def open(self, model: Path, inputs: Mapping[str, Array]) -> None:
+        self._session = vkep.InferenceSession(model)
+        self._inputs = dict(inputs)
+        self._names = [output.name for output in self._session.get_outputs()]
+
+    def run(self) -> dict[str, Array]:
+        return dict(zip(self._names, self._session.run(None, self._inputs), strict=True))
+
+    def placement(self) -> str:
+        return str(self._session.report())
+
+    def close(self) -> None:
+        self._session.close()

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# ruff (rules and format) and mypy; --fix formats and mends what ruff can. Every check runs; the exit code is non-zero
+# when one of them failed.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+./tools/setup.sh --dev || exit
+bin="${VKEP_VENV:-.venv}/bin"
+failed=()
+if [[ "${1:-}" == --fix ]]; then
+    "$bin/ruff" check --fix . || failed+=("ruff check")
+    "$bin/ruff" format .
+else
+    "$bin/ruff" check . || failed+=("ruff check")
+    "$bin/ruff" format --check . || failed+=("ruff format --check")
+fi
+"$bin/mypy" || failed+=("mypy")
+if ((${#failed[@]})); then
+    printf 'lint: failed: %s\n' "${failed[*]}" >&2
+    exit 1
+fi

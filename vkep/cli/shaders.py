@@ -1,0 +1,283 @@
+"""``vkep shaders``: compile, list, check and reflect shaders. Exit status: 0 well, 1 shader wrong, 2 wrong usage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from vkep.plan.records import ShaderVariant
+from vkep.shaders import tool
+from vkep.shaders.errors import ShaderError
+from vkep.shaders.library import ShaderLibrary
+
+app = typer.Typer(
+    name="shaders",
+    help="Compile, list, check and reflect GLSL compute shaders.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+Progress = Callable[[int, int, ShaderVariant], None]
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+JobsOption = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time (default: CPUs).")]
+KernelOption = Annotated[
+    list[str] | None, typer.Option("--kernel", "-k", help="Only this kernel (softmax or softmax.comp); repeatable.")
+]
+BothFlag = Annotated[
+    bool, typer.Option("--both", help="Also build the form with arguments in memory where they fit push constants.")
+]
+DefineOption = Annotated[
+    list[str] | None, typer.Option("--define", "-D", help="NAME or NAME=VALUE, for the given files; repeatable.")
+]
+IncludeOption = Annotated[
+    list[Path] | None,
+    typer.Option("--include", "-I", file_okay=False, exists=True, help="Folder to search for includes; repeatable."),
+]
+MemoryFlag = Annotated[bool, typer.Option("--args-in-memory", help="Define ARGS_IN_MEMORY for the given files.")]
+
+
+@app.command("compile")
+def compile_command(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Own .comp files. Without any, every declared variant of vkep's kernels is built."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The .spv file, or a folder for several files or for the declared variants."),
+    ] = None,
+    define: DefineOption = None,
+    include: IncludeOption = None,
+    kernel: KernelOption = None,
+    both: BothFlag = False,
+    args_in_memory: MemoryFlag = False,
+    jobs: JobsOption = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Compile own shaders to SPIR-V, or fill the cache with vkep's declared variants."""
+    if files:
+        if kernel or both:
+            raise typer.BadParameter("--kernel and --both choose among declared variants; leave out the file names")
+        _compile_files(files, out, _defines(define), include or [], args_in_memory, json_output)
+        return
+    if define or include or args_in_memory:
+        raise typer.BadParameter("--define, --include and --args-in-memory apply to own files; name at least one")
+    results = _build(kernel, both, jobs, json_output, validator=False)
+    written = None
+    if out is not None and not any(result.problems for result in results):
+        with _errors(json_output):
+            written = tool.write_results(results, out)
+    _report(results, json_output, {"out": str(out) if written is not None else None})
+
+
+@app.command("check")
+def check_command(
+    kernel: KernelOption = None,
+    both: Annotated[
+        bool,
+        typer.Option("--both/--as-planned", help="Check arguments in push constants and in memory, or as planned."),
+    ] = True,
+    jobs: JobsOption = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Build every declared variant; check it against its Python declaration and with spirv-val."""
+    validator = tool.find_validator() is not None
+    results = _build(kernel, both, jobs, json_output, validator)
+    if not validator and not json_output:
+        typer.echo("spirv-val is not installed (package spirv-tools): modules were not validated", err=True)
+    undeclared = [] if kernel else tool.undeclared_sources()
+    _report(results, json_output, {"undeclared": undeclared, "spirv_val": validator})
+
+
+@app.command("list")
+def list_command(kernel: KernelOption = None, both: BothFlag = False, json_output: JsonFlag = False) -> None:
+    """List the declared variants, and .comp files that no kernel declares."""
+    declared = tool.declared_variants(_kernels(kernel), both)
+    undeclared = [] if kernel else tool.undeclared_sources()
+    if json_output:
+        rows = [
+            {
+                "source": d.variant.source,
+                "defines": dict(d.variant.defines),
+                "arguments_in_memory": d.arguments_in_memory,
+                "operands": [{"name": o.name, "writes": o.writes} for o in d.kernel.operands],
+                "params": [{"name": name, "type": kind} for name, kind in d.kernel.params],
+                "spec": dict(d.kernel.spec),
+            }
+            for d in declared
+        ]
+        _print_json({"environment": tool.environment(), "variants": rows, "undeclared": undeclared})
+        return
+    for d in declared:
+        typer.echo(_label(d.variant, d.arguments_in_memory))
+    for source in undeclared:
+        typer.echo(f"{source}  (no kernel declares it)")
+    typer.echo(f"{len(declared)} variants of {len({d.variant.source for d in declared})} kernels", err=True)
+
+
+@app.command("reflect")
+def reflect_command(
+    file: Annotated[Path, typer.Argument(help="A .spv or .comp file.", exists=True, dir_okay=False)],
+    define: DefineOption = None,
+    include: IncludeOption = None,
+    args_in_memory: MemoryFlag = False,
+    json_output: JsonFlag = False,
+) -> None:
+    """Print a shader's interface: arguments, spec constants, workgroup size, shared memory, capabilities."""
+    with _errors(json_output):
+        reflection = tool.reflect_file(ShaderLibrary(include), file, _defines(define), args_in_memory)
+    described = tool.reflection_to_json(reflection)
+    if json_output:
+        _print_json(described)
+        return
+    for argument in described.pop("arguments"):
+        typer.echo(f"argument  {argument['offset']:4d}  {argument['type']:12s} {argument['name']}")
+    for constant in described.pop("spec_constants"):
+        typer.echo(f"constant  {constant['id']:4d}  {constant['type']:12s} {constant['name']} = {constant['default']}")
+    for binding in described.pop("bindings"):
+        typer.echo(f"binding   {binding['set']}.{binding['binding']}  {binding['name']}")
+    for name, value in described.items():
+        shown = ", ".join(str(item) for item in value) if isinstance(value, list) else value
+        typer.echo(f"{name.replace('_', ' ')}: {shown}")
+
+
+def _compile_files(
+    files: Sequence[Path],
+    out: Path | None,
+    defines: Mapping[str, str],
+    include: Sequence[Path],
+    args_in_memory: bool,
+    json_output: bool,
+) -> None:
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise typer.BadParameter(f"no such file: {', '.join(missing)}")
+    single = len(files) == 1 and out is not None and out.suffix == ".spv"
+    if len(files) > 1 and out is not None and out.suffix == ".spv":
+        raise typer.BadParameter(f"--out is one file ({out}), but {len(files)} shaders are given; name a folder")
+    outputs = [out if single and out else (out or file.parent) / (file.stem + ".spv") for file in files]
+    if len(set(outputs)) < len(outputs):
+        raise typer.BadParameter("two shaders would be written to the same .spv file; compile them apart")
+    library, results = ShaderLibrary(include), []
+    with _errors(json_output):
+        for file, output in zip(files, outputs, strict=True):
+            results.append(tool.compile_file(library, file, output, defines, args_in_memory))
+    if json_output:
+        _print_json({"files": [result.to_json() for result in results]})
+    else:
+        for result in results:
+            for problem in result.problems:
+                typer.echo(problem, err=True)
+            if result.output:
+                typer.echo(f"{result.output}: {result.bytes} bytes")
+    if any(result.problems for result in results):
+        raise typer.Exit(1)
+
+
+def _build(
+    kernels: Sequence[str] | None, both: bool, jobs: int | None, json_output: bool, validator: bool
+) -> list[tool.VariantResult]:
+    declared = tool.declared_variants(_kernels(kernels), both)
+    with _errors(json_output), _progress(show=not json_output) as progress:
+        return tool.build(ShaderLibrary(), declared, jobs=jobs, progress=progress, run_validator=validator)
+
+
+def _report(results: Sequence[tool.VariantResult], json_output: bool, more: Mapping[str, Any]) -> None:
+    failed = [result for result in results if result.problems]
+    if json_output:
+        _print_json({"variants": [result.to_json() for result in results], "failed": len(failed), **more})
+    else:
+        for result in failed:
+            typer.echo(_label(result.declared.variant, result.declared.arguments_in_memory), err=True)
+            for problem in result.problems:
+                typer.echo("  " + problem.replace("\n", "\n  "), err=True)
+        for source in more.get("undeclared", ()):
+            typer.echo(f"{source}: no kernel declares it", err=True)
+        counts = dict.fromkeys(("compiler", "cache", "prebuilt"), 0)
+        for result in results:
+            if result.shader:
+                counts[result.shader.origin] += 1
+        typer.echo(
+            f"{len(results)} variants, {len(failed)} with problems; {counts['compiler']} compiled now, "
+            f"{counts['cache']} from the cache, {counts['prebuilt']} prebuilt"
+        )
+        if more.get("out"):
+            typer.echo(f"written to {more['out']}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _kernels(names: Sequence[str] | None) -> tuple[tool.Kernel, ...]:
+    try:
+        return tool.select_kernels(names or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _defines(definitions: Sequence[str] | None) -> dict[str, str]:
+    defines: dict[str, str] = {}
+    for definition in definitions or ():
+        name, given, value = definition.partition("=")
+        if not name.strip():
+            raise typer.BadParameter(f"--define {definition!r}: expected NAME or NAME=VALUE")
+        defines[name.strip()] = value if given else "1"
+    return defines
+
+
+def _label(variant: ShaderVariant, in_memory: bool) -> str:
+    parts = [variant.source, *(f"{name}={' '.join(value.split())}" for name, value in variant.defines)]
+    return "  ".join([*parts, "(arguments in memory)"] if in_memory else parts)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+@contextmanager
+def _errors(json_output: bool) -> Iterator[None]:
+    """Errors that a person can act on, instead of a traceback."""
+    try:
+        yield
+    except ShaderError as error:
+        _fail(str(error), type(error).__name__, json_output, 1)
+    except (ValueError, OSError) as error:
+        _fail(str(error), type(error).__name__, json_output, 2)
+
+
+def _fail(message: str, kind: str, json_output: bool, status: int) -> NoReturn:
+    if json_output:
+        _print_json({"error": {"kind": kind, "message": message}})
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _progress(show: bool) -> Iterator[Progress | None]:
+    if not show or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[source]}"),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compile", total=None, source="")
+
+        def advance(done: int, total: int, variant: ShaderVariant) -> None:
+            bar.update(task, completed=done, total=total, source=variant.source)
+
+        yield advance

@@ -1,0 +1,69 @@
+"""Element types: ONNX's number, numpy's dtype, how GLSL stores one and computes with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    name: str  #: numpy's name, used in plans
+    onnx: int  #: ``TensorProto.DataType``
+    onnx_name: str  #: as in type constraints: ``tensor(<onnx_name>)``
+    numpy: np.dtype
+    glsl: str  #: storage type in a buffer
+    glsl_compute: str  #: type that kernels compute with
+    kind: str  #: "float", "int", "uint" or "bool"
+
+    @property
+    def itemsize(self) -> int:
+        return self.numpy.itemsize
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_T = TensorProto
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("float32", _T.FLOAT, "float", np.dtype(np.float32), "float", "float", "float"),
+        DType("float16", _T.FLOAT16, "float16", np.dtype(np.float16), "float16_t", "float", "float"),
+        DType("bfloat16", _T.BFLOAT16, "bfloat16", np.dtype(ml_dtypes.bfloat16), "uint16_t", "float", "float"),
+        DType("float64", _T.DOUBLE, "double", np.dtype(np.float64), "double", "double", "float"),
+        DType("int8", _T.INT8, "int8", np.dtype(np.int8), "int8_t", "int", "int"),
+        DType("int16", _T.INT16, "int16", np.dtype(np.int16), "int16_t", "int", "int"),
+        DType("int32", _T.INT32, "int32", np.dtype(np.int32), "int", "int", "int"),
+        DType("int64", _T.INT64, "int64", np.dtype(np.int64), "int64_t", "int64_t", "int"),
+        DType("uint8", _T.UINT8, "uint8", np.dtype(np.uint8), "uint8_t", "uint", "uint"),
+        DType("uint16", _T.UINT16, "uint16", np.dtype(np.uint16), "uint16_t", "uint", "uint"),
+        DType("uint32", _T.UINT32, "uint32", np.dtype(np.uint32), "uint", "uint", "uint"),
+        DType("uint64", _T.UINT64, "uint64", np.dtype(np.uint64), "uint64_t", "uint64_t", "uint"),
+        DType("bool", _T.BOOL, "bool", np.dtype(np.bool_), "uint8_t", "bool", "bool"),
+    )
+}
+_BY_ONNX = {d.onnx: d for d in DTYPES.values()}
+_BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
+
+
+def from_onnx(number: int) -> DType | None:
+    """The element type with this ``TensorProto.DataType``, or None where kernels have none (strings, complex ...)."""
+    return _BY_ONNX.get(number)
+
+
+def from_numpy(dtype: np.dtype) -> DType:
+    """The element type of an array; `TypeError` for one that a GPU buffer cannot hold."""
+    try:
+        return _BY_NUMPY[np.dtype(dtype)]
+    except KeyError:
+        raise TypeError(f"no GPU element type for numpy dtype {dtype}; expected one of {sorted(DTYPES)}") from None
+
+
+def onnx_name(number: int) -> str:
+    """A readable name for any ``TensorProto.DataType``."""
+    known = _BY_ONNX.get(number)
+    return known.onnx_name if known else TensorProto.DataType.Name(number).lower()

@@ -1,0 +1,196 @@
+"""Reading a model: bytes to `Model`, with everything that is wrong in it said in one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import helper
+
+from vkep.errors import InvalidModelError
+from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
+from vkep.graph.weights import ProtoWeight, Weight, make_weight
+
+ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
+
+
+def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None = None) -> Model:
+    """Read a model from a path, its bytes, or a ``ModelProto``.
+
+    Weights in external files are looked for beside the model, or in ``base_dir``. Raises `FileNotFoundError`,
+    `InvalidModelError` (no ONNX model, or one that breaks the specification) or `TypeError`.
+    """
+    proto, folder, name = _read(source, Path(base_dir) if base_dir is not None else None)
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise InvalidModelError(f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}")
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
+    newest = onnx.defs.onnx_opset_version()
+    if opsets.get("", 0) > newest:
+        raise InvalidModelError(
+            f"{name} uses ai.onnx opset {opsets['']}; the installed onnx package knows up to {newest}: upgrade onnx"
+        )
+    if proto.functions:
+        from onnx import inliner
+
+        proto = inliner.inline_local_functions(proto)
+    return Model(
+        graph=read_graph(proto.graph, opsets, folder, proto.ir_version, name),
+        opsets=opsets,
+        ir_version=proto.ir_version,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        metadata={p.key: p.value for p in proto.metadata_props},
+        source=name,
+    )
+
+
+def read_graph(
+    proto: onnx.GraphProto, opsets: Mapping[str, int], folder: Path | None, ir_version: int, where: str
+) -> Graph:
+    """Read one graph (a model's, or the body of a control-flow operator)."""
+    weights: dict[str, Weight] = {t.name: make_weight(t, folder) for t in proto.initializer}
+    if proto.sparse_initializer:
+        raise InvalidModelError(f"{where}: sparse initializers are not supported")
+    nodes: list[Node] = []
+    for index, node in enumerate(proto.node):
+        constant = _constant(node, folder)
+        if constant is not None:
+            weights[node.output[0]] = constant
+        else:
+            nodes.append(_read_node(node, len(nodes), opsets, ir_version, f"{where}, node {index}"))
+    inputs = tuple(_value_info(v) for v in proto.input if v.name not in weights)
+    outputs = tuple(_value_info(v) for v in proto.output)
+    graph = Graph(proto.name, _sorted(nodes, inputs, weights, where), inputs, outputs, weights)
+    known = {v.name for v in inputs} | set(weights) | {o for n in graph.nodes for o in n.outputs}
+    for output in outputs:
+        if output.name not in known and where:
+            raise InvalidModelError(f"{where}: output {output.name!r} is made by no node")
+    return graph
+
+
+def _read(source: ModelSource, base_dir: Path | None) -> tuple[onnx.ModelProto, Path | None, str]:
+    if isinstance(source, onnx.ModelProto):
+        return source, base_dir, "the model"
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if not path.is_file():
+            raise FileNotFoundError(f"no model file at {path}")
+        data, folder, name = path.read_bytes(), base_dir or path.parent, str(path)
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        data, folder, name = bytes(source), base_dir, f"the model ({len(source)} bytes)"
+    else:
+        raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
+    try:
+        return onnx.ModelProto.FromString(data), folder, name
+    except DecodeError as error:
+        raise InvalidModelError(
+            f"{name} is no ONNX model, or is truncated: {len(data)} bytes that do not parse as a ModelProto ({error})"
+        ) from None
+
+
+def _read_node(proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_version: int, where: str) -> Node:
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    schema = None
+    if domain in opsets:
+        try:
+            schema = onnx.defs.get_schema(proto.op_type, opsets[domain], domain)
+        except onnx.defs.SchemaError:
+            schema = None
+    elif domain == "":
+        raise InvalidModelError(f"{where}: {proto.op_type} needs an opset import for ai.onnx; the model has {dict(opsets)}")
+    if schema is not None:
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version = ir_version
+        context.opset_imports = dict(opsets)
+        try:
+            onnx.checker.check_node(proto, context)
+        except onnx.checker.ValidationError as error:
+            raise InvalidModelError(f"{where} ({proto.op_type} {proto.name!r}): {str(error).strip()}") from None
+    return Node(
+        index=index,
+        name=proto.name or f"{proto.op_type}_{index}",
+        op_type=proto.op_type,
+        domain=domain,
+        inputs=tuple(proto.input),
+        outputs=tuple(proto.output),
+        attributes=_attributes(proto),
+        proto=proto,
+        schema=schema,
+        captures=tuple(dict.fromkeys(c for a in proto.attribute for g in _bodies(a) for c in _captured(g))),
+    )
+
+
+def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
+
+
+def _captured(body: onnx.GraphProto) -> list[str]:
+    """Names that a body reads but does not define."""
+    defined = {v.name for v in body.input} | {t.name for t in body.initializer}
+    captured = []
+    for node in body.node:
+        inner = [c for a in node.attribute for g in _bodies(a) for c in _captured(g)]
+        captured += [n for n in [*node.input, *inner] if n and n not in defined]
+        defined.update(node.output)
+    return captured + [o.name for o in body.output if o.name not in defined]
+
+
+def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
+    values = {}
+    for attribute in proto.attribute:
+        value = helper.get_attribute_value(attribute)
+        if attribute.type == onnx.AttributeProto.STRING:
+            value = value.decode("utf-8", "replace")
+        elif attribute.type == onnx.AttributeProto.STRINGS:
+            value = [v.decode("utf-8", "replace") for v in value]
+        values[attribute.name] = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return values
+
+
+def _constant(proto: onnx.NodeProto, folder: Path | None) -> Weight | None:
+    """A Constant node with a tensor value is a weight."""
+    if proto.op_type != "Constant" or proto.domain not in ("", "ai.onnx") or len(proto.attribute) != 1:
+        return None
+    attribute = proto.attribute[0]
+    if attribute.name != "value":
+        return None
+    if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
+        return make_weight(attribute.t, folder)
+    return ProtoWeight(attribute.t, proto.output[0])
+
+
+def _value_info(proto: onnx.ValueInfoProto) -> ValueInfo:
+    if not proto.type.HasField("tensor_type"):
+        return ValueInfo(proto.name, 0, None)
+    tensor = proto.type.tensor_type
+    if not tensor.HasField("shape"):
+        return ValueInfo(proto.name, tensor.elem_type, None)
+    return ValueInfo(proto.name, tensor.elem_type, tuple(_dim(d) for d in tensor.shape.dim))
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return int(dim.dim_value)
+    return dim.dim_param or None
+
+
+def _sorted(
+    nodes: list[Node], inputs: tuple[ValueInfo, ...], weights: Mapping[str, Weight], where: str
+) -> tuple[Node, ...]:
+    """Check single assignment and that every name is defined before its use (ONNX IR, "Graphs")."""
+    defined = {v.name for v in inputs} | set(weights)
+    for node in nodes:
+        for name in node.reads:
+            # a body may use its outer graph's values, so only a top-level graph (where is set) is held to this
+            if name not in defined and where:
+                raise InvalidModelError(
+                    f"{where}: {node.title} reads {name!r}, which no input, weight or earlier node defines"
+                )
+        for name in node.outputs:
+            if name and name in defined:
+                raise InvalidModelError(f"{where}: {node.title} defines {name!r} a second time")
+            defined.add(name)
+    return tuple(nodes)

@@ -1,0 +1,78 @@
+"""The model as vkep sees it: nodes in topological order, typed values, weights that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+
+from vkep.graph.weights import Weight
+
+#: A dimension: a size, a symbol's name, or None where the model does not say.
+Dim = int | str | None
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """A graph input or output. ``shape`` is None where the model gives no rank."""
+
+    name: str
+    elem_type: int  #: ``TensorProto.DataType``; 0 where it is no tensor
+    shape: tuple[Dim, ...] | None
+
+    @property
+    def is_static(self) -> bool:
+        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ONNX node. ``inputs`` and ``outputs`` name values; "" marks an absent optional one."""
+
+    index: int  #: position in its graph's topological order
+    name: str  #: as in the model, or ``<op_type>_<index>`` where the model gives none
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    proto: onnx.NodeProto = field(repr=False, compare=False)
+    schema: onnx.defs.OpSchema | None = field(default=None, repr=False, compare=False)  #: None: not a known operator
+
+    captures: tuple[str, ...] = ()  #: values of the outer graph that its bodies (If, Loop, Scan) read
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every value that the node needs, captured ones included."""
+        return (*(n for n in self.inputs if n), *self.captures)
+
+    @property
+    def since_version(self) -> int:
+        """The version of the operator's definition that the model's opset selects (0: unknown operator)."""
+        return self.schema.since_version if self.schema else 0
+
+    @property
+    def title(self) -> str:
+        domain = f"{self.domain}." if self.domain else ""
+        return f"{domain}{self.op_type} {self.name!r}"
+
+
+@dataclass(frozen=True)
+class Graph:
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: tuple[ValueInfo, ...]  #: without initializers that old models also list as inputs
+    outputs: tuple[ValueInfo, ...]
+    weights: Mapping[str, Weight]
+
+
+@dataclass(frozen=True)
+class Model:
+    graph: Graph
+    opsets: Mapping[str, int]  #: domain ("" is ai.onnx) to version
+    ir_version: int
+    producer: str
+    metadata: Mapping[str, str]
+    source: str  #: where it came from, for messages

@@ -1,0 +1,142 @@
+"""Weights: initializers that stay in the model's bytes, or memory-mapped in external data files, until uploaded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from vkep import dtypes
+from vkep.errors import InvalidModelError
+
+
+class Weight:
+    """One constant of the model. ``array()`` gives its values; external data is mapped, not read."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], elem_type: int) -> None:
+        self.name = name
+        self.shape = shape
+        self.elem_type = elem_type
+        self._key: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        dtype = dtypes.from_onnx(self.elem_type)
+        return int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize if dtype else self.array().nbytes
+
+    def array(self) -> np.ndarray:
+        raise NotImplementedError
+
+    @property
+    def key(self) -> str:
+        """A digest of dtype, shape and content: equal keys are equal weights."""
+        if self._key is None:
+            self._key = self._digest()
+        return self._key
+
+    def _digest(self) -> str:
+        return array_key(self.array())
+
+
+class ProtoWeight(Weight):
+    """A weight that lies in the model's own bytes."""
+
+    def __init__(self, proto: onnx.TensorProto, name: str | None = None) -> None:
+        super().__init__(name or proto.name, tuple(proto.dims), proto.data_type)
+        self._proto: onnx.TensorProto | None = proto
+        self._array: np.ndarray | None = None
+
+    def array(self) -> np.ndarray:
+        if self._array is None:
+            assert self._proto is not None
+            self._array = _tensor_to_array(self._proto, self.name)
+            self._proto = None  # its bytes now live in the array
+        return self._array
+
+
+class ArrayWeight(Weight):
+    """A weight made at compile time: folded, or packed for a kernel."""
+
+    def __init__(self, name: str, array: np.ndarray) -> None:
+        super().__init__(name, array.shape, dtypes.from_numpy(array.dtype).onnx)
+        self._array = array
+
+    def array(self) -> np.ndarray:
+        return self._array
+
+
+class ExternalWeight(Weight):
+    """A weight in an external data file, memory-mapped (ONNX IR, "External Data")."""
+
+    def __init__(self, proto: onnx.TensorProto, base_dir: Path | None) -> None:
+        super().__init__(proto.name, tuple(proto.dims), proto.data_type)
+        info = {e.key: e.value for e in proto.external_data}
+        location = info.get("location", "")
+        where = f"weight {proto.name!r}"
+        if base_dir is None:
+            raise InvalidModelError(
+                f"{where} lies in the external file {location!r}, but the model was given as bytes or a proto: "
+                "open it by its path, or pass the folder of the data as base_dir"
+            )
+        path = (base_dir / location).resolve()
+        if not location or not path.is_relative_to(base_dir.resolve()):
+            raise InvalidModelError(f"{where}: external data location {location!r} is not inside {base_dir}")
+        if not path.is_file():
+            raise InvalidModelError(f"{where}: external data file {path} does not exist")
+        try:
+            self._offset = int(info.get("offset", 0))
+            length = int(info["length"]) if "length" in info else self.nbytes
+        except ValueError as error:
+            raise InvalidModelError(f"{where}: external data offset or length is no number: {info}") from error
+        size = path.stat().st_size
+        if self._offset < 0 or length != self.nbytes or self._offset + length > size:
+            raise InvalidModelError(
+                f"{where}: needs {self.nbytes} bytes at offset {self._offset} of {path}, "
+                f"but the model says length {length} and the file has {size} bytes"
+            )
+        self.path = path
+
+    def array(self) -> np.ndarray:
+        dtype = dtypes.from_onnx(self.elem_type)
+        if dtype is None:
+            raise InvalidModelError(f"weight {self.name!r}: type {dtypes.onnx_name(self.elem_type)} cannot be mapped")
+        if self.nbytes == 0:
+            return np.zeros(self.shape, dtype.numpy)
+        return np.memmap(self.path, dtype.numpy, "r", self._offset, self.shape)
+
+    def _digest(self) -> str:
+        # Hashing gigabytes would cost more than the upload: the file's identity stands for its content.
+        stat = os.stat(self.path)
+        text = f"{self.path}:{stat.st_dev}:{stat.st_ino}:{stat.st_mtime_ns}:{self._offset}:{self.nbytes}:{self.elem_type}"
+        return "file-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def array_key(array: np.ndarray) -> str:
+    """The content key of an array: dtype, shape and bytes."""
+    digest = hashlib.blake2b(f"{array.dtype.name}:{array.shape}:".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def make_weight(proto: onnx.TensorProto, base_dir: Path | None) -> Weight:
+    """The weight that an initializer describes; raises `InvalidModelError` when its data cannot be found."""
+    if proto.data_location == onnx.TensorProto.EXTERNAL:
+        return ExternalWeight(proto, base_dir)
+    return ProtoWeight(proto)
+
+
+def _tensor_to_array(proto: onnx.TensorProto, name: str) -> np.ndarray:
+    dtype = dtypes.from_onnx(proto.data_type)
+    try:
+        if proto.HasField("raw_data") and dtype is not None:
+            return np.frombuffer(proto.raw_data, dtype.numpy).reshape(tuple(proto.dims))
+        return numpy_helper.to_array(proto)
+    except (ValueError, TypeError) as error:
+        raise InvalidModelError(
+            f"weight {name!r}: its data does not fit type {dtypes.onnx_name(proto.data_type)} "
+            f"and shape {tuple(proto.dims)}: {error}"
+        ) from error

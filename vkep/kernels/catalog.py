@@ -1,0 +1,28 @@
+"""Every declared kernel: the modules of this package are the list, so that a kernel is declared in one place."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+
+import vkep.kernels
+from vkep.kernels.kernel import Kernel
+
+
+@functools.cache
+def all_kernels() -> tuple[Kernel, ...]:
+    """The `Kernel` objects at module level below ``vkep.kernels``, sorted by source.
+
+    Raises `ValueError` if two different declarations name one GLSL file: they would drift apart.
+    """
+    found: dict[str, tuple[Kernel, str]] = {}
+    for module_info in pkgutil.walk_packages(vkep.kernels.__path__, prefix="vkep.kernels."):
+        module = importlib.import_module(module_info.name)
+        for name, value in vars(module).items():
+            if not isinstance(value, Kernel):
+                continue
+            known, where = found.setdefault(value.source, (value, f"{module_info.name}.{name}"))
+            if known is not value:
+                raise ValueError(f"{value.source} is declared twice: as {where} and as {module_info.name}.{name}")
+    return tuple(kernel for _, (kernel, _) in sorted(found.items()))

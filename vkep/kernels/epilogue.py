@@ -1,0 +1,35 @@
+"""An expression fused into a kernel: applied to each result element before it is stored (shaders/epilogue.glsl)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vkep.kernels.kernel import Operand
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """GLSL that changes ``v``, and what it reads.
+
+    ``body`` may use ``o`` (flat output index), ``row``, ``col``; it reads extra operand k as
+    ``TensorType(operand(args.ek, EXTRA_BASE + ku)).v[...]`` and extra scalars as ``args.<name>``.
+    """
+
+    body: str
+    decls: str = ""
+    operands: tuple[tuple[Operand, Any], ...] = ()
+    params: tuple[tuple[str, str, int | float], ...] = ()
+
+    def call_arguments(self, defines: dict[str, str]) -> dict[str, Any]:
+        """Keyword arguments for `Kernel.call`, with this epilogue's defines added to the kernel's own."""
+        return {
+            "defines": {**defines, "EPILOGUE_BODY": self.body, "EPILOGUE_DECLS": self.decls},
+            "extra_operands": self.operands,
+            "extra_params": self.params,
+        }
+
+
+def call_arguments(epilogue: Epilogue | None, defines: dict[str, str]) -> dict[str, Any]:
+    """As `Epilogue.call_arguments`, also where there is no epilogue."""
+    return epilogue.call_arguments(defines) if epilogue else {"defines": defines}

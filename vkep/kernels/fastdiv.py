@@ -1,0 +1,41 @@
+"""Division by a divisor known on the host, as a multiplication and a shift (``shaders/fastdiv.glsl``).
+
+GPUs have no integer divide and CPU drivers none for vectors: a kernel that turns a flat index into coordinates takes
+the divisor's magic numbers as arguments. Method: Granlund and Montgomery, "Division by Invariant Integers using
+Multiplication" (PLDI 1994), theorem 4.2 with 31-bit numerators.
+"""
+
+from __future__ import annotations
+
+#: numerators and divisors are below this
+LIMIT = 1 << 31
+
+
+def magic(divisor: int) -> tuple[int, int]:
+    """``(multiplier, shift)``, both 32 bits, such that ``(n * multiplier) >> (31 + shift) == n // divisor``.
+
+    Exact for every ``0 <= n < 2**31``. Raises `ValueError` unless ``1 <= divisor < 2**31``.
+    """
+    if not 1 <= divisor < LIMIT:
+        raise ValueError(f"fastdiv: divisor is {divisor}, expected 1 <= divisor < 2**31")
+    shift = (divisor - 1).bit_length()  # ceil(log2(divisor))
+    return -(-(1 << (31 + shift)) // divisor), shift
+
+
+def fast_div(n: int, multiplier: int, shift: int) -> int:
+    """What the GLSL ``fast_div`` computes, for tests and host-side checks."""
+    return ((n << 1) * multiplier) >> 32 >> shift
+
+
+def magic_params(name: str, divisor: int) -> dict[str, int]:
+    """The three arguments by which a kernel divides by ``name``: ``name``, ``name_mul`` and ``name_shift``.
+
+    A divisor of 0 (a dimension of an empty tensor, which no lane divides by) is passed as 1.
+    """
+    multiplier, shift = magic(max(divisor, 1))
+    return {name: max(divisor, 1), f"{name}_mul": multiplier, f"{name}_shift": shift}
+
+
+def magic_fields(*names: str) -> tuple[tuple[str, str], ...]:
+    """The declaration of `magic_params` for each name, in order."""
+    return tuple((field, "uint") for name in names for field in (name, f"{name}_mul", f"{name}_shift"))

@@ -1,0 +1,242 @@
+"""Copies that follow indices: Gather, GatherElements, GatherND; and the plain copy.
+
+Elements are moved as untyped units, so every element type is served. Indices are int32 or int64; a negative one counts
+from the end, one out of range is clamped (ONNX leaves it undefined; nothing is read out of bounds).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_shared.capabilities import DeviceCapabilities
+
+from vkep.kernels.fastdiv import magic, magic_fields, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.launch import (
+    MAX_RANK,
+    UNITS,
+    ceil_div,
+    contiguous_strides,
+    element_count,
+    fields8,
+    grid,
+    is_cpu,
+    lanes,
+    numbered,
+    unit_for,
+)
+
+_DATA = (Operand("x"), Operand("indices"), Operand("y", writes=True))
+
+GATHER = Kernel(
+    "gather.comp",
+    operands=_DATA,
+    params=(("total", "uint"), ("axis", "uint"), *magic_fields("inner", "count")),
+    spec={"PER_LANE": 1},
+)
+GATHER_ELEMENTS = Kernel(
+    "gather_elements.comp",
+    operands=_DATA,
+    params=(("total", "uint"), ("extent", "uint"), *fields8("dim", "mul", "shift", "stride")),
+    spec={"RANK": 1, "AXIS": 0},
+)
+GATHER_ND = Kernel(
+    "gather_nd.comp",
+    operands=_DATA,
+    params=(("total", "uint"), *magic_fields("inner", "count"), ("batch_stride", "uint"), *fields8("extent", "stride")),
+    spec={"KEYS": 1},
+)
+COPY = Kernel(
+    "copy.comp",
+    operands=(Operand("x"), Operand("y", writes=True)),
+    params=(("total", "uint"),),
+    spec={"PER_LANE": 1},
+)
+
+
+def index_words(dtype: str) -> str:
+    """The INDEX_WORDS define for an index type."""
+    try:
+        return {"int32": "1", "int64": "2"}[dtype]
+    except KeyError:
+        raise ValueError(f"kernels: index type is {dtype!r}, expected 'int32' or 'int64'") from None
+
+
+def magic_dims(dims: Sequence[int]) -> dict[str, int]:
+    """``dim*``, ``mul*`` and ``shift*`` of ``shaders/dims.glsl``."""
+    numbers = [magic(max(d, 1)) for d in dims]
+    return (
+        numbered("dim", dims, 1)
+        | numbered("mul", [m for m, _ in numbers], 1)
+        | numbered("shift", [s for _, s in numbers], 0)
+    )
+
+
+def copy(nbytes: int, caps: DeviceCapabilities, x: Any, y: Any, *, alignment: int = 4) -> list[KernelCall]:
+    """``y`` = ``nbytes`` bytes of ``x``; ``alignment`` in bytes divides both addresses."""
+    if not nbytes:
+        return []
+    unit = unit_for(nbytes, alignment)
+    total = element_count("copy", nbytes // unit)
+    local, per_lane = lanes(caps), _units_per_lane(total, caps)
+    return [
+        COPY.call(
+            grid=grid(ceil_div(total, local * per_lane)),
+            operands={"x": x, "y": y},
+            params={"total": total},
+            spec={"PER_LANE": per_lane},
+            defines={"UNIT_T": UNITS[unit]},
+            local_size=(local,),
+        )
+    ]
+
+
+def _units_per_lane(total: int, caps: DeviceCapabilities) -> int:
+    """How many units a lane moves: enough to amortise starting a lane, few enough to keep the device busy."""
+    return 8 if is_cpu(caps) and total >= 1024 else 1
+
+
+def gather(
+    outer: int,
+    axis: int,
+    inner: int,
+    count: int,
+    itemsize: int,
+    index_dtype: str,
+    caps: DeviceCapabilities,
+    x: Any,
+    indices: Any,
+    y: Any,
+    *,
+    alignment: int | None = None,
+) -> list[KernelCall]:
+    """``y`` [outer, count, inner] = ``x`` [outer, axis, inner] at ``indices`` [count] of its middle; ``itemsize`` in bytes.
+
+    ``alignment`` (bytes, by default ``itemsize``) divides the addresses of x and y: with 16, rows move 16 bytes a time.
+    Raises `ValueError` for an empty axis with a non-empty output, and for another index type.
+    """
+    words = index_words(index_dtype)
+    element_count("gather input", outer, axis, inner)
+    if not element_count("gather output", outer, count, inner):
+        return []
+    if not axis:
+        raise ValueError(f"gather: {count} indices into an empty axis, expected at least one element")
+    unit = unit_for(inner * itemsize, alignment or itemsize)
+    units = inner * itemsize // unit
+    total = outer * count * units
+    local, per_lane = lanes(caps), _units_per_lane(total, caps)
+    return [
+        GATHER.call(
+            grid=grid(ceil_div(total, local * per_lane)),
+            operands={"x": x, "indices": indices, "y": y},
+            params={"total": total, "axis": axis, **magic_params("inner", units), **magic_params("count", count)},
+            spec={"PER_LANE": per_lane},
+            defines={"UNIT_T": UNITS[unit], "INDEX_WORDS": words},
+            local_size=(local,),
+        )
+    ]
+
+
+def gather_elements(
+    shape: Sequence[int],
+    indices_shape: Sequence[int],
+    axis: int,
+    itemsize: int,
+    index_dtype: str,
+    caps: DeviceCapabilities,
+    x: Any,
+    indices: Any,
+    y: Any,
+) -> list[KernelCall]:
+    """ONNX GatherElements: ``y[c]`` = ``x[c with c[axis] = indices[c]]``; ``y`` has ``indices_shape``, rank at most 8.
+
+    Raises `ValueError` where indices reach beyond ``x`` (rank ``shape``) outside of ``axis``.
+    """
+    rank = len(shape)
+    if not 1 <= rank <= MAX_RANK or len(indices_shape) != rank or not 0 <= axis < rank:
+        raise ValueError(
+            f"gather elements: data {tuple(shape)}, indices {tuple(indices_shape)}, axis {axis}; "
+            f"expected equal ranks of 1 to {MAX_RANK} and an axis within"
+        )
+    if any(n > m for d, (n, m) in enumerate(zip(indices_shape, shape, strict=True)) if d != axis):
+        raise ValueError(f"gather elements: indices {tuple(indices_shape)} reach beyond data {tuple(shape)} off axis {axis}")
+    element_count("gather elements data", *shape)
+    total = element_count("gather elements output", *indices_shape)
+    if not total:
+        return []
+    if not shape[axis]:
+        raise ValueError(f"gather elements: axis {axis} of data {tuple(shape)} is empty, expected at least one element")
+    local = lanes(caps)
+    return [
+        GATHER_ELEMENTS.call(
+            grid=grid(ceil_div(total, local)),
+            operands={"x": x, "indices": indices, "y": y},
+            params={
+                "total": total,
+                "extent": shape[axis],
+                **magic_dims(indices_shape),
+                **numbered("stride", contiguous_strides(shape), 0),
+            },
+            spec={"RANK": rank, "AXIS": axis},
+            defines={"UNIT_T": UNITS[itemsize], "INDEX_WORDS": index_words(index_dtype)},
+            local_size=(local,),
+        )
+    ]
+
+
+def gather_nd(
+    shape: Sequence[int],
+    indices_shape: Sequence[int],
+    batch_dims: int,
+    itemsize: int,
+    index_dtype: str,
+    caps: DeviceCapabilities,
+    x: Any,
+    indices: Any,
+    y: Any,
+    *,
+    alignment: int | None = None,
+) -> list[KernelCall]:
+    """ONNX GatherND: the last axis of ``indices`` holds coordinates into ``x``'s axes after the first ``batch_dims``.
+
+    ``alignment`` as for `gather`. Raises `ValueError` for shapes that the operator does not allow.
+    """
+    keys = indices_shape[-1] if indices_shape else 0
+    if not 1 <= keys <= min(len(shape) - batch_dims, MAX_RANK) or tuple(shape[:batch_dims]) != tuple(
+        indices_shape[:batch_dims]
+    ):
+        raise ValueError(
+            f"gather nd: data {tuple(shape)}, indices {tuple(indices_shape)}, batch_dims {batch_dims}; expected equal batch "
+            f"axes and 1 to {MAX_RANK} coordinates that data's other axes can take"
+        )
+    element_count("gather nd data", *shape)
+    extents = tuple(shape[batch_dims : batch_dims + keys])
+    inner_elements = math.prod(shape[batch_dims + keys :])
+    rows = element_count("gather nd indices", *indices_shape[:-1])
+    if not element_count("gather nd output", rows, inner_elements):
+        return []
+    if not math.prod(extents):
+        raise ValueError(f"gather nd: indices into empty axes {extents}, expected at least one element")
+    unit = unit_for(inner_elements * itemsize, alignment or itemsize)
+    inner = inner_elements * itemsize // unit
+    total = element_count("gather nd output", rows, inner)
+    local = lanes(caps)
+    return [
+        GATHER_ND.call(
+            grid=grid(ceil_div(total, local)),
+            operands={"x": x, "indices": indices, "y": y},
+            params={
+                "total": total,
+                **magic_params("inner", inner),
+                **magic_params("count", rows // math.prod(shape[:batch_dims])),
+                "batch_stride": math.prod(extents) * inner,
+                **numbered("extent", extents, 1),
+                **numbered("stride", [s * inner for s in contiguous_strides(extents)], 0),
+            },
+            spec={"KEYS": keys},
+            defines={"UNIT_T": UNITS[unit], "INDEX_WORDS": index_words(index_dtype)},
+            local_size=(local,),
+        )
+    ]

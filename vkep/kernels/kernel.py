@@ -1,0 +1,119 @@
+"""Declaring a kernel, and calling one.
+
+A `Kernel` is the Python half of one ``.comp`` file: the argument block and the spec constants that its GLSL
+declares (the shader tool reflects the SPIR-V and fails when the two differ), and the variants that are built ahead
+of time. `Kernel.call` makes a `KernelCall`: a variant, its specialisation, operands, scalar arguments and grid, with
+operands still abstract (whatever the caller plans with), so that it stays pure data.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkep.plan.records import ShaderVariant
+
+#: struct codes of the scalar argument types
+SCALAR_CODES = {"uint": "I", "int": "i", "float": "f"}
+ADDRESS_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor argument: its name in the GLSL argument block, and whether the kernel reads or writes it."""
+
+    name: str
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The interface of one GLSL file.
+
+    ``operands`` and ``params`` in the order of the GLSL argument block (operands first); ``spec`` maps each of the
+    kernel's own spec constants to its default. ``variants`` are the sets of defines that the tool builds ahead.
+    """
+
+    source: str
+    operands: tuple[Operand, ...]
+    params: tuple[tuple[str, str], ...] = ()
+    spec: Mapping[str, int] = field(default_factory=dict)
+    variants: tuple[Mapping[str, str], ...] = ({},)
+
+    def __post_init__(self) -> None:
+        names = [o.name for o in self.operands] + [name for name, _ in self.params]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.source}: an argument name is declared twice: {names}")
+        for name, kind in self.params:
+            if kind not in SCALAR_CODES:
+                raise ValueError(f"{self.source}: argument {name!r} has type {kind!r}, expected one of {list(SCALAR_CODES)}")
+
+    def call(
+        self,
+        *,
+        grid: Sequence[int],
+        operands: Mapping[str, Any],
+        params: Mapping[str, int | float] | None = None,
+        spec: Mapping[str, int] | None = None,
+        defines: Mapping[str, str] | None = None,
+        local_size: Sequence[int] = (64, 1, 1),
+        extra_operands: Sequence[tuple[Operand, Any]] = (),
+        extra_params: Sequence[tuple[str, str, int | float]] = (),
+        subgroup_size: int | None = None,
+        flops: int = 0,
+    ) -> KernelCall:
+        """Bind arguments. ``extra_operands`` and ``extra_params`` are those that a generated epilogue or expression adds
+        (after the kernel's own operands and after its own scalars, as ``EXTRA_OPERANDS`` and ``EXTRA_PARAMS`` in the GLSL).
+        An operand that is ``None`` is absent: its address is zero and the kernel must not read it.
+        """
+        params, spec = dict(params or {}), dict(spec or {})
+        self._check("operand", {o.name for o in self.operands}, operands)
+        self._check("argument", {name for name, _ in self.params}, params)
+        unknown = set(spec) - set(self.spec)
+        if unknown:
+            raise ValueError(f"{self.source}: no spec constant named {sorted(unknown)}; it has {sorted(self.spec)}")
+        bound = tuple((o, operands[o.name]) for o in self.operands) + tuple(extra_operands)
+        codes = "".join(SCALAR_CODES[kind] for _, kind in self.params) + "".join(SCALAR_CODES[kind] for _, kind, _ in extra_params)
+        values = [params[name] for name, _ in self.params] + [value for _, _, value in extra_params]
+        defines = dict(defines or {})
+        if extra_operands or extra_params:
+            defines.setdefault("EXTRA_BASE", f"{len(self.operands)}u")  # index of the first extra operand
+            defines.setdefault("EXTRA_OPERANDS", " ".join(f"uvec2 {o.name};" for o, _ in extra_operands))
+            defines.setdefault("EXTRA_PARAMS", " ".join(f"{kind} {name};" for name, kind, _ in extra_params))
+        x, y, z = (*grid, 1, 1)[:3]
+        lx, ly, lz = (*local_size, 1, 1)[:3]
+        return KernelCall(
+            kernel=self,
+            variant=ShaderVariant(self.source, tuple(sorted(defines.items()))),
+            spec={**self.spec, **spec, "LOCAL_X": lx, "LOCAL_Y": ly, "LOCAL_Z": lz},
+            operands=bound,
+            scalars=struct.pack("<" + codes, *values),
+            grid=(int(x), int(y), int(z)),
+            subgroup_size=subgroup_size,
+            flops=int(flops),
+        )
+
+    def _check(self, what: str, expected: set[str], got: Mapping[str, Any]) -> None:
+        if expected != set(got):
+            missing, unknown = sorted(expected - set(got)), sorted(set(got) - expected)
+            raise ValueError(f"{self.source}: {what}s differ from the declaration: missing {missing}, unknown {unknown}")
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One dispatch before planning: operands are still the planner's own objects (or None)."""
+
+    kernel: Kernel
+    variant: ShaderVariant
+    spec: Mapping[str, int]
+    operands: tuple[tuple[Operand, Any], ...]
+    scalars: bytes
+    grid: tuple[int, int, int]
+    subgroup_size: int | None = None
+    flops: int = 0
+
+    @property
+    def argument_bytes(self) -> int:
+        return ADDRESS_BYTES * len(self.operands) + len(self.scalars)

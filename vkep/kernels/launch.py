@@ -1,0 +1,199 @@
+"""What selection functions share: defines of element types, grids, how lanes divide columns, the planner's workspace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gpu_shared.capabilities import DeviceCapabilities
+
+from vkep.dtypes import DTYPES, DType
+from vkep.kernels.fastdiv import LIMIT
+
+MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
+#: workgroups below which a GPU is taken to be starved, so that long axes are divided further
+BUSY_GROUPS = 256
+MAX_RANK = 8
+#: GLSL type of an untyped unit of this many bytes
+UNITS = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
+
+
+class Workspace(Protocol):
+    """What a selection function may ask its planner for; the answers are operands."""
+
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        """An uninitialised tensor that lives until the calls that name it have run."""
+
+    def constant(self, array: np.ndarray) -> Any:
+        """A tensor that holds ``array``."""
+
+
+def element_type(dtype: str) -> DType:
+    try:
+        return DTYPES[dtype]
+    except KeyError:
+        raise ValueError(f"kernels: element type is {dtype!r}, expected one of {sorted(DTYPES)}") from None
+
+
+def element_defines(dtype: str, out: str | None = None) -> dict[str, str]:
+    """Defines of ``shaders/elements.glsl`` for elements of ``dtype`` in and ``out`` (the same by default) out.
+
+    bool elements compute as uint 0 or 1.
+    """
+    source, target = element_type(dtype), element_type(out or dtype)
+    compute = "uint" if source.kind == "bool" else source.glsl_compute
+    defines = {"IN_T": source.glsl, "OUT_T": target.glsl, "COMPUTE_T": compute}
+    if source.name == "bfloat16":
+        defines["IN_BFLOAT16"] = "1"
+    if target.name == "bfloat16":
+        defines["OUT_BFLOAT16"] = "1"
+    return defines
+
+
+def limit(dtype: str, lowest: bool) -> str:
+    """GLSL for the least (or greatest) value of an element type: minus (plus) infinity for floats."""
+    kind = element_type(dtype)
+    if kind.name == "float64":
+        return f"packDouble2x32(uvec2(0u, {'0xfff00000u' if lowest else '0x7ff00000u'}))"
+    if kind.kind == "float":
+        return f"uintBitsToFloat({'0xff800000u' if lowest else '0x7f800000u'})"
+    if kind.kind == "bool":
+        return "0u" if lowest else "1u"
+    info = np.iinfo(kind.numpy)
+    value = int(info.min if lowest else info.max)
+    if kind.itemsize == 8:  # without 64-bit literals, which no definition can use
+        if kind.kind == "uint":
+            return "uint64_t(0)" if lowest else "~uint64_t(0)"
+        return "(int64_t(1) << 63)" if lowest else "~(int64_t(1) << 63)"
+    suffix = "u" if kind.kind == "uint" else ""
+    return f"(-{-(value + 1)} - 1)" if value < 0 else f"{value}{suffix}"  # -2**31 is no literal of int
+
+
+def key_defines(dtype: str) -> dict[str, str]:
+    """Defines of ``shaders/sortkey.glsl``."""
+    kind = element_type(dtype)
+    if kind.name == "float64":
+        raise ValueError("kernels: float64 has no 32-bit sort key; expected another element type")
+    wide = kind.itemsize == 8
+    family = {"float": "KEY_FLOAT", "int": "KEY_SIGNED"}.get(kind.kind, "KEY_UNSIGNED")
+    sign = "(uint64_t(1) << 63)" if wide else "0x80000000u"
+    return {family: "1", "KEY_T": "uint64_t" if wide else "uint", "KEY_SIGN_BIT": sign}
+
+
+def is_cpu(caps: DeviceCapabilities) -> bool:
+    return caps.device_type == "cpu"
+
+
+def lanes(caps: DeviceCapabilities) -> int:
+    """Lanes a workgroup for kernels whose lanes do not cooperate."""
+    if is_cpu(caps):
+        return max(8, min(caps.subgroup_size, caps.max_workgroup_invocations))
+    return min(256, floor_power_of_two(caps.max_workgroup_invocations))
+
+
+def floor_power_of_two(n: int) -> int:
+    return 1 << (n.bit_length() - 1) if n > 0 else 1
+
+
+def ceil_power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def grid(groups: int, z: int = 1) -> tuple[int, int, int]:
+    """``groups`` workgroups folded into x and y (``flat_group`` in ``shaders/workgroup.glsl``); some may be surplus."""
+    y = ceil_div(groups, MAX_GRID_AXIS)
+    if y > MAX_GRID_AXIS:
+        raise ValueError(f"kernels: {groups} workgroups are more than one dispatch can hold ({MAX_GRID_AXIS}**2)")
+    return ceil_div(groups, max(y, 1)), max(y, 1), z
+
+
+def element_count(what: str, *shape: int) -> int:
+    """Number of elements of a tensor; `ValueError` for a negative dimension or more than 32-bit indices reach."""
+    if any(d < 0 for d in shape):
+        raise ValueError(f"{what}: shape is {shape}, expected no negative dimension")
+    total = math.prod(shape)
+    if total >= LIMIT:
+        raise ValueError(f"{what}: {total} elements of shape {shape}, expected fewer than 2**31: split the tensor")
+    return total
+
+
+def numbered(prefix: str, values: Sequence[int], rest: int) -> dict[str, int]:
+    """``{prefix0: .., prefix7: ..}`` for `dims.glsl`, filled up with ``rest``."""
+    if len(values) > MAX_RANK:
+        raise ValueError(f"kernels: {len(values)} dimensions for {prefix!r}, expected at most {MAX_RANK}")
+    return {f"{prefix}{i}": (values[i] if i < len(values) else rest) for i in range(MAX_RANK)}
+
+
+def fields8(*prefixes: str, kind: str = "uint") -> tuple[tuple[str, str], ...]:
+    """The declaration of `numbered` parameters, prefix by prefix."""
+    return tuple((f"{prefix}{i}", kind) for prefix in prefixes for i in range(MAX_RANK))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor."""
+    strides, step = [], 1
+    for d in reversed(shape):
+        strides.append(step)
+        step *= d
+    return tuple(reversed(strides))
+
+
+def unit_for(row_bytes: int, alignment: int, widest: int = 16) -> int:
+    """Bytes of the widest unit that divides rows of ``row_bytes`` and the operands' addresses (``alignment`` bytes)."""
+    return math.gcd(row_bytes or widest, alignment, widest)
+
+
+@dataclass(frozen=True)
+class ColumnShare:
+    """How a kernel over the middle of [outer, axis, inner] divides its columns among lanes."""
+
+    split: int  #: lanes a column, a power of two
+    across: bool  #: neighbouring lanes lie along the axis
+    local: int  #: lanes a workgroup
+    groups: int  #: workgroups for all columns
+    shuffle: int | None  #: subgroup size, where lanes combine by shuffles
+
+    @property
+    def spec(self) -> dict[str, int]:
+        return {"SPLIT": self.split, "ACROSS": int(self.across)}
+
+    @property
+    def defines(self) -> dict[str, str]:
+        return {"SUBGROUP_SHUFFLE": str(self.shuffle)} if self.shuffle else {}
+
+
+def share_columns(columns: int, axis: int, inner: int, caps: DeviceCapabilities, shuffles: bool = True) -> ColumnShare:
+    """Divide ``columns`` columns of ``axis`` elements.
+
+    A CPU driver runs a lane a column wherever columns suffice for its cores: nothing to combine, and it gains nothing
+    from neighbouring addresses. A GPU wants neighbouring lanes at neighbouring addresses (along the axis where
+    ``inner`` is 1) and enough lanes in flight.
+    """
+    split = 1
+    local = lanes(caps)
+    if is_cpu(caps):
+        if columns < 4 * local and axis >= 2 * local:
+            split = local
+    elif inner == 1:
+        if axis > 8:
+            split = 32 if axis <= 1024 and columns >= BUSY_GROUPS else local
+            split = min(split, local, ceil_power_of_two(axis))
+    elif columns < BUSY_GROUPS * local:
+        wanted = ceil_power_of_two(ceil_div(BUSY_GROUPS * local, columns))
+        split = min(wanted, local // min(32, ceil_power_of_two(columns), local), floor_power_of_two(max(axis // 4, 1)))
+    across = inner == 1 and split > 1
+    size = caps.subgroup_size
+    usable = shuffles and across and caps.has("subgroup_shuffle") and caps.min_subgroup_size <= size <= local
+    return ColumnShare(split, across, local, ceil_div(columns, local // split), size if usable else None)
+
+
+def required_subgroup_size(share: ColumnShare, caps: DeviceCapabilities) -> int | None:
+    """The subgroup size to require of a pipeline that combines by shuffles, where the device lets one choose."""
+    return share.shuffle if share.shuffle and caps.has("subgroup_size_control") else None

@@ -1,0 +1,197 @@
+"""The fused elementwise kernel: generates the body of ``pointwise.comp`` and picks its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_shared.capabilities import DeviceCapabilities
+
+from vkep.dtypes import DType
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+
+_SAMPLE = {
+    "EXTRA_BASE": "1u",
+    "EXTRA_OPERANDS": "uvec2 x0;",
+    "EXTRA_PARAMS": "",
+    "POINTWISE_DECLS": "TENSOR(float, Y) TENSOR(float, X0)",
+    "POINTWISE_FUNCTION": "float compute(float x0) { return max(x0, 0.0); }",
+    "POINTWISE_UNIT": "Y(operand(args.y, 0u)).v[i] = compute(X0(operand(args.x0, EXTRA_BASE + 0u)).v[i]);",
+}
+POINTWISE = Kernel(
+    "pointwise.comp",
+    operands=(Operand("y", writes=True),),
+    params=(("n", "uint"), ("iterations", "uint")),
+    variants=(_SAMPLE,),
+)
+
+#: elements of one vector load or store
+VECTOR = 4
+_VECTOR_TYPES = {
+    "float": "vec4",
+    "float16_t": "f16vec4",
+    "double": "dvec4",
+    "int": "ivec4",
+    "uint": "uvec4",
+    "int8_t": "i8vec4",
+    "uint8_t": "u8vec4",
+    "int16_t": "i16vec4",
+    "uint16_t": "u16vec4",
+    "int64_t": "i64vec4",
+    "uint64_t": "u64vec4",
+}
+
+
+@dataclass(frozen=True)
+class PointwiseOperand:
+    """One operand: the caller's object, its element type, strides over the collapsed shape, element offset."""
+
+    tensor: Any
+    dtype: DType
+    strides: tuple[int, ...]
+    offset: int
+
+
+def pointwise(
+    shape: Sequence[int],
+    out: PointwiseOperand,
+    inputs: Sequence[PointwiseOperand],
+    function: str,
+    scalars: Sequence[tuple[str, str, float | int]],
+    caps: DeviceCapabilities,
+    operations: int = 1,
+) -> list[KernelCall]:
+    """Dispatches for ``compute(x0, x1, ...)`` over ``shape`` (collapsed: see `lowering.tensor.collapse`).
+
+    ``function`` is GLSL that defines ``compute``, taking one value of each input in its compute type and returning
+    what is stored; it may read ``scalars`` as ``args.<name>``. Element counts are below 2**31.
+    """
+    total = 1
+    for dim in shape:
+        total *= dim
+    if total == 0:
+        return []
+    width = VECTOR if _vectorizes(shape, out, inputs) else 1
+    units = [*shape[:-1], shape[-1] // width]
+    code = _Coordinates(units)
+    out_index = code.index(out.strides, width, 0)
+    in_index = [code.index(x.strides, width, k + 1) for k, x in enumerate(inputs)]
+
+    decls = [f"TENSOR({_element(out.dtype, width)}, Y)"]
+    unit = [code.statements()]
+    values: list[list[str]] = [[] for _ in range(width)]
+    for k, x in enumerate(inputs):
+        wide = width if x.strides[-1] == 1 else 1
+        decls.append(f"TENSOR({_element(x.dtype, wide)}, X{k})")
+        unit.append(f"{_element(x.dtype, wide)} v{k} = X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{in_index[k]}];")
+        for lane in range(width):
+            values[lane].append(_load(x.dtype, f"v{k}[{lane}]" if wide > 1 else f"v{k}"))
+    calls = ", ".join(f"compute({', '.join(v)})" for v in values)
+    stored = calls if width == 1 else f"{_element(out.dtype, width)}({calls})"
+    unit.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {stored};")
+
+    count = total // width
+    lanes, iterations = _grid(count, caps)
+    return [
+        POINTWISE.call(
+            grid=(-(-count // (lanes * iterations)), 1, 1),
+            local_size=(lanes, 1, 1),
+            operands={"y": out.tensor},
+            params={"n": count, "iterations": iterations},
+            extra_operands=[(Operand(f"x{k}"), x.tensor) for k, x in enumerate(inputs)],
+            extra_params=[*code.params, *scalars],
+            defines={
+                "POINTWISE_DECLS": " ".join(decls),
+                "POINTWISE_FUNCTION": function,
+                "POINTWISE_UNIT": " ".join(part for part in unit if part),
+            },
+            flops=operations * total,
+        )
+    ]
+
+
+class _Coordinates:
+    """Turns a unit's flat index into each operand's index, dividing only where an operand is not linear."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = list(shape)
+        self.params: list[tuple[str, str, float | int]] = []
+        self.used = False
+
+    def index(self, strides: Sequence[int], width: int, operand: int) -> str:
+        # In units: the inner stride is 0 or 1 when vectorised, and outer strides are multiples of the width
+        # for an operand that is read as vectors.
+        wide = width if strides[-1] == 1 else 1
+        steps = [s // wide for s in strides[:-1]] + [strides[-1]]
+        if all(s == 0 for s in steps):
+            return "0u"
+        linear, expected = True, 1
+        for dim, step in zip(reversed(self.shape), reversed(steps), strict=True):
+            linear &= step == expected or dim == 1
+            expected *= dim
+        if linear:
+            return "i"
+        self.used = True
+        terms = []
+        for axis, step in enumerate(steps):
+            if step == 0:
+                continue
+            if step == 1:
+                terms.append(f"q{axis}")
+            else:
+                name = f"s{operand}_{axis}"
+                self.params.append((name, "int", step))
+                terms.append(f"q{axis} * uint(args.{name})")
+        return " + ".join(terms)
+
+    def statements(self) -> str:
+        if not self.used:
+            return ""
+        lines = ["uint rest = i;"]
+        for axis in range(len(self.shape) - 1, 0, -1):
+            name = f"d{axis}"
+            self.params += [(key, "uint", value) for key, value in magic_params(name, self.shape[axis]).items()]
+            lines.append(
+                f"uint q{axis}; rest = fast_divmod(rest, args.{name}, args.{name}_mul, args.{name}_shift, q{axis});"
+            )
+        return " ".join([*lines, "uint q0 = rest;"])
+
+
+def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[PointwiseOperand]) -> bool:
+    if shape[-1] % VECTOR or out.strides[-1] != 1:
+        return False
+    for x in (out, *inputs):
+        if x.strides[-1] not in (0, 1):
+            return False
+        if x.strides[-1] == 1 and any(s % VECTOR for s in (*x.strides[:-1], x.offset)):
+            return False
+    return True
+
+
+def _element(dtype: DType, width: int) -> str:
+    return dtype.glsl if width == 1 else _VECTOR_TYPES[dtype.glsl]
+
+
+def _load(dtype: DType, element: str) -> str:
+    if dtype.name == "bfloat16":
+        return f"uintBitsToFloat(uint({element}) << 16)"
+    if dtype.kind == "bool":
+        return f"({element} != uint8_t(0))"
+    return element if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl_compute}({element})"
+
+
+def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:
+    """Lanes of a workgroup, and the units that each lane works through."""
+    limit = caps.max_workgroup_count[0]
+    if caps.device_type == "cpu":
+        lanes, iterations = caps.subgroup_size, 16  # a CPU driver pays for each workgroup, not for lanes
+        iterations = min(iterations, max(1, units // (lanes * 16)))
+    else:
+        lanes, iterations = 256, 1
+    while -(-units // (lanes * iterations)) > min(limit, 1 << 20):
+        iterations *= 2
+    return lanes, iterations
+
+

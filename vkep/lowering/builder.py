@@ -1,0 +1,231 @@
+"""What an operator function writes with: pointwise expressions, kernel operations, movement, constants, declines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+from gpu_shared.capabilities import DeviceCapabilities
+
+from vkep.dtypes import DTYPES, DType, from_numpy
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.lowering import expr as ex
+from vkep.lowering.lir import Emit, KernelOp, Op, Pointwise
+from vkep.lowering.tensor import Storage, Tensor, contiguous_strides
+
+Operand = Tensor | ex.Expr | float | int | bool
+
+
+class Builder:
+    """Collects the operations of one island. Operator functions get it as their first argument."""
+
+    def __init__(self, caps: DeviceCapabilities) -> None:
+        self.caps = caps
+        self.ops: list[Op] = []
+        self.node: Node | None = None
+
+    # ---- declining
+
+    def decline(self, reason: str) -> NoReturn:
+        raise Decline(reason)
+
+    def value(self, tensor: Tensor | None, what: str) -> np.ndarray:
+        """The values of an input that must be known while planning, such as axes or a shape; else declines."""
+        if tensor is None:
+            raise Decline(f"{what} is missing")
+        array = tensor.array
+        if array is None:
+            raise NeedsValue(f"{what} is computed at run time", tensor)
+        return array
+
+    def ints(self, tensor: Tensor | None, what: str) -> list[int] | None:
+        return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1)]
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front; declines one that is out of range."""
+        if not -rank <= axis < max(rank, 1):
+            raise Decline(f"axis {axis} is out of range for rank {rank}")
+        return axis % max(rank, 1)
+
+    # ---- constants
+
+    def constant(self, array: np.ndarray, label: str = "") -> Tensor:
+        """A constant known while planning."""
+        array = np.ascontiguousarray(array).reshape(np.shape(array))
+        return self.weight(ArrayWeight(label, array))
+
+    def weight(self, weight: Weight) -> Tensor:
+        dtype = {d.onnx: d for d in DTYPES.values()}[weight.elem_type]
+        storage = Storage(math.prod(weight.shape) * dtype.itemsize, weight=weight, label=weight.name)
+        return Tensor(dtype, tuple(weight.shape), storage, contiguous_strides(weight.shape))
+
+    def scalar_like(self, value: float | int, tensor: Tensor) -> Tensor:
+        return self.constant(np.array(value, tensor.dtype.numpy))
+
+    # ---- pointwise
+
+    def expr(self, template: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
+        """A GLSL expression with ``{0}``, ``{1}`` for its arguments. Python numbers take the first tensor's type."""
+        known = next((self._ctype(a) for a in args if isinstance(a, (Tensor, ex.Expr))), None)
+        kind = ctype or known
+        if kind is None:
+            raise ValueError(f"expression {template!r} has no typed argument; pass ctype")
+        return ex.Expr(kind, template, tuple(self._expr(a, known or kind) for a in args))
+
+    def pointwise(
+        self,
+        template: str,
+        *args: Operand,
+        dtype: DType | None = None,
+        shape: Sequence[int] | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """An elementwise result over broadcast arguments, ``dtype`` as the first tensor's unless given."""
+        tensors = [t for a in args for t in self._tensors(a)]
+        dtype = dtype or (out.dtype if out else tensors[0].dtype)
+        result = self.expr(template, *args, ctype=dtype.glsl_compute)
+        if dtype.name in ("int8", "int16", "uint8", "uint16"):  # wrap as the stored type would
+            result = ex.Expr(dtype.glsl_compute, ex.rounded(dtype, "{0}"), (result,))
+        return self.store(result, dtype, shape=shape, out=out)
+
+    def store(
+        self, result: ex.Expr, dtype: DType, *, shape: Sequence[int] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves."""
+        if shape is None and out is None:
+            try:
+                shape = np.broadcast_shapes(*(leaf.tensor.shape for leaf in ex.leaves(result) if leaf.tensor))
+            except ValueError:
+                shapes = [leaf.tensor.shape for leaf in ex.leaves(result) if leaf.tensor]
+                raise Decline(f"shapes {shapes} do not broadcast") from None
+        out = out if out is not None else self.empty(dtype, shape or ())
+        result = ex.substitute(result, lambda node: ex.leaf(node.tensor.expand(out.shape)) if node.tensor else None)
+        self._add(Pointwise(out, result))
+        return out
+
+    def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
+        """A buffer for operations to fill."""
+        return Tensor.contiguous(dtype, shape)
+
+    def full(self, shape: Sequence[int], value: float | int | bool, dtype: DType) -> Tensor:
+        """A constant of one value, broadcast without memory."""
+        return self.constant(np.array(value, dtype.numpy)).expand(tuple(shape))
+
+    # ---- kernels
+
+    def kernel(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        emit: Emit,
+        *,
+        row_axis: int | None = None,
+        strided_output: bool = False,
+        flops: int = 0,
+    ) -> None:
+        """Add an operation that emits its own dispatches; what its selection refuses is declined.
+
+        A selection that can take an epilogue (``row_axis``) may pack weights, so it is not tried ahead.
+        """
+        if all(t.size == 0 for t in outputs):
+            return
+        if row_axis is None:
+            try:
+                emit(_Trial(self.caps), inputs, outputs, None)
+            except ValueError as error:
+                raise Decline(str(error)) from None
+        self._add(KernelOp(list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops))
+
+    # ---- movement
+
+    def contiguous(self, tensor: Tensor) -> Tensor:
+        """The tensor, copied when its elements do not lie densely."""
+        if tensor.is_contiguous:
+            return tensor
+        array = tensor.array
+        return self.constant(array) if array is not None else self.copy(tensor)
+
+    def copy(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.store(ex.leaf(tensor), tensor.dtype, shape=tensor.shape, out=out)
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        view = tensor.reshape(shape)
+        if view is None:
+            view = self.contiguous(tensor).reshape(shape)
+            assert view is not None
+        return view
+
+    def cast(self, tensor: Tensor, dtype: DType) -> Tensor:
+        """The ONNX Cast of a tensor (numeric types; floats to ints truncate)."""
+        if tensor.dtype is dtype:
+            return tensor
+        return self.store(self.cast_expr(ex.leaf(tensor), tensor.dtype, dtype), dtype, shape=tensor.shape)
+
+    def cast_expr(self, source: ex.Expr, from_dtype: DType, to: DType) -> ex.Expr:
+        if to.kind == "bool":
+            zero = "false" if from_dtype.kind == "bool" else f"{source.ctype}(0)"
+            return ex.Expr("bool", f"({{0}} != {zero})", (source,))
+        code = "{0}"
+        if from_dtype.kind == "float" and to.kind == "uint":  # through a signed type: GLSL leaves negatives undefined
+            code = f"{to.glsl_compute}(int64_t({{0}}))"
+        elif source.ctype != to.glsl_compute:
+            code = f"{to.glsl_compute}({{0}})"
+        return ex.Expr(to.glsl_compute, ex.rounded(to, code), (source,))
+
+    # ---- inside
+
+    def _add(self, op: Op) -> None:
+        if any(t.size == 0 for t in op.outputs):
+            return
+        if self.node is not None:
+            op.labels.append(self.node.name)
+        self.ops.append(op)
+
+    def _tensors(self, operand: Operand) -> list[Tensor]:
+        if isinstance(operand, Tensor):
+            return [operand]
+        if isinstance(operand, ex.Expr):
+            return [leaf.tensor for leaf in ex.leaves(operand) if leaf.tensor is not None]
+        return []
+
+    def _ctype(self, operand: Tensor | ex.Expr) -> str:
+        return operand.dtype.glsl_compute if isinstance(operand, Tensor) else operand.ctype
+
+    def _expr(self, operand: Operand, ctype: str) -> ex.Expr:
+        if isinstance(operand, ex.Expr):
+            return operand
+        if isinstance(operand, Tensor):
+            array = operand.array if operand.size == 1 and operand.dtype.name != "bfloat16" else None
+            if array is not None:  # a scalar constant needs no load
+                return ex.Const(operand.dtype.glsl_compute, value=array.reshape(-1)[0].item())
+            return ex.leaf(operand)
+        return ex.Const(ctype, value=operand)
+
+
+class _Trial:
+    """A `Target` for trying a selection: nothing that it hands out is kept."""
+
+    def __init__(self, caps: DeviceCapabilities) -> None:
+        self.caps = caps
+
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        return Tensor.contiguous(DTYPES[dtype], shape)
+
+    def constant(self, array: np.ndarray) -> Tensor:
+        return Tensor.contiguous(from_numpy(array.dtype), array.shape)
+
+    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        raise AssertionError("a selection that packs weights takes an epilogue, and is not tried ahead")
+
+
+class NeedsValue(Decline):
+    """A decline that ends once the tensor's value is known: the session plans the node when it is."""
+
+    def __init__(self, reason: str, tensor: Tensor) -> None:
+        super().__init__(reason)
+        self.tensor = tensor
+        self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor, filled in by the partitioner

@@ -1,0 +1,234 @@
+"""From operations to a plan: kernels chosen, buffers placed, hazards found, everything turned into plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from gpu_shared.capabilities import DeviceCapabilities
+
+from vkep.dtypes import DTYPES
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall, Operand
+from vkep.kernels.pointwise import PointwiseOperand, pointwise
+from vkep.lowering import expr as ex
+from vkep.lowering.fuse import epilogue_strides
+from vkep.lowering.lir import KernelOp, Op, Pointwise
+from vkep.lowering.tensor import Storage, Tensor, collapse
+from vkep.plan.hazards import HazardTracker
+from vkep.plan.memory import Lifetime, live_peak, place
+from vkep.plan.records import ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
+
+#: Every Vulkan device has push constants of at least this many bytes (Vulkan spec, "Required Limits").
+PUSH_CONSTANT_BYTES = 128
+
+
+@dataclass
+class PlannedIsland:
+    """A plan, and the weights that its constants name."""
+
+    plan: Plan
+    weights: dict[str, Weight]
+
+
+@dataclass
+class Emitter:
+    """The `Target` that kernel selections see."""
+
+    caps: DeviceCapabilities
+    packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
+
+    def constant(self, array: np.ndarray) -> Tensor:
+        weight = ArrayWeight("constant", np.ascontiguousarray(array))
+        dtype = next(d for d in DTYPES.values() if d.onnx == weight.elem_type)
+        return Tensor.contiguous(dtype, array.shape, Storage(array.nbytes, weight=weight))
+
+    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        array = weight.array
+        if array is None or weight.storage.weight is None:
+            return None
+        key = (f"{weight.storage.weight.key}:{weight.shape}:{weight.strides}:{weight.offset}", tag)
+        if key not in self.packed:
+            packed = np.ascontiguousarray(transform(array))
+            made = ArrayWeight(f"{weight.storage.label}:{tag}", packed)
+            dtype = next(d for d in DTYPES.values() if d.onnx == made.elem_type)
+            self.packed[key] = Tensor.contiguous(dtype, packed.shape, Storage(packed.nbytes, weight=made))
+        return self.packed[key]
+
+
+def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> PlannedIsland:
+    """Choose kernels for the operations and lay out the plan."""
+    emitter = Emitter(caps)
+    calls: list[tuple[KernelCall, str]] = []
+    for op in ops:
+        made = _pointwise_calls(op, caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
+        calls += [(call, " + ".join(dict.fromkeys(op.labels))) for call in made]
+    return _Layout(calls, ports).planned()
+
+
+def _pointwise_calls(op: Pointwise, caps: DeviceCapabilities) -> list[KernelCall]:
+    inputs: list[Tensor] = []
+    names: dict[tuple[int, tuple[int, ...], int], str] = {}
+
+    def name(leaf: ex.Leaf) -> str:
+        tensor = leaf.tensor
+        assert tensor is not None
+        key = (id(tensor.storage), tensor.strides, tensor.offset)
+        if key not in names:
+            names[key] = f"x{len(inputs)}"
+            inputs.append(tensor)
+        return names[key]
+
+    code = ex.generate(op.expr, name)
+    shape, strides = collapse(op.out.shape, [op.out.strides, *(t.strides for t in inputs)])
+    params = ", ".join(f"{t.dtype.glsl_compute} x{k}" for k, t in enumerate(inputs))
+    function = (
+        f"{op.out.dtype.glsl} compute({params}) {{ {code.statements} "
+        f"return {ex.store_code(op.out.dtype, code.result)}; }}"
+    )
+    operands = [
+        PointwiseOperand(t, t.dtype, tuple(s), t.offset) for t, s in zip([op.out, *inputs], strides, strict=True)
+    ]
+    return pointwise(shape, operands[0], operands[1:], function, code.scalars, caps, ex.count(op.expr))
+
+
+def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
+    epilogue = _epilogue(op) if op.epilogue is not None else None
+    return op.emit(emitter, op.inputs, op.outputs, epilogue)
+
+
+def _epilogue(op: KernelOp) -> Epilogue:
+    assert op.epilogue is not None and op.epilogue_of is not None and op.row_axis is not None
+    operands: list[Tensor] = []
+    decls: dict[str, str] = {}
+    params: list[tuple[str, str, int]] = []
+    names: dict[tuple[int, tuple[int, ...], int], str] = {}
+
+    def name(leaf: ex.Leaf) -> str:
+        tensor = leaf.tensor
+        assert tensor is not None
+        if tensor.storage is op.epilogue_of.storage:  # type: ignore[union-attr]
+            return "v"
+        key = (id(tensor.storage), tensor.strides, tensor.offset)
+        if key not in names:
+            k = len(operands)
+            found = epilogue_strides(tensor, op.row_axis or 0)
+            assert found is not None
+            kind, row, col = found
+            terms = [_term(axis, stride, f"e{k}_{axis}", params) for axis, stride in (("row", row), ("col", col)) if stride]
+            index = "o" if kind == "o" else (" + ".join(terms) or "0u")
+            pointer = f"E_{tensor.dtype.name}"
+            decls[pointer] = f"TENSOR({tensor.dtype.glsl}, {pointer})"
+            names[key] = ex.load_code(tensor.dtype, f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v[{index}]")
+            operands.append(tensor)
+        return names[key]
+
+    code = ex.generate(op.epilogue, name)
+    return Epilogue(
+        body=f"{code.statements} v = {code.result};",
+        decls=" ".join(decls.values()),
+        operands=tuple((Operand(f"e{k}"), t) for k, t in enumerate(operands)),
+        params=(*params, *code.scalars),
+    )
+
+
+def _term(axis: str, stride: int, name: str, params: list[tuple[str, str, int]]) -> str:
+    if stride == 1:
+        return axis
+    params.append((name, "uint", stride))
+    return f"{axis} * args.{name}"
+
+
+class _Layout:
+    """Turns kernel calls over tensors into dispatches over addresses."""
+
+    def __init__(self, calls: Sequence[tuple[KernelCall, str]], ports: Sequence[Port]) -> None:
+        self.calls = calls
+        self.ports = tuple(ports)
+        self.weights: dict[str, Weight] = {}
+        self.constants: dict[str, int] = {}
+        self.slots: dict[tuple[int, int], int] = {}
+        self.pipelines: dict[PipelineKey, int] = {}
+        self.offsets, self.slab, self.peak = self._place()
+
+    def planned(self) -> PlannedIsland:
+        tracker = HazardTracker()
+        dispatches = [self._dispatch(call, label, tracker) for call, label in self.calls]
+        plan = Plan(
+            ports=self.ports,
+            constants=tuple(
+                ConstantRef(key, self.weights[key].nbytes, self.weights[key].name) for key in self.constants
+            ),
+            activation_bytes=self.slab,
+            slots=tuple(Slot(port, addend) for port, addend in self.slots),
+            pipelines=tuple(self.pipelines),
+            dispatches=tuple(dispatches),
+            live_peak_bytes=self.peak,
+        )
+        return PlannedIsland(plan, self.weights)
+
+    def _place(self) -> tuple[dict[Storage, int], int, int]:
+        spans: dict[Storage, list[int]] = {}
+        for step, (call, _) in enumerate(self.calls):
+            for _, tensor in call.operands:
+                if tensor is not None and not tensor.storage.is_constant and tensor.storage.port is None:
+                    spans.setdefault(tensor.storage, [step, step])[1] = step
+        lifetimes = [Lifetime(s.nbytes, first, last) for s, (first, last) in spans.items()]
+        offsets, total = place(lifetimes)
+        return dict(zip(spans, offsets, strict=True)), total, live_peak(lifetimes)
+
+    def _dispatch(self, call: KernelCall, label: str, tracker: HazardTracker) -> Dispatch:
+        relocations, reads, writes, indirect, moved = [], [], [], 0, 0
+        for position, (operand, tensor) in enumerate(call.operands):
+            if tensor is None:
+                continue
+            addend = tensor.offset * tensor.dtype.itemsize
+            start, end = tensor.byte_range
+            moved += min(end - start, tensor.nbytes)
+            storage = tensor.storage
+            if storage.is_constant:
+                index = self._constant(storage)
+                place_, where = (Space.CONSTANT, index, addend), (Space.CONSTANT, index, 0)
+            elif storage.port is not None:
+                slot = self.slots.setdefault((storage.port, addend), len(self.slots))
+                place_, where = (Space.PORT, slot, 0), (Space.PORT, storage.port, 0)
+                indirect |= 1 << position
+            else:
+                base = self.offsets[storage]
+                place_, where = (Space.ACTIVATION, 0, base + addend), (Space.ACTIVATION, 0, base)
+            relocations.append(Relocation(position * ADDRESS_BYTES, *place_))
+            touched = Range(where[0], where[1], where[2] + start, where[2] + end)
+            (writes if operand.writes else reads).append(touched)
+        in_memory = call.argument_bytes > PUSH_CONSTANT_BYTES
+        key = PipelineKey(
+            call.variant,
+            tuple(sorted({**call.spec, "INDIRECT": indirect}.items())),
+            call.argument_bytes,
+            in_memory,
+            call.subgroup_size,
+        )
+        return Dispatch(
+            pipeline=self.pipelines.setdefault(key, len(self.pipelines)),
+            arguments=bytes(ADDRESS_BYTES * len(call.operands)) + call.scalars,
+            relocations=tuple(relocations),
+            grid=call.grid,
+            barrier=tracker.needs_barrier(reads, writes),
+            label=label,
+            reads=tuple(reads),
+            writes=tuple(writes),
+            flops=call.flops,
+            bytes=moved,
+        )
+
+    def _constant(self, storage: Storage) -> int:
+        weight = storage.weight
+        assert weight is not None
+        if weight.key not in self.constants:
+            self.constants[weight.key] = len(self.constants)
+            self.weights[weight.key] = weight
+        return self.constants[weight.key]

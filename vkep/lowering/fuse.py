@@ -1,0 +1,289 @@
+"""Fusion over the lowered operations: pointwise chains into one kernel, their tails into matmuls and convolutions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from vkep.lowering import expr as ex
+from vkep.lowering.lir import KernelOp, Op, Pointwise, reads
+from vkep.lowering.tensor import Storage, Tensor, collapse
+
+#: tensors that one fused kernel may read: more would only lengthen its argument block
+MAX_OPERANDS = 12
+
+
+def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
+    """Remove dead operations, fuse, and drop copies. ``results`` are the tensors that must exist at the end."""
+    kept = {t.storage for t in results}
+    ops = _remove_dead(ops, kept)
+    ops = _fuse_pointwise(ops, kept)
+    ops = _fuse_epilogues(ops, kept)
+    return _elide_copies(ops, kept)
+
+
+def _remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
+    needed = set(kept)
+    live: list[Op] = []
+    for op in reversed(ops):
+        if any(t.storage in needed for t in op.outputs):
+            live.append(op)
+            needed.update(t.storage for t in reads(op))
+    return live[::-1]
+
+
+class _Uses:
+    """Who writes and who reads each storage."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self.writers: dict[Storage, list[Op]] = defaultdict(list)
+        self.readers: dict[Storage, list[Op]] = defaultdict(list)
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: Op) -> None:
+        for tensor in op.outputs:
+            self.writers[tensor.storage].append(op)
+        for storage in {t.storage for t in reads(op)}:
+            self.readers[storage].append(op)
+
+    def remove(self, op: Op) -> None:
+        for tensor in op.outputs:
+            self.writers[tensor.storage].remove(op)
+        for storage in {t.storage for t in reads(op)}:
+            self.readers[storage].remove(op)
+
+
+def _fuse_pointwise(ops: list[Op], kept: set[Storage]) -> list[Op]:
+    """Merge a pointwise producer into its consumer when that is its only reader."""
+    uses = _Uses(ops)
+    gone: set[int] = set()
+    for consumer in reversed(ops):
+        if not isinstance(consumer, Pointwise) or id(consumer) in gone:
+            continue
+        merged = True
+        while merged:
+            merged = False
+            for tensor in consumer.inputs:
+                producer = _sole_producer(tensor.storage, consumer, uses, kept)
+                if not isinstance(producer, Pointwise):
+                    continue
+                expr = _inline(consumer, producer)
+                if expr is None or sum(1 for _ in ex.leaves(expr)) > MAX_OPERANDS:
+                    continue
+                uses.remove(consumer)
+                uses.remove(producer)
+                consumer.expr = expr
+                consumer.labels = producer.labels + consumer.labels
+                uses.add(consumer)
+                gone.add(id(producer))
+                merged = True
+                break
+    return [op for op in ops if id(op) not in gone]
+
+
+def _sole_producer(storage: Storage, reader: Op, uses: _Uses, kept: set[Storage]) -> Op | None:
+    if storage in kept or storage.is_constant or storage.port is not None:
+        return None
+    writers = uses.writers[storage]
+    if len(writers) != 1 or uses.readers[storage] != [reader] or not writers[0].outputs[0].is_whole:
+        return None
+    return writers[0]
+
+
+def _inline(consumer: Pointwise, producer: Pointwise) -> ex.Expr | None:
+    """The consumer's expression with the producer's in place of its result, or None where views do not line up."""
+    shape = consumer.out.shape
+    failed = False
+
+    def moved(node: ex.Leaf) -> ex.Expr | None:
+        nonlocal failed
+        view = _viewed_like(node.tensor, producer.out.shape, shape)
+        failed |= view is None
+        return None if view is None else ex.leaf(view)
+
+    same_view = [t for t in consumer.inputs if t.storage is producer.out.storage]
+    if any(not (t.is_whole and t.size == consumer.out.size) for t in same_view):
+        return None
+    inner = ex.substitute(producer.expr, moved)
+    if failed:
+        return None
+    inner = _rounded_to(inner, producer.out)
+    return ex.substitute(
+        consumer.expr,
+        lambda node: inner if node.tensor is not None and node.tensor.storage is producer.out.storage else None,
+    )
+
+
+def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
+    """What the consumer would have read: a narrow type keeps its wrap, float16 its rounding to the stored type."""
+    return inner if inner.ctype == out.dtype.glsl_compute else ex.Expr(out.dtype.glsl_compute, f"{out.dtype.glsl_compute}({{0}})", (inner,))
+
+
+def _viewed_like(tensor: Tensor | None, from_shape: tuple[int, ...], shape: tuple[int, ...]) -> Tensor | None:
+    if tensor is None:
+        return None
+    return tensor if from_shape == shape else tensor.reshape(shape)
+
+
+def _fuse_epilogues(ops: list[Op], kept: set[Storage]) -> list[Op]:
+    """Move a pointwise operation into the epilogue of the kernel that makes its input."""
+    uses = _Uses(ops)
+    position = {id(op): i for i, op in enumerate(ops)}
+    result: list[Op | None] = list(ops)
+    for op in ops:
+        if not isinstance(op, Pointwise):
+            continue
+        # the latest producer: what else the expression reads is then made before it
+        candidates = [
+            p
+            for t in op.inputs
+            if isinstance(p := _sole_producer(t.storage, op, uses, kept), KernelOp)
+            and p.row_axis is not None
+            and p.epilogue is None
+        ]
+        for kernel in sorted(candidates, key=lambda k: -position[id(k)]):
+            expr = _as_epilogue(op, kernel)
+            if expr is None:
+                continue
+            out = op.out.reshape(kernel.outputs[0].shape)
+            if out is None or not (out.is_contiguous or kernel.strided_output):
+                continue
+            uses.remove(op)
+            uses.remove(kernel)
+            result[position[id(kernel)]] = None
+            result[position[id(op)]] = kernel
+            position[id(kernel)] = position[id(op)]
+            kernel.epilogue, kernel.epilogue_of = expr, kernel.outputs[0]
+            kernel.outputs = [out]
+            kernel.labels = kernel.labels + op.labels
+            uses.add(kernel)
+            break
+    return [op for op in result if op is not None]
+
+
+def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
+    out = kernel.outputs[0]
+    assert kernel.row_axis is not None
+    if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or op.out.size != out.size:
+        return None
+    if sum(1 for _ in ex.leaves(op.expr)) > MAX_OPERANDS:
+        return None
+    failed = False
+
+    def moved(node: ex.Leaf) -> ex.Expr | None:
+        nonlocal failed
+        assert node.tensor is not None
+        if node.tensor.storage is out.storage:
+            failed |= not (node.tensor.is_whole and node.tensor.size == out.size)
+            return ex.leaf(out)
+        view = node.tensor.reshape(out.shape)
+        if view is None or epilogue_strides(view, kernel.row_axis or 0) is None:
+            failed = True
+            return None
+        return ex.leaf(view)
+
+    expr = ex.substitute(op.expr, moved)
+    if failed:
+        return None
+    # all reads of the result are one value
+    value: ex.Expr | None = None
+
+    def once(node: ex.Leaf) -> ex.Expr | None:
+        nonlocal value
+        if node.tensor is not None and node.tensor.storage is out.storage:
+            value = value or node
+            return value
+        return None
+
+    return ex.substitute(expr, once)
+
+
+def epilogue_strides(view: Tensor, row_axis: int) -> tuple[str, int, int] | None:
+    """How an epilogue reaches a view of its output's shape.
+
+    ("o", 0, 0): at the flat index; ("rc", r, c): at ``row * r + col * c``; None: neither.
+    """
+    if view.is_contiguous and view.size == _prod(view.shape):
+        return ("o", 0, 0)
+    lead = zip(view.shape[:row_axis], view.strides[:row_axis], strict=True)
+    if any(dim != 1 and stride for dim, stride in lead):
+        return None
+    inner, [strides] = collapse(view.shape[row_axis + 1 :], [view.strides[row_axis + 1 :]])
+    if len(inner) > 1:
+        return None
+    row = view.strides[row_axis] if view.shape[row_axis] != 1 else 0
+    if row < 0 or strides[0] < 0:
+        return None
+    return ("rc", row, strides[0])
+
+
+def _prod(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size
+
+
+def _elide_copies(ops: list[Op], kept: set[Storage]) -> list[Op]:
+    """Let a producer write where a plain copy would put its result (Concat's parts, a plan's outputs)."""
+    uses = _Uses(ops)
+    gone: set[int] = set()
+    for copy in ops:
+        if not (isinstance(copy, Pointwise) and isinstance(copy.expr, ex.Leaf)):
+            continue
+        source = copy.expr.tensor
+        assert source is not None
+        if source.dtype is not copy.out.dtype or not source.is_whole or source.size != copy.out.size:
+            continue
+        storage = source.storage
+        if storage in kept or storage.is_constant or storage.port is not None or len(uses.writers[storage]) != 1:
+            continue
+        [producer] = uses.writers[storage]
+        place = copy.out.reshape(producer.outputs[0].shape) if len(producer.outputs) == 1 else None
+        if place is None or not producer.outputs[0].is_whole:
+            continue
+        others = [op for op in uses.readers[storage] if op is not copy]
+        if not _can_write(producer, place) or (others and not place.is_contiguous):
+            continue
+        for op in [producer, copy, *others]:
+            uses.remove(op)
+        producer.outputs[0:1] = [place] if isinstance(producer, KernelOp) else []
+        if isinstance(producer, Pointwise):
+            producer.out = place
+        for op in others:
+            _retarget(op, storage, place)
+        producer.labels = producer.labels + copy.labels
+        for op in [producer, *others]:
+            uses.add(op)
+        gone.add(id(copy))
+    return [op for op in ops if id(op) not in gone]
+
+
+def _can_write(producer: Op, place: Tensor) -> bool:
+    if isinstance(producer, Pointwise):
+        return True
+    if place.is_contiguous:
+        return True
+    return producer.strided_output and producer.row_axis is not None and place.view(
+        place.shape[producer.row_axis :], place.strides[producer.row_axis :]
+    ).is_contiguous
+
+
+def _retarget(op: Op, storage: Storage, place: Tensor) -> None:
+    """Make an operation read a result at its new, dense place."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        if tensor.storage is not storage:
+            return tensor
+        return Tensor(tensor.dtype, tensor.shape, place.storage, tensor.strides, tensor.offset + place.offset)
+
+    replace: Callable[[ex.Leaf], ex.Expr | None] = lambda node: (  # noqa: E731
+        ex.leaf(moved(node.tensor)) if node.tensor is not None and node.tensor.storage is storage else None
+    )
+    if isinstance(op, Pointwise):
+        op.expr = ex.substitute(op.expr, replace)
+    else:
+        op.inputs = [moved(t) for t in op.inputs]
+        if op.epilogue is not None:
+            op.epilogue = ex.substitute(op.epilogue, replace)

@@ -1,0 +1,85 @@
+"""What lowering emits: a list of operations over tensors, before kernels and places are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from gpu_shared.capabilities import DeviceCapabilities
+
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.launch import Workspace
+from vkep.lowering.expr import Expr, leaves
+from vkep.lowering.tensor import Tensor
+
+
+class Target(Workspace, Protocol):
+    """What a kernel selection may ask for while it emits: scratch tensors, constants, packed weights."""
+
+    @property
+    def caps(self) -> DeviceCapabilities: ...
+
+    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        """A weight transformed once on the host; None when ``weight`` is not a constant."""
+
+
+#: (target, inputs, outputs, epilogue) to dispatches
+Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
+
+
+@dataclass(eq=False)
+class Pointwise:
+    """``out[i] = expr(leaves at i)``: every leaf is a view broadcast to the output's shape."""
+
+    out: Tensor
+    expr: Expr
+    labels: list[str] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [leaf.tensor for leaf in leaves(self.expr) if leaf.tensor is not None]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [self.out]
+
+
+@dataclass(eq=False)
+class KernelOp:
+    """An operation with kernels of its own.
+
+    ``row_axis`` is set where the kernels can pass their result through an epilogue: the output axis that is the
+    epilogue's ``row``; the axes after it, flattened, are its ``col``.
+    ``strided_output`` says that the output may be a view whose batch stride (axes before ``row_axis``) is not dense.
+    """
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    emit: Emit
+    row_axis: int | None = None
+    strided_output: bool = False
+    labels: list[str] = field(default_factory=list)
+    epilogue: Expr | None = None  #: an expression over the result (the leaf that views ``epilogue_of``) and others
+    epilogue_of: Tensor | None = None
+    flops: int = 0
+
+    @property
+    def all_inputs(self) -> list[Tensor]:
+        if self.epilogue is None:
+            return self.inputs
+        assert self.epilogue_of is not None
+        return self.inputs + [
+            leaf.tensor
+            for leaf in leaves(self.epilogue)
+            if leaf.tensor is not None and leaf.tensor.storage is not self.epilogue_of.storage
+        ]
+
+
+Op = Pointwise | KernelOp
+
+
+def reads(op: Op) -> list[Tensor]:
+    return op.all_inputs if isinstance(op, KernelOp) else op.inputs

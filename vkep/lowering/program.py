@@ -1,0 +1,71 @@
+"""What a model becomes for one input signature: islands for Vulkan, nodes for the CPU, and what must wait for values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vkep.dtypes import DType
+from vkep.graph.model import Node
+from vkep.graph.weights import Weight
+from vkep.plan.records import Plan
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """A value known by type and shape, not by content."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one node runs and why, for the report."""
+
+    node: Node
+    where: str  #: "vulkan", "cpu", "folded" or "deferred"
+    reason: str = ""
+    island: int | None = None
+
+
+@dataclass(frozen=True)
+class IslandStep:
+    """Run a plan. Its ports' names are the model's value names."""
+
+    plan: Plan
+    weights: Mapping[str, Weight]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class CpuStep:
+    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Weight]
+
+
+@dataclass(frozen=True)
+class DeferredStep:
+    """Plan the rest once the earlier steps have run: it needs shapes, or the ``values`` named, that only they give."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: frozenset[str]
+    constants: Mapping[str, Weight]
+
+
+Step = IslandStep | CpuStep | DeferredStep
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order, constants that are results as they stand, and the placement of every node."""
+
+    steps: tuple[Step, ...]
+    constants: Mapping[str, Weight]  #: outputs that folding already knows
+    placements: tuple[Placement, ...]

@@ -1,0 +1,192 @@
+"""Tensors while lowering: strided views of storages whose place is not decided yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from vkep.dtypes import DType
+from vkep.graph.weights import Weight
+
+
+@dataclass(eq=False)
+class Storage:
+    """Bytes that a plan will give a place: a weight, an input of the plan, or a buffer that an operation fills.
+
+    Identity matters, not value. Exactly one of ``weight`` and ``port`` is set for weights and ports; a buffer has none.
+    """
+
+    nbytes: int
+    weight: Weight | None = None
+    port: int | None = None
+    label: str = ""
+
+    @property
+    def is_constant(self) -> bool:
+        return self.weight is not None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A strided view of a storage. ``strides`` and ``offset`` count elements; a stride may be 0 or negative."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    storage: Storage = field(repr=False)
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def contiguous(cls, dtype: DType, shape: Sequence[int], storage: Storage | None = None, label: str = "") -> Tensor:
+        shape = tuple(int(d) for d in shape)
+        storage = storage or Storage(math.prod(shape) * dtype.itemsize, label=label)
+        return cls(dtype, shape, storage, contiguous_strides(shape))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Elements lie densely in row-major order (from any offset)."""
+        expected = 1
+        for dim, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if dim != 1:
+                if stride != expected:
+                    return False
+                expected *= dim
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """The view covers its storage exactly."""
+        return self.offset == 0 and self.is_contiguous and self.nbytes == self.storage.nbytes
+
+    @property
+    def array(self) -> np.ndarray | None:
+        """The values, where they are known while lowering (a view of a weight), else None."""
+        if self.storage.weight is None:
+            return None
+        base = self.storage.weight.array()
+        if self.size == 0:
+            return np.empty(self.shape, self.dtype.numpy)
+        flat = np.ascontiguousarray(base).reshape(-1)
+        strides = tuple(s * flat.itemsize for s in self.strides)
+        return np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, strides, writeable=False)
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """First and one past the last byte of the storage that the view can touch."""
+        if self.size == 0:
+            return (0, 0)
+        spans = [(d - 1) * s for d, s in zip(self.shape, self.strides, strict=True)]
+        low = self.offset + sum(s for s in spans if s < 0)
+        high = self.offset + sum(s for s in spans if s > 0) + 1
+        return (low * self.dtype.itemsize, high * self.dtype.itemsize)
+
+    # ---- movement: views only, None where a copy would be needed
+
+    def view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
+        return replace(
+            self, shape=tuple(shape), strides=tuple(strides), offset=self.offset if offset is None else offset
+        )
+
+    def reshape(self, shape: Sequence[int]) -> Tensor | None:
+        """The same elements in row-major order under another shape, or None where no strides can say it."""
+        shape = tuple(int(d) for d in shape)
+        if math.prod(shape) != self.size:
+            raise ValueError(f"cannot view {self.size} elements of shape {self.shape} as {shape}")
+        if self.is_contiguous or self.size == 0:
+            return self.view(shape, contiguous_strides(shape))
+        strides = reshaped_strides(self.shape, self.strides, shape)
+        return None if strides is None else self.view(shape, strides)
+
+    def transpose(self, perm: Sequence[int]) -> Tensor:
+        return self.view([self.shape[p] for p in perm], [self.strides[p] for p in perm])
+
+    def expand(self, shape: Sequence[int]) -> Tensor:
+        """Broadcast to ``shape`` (numpy rules); `ValueError` where it does not fit."""
+        shape = tuple(shape)
+        lead = len(shape) - self.rank
+        strides = [0] * len(shape)
+        if lead < 0:
+            raise ValueError(f"cannot broadcast shape {self.shape} to {shape}")
+        for axis, (dim, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            if dim == shape[lead + axis]:
+                strides[lead + axis] = stride if dim != 1 else 0
+            elif dim != 1:
+                raise ValueError(f"cannot broadcast shape {self.shape} to {shape}")
+        return self.view(shape, strides)
+
+    def slice(self, axis: int, start: int, length: int, step: int = 1) -> Tensor:
+        """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards)."""
+        shape, strides = list(self.shape), list(self.strides)
+        offset = self.offset + (start * strides[axis] if length else 0)
+        shape[axis], strides[axis] = length, strides[axis] * step
+        return self.view(shape, strides, offset)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= max(dim, 1)
+    return tuple(reversed(strides))
+
+
+def collapse(shape: Sequence[int], stride_sets: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Merge neighbouring axes that every stride set walks as one; drop axes of size 1.
+
+    Returns the merged shape (at least one axis) and one stride list for each set.
+    """
+    dims: list[int] = []
+    sets: list[list[int]] = [[] for _ in stride_sets]
+    for axis, dim in enumerate(shape):
+        if dim == 1:
+            continue
+        here = [s[axis] for s in stride_sets]
+        if dims and all(kept[-1] == stride * dim for kept, stride in zip(sets, here, strict=True)):
+            dims[-1] *= dim
+            for kept, stride in zip(sets, here, strict=True):
+                kept[-1] = stride
+        else:
+            dims.append(dim)
+            for kept, stride in zip(sets, here, strict=True):
+                kept.append(stride)
+    if not dims:
+        return [1], [[0] for _ in sets]
+    return dims, sets
+
+
+def reshaped_strides(
+    shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Strides under which ``new_shape`` walks the same elements in the same order, or None where none exist."""
+    old, [steps] = collapse(shape, [strides])
+    result: list[int] = []
+    group, left = len(old) - 1, old[-1]
+    step = steps[-1]
+    for dim in reversed(new_shape):
+        if dim == 1:
+            result.append(0)
+            continue
+        if left == 1:
+            group -= 1
+            left, step = old[group], steps[group]
+        if left % dim:
+            return None
+        result.append(step)
+        left //= dim
+        step *= dim
+    return tuple(reversed(result))

@@ -1,0 +1,314 @@
+"""The arena on Vulkan memory: its regions are buffers.
+
+A `BufferArena` joins `BfcArena` to ``gpu_shared`` buffers of one memory kind. `DeviceArena` is the stream-aware one for
+device memory; `vkep.memory.staging` has the one for staging. `shared_device_arena` gives the one arena of a context,
+counted by its users: all sessions on the context share it (CUDA plugin EP arena allocator design, sections 3.3 to 3.5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from gpu_shared.errors import GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
+from gpu_shared.memory import Buffer, memory_budget
+from gpu_shared.timeline import Timeline
+from vkep.memory.bfc import BfcArena
+from vkep.memory.chunks import MIN_ALIGNMENT, round_up
+from vkep.memory.config import ArenaConfig
+from vkep.memory.dump import ArenaSnapshot
+from vkep.memory.records import (
+    ArenaStats,
+    Block,
+    IsPassed,
+    RegionOutOfMemory,
+    SourceRegion,
+    StreamTag,
+    StreamUse,
+    format_bytes,
+)
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.device import Device
+
+logger = logging.getLogger("vkep.memory")
+
+Arena = TypeVar("Arena", bound="BufferArena")
+
+
+class BufferSource:
+    """Regions that are buffers of ``device``: the `RegionSource` of a `BufferArena` (which locks)."""
+
+    def __init__(self, device: Device, memory_kind: str, *, label: str, alignment: int = MIN_ALIGNMENT) -> None:
+        self.device = device
+        self.memory_kind = memory_kind
+        self._label = label
+        self._alignment = alignment
+        self._slack = 0  # more than 0 where the driver's buffers are aligned to less than the arena wants
+        self._heap: int | None = None  # known from the first buffer on
+        self._next_id = 1
+        self.buffers: dict[int, tuple[Buffer, int]] = {}  # region id -> buffer, offset of the region's first byte in it
+
+    def allocate_region(self, nbytes: int) -> SourceRegion:
+        """A buffer of ``nbytes``. Raises `RegionOutOfMemory`, or `GpuError` for failures that are no lack of memory."""
+        self._check_budget(nbytes)
+        buffer = self._buffer(nbytes + self._slack)
+        if buffer.address % self._alignment and not self._slack:
+            buffer.close()
+            self._slack = self._alignment
+            buffer = self._buffer(nbytes + self._slack)
+        self._heap = buffer.heap
+        base = round_up(buffer.address, self._alignment)
+        region_id = self._next_id
+        self._next_id += 1
+        self.buffers[region_id] = (buffer, base - buffer.address)
+        logger.debug("%s: took region %d of %s", self._label, region_id, format_bytes(nbytes))
+        return SourceRegion(region_id, base)
+
+    def free_region(self, region_id: int) -> None:
+        """Close the region's buffer; its memory goes when the GPU is done with every submit made so far."""
+        buffer, _offset = self.buffers.pop(region_id)
+        logger.debug("%s: gave region %d of %s back", self._label, region_id, format_bytes(buffer.size))
+        buffer.close()
+
+    def _buffer(self, nbytes: int) -> Buffer:
+        try:
+            return Buffer(self.device, nbytes, self.memory_kind, label=f"{self._label} region {self._next_id}")
+        except (OutOfDeviceMemoryError, OutOfHostMemoryError) as error:
+            raise RegionOutOfMemory(str(error)) from error
+
+    def _check_budget(self, nbytes: int) -> None:
+        """Refuse what VK_EXT_memory_budget says does not fit: drivers may else page, or take it from other programs."""
+        shortage = self._shortage(nbytes)
+        if shortage and self.device.collect():  # buffers closed earlier, which the GPU was still using, may have gone
+            shortage = self._shortage(nbytes)
+        if shortage:
+            raise RegionOutOfMemory(shortage)
+
+    def _shortage(self, nbytes: int) -> str:
+        """Why ``nbytes`` do not fit any heap that the region may come from; empty where they do or nobody knows."""
+        heaps = memory_budget(self.device)
+        if self._heap is not None:
+            heaps = tuple(heap for heap in heaps if heap.index == self._heap)
+        if not heaps or any(not heap.exact or heap.used + nbytes <= heap.budget for heap in heaps):
+            return ""
+        heap = max(heaps, key=lambda h: h.budget - h.used)
+        return (
+            f"{format_bytes(nbytes)} exceed the budget of memory heap {heap.index} of {self.device.label}: "
+            f"{format_bytes(heap.budget)}, {format_bytes(heap.used)} of them used (VK_EXT_memory_budget)"
+        )
+
+
+class DeviceBlock:
+    """A live block of a `BufferArena`; usable in ``with``, which frees it.
+
+    ``address`` is the device address, ``size`` the usable bytes, ``requested`` the bytes asked for; the block lies in
+    ``buffer`` at byte ``offset``.
+    """
+
+    __slots__ = ("_arena", "_live", "address", "block", "buffer", "offset", "requested", "size")
+
+    def __init__(self, arena: BufferArena, block: Block, buffer: Buffer, offset: int) -> None:
+        self._arena = arena
+        self._live = True
+        self.block = block
+        self.address = block.address
+        self.size = block.size
+        self.requested = block.requested
+        self.buffer = buffer
+        self.offset = offset
+
+    @property
+    def mapped(self) -> memoryview | None:
+        """The block's bytes for the host to read and write, or None where the host cannot see them.
+
+        A view keeps the whole region's memory, so drop it before the arena ends. Raises ``ValueError`` after ``free``.
+        """
+        if not self._live:
+            raise ValueError(f"the block at {self.address:#x} is freed; take its view before")
+        whole = self.buffer.mapped
+        return None if whole is None else whole[self.offset : self.offset + self.size]
+
+    @property
+    def freed(self) -> bool:
+        return not self._live
+
+    def free(self, *, stream: Hashable | StreamTag | None = StreamTag.ALLOCATED, sync_value: int | None = None) -> None:
+        """Give the block back; arguments and errors as `BfcArena.free` (a second call is a double free)."""
+        self._arena._free(self, stream, sync_value)
+        self._live = False
+
+    def __enter__(self) -> DeviceBlock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self.free()
+
+    def __repr__(self) -> str:
+        state = "" if self._live else " freed"
+        return f"<DeviceBlock {self.address:#x}, {format_bytes(self.size)} in {self.buffer.label!r}{state}>"
+
+
+class BufferArena:
+    """An arena over buffers of one memory kind; all methods may be called from any thread.
+
+    Args:
+        device: whose memory it is.
+        memory_kind: of `gpu_shared.memory.Buffer`.
+        config: the ``arena.*`` settings; None: the defaults.
+        label: stands in messages, dumps and the buffers' names.
+        timeline: gives meaning to sync values: a chunk whose last use has one is free for all once the timeline (or the
+            stream itself, where it is a `Timeline`) has passed it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        memory_kind: str,
+        config: ArenaConfig | None = None,
+        *,
+        label: str,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.device = device
+        self.memory_kind = memory_kind
+        self.label = label
+        self._source = BufferSource(device, memory_kind, label=label)
+        self._bfc = BfcArena(self._source, config, name=label, is_passed=_proof(timeline))
+
+    def close(self) -> None:
+        """Give all memory back and refuse further use; warns of blocks that are still live. Idempotent.
+
+        The memory goes when the GPU is done with every submit made so far.
+        """
+        live = self._bfc.close()
+        if live:
+            logger.warning("%s ends with %d live blocks: their owners did not free them", self.label, live)
+
+    def __enter__(self: Arena) -> Arena:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- blocks ----
+
+    def alloc(self, nbytes: int) -> DeviceBlock:
+        """A block of at least ``nbytes`` bytes. Raises as `BfcArena.alloc`, and `GpuError`."""
+        return self._wrap(self._bfc.alloc(nbytes))
+
+    def reserve(self, nbytes: int) -> DeviceBlock:
+        """A block in a buffer of its own, outside the bins: for weights. Raises as ``alloc``."""
+        return self._wrap(self._bfc.reserve(nbytes))
+
+    def shrink(self) -> int:
+        """Give wholly free regions back to the device; returns their bytes."""
+        return self._bfc.shrink()
+
+    # ---- looking inside ----
+
+    @property
+    def config(self) -> ArenaConfig:
+        """The configuration."""
+        return self._bfc.config
+
+    @property
+    def stats(self) -> ArenaStats:
+        """The counters now."""
+        return self._bfc.stats
+
+    def snapshot(self) -> ArenaSnapshot:
+        """The arena's inside as plain data."""
+        return self._bfc.snapshot()
+
+    def dump(self) -> str:
+        """The arena's inside as text, and the heaps' budgets."""
+        lines = [self._bfc.dump(), "  heaps"]
+        for heap in memory_budget(self.device):
+            kind = "device-local" if heap.device_local else "host"
+            used = (
+                f"{format_bytes(heap.used)} used of "
+                if heap.exact
+                else "use not known (no VK_EXT_memory_budget), size "
+            )
+            lines.append(f"    {heap.index} ({kind}): {used}{format_bytes(heap.budget)}")
+        return "\n".join(lines)
+
+    # ---- inside ----
+
+    def _wrap(self, block: Block) -> DeviceBlock:
+        buffer, base = self._source.buffers[block.region]
+        return DeviceBlock(self, block, buffer, base + block.offset)
+
+    def _free(self, block: DeviceBlock, stream: Hashable | StreamTag | None, sync_value: int | None) -> None:
+        self._bfc.free(block.block, stream=stream, sync_value=sync_value)
+
+
+def _proof(timeline: Timeline | None) -> IsPassed:
+    """Whether a timeline has passed a use's sync value: the stream itself where it is one, else ``timeline``.
+
+    No method of the arena, so that arena and source form no cycle and an arena that nobody closes goes at once.
+    """
+
+    def is_passed(use: StreamUse) -> bool:
+        counter = use.stream if isinstance(use.stream, Timeline) else timeline
+        if use.sync_value is None or counter is None:
+            return False
+        try:
+            return counter.completed >= use.sync_value
+        except GpuError:  # lost or closed: nothing is proven
+            return False
+
+    return is_passed
+
+
+class DeviceArena(BufferArena):
+    """The stream-aware arena of device memory. A stream is any hashable that names work in order, such as a
+    `gpu_shared.lease.DelegateLease` or a `Timeline`."""
+
+    def __init__(
+        self, device: Device, config: ArenaConfig | None = None, *, timeline: Timeline | None = None, label: str = ""
+    ) -> None:
+        super().__init__(device, "device", config, label=label or f"device arena of {device.label}", timeline=timeline)
+
+    def alloc(self, nbytes: int, stream: Hashable | None = None) -> DeviceBlock:
+        """A block for work on ``stream`` (None: it may be used anywhere). Raises as `BufferArena.alloc`."""
+        return self._wrap(self._bfc.alloc(nbytes, stream))
+
+    def release_stream(self, stream: Hashable, up_to: int | None = None) -> int:
+        """The run on ``stream`` has ended: what it freed is for all. See `BfcArena.release_stream`."""
+        return self._bfc.release_stream(stream, up_to)
+
+
+def shared_arena(
+    context: SharedGpuContext, key: Hashable, make: Callable[[], Arena], config: ArenaConfig | None
+) -> SharedResource[Arena]:
+    """The context's arena under ``key``, made by ``make`` for the first user; a different ``config`` is warned of."""
+    shared = context.shared_resource(("vkep.memory", key), make)
+    there = shared.value.config
+    if config is not None and config != there:
+        logger.warning(
+            "%s has users and keeps its configuration: %s; close their sessions first, or use another context",
+            shared.value.label,
+            ", ".join(f"{k} is {old} (asked: {new})" for k, (old, new) in there.differences(config).items()),
+        )
+    return shared
+
+
+def shared_device_arena(context: SharedGpuContext, config: ArenaConfig | None = None) -> SharedResource[DeviceArena]:
+    """One user's reference to the device arena of ``context``; the last ``release`` gives the memory back.
+
+    The first user's configuration holds. A later one that differs is logged as a warning and not applied, because
+    others rely on what there is (design, section 3.5); None takes what there is.
+    """
+    return shared_arena(
+        context, "device arena", lambda: DeviceArena(context.device, config, timeline=context.timeline), config
+    )

@@ -1,0 +1,196 @@
+"""Operators that move data: mostly views, with a copy only where elements must lie elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.registry import ANY, operator
+
+_MOVABLE = (*ANY, "uint32", "int16", "uint16", "bfloat16", "float64", "uint64")
+
+
+@operator("Reshape", since=5, until=13, types={"T": _MOVABLE})
+def reshape_5(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
+    return reshape(b, data, shape)
+
+
+@operator("Reshape", since=14, types={"T": _MOVABLE})
+def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
+    dims = [int(d) for d in b.value(shape, "shape").reshape(-1)]
+    if not allowzero:
+        dims = [data.shape[i] if d == 0 and i < data.rank else d for i, d in enumerate(dims)]
+    if -1 in dims:
+        known = math.prod(d for d in dims if d != -1)
+        dims[dims.index(-1)] = data.size // known if known else 0
+    if math.prod(dims) != data.size:
+        b.decline(f"cannot reshape {data.shape} to {dims}")
+    return b.reshape(data, dims)
+
+
+@operator("Flatten", types={"T": _MOVABLE})
+def flatten(b: Builder, data: Tensor, *, axis: int = 1) -> Tensor:
+    axis = axis + data.rank if axis < 0 else axis
+    return b.reshape(data, (math.prod(data.shape[:axis]), math.prod(data.shape[axis:])))
+
+
+@operator("Transpose", types={"T": _MOVABLE})
+def transpose(b: Builder, data: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
+    return data.transpose(tuple(reversed(range(data.rank))) if perm is None else list(perm))
+
+
+def _squeeze(b: Builder, data: Tensor, axes: Sequence[int] | None) -> Tensor:
+    drop = {i for i, d in enumerate(data.shape) if d == 1} if axes is None else {b.axis(a, data.rank) for a in axes}
+    return b.reshape(data, [d for i, d in enumerate(data.shape) if i not in drop])
+
+
+def _unsqueeze(b: Builder, data: Tensor, axes: Sequence[int]) -> Tensor:
+    rank = data.rank + len(axes)
+    new = {b.axis(a, rank) for a in axes}
+    rest = iter(data.shape)
+    return b.reshape(data, [1 if i in new else next(rest) for i in range(rank)])
+
+
+@operator("Squeeze", since=1, until=11, types={"T": _MOVABLE})
+def squeeze_1(b: Builder, data: Tensor, *, axes: Sequence[int] | None = None) -> Tensor:
+    return _squeeze(b, data, axes)
+
+
+@operator("Squeeze", since=13, types={"T": _MOVABLE})
+def squeeze(b: Builder, data: Tensor, axes: Tensor | None = None) -> Tensor:
+    return _squeeze(b, data, b.ints(axes, "axes"))
+
+
+@operator("Unsqueeze", since=1, until=11, types={"T": _MOVABLE})
+def unsqueeze_1(b: Builder, data: Tensor, *, axes: Sequence[int]) -> Tensor:
+    return _unsqueeze(b, data, axes)
+
+
+@operator("Unsqueeze", since=13, types={"T": _MOVABLE})
+def unsqueeze(b: Builder, data: Tensor, axes: Tensor) -> Tensor:
+    return _unsqueeze(b, data, b.ints(axes, "axes") or [])
+
+
+@operator("Expand", since=8, types={"T": _MOVABLE})
+def expand(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
+    dims = tuple(int(d) for d in b.value(shape, "shape").reshape(-1))
+    try:
+        return data.expand(np.broadcast_shapes(data.shape, dims))
+    except ValueError:
+        b.decline(f"shape {data.shape} does not broadcast with {dims}")
+
+
+@operator("Concat", since=4, types={"T": _MOVABLE})
+def concat(b: Builder, *inputs: Tensor, axis: int) -> Tensor:
+    axis = b.axis(axis, inputs[0].rank)
+    shape = list(inputs[0].shape)
+    shape[axis] = sum(t.shape[axis] for t in inputs)
+    out = b.empty(inputs[0].dtype, shape)
+    start = 0
+    for tensor in inputs:
+        b.copy(tensor, out=out.slice(axis, start, tensor.shape[axis]))
+        start += tensor.shape[axis]
+    return out
+
+
+def _split(b: Builder, data: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
+    axis = b.axis(axis, data.rank)
+    if sum(sizes) != data.shape[axis]:
+        b.decline(f"split sizes {list(sizes)} do not add up to {data.shape[axis]}")
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [data.slice(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _even(total: int, parts: int) -> list[int]:
+    size = -(-total // parts)
+    return [max(0, min(size, total - i * size)) for i in range(parts)]
+
+
+@operator("Split", since=2, until=11, types={"T": _MOVABLE})
+def split_2(b: Builder, data: Tensor, *, axis: int = 0, split: Sequence[int] | None = None) -> list[Tensor]:
+    parts = len(b.node.outputs) if b.node else 1
+    return _split(b, data, axis, split or _even(data.shape[axis], parts))
+
+
+@operator("Split", since=13, until=13, types={"T": _MOVABLE})
+def split_13(b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0) -> list[Tensor]:
+    parts = len(b.node.outputs) if b.node else 1
+    return _split(b, data, axis, b.ints(split, "split") or _even(data.shape[axis], parts))
+
+
+@operator("Split", since=18, types={"T": _MOVABLE})
+def split(
+    b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None
+) -> list[Tensor]:
+    parts = num_outputs or (len(b.node.outputs) if b.node else 1)
+    return _split(b, data, axis, b.ints(split, "split") or _even(data.shape[axis], parts))
+
+
+def _slice(
+    b: Builder, data: Tensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None
+) -> Tensor:
+    for start, end, axis, step in zip(
+        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
+    ):
+        axis = b.axis(axis, data.rank)
+        if step == 0:
+            b.decline("a slice step is 0")
+        span = range(*slice(start, _open_end(end, step), step).indices(data.shape[axis]))
+        data = data.slice(axis, span.start if len(span) else 0, len(span), step)
+    return data
+
+
+def _open_end(end: int, step: int) -> int | None:
+    # A backward slice that runs to the front has an end below -size (ONNX: "INT_MIN"), which Python reads as None.
+    return None if step < 0 and end < -(2**30) else end
+
+
+@operator("Slice", since=1, until=9, types={"T": _MOVABLE})
+def slice_1(
+    b: Builder, data: Tensor, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None
+) -> Tensor:
+    return _slice(b, data, starts, ends, axes, None)
+
+
+@operator("Slice", since=10, types={"T": _MOVABLE})
+def slice_(
+    b: Builder, data: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None
+) -> Tensor:
+    return _slice(
+        b,
+        data,
+        b.ints(starts, "starts") or [],
+        b.ints(ends, "ends") or [],
+        b.ints(axes, "axes"),
+        b.ints(steps, "steps"),
+    )
+
+
+@operator("Tile", since=6, types={"T": _MOVABLE})
+def tile(b: Builder, data: Tensor, repeats: Tensor) -> Tensor:
+    counts = b.ints(repeats, "repeats") or []
+    spread = b.reshape(data, [d for dim in data.shape for d in (1, dim)])
+    wide = spread.expand([d for dim, count in zip(data.shape, counts, strict=True) for d in (count, dim)])
+    return b.reshape(wide, [dim * count for dim, count in zip(data.shape, counts, strict=True)])
+
+
+@operator("DepthToSpace", since=11, types={"T": _MOVABLE})
+def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    n, c, h, w = data.shape
+    out = c // blocksize**2
+    if mode == "CRD":
+        split = b.reshape(data, (n, out, blocksize, blocksize, h, w)).transpose((0, 1, 4, 2, 5, 3))
+    else:
+        split = b.reshape(data, (n, blocksize, blocksize, out, h, w)).transpose((0, 3, 4, 1, 5, 2))
+    return b.reshape(split, (n, out, h * blocksize, w * blocksize))
+
+
+@operator("SpaceToDepth", types={"T": _MOVABLE})
+def space_to_depth(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
+    n, c, h, w = data.shape
+    split = b.reshape(data, (n, c, h // blocksize, blocksize, w // blocksize, blocksize))
+    return b.reshape(split.transpose((0, 3, 5, 1, 2, 4)), (n, c * blocksize**2, h // blocksize, w // blocksize))

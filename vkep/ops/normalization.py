@@ -1,0 +1,203 @@
+"""Softmax and the normalisations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_norm
+from vkep.kernels.softmax import softmax
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.reduction import middle
+from vkep.ops.registry import FLOATS, operator
+
+
+def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
+    dense, outer, axis, inner = middle(b, x, list(axes))
+    out = b.empty(x.dtype, x.shape)
+    b.kernel(
+        [dense],
+        [out],
+        lambda t, i, o, _: softmax(outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], log=log),
+        flops=4 * x.size,
+    )
+    return out
+
+
+def _declare_softmax(op_type: str, log: bool) -> None:
+    def until_12(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
+        # before version 13 the input is taken as a matrix: all axes from `axis` on together
+        first = axis + x.rank if axis < 0 else axis
+        return _softmax(b, x, range(first, x.rank), log)
+
+    def since_13(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
+        first = b.axis(axis, x.rank)
+        return _softmax(b, x, range(first, first + 1), log)
+
+    operator(op_type, until=12, types={"T": FLOATS})(until_12)
+    operator(op_type, since=13, types={"T": FLOATS})(since_13)
+
+
+_declare_softmax("Softmax", log=False)
+_declare_softmax("LogSoftmax", log=True)
+
+
+def _per_channel(b: Builder, values: Tensor, rank: int) -> Tensor:
+    """A vector over axis 1, shaped to broadcast."""
+    return b.reshape(values, [1, values.size, *([1] * (rank - 2))])
+
+
+def _batch_norm(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float) -> Tensor:
+    parts = [t.array for t in (scale, bias, mean, var)]
+    if all(p is not None for p in parts):
+        s, o, m, v = (np.asarray(p, np.float64) for p in parts)
+        factor = s / np.sqrt(v + epsilon)
+        weight = b.constant((factor).astype(np.float32), "scale")
+        shift = b.constant((o - m * factor).astype(np.float32), "shift")
+        return b.pointwise("({0} * {1} + {2})", x, _per_channel(b, weight, x.rank), _per_channel(b, shift, x.rank))
+    s_, o_, m_, v_ = (_per_channel(b, t, x.rank) for t in (scale, bias, mean, var))
+    return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
+
+
+@operator("BatchNormalization", since=7, until=8, types={"T": FLOATS})
+def batch_normalization_7(
+    b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.9
+) -> Tensor:
+    return _batch_norm(b, x, scale, bias, mean, var, epsilon)
+
+
+@operator("BatchNormalization", since=9, until=13, types={"T": FLOATS})
+def batch_normalization_9(
+    b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.9
+) -> Tensor:
+    return _batch_norm(b, x, scale, bias, mean, var, epsilon)
+
+
+@operator("BatchNormalization", since=14, types={"T": FLOATS})
+def batch_normalization(
+    b: Builder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> Tensor:
+    if training_mode:
+        b.decline("training mode")
+    return _batch_norm(b, x, scale, bias, mean, var, epsilon)
+
+
+@operator("LayerNormalization", since=17, types={"T": FLOATS})
+def layer_normalization(
+    b: Builder, x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> list[Tensor]:
+    if stash_type != 1:
+        b.decline(f"stash_type {stash_type}: statistics are kept in float32")
+    first = b.axis(axis, x.rank)
+    rows, size = math.prod(x.shape[:first]), math.prod(x.shape[first:])
+    dense = b.contiguous(x)
+    affine = [b.contiguous(t.expand(x.shape[first:])) for t in (scale, bias) if t is not None]
+    out = b.empty(x.dtype, x.shape)
+    wanted = [bool(n) for n in b.node.outputs[1:]] if b.node else []
+    stats = [b.empty(DTYPES["float32"], [*x.shape[:first], *([1] * (x.rank - first))]) for _ in wanted]
+    b.kernel(
+        [dense, *affine],
+        [out, *stats],
+        lambda t, i, o, _: layer_norm(
+            rows,
+            size,
+            x.dtype.name,
+            t.caps,
+            i[0],
+            o[0],
+            scale=i[1],
+            bias=i[2] if len(i) > 2 else None,
+            epsilon=epsilon,
+            mean=o[1] if len(o) > 1 else None,
+            inv_std=o[2] if len(o) > 2 else None,
+        ),
+        flops=8 * x.size,
+    )
+    return [out, *stats]
+
+
+@operator("RMSNormalization", since=23, types={"T": FLOATS, "V": FLOATS})
+def rms_normalization(
+    b: Builder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    if stash_type != 1:
+        b.decline(f"stash_type {stash_type}: statistics are kept in float32")
+    first = b.axis(axis, x.rank)
+    rows, size = math.prod(x.shape[:first]), math.prod(x.shape[first:])
+    factor = b.contiguous(b.cast(scale, x.dtype).expand(x.shape[first:]))
+    out = b.empty(x.dtype, x.shape)
+    b.kernel(
+        [b.contiguous(x), factor],
+        [out],
+        lambda t, i, o, _: layer_norm(rows, size, x.dtype.name, t.caps, i[0], o[0], scale=i[1], epsilon=epsilon, rms=True),
+        flops=4 * x.size,
+    )
+    return out
+
+
+def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    images, channels, spatial = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    if channels % groups:
+        b.decline(f"{channels} channels do not divide into {groups} groups")
+    out = b.empty(x.dtype, x.shape)
+    b.kernel(
+        [b.contiguous(t) for t in (x, scale, bias)],
+        [out],
+        lambda t, i, o, _: group_norm(
+            images, groups, channels // groups, spatial, x.dtype.name, t.caps, i[0], o[0], scale=i[1], bias=i[2], epsilon=epsilon
+        ),
+        flops=8 * x.size,
+    )
+    return out
+
+
+@operator("InstanceNormalization", since=6, types={"T": FLOATS})
+def instance_normalization(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    return _group_norm(b, x, x.shape[1], scale, bias, epsilon)
+
+
+@operator("GroupNormalization", since=21, types={"T": FLOATS})
+def group_normalization(
+    b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    return _group_norm(b, x, num_groups, scale, bias, epsilon)
+
+
+@operator("LRN", types={"T": FLOATS})
+def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
+    images, channels, inner = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    out = b.empty(x.dtype, x.shape)
+    b.kernel(
+        [b.contiguous(x)],
+        [out],
+        lambda t, i, o, _: local_response_norm(
+            images, channels, inner, x.dtype.name, t.caps, i[0], o[0], size=size, alpha=alpha, beta=beta, bias=bias
+        ),
+        flops=(2 * size + 4) * x.size,
+    )
+    return out
+
+
+@operator("LpNormalization", types={"T": FLOATS})
+def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    dense, outer, size, inner = middle(b, x, [b.axis(axis, x.rank)])
+    out = b.empty(x.dtype, x.shape)
+    b.kernel(
+        [dense],
+        [out],
+        lambda t, i, o, _: lp_norm(outer, size, inner, x.dtype.name, t.caps, i[0], o[0], p),
+        flops=3 * x.size,
+    )
+    return out

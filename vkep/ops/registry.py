@@ -1,0 +1,199 @@
+"""Declaring an operator: one function, whose signature is the operator's ONNX schema.
+
+    @operator("LeakyRelu", types={"T": FLOATS})
+    def leaky_relu(b: Builder, x: Tensor, *, alpha: float = 0.01) -> Tensor:
+        return b.pointwise("({0} < 0 ? {0} * {1} : {0})", x, alpha)
+
+Positional parameters after the builder are the inputs in schema order (``None`` by default where optional; ``*xs`` where
+variadic); keyword-only ones are attributes with the schema's defaults, and ``opset``, when named, is the version of
+the definition in force. The function lowers the node or declines it, so what is claimed and what works are one thing.
+Each declaration is checked against ``onnx.defs`` when it is made: a misspelt attribute, a wrong default or a type that
+the schema does not allow raises `OperatorDeclarationError` at import.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from vkep.dtypes import DTYPES
+from vkep.errors import VkepError
+from vkep.graph.model import Node
+
+FLOATS = ("float32", "float16")
+INTS = ("int32", "int64", "int8", "uint8")
+INDICES = ("int32", "int64")
+NUMERIC = FLOATS + INTS
+ANY = (*NUMERIC, "bool")
+
+Function = Callable[..., Any]
+
+
+class OperatorDeclarationError(VkepError):
+    """A declared operator does not match its ONNX schema."""
+
+
+@dataclass(frozen=True)
+class OperatorDef:
+    """One declared operator, for the schema versions ``since`` to ``until`` (None: no end)."""
+
+    op_type: str
+    domain: str
+    since: int
+    until: int | None
+    types: Mapping[str, tuple[str, ...]]  #: type constraint of the schema to the element types that kernels take
+    function: Function
+    inputs: tuple[str, ...]
+    required_inputs: int
+    variadic: bool
+    attributes: Mapping[str, Any]
+    wants_opset: bool
+    checked: bool  #: False: a domain that the onnx package has no schema for
+
+    def accepts_version(self, version: int) -> bool:
+        return self.since <= version and (self.until is None or version <= self.until)
+
+
+_OPERATORS: dict[tuple[str, str], list[OperatorDef]] = {}
+
+
+def operator(
+    op_type: str,
+    *,
+    domain: str = "",
+    since: int = 1,
+    until: int | None = None,
+    types: Mapping[str, Collection[str]],
+) -> Callable[[Function], Function]:
+    """Declare an operator (see the module's text). A user may declare operators of other domains the same way."""
+
+    def declare(function: Function) -> Function:
+        definition = _define(function, op_type, domain, since, until, types)
+        entries = _OPERATORS.setdefault((domain, op_type), [])
+        for other in entries:
+            low, high = max(since, other.since), min(until or 10**9, other.until or 10**9)
+            if low <= high:
+                raise OperatorDeclarationError(
+                    f"{op_type}: versions {low} to {high} are declared twice ({other.function.__qualname__} and "
+                    f"{function.__qualname__})"
+                )
+        entries.append(definition)
+        return function
+
+    return declare
+
+
+def find(node: Node) -> OperatorDef | None:
+    """The declaration that serves a node, or None."""
+    for definition in _OPERATORS.get((node.domain, node.op_type), ()):
+        if definition.accepts_version(node.since_version or definition.since):
+            return definition
+    return None
+
+
+def declared() -> Iterator[OperatorDef]:
+    """Every declared operator, by domain and name."""
+    for key in sorted(_OPERATORS):
+        yield from _OPERATORS[key]
+
+
+def _define(
+    function: Function, op_type: str, domain: str, since: int, until: int | None, types: Mapping[str, Collection[str]]
+) -> OperatorDef:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "opset"}
+    definition = OperatorDef(
+        op_type=op_type,
+        domain=domain,
+        since=since,
+        until=until,
+        types={name: tuple(names) for name, names in types.items()},
+        function=function,
+        inputs=tuple(p.name for p in positional),
+        required_inputs=sum(p.default is p.empty for p in positional),
+        variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+        attributes=keywords,
+        wants_opset=any(p.name == "opset" for p in parameters),
+        checked=domain in ("", "ai.onnx.ml", "ai.onnx.preview.training"),
+    )
+    if definition.checked:
+        _check(definition)
+    return definition
+
+
+def _check(definition: OperatorDef) -> None:
+    schemas = schema_versions(definition)
+    name = f"{definition.op_type} (versions {definition.since} to {definition.until or 'newest'})"
+    if not schemas:
+        raise OperatorDeclarationError(f"{name}: the onnx package has no such operator or version")
+    known = {a for s in schemas for a in s.attributes}
+    for attribute, default in definition.attributes.items():
+        if attribute not in known:
+            raise OperatorDeclarationError(f"{name}: the schema has no attribute {attribute!r}; it has {sorted(known)}")
+        for schema in schemas:
+            _check_default(name, schema, attribute, default)
+    for schema in schemas:
+        for attribute, spec in schema.attributes.items():
+            if spec.required and attribute not in definition.attributes:
+                raise OperatorDeclarationError(f"{name}: required attribute {attribute!r} is not a parameter")
+        variadic = any(i.option == onnx.defs.OpSchema.FormalParameterOption.Variadic for i in schema.inputs)
+        if variadic and not definition.variadic:
+            raise OperatorDeclarationError(f"{name}: the schema's inputs are variadic, the function's are not")
+    most = max(len(s.inputs) for s in schemas)
+    if len(definition.inputs) + definition.variadic > most:
+        raise OperatorDeclarationError(
+            f"{name}: the function takes inputs {definition.inputs}, the schema has at most {most}"
+        )
+    allowed: dict[str, set[str]] = {}
+    for schema in onnx_history(definition.op_type, definition.domain):
+        for c in schema.type_constraints:
+            allowed.setdefault(c.type_param_str, set()).update(c.allowed_type_strs)
+    for constraint, names in definition.types.items():
+        if constraint not in allowed:
+            raise OperatorDeclarationError(f"{name}: no type constraint {constraint!r}; it has {sorted(allowed)}")
+        wrong = [n for n in names if f"tensor({DTYPES[n].onnx_name})" not in allowed[constraint]]
+        if wrong:
+            raise OperatorDeclarationError(
+                f"{name}: no version's constraint {constraint} allows {wrong}, only {sorted(allowed[constraint])}"
+            )
+
+
+def _check_default(name: str, schema: onnx.defs.OpSchema, attribute: str, default: Any) -> None:
+    spec = schema.attributes.get(attribute)
+    if spec is None or not spec.default_value.name:
+        return
+    expected = onnx.helper.get_attribute_value(spec.default_value)
+    if isinstance(expected, bytes):
+        expected = expected.decode()
+    close = abs(expected - default) <= 1e-6 * max(1.0, abs(expected)) if isinstance(expected, float) else expected == default
+    if not close:
+        raise OperatorDeclarationError(
+            f"{name}: attribute {attribute!r} has default {default!r}, version {schema.since_version} says {expected!r}"
+        )
+
+
+def schema_versions(definition: OperatorDef) -> list[onnx.defs.OpSchema]:
+    """The schema of every version that a declaration covers."""
+    history = onnx_history(definition.op_type, definition.domain)
+    return [s for s in history if definition.accepts_version(s.since_version) and not s.deprecated]
+
+
+@functools.cache
+def onnx_history(op_type: str, domain: str) -> tuple[onnx.defs.OpSchema, ...]:
+    """Every version of an operator's schema, the newest first; empty where there is none."""
+    schemas = []
+    version = 10**6
+    while version >= 1:
+        try:
+            schema = onnx.defs.get_schema(op_type, version, domain)
+        except onnx.defs.SchemaError:
+            break
+        schemas.append(schema)
+        version = schema.since_version - 1
+    return tuple(schemas)

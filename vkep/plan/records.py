@@ -1,0 +1,131 @@
+"""A plan: what a device runs for one island at one input signature, as plain data.
+
+Nothing here imports Vulkan. A plan can be printed, compared, saved and loaded without a GPU; the device
+side (``vkep.device``) turns it into pipelines, memory and a recorded command buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Space(Enum):
+    """Where an address in a plan points to."""
+
+    CONSTANT = "constant"  #: index into ``Plan.constants``
+    ACTIVATION = "activation"  #: byte offset into the plan's activation slab (index unused)
+    PORT = "port"  #: an input or output of the run (ranges: index into ``Plan.ports``; relocations: ``Plan.slots``)
+
+
+@dataclass(frozen=True, slots=True)
+class ShaderVariant:
+    """One compilation of one GLSL file: what selects its SPIR-V."""
+
+    source: str  #: file name below ``shaders/`` (or an absolute path, for a user's own shader)
+    defines: tuple[tuple[str, str], ...] = ()  #: sorted preprocessor definitions
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineKey:
+    """One compute pipeline: a variant and its specialisation, spec constants by name."""
+
+    shader: ShaderVariant
+    spec: tuple[tuple[str, int], ...] = ()  #: sorted; INDIRECT and LOCAL_X/Y/Z included
+    argument_bytes: int = 0  #: size of the argument block (in push constants, or in memory when too large)
+    arguments_in_memory: bool = False
+    subgroup_size: int | None = None  #: required subgroup size, where a kernel depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Patch the 8 bytes at ``offset`` of a dispatch's argument block with an address.
+
+    The address is base(space, index) + ``addend``. For ``Space.PORT`` the index names a `Slot`, and the address is
+    that of the slot in the argument table.
+    """
+
+    offset: int
+    space: Space
+    index: int
+    addend: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One entry of the argument table: the address of a port's tensor plus ``addend``, written for each run."""
+
+    port: int
+    addend: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A byte range that a dispatch reads or writes."""
+
+    space: Space
+    index: int
+    start: int
+    end: int
+
+    def overlaps(self, other: Range) -> bool:
+        return (
+            self.space is other.space
+            and self.index == other.index
+            and self.start < other.end
+            and other.start < self.end
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    pipeline: int  #: index into ``Plan.pipelines``
+    arguments: bytes  #: the argument block before relocation
+    relocations: tuple[Relocation, ...]
+    grid: tuple[int, int, int]  #: workgroups
+    barrier: bool  #: wait for the dispatches before it (a hazard was found)
+    label: str  #: the ONNX nodes that it computes
+    reads: tuple[Range, ...] = ()
+    writes: tuple[Range, ...] = ()
+    flops: int = 0  #: arithmetic operations
+    bytes: int = 0  #: bytes that must move at least once
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of the plan."""
+
+    name: str
+    dtype: str  #: numpy's name of the element type
+    shape: tuple[int, ...]
+    nbytes: int
+    is_input: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantRef:
+    """A constant's identity and size; its bytes come from the ``Constants`` store that planned it."""
+
+    key: str  #: content digest: equal keys are equal bytes, so that a device holds them once
+    nbytes: int
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    ports: tuple[Port, ...]
+    constants: tuple[ConstantRef, ...]
+    activation_bytes: int
+    slots: tuple[Slot, ...]
+    pipelines: tuple[PipelineKey, ...]
+    dispatches: tuple[Dispatch, ...]
+    live_peak_bytes: int = 0  #: largest sum of live activations at one dispatch: the bound for activation_bytes
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return tuple(p for p in self.ports if p.is_input)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return tuple(p for p in self.ports if not p.is_input)

@@ -1,0 +1,264 @@
+"""Our glslang wrapper: finds a GLSL compiler on this machine and drives it.
+
+Four command lines are known: glslang's own (``glslang``, ``glslangValidator``), shaderc's ``glslc`` and the ``glslc``
+that the Python package ``ai-ml-sdk-scenario-runner`` carries. All embed glslang, differ in options and messages, and
+are told apart by what they print for ``--version``, not by file name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from vkep.shaders.cache import cache_root, write_atomically
+from vkep.shaders.errors import (
+    CompilerNotFoundError,
+    Diagnostic,
+    InvalidSpirvError,
+    ShaderCompileError,
+    ShaderError,
+)
+from vkep.shaders.source import GlslSource, parse_source
+from vkep.shaders.spirv import strip_sources
+
+_log = logging.getLogger(__name__)
+
+TARGET = "vulkan1.3"
+TIMEOUT_SECONDS = 300.0
+_NOT_FOUND = (
+    "no GLSL compiler found. Install one with `pip install ai-ml-sdk-scenario-runner` (carries a recent glslang), or "
+    "your system's package (`apt install glslang-tools`, or `glslc`), or set VKEP_GLSLANG to a compiler's path"
+)
+_MESSAGE = re.compile(
+    r"^(?:(?P<severity>ERROR|WARNING): (?P<file>.*?):(?P<line>\d+): (?P<text>.*)"
+    r"|(?P<file2>.+?):(?P<line2>\d+): (?P<severity2>error|warning): (?P<text2>.*))$"
+)
+#: follow-up messages that say nothing about the source
+_NOISE = ("compilation terminated", "compilation errors.  No code generated")
+
+
+class Compiler(ABC):
+    """One compiler executable. Instances only remember answers; threads may share one."""
+
+    kind: ClassVar[str]
+    signature: ClassVar[re.Pattern[str]]  #: what it prints for --version, with a group "version"
+
+    def __init__(self, path: Path, version: str) -> None:
+        self.path = path
+        self.version = version
+        self._extensions: dict[str, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, {self.version!r})"
+
+    @property
+    def identity(self) -> str:
+        """What the bytes of a compilation depend on besides its input: kind, version and flags, for cache keys."""
+        return f"{self.kind} {self.version} {' '.join(self.arguments(Path('i'), Path('o'), Path('d')))}"
+
+    @abstractmethod
+    def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
+        """The command line behind the executable's name."""
+
+    def compile(
+        self,
+        text: str,
+        *,
+        file: str = "shader.comp",
+        include_dirs: Sequence[Path] = (),
+        defines: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """`compile_source` for a text; ``file`` is its name in messages; includes are searched in its folder first."""
+        return self.compile_source(parse_source(text, file, include_dirs), defines or {})
+
+    def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes:
+        """Compile a compute shader for Vulkan 1.3 and return SPIR-V (without embedded sources and line numbers).
+
+        Raises `ShaderCompileError` with the file and line of the GLSL, `ValueError` for a definition that cannot be
+        written as a macro, `ShaderError` if the compiler cannot be run.
+        """
+        with tempfile.TemporaryDirectory(prefix="vkep-glsl-") as name:
+            folder = Path(name)
+            main, output = source.write(folder, defines), folder / "shader.spv"
+            done = run_tool([str(self.path), *self.arguments(main, output, folder)])
+            binary = output.read_bytes() if output.is_file() else b""
+        printed = f"{done.stdout}\n{done.stderr}"
+        if done.returncode or not binary:
+            errors = [d for d in parse_messages(printed, source) if d.severity == "error"]
+            if not errors:
+                reason = f"the compiler gave no SPIR-V (exit status {done.returncode}): {printed.strip()}"
+                errors = [Diagnostic(source.path, 0, reason)]
+            raise ShaderCompileError(errors, defines, f"{self.kind} {self.version}")
+        try:
+            return strip_sources(binary)
+        except InvalidSpirvError as error:
+            raise InvalidSpirvError(f"{self.path} wrote a malformed module for {source.path}: {error}") from error
+
+    def supports(self, extension: str) -> bool:
+        """Whether the compiler knows a GLSL extension, such as ``GL_KHR_cooperative_matrix`` (tried once)."""
+        if not re.fullmatch(r"GL_[A-Za-z0-9_]+", extension):
+            raise ValueError(f"{extension!r} is no GLSL extension name, expected GL_...")
+        if extension not in self._extensions:
+            probe = f"#version 460\n#extension {extension} : require\nlayout(local_size_x = 1) in;\nvoid main() {{}}\n"
+            try:
+                self.compile(probe, file=f"probe-{extension}.comp")
+                self._extensions[extension] = True
+            except ShaderCompileError:
+                self._extensions[extension] = False
+        return self._extensions[extension]
+
+    @functools.cached_property
+    def targets_spirv_1_6(self) -> bool:
+        """Whether it writes SPIR-V 1.6 for Vulkan 1.3, which the kernels need."""
+        try:
+            binary = self.compile("#version 460\nlayout(local_size_x = 1) in;\nvoid main() {}\n", file="probe.comp")
+        except ShaderCompileError:
+            return False
+        return int.from_bytes(binary[4:8], "little") >= 0x00010600
+
+
+class Glslang(Compiler):
+    """``glslang`` or ``glslangValidator`` of the Khronos project."""
+
+    kind = "glslang"
+    signature = re.compile(r"Glslang Version: (?P<version>\S+)")
+
+    def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
+        return ["--target-env", TARGET, "-S", "comp", f"-I{include_dir}", "-o", str(output), str(source)]
+
+
+class ShadercGlslc(Compiler):
+    """``glslc`` of shaderc."""
+
+    kind = "shaderc"
+    signature = re.compile(r"shaderc (?P<version>\S+)[\s\S]*?glslang \S+")
+
+    def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
+        options = [f"--target-env={TARGET}", "-fshader-stage=compute", "-I", str(include_dir)]
+        return [*options, "-o", str(output), str(source)]
+
+
+class ScenarioRunnerGlslc(Compiler):
+    """``glslc`` of Arm's ML SDK scenario runner, which always targets Vulkan 1.3. It takes one include folder only."""
+
+    kind = "scenario-runner"
+    signature = re.compile(r'^\{[\s\S]*"version": "(?P<version>[^"]+)"[\s\S]*"glslang=')
+
+    def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
+        return ["--input", str(source), "--output", str(output), "--include", str(include_dir)]
+
+
+KINDS: tuple[type[Compiler], ...] = (Glslang, ShadercGlslc, ScenarioRunnerGlslc)
+
+
+def find_compiler() -> Compiler:
+    """The first that works of: ``$VKEP_GLSLANG``, the scenario runner package's, then ``glslangValidator``, ``glslang``
+    and ``glslc`` on the search path.
+
+    Raises `CompilerNotFoundError` saying what to install; also when ``VKEP_GLSLANG`` is set to something else than a
+    compiler, since another one would then be used behind the user's back.
+    """
+    chosen = os.environ.get("VKEP_GLSLANG")
+    if chosen:
+        named = shutil.which(chosen)
+        if named is None:
+            raise CompilerNotFoundError(f"VKEP_GLSLANG is {chosen!r}, which is no executable file; correct or unset it")
+        return open_compiler(Path(named))
+    failures = []
+    for path in _installed():
+        try:
+            return open_compiler(path)
+        except CompilerNotFoundError as error:
+            failures.append(str(error))
+            _log.warning("skipping a GLSL compiler: %s", error)
+    raise CompilerNotFoundError("; ".join([_NOT_FOUND, *failures]))
+
+
+def open_compiler(path: Path) -> Compiler:
+    """The wrapper for an executable, by what it prints for ``--version``. Raises `CompilerNotFoundError` for others."""
+    try:
+        printed = run_tool([str(path), "--version"]).stdout
+    except ShaderError as error:
+        raise CompilerNotFoundError(f"{path} does not run: {error}") from error
+    for kind in KINDS:
+        match = kind.signature.search(printed)
+        if match:
+            return kind(path, match["version"])
+    raise CompilerNotFoundError(f"{path} is no GLSL compiler that vkep knows; it says {printed.strip()[:200]!r}")
+
+
+def _installed() -> Iterator[Path]:
+    carried = _scenario_runner()
+    if carried is not None:
+        yield carried
+    for name in ("glslangValidator", "glslang", "glslc"):
+        found = shutil.which(name)
+        if found:
+            yield Path(found)
+
+
+def _scenario_runner() -> Path | None:
+    """The compiler in the Python package ``scenario_runner``, found without importing the package."""
+    try:
+        spec = importlib.util.find_spec("scenario_runner")
+    except (ImportError, ValueError):
+        return None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "binaries" / "bin" / ("glslc.exe" if os.name == "nt" else "glslc")
+        if path.is_file():
+            return path if os.access(path, os.X_OK) else _executable_copy(path)
+    return None
+
+
+def _executable_copy(path: Path) -> Path:
+    """A runnable copy in the cache: some installers drop the execute bit, and site-packages may be read-only."""
+    data = path.read_bytes()
+    copy = cache_root() / "tools" / hashlib.sha256(data).hexdigest()[:16] / path.name
+    if not (copy.is_file() and os.access(copy, os.X_OK)):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(copy, data, mode=0o755)
+    return copy
+
+
+def parse_messages(printed: str, source: GlslSource) -> tuple[Diagnostic, ...]:
+    """The compiler's messages about the GLSL, in order, without the noise that follows an error."""
+    found = []
+    for line in printed.splitlines():
+        match = _MESSAGE.match(line.strip())
+        if not match or any(noise in line for noise in _NOISE):
+            continue
+        file = match["file"] or match["file2"]
+        number = int(match["line"] or match["line2"])
+        text = (match["text"] or match["text2"]).strip()
+        severity = (match["severity"] or match["severity2"]).lower()
+        found.append(Diagnostic(file, number, text, source.line(file, number), severity))
+    return tuple(found)
+
+
+def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a tool and take what it prints. Raises `ShaderError` if it cannot be started or does not end in time."""
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ShaderError(f"{command[0]} did not end within {TIMEOUT_SECONDS:.0f} s") from error
+    except OSError as error:
+        raise ShaderError(f"cannot run {command[0]}: {error}") from error

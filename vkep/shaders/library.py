@@ -1,0 +1,205 @@
+"""Shader variants to SPIR-V: finds the GLSL, compiles each variant once, checks it against its Python declaration."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vkep.kernels.kernel import Kernel, Operand
+from vkep.plan.records import ShaderVariant
+from vkep.shaders.cache import PrebuiltSpirv, SpirvCache
+from vkep.shaders.compiler import find_compiler
+from vkep.shaders.errors import CompilerNotFoundError, ShaderInterfaceError
+from vkep.shaders.interface import differences
+from vkep.shaders.reflect import Reflection, reflect
+from vkep.shaders.source import GlslSource, find_source, glsl_root, read_source
+
+_log = logging.getLogger(__name__)
+
+ARGS_IN_MEMORY = "ARGS_IN_MEMORY"  #: what shaders/args.glsl looks for
+
+
+class SourceCompiler(Protocol):
+    """What the library needs of a compiler; `vkep.shaders.compiler.Compiler` is the real one."""
+
+    @property
+    def identity(self) -> str: ...
+
+    def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledShader:
+    """The SPIR-V of one variant and its interface."""
+
+    variant: ShaderVariant
+    arguments_in_memory: bool
+    words: bytes  #: the SPIR-V module, little-endian
+    reflection: Reflection
+    key: str  #: digest of source and definitions, independent of the compiler
+    origin: str  #: "prebuilt", "cache" (disk) or "compiler"
+
+
+Request = tuple[ShaderVariant, bool]
+Progress = Callable[[int, int, ShaderVariant], None]
+
+
+class ShaderLibrary:
+    """Compiled shaders by variant. Safe to share between threads.
+
+    ``shader_dirs`` are searched for sources and includes before vkep's own GLSL; ``cache_dir`` and ``prebuilt_dir``
+    replace the folders of the disk cache and of the prebuilt SPIR-V; ``compiler`` replaces the one that `find_compiler`
+    finds when first needed. Source files are read when a variant is first asked for; `forget` makes the library look
+    again.
+    """
+
+    def __init__(
+        self,
+        shader_dirs: Sequence[Path | str] | None = None,
+        cache_dir: Path | str | None = None,
+        compiler: SourceCompiler | None = None,
+        *,
+        prebuilt_dir: Path | str | None = None,
+    ) -> None:
+        self.shader_dirs = (*(Path(folder).absolute() for folder in shader_dirs or ()), glsl_root())
+        self.cache = SpirvCache(None if cache_dir is None else Path(cache_dir))
+        self.prebuilt = PrebuiltSpirv(Path(prebuilt_dir) if prebuilt_dir else Path(__file__).parents[1] / "_spirv")
+        self._compiler = compiler
+        self._lock = threading.Lock()
+        self._compiler_lock = threading.Lock()
+        self._shaders: dict[Request, Future[CompiledShader]] = {}
+
+    @property
+    def compiler(self) -> SourceCompiler:
+        """The GLSL compiler. Raises `CompilerNotFoundError` if this machine has none."""
+        with self._compiler_lock:
+            if self._compiler is None:
+                self._compiler = find_compiler()
+            return self._compiler
+
+    def source(self, variant: ShaderVariant) -> GlslSource:
+        """The variant's GLSL with everything it includes. Raises `ShaderSourceError` if there is none."""
+        return read_source(find_source(variant.source, self.shader_dirs), self.shader_dirs)
+
+    def spirv(self, variant: ShaderVariant, arguments_in_memory: bool = False) -> CompiledShader:
+        """The variant's SPIR-V: from memory, prebuilt, from the disk cache, or compiled now (once, also when several
+        threads ask at the same time).
+
+        ``arguments_in_memory`` compiles it with ARGS_IN_MEMORY: the push constant is then the argument block's address.
+        Raises `ShaderSourceError`, `ShaderCompileError`, `InvalidSpirvError` or `CompilerNotFoundError`.
+        """
+        request = (variant, bool(arguments_in_memory))
+        with self._lock:
+            future = self._shaders.get(request)
+            owner = future is None
+            if future is None:
+                future = self._shaders[request] = Future()
+        if owner:
+            try:
+                future.set_result(self._build(*request))
+            except BaseException as error:
+                with self._lock:  # a later call tries again: the source may have been corrected
+                    if self._shaders.get(request) is future:
+                        del self._shaders[request]
+                future.set_exception(error)
+        return future.result()
+
+    def compile_many(
+        self,
+        requests: Iterable[Request],
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[CompiledShader]:
+        """`spirv` for many variants in parallel (``jobs`` at a time, by default one per CPU); results in order.
+
+        ``progress(done, total, variant)`` is called from the calling thread as each becomes ready. If some fail, the
+        others are still built; then the first failure in order is raised, and the others are logged.
+        """
+        wanted = list(requests)
+        results = self.try_many(wanted, jobs, progress)
+        failures = [result for result in results if isinstance(result, Exception)]
+        for failure in failures[1:]:
+            _log.error("%s", failure)
+        if failures:
+            raise failures[0]
+        return [result for result in results if isinstance(result, CompiledShader)]
+
+    def try_many(
+        self,
+        requests: Sequence[Request],
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[CompiledShader | Exception]:
+        """As `compile_many`, but with the exception in place of each variant that fails."""
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"jobs is the number of compilers at a time, at least 1; got {jobs}")
+        results: dict[Request, CompiledShader | Exception] = {}
+        unique = list(dict.fromkeys((variant, bool(in_memory)) for variant, in_memory in requests))
+        with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1, thread_name_prefix="vkep-glsl") as pool:
+            futures = {pool.submit(self.spirv, *request): request for request in unique}
+            try:
+                for done, future in enumerate(as_completed(futures), start=1):
+                    request, error = futures[future], future.exception()
+                    if error is not None and not isinstance(error, Exception):
+                        raise error
+                    results[request] = error if error is not None else future.result()
+                    if progress is not None:
+                        progress(done, len(unique), request[0])
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return [results[variant, bool(in_memory)] for variant, in_memory in requests]
+
+    def check(
+        self,
+        kernel: Kernel,
+        compiled: CompiledShader,
+        extra_operands: Sequence[Operand] | None = None,
+        extra_params: Sequence[tuple[str, str]] | None = None,
+    ) -> None:
+        """Compare the reflected interface with the declaration; raise `ShaderInterfaceError` listing every difference.
+
+        ``extra_operands`` and ``extra_params`` (name, type) are those that a fused expression adds; left out, they are
+        read from the variant's EXTRA_OPERANDS and EXTRA_PARAMS definitions.
+        """
+        found = differences(kernel, compiled.reflection, dict(compiled.variant.defines), extra_operands, extra_params)
+        if compiled.reflection.arguments and compiled.reflection.arguments_in_memory != compiled.arguments_in_memory:
+            place = {True: "memory", False: "push constants"}
+            found.append(
+                f"arguments are read from {place[compiled.reflection.arguments_in_memory]}, expected from "
+                f'{place[compiled.arguments_in_memory]}: declare them with ARGS_BODY and #include "args.glsl"'
+            )
+        if found:
+            raise ShaderInterfaceError(kernel.source, found)
+
+    def forget(self) -> None:
+        """Drop the shaders held in memory, so that changed source files are read again."""
+        with self._lock:
+            self._shaders.clear()
+
+    def _build(self, variant: ShaderVariant, in_memory: bool) -> CompiledShader:
+        source = self.source(variant)
+        defines = dict(variant.defines)
+        if in_memory:
+            defines[ARGS_IN_MEMORY] = "1"
+        key = source.digest(defines)
+        binary, origin = self.prebuilt.load(key), "prebuilt"
+        if binary is None:
+            try:
+                compiler = self.compiler
+            except CompilerNotFoundError as error:
+                raise CompilerNotFoundError(f"{variant.source} is not prebuilt, and {error}") from error
+            full_key = hashlib.sha256(f"{key}\0{compiler.identity}".encode()).hexdigest()
+            binary, origin = self.cache.load(full_key), "cache"
+            if binary is None:
+                _log.debug("compiling %s %s", variant.source, defines)
+                binary, origin = compiler.compile_source(source, defines), "compiler"
+                self.cache.store(full_key, binary)
+        return CompiledShader(variant, in_memory, binary, reflect(binary), key, origin)
