@@ -3,8 +3,11 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
+#include "fastdiv.glsl"
 #define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
-    uint height; uint width; uint out_channels; uint out_height; uint out_width; uint multiplier; uint strips; uint total; \
+    uint height; uint width; uint out_height; uint multiplier; uint total; \
+    uint out_width; uint out_width_mul; uint out_width_shift; uint strips; uint strips_mul; uint strips_shift; \
+    uint out_channels; uint out_channels_mul; uint out_channels_shift; \
     uint stride_w; uint dilation_w; uint pad_top; uint pad_left; uint y_batch; EXTRA_PARAMS }
 #include "args.glsl"
 #include "epilogue.glsl"
@@ -22,9 +25,11 @@ void main() {
     uint at = gl_GlobalInvocationID.x;
     bool inside = at < args.total;
     at = min(at, args.total - 1);
-    uint column = at % args.out_width, rest = at / args.out_width;
-    uint row0 = rest % args.strips * STRIP, plane = rest / args.strips;  // plane: image * out_channels + channel
-    uint channel = plane % args.out_channels, image = plane / args.out_channels;
+    uint column, strip, channel;
+    uint rest = fast_divmod(at, args.out_width, args.out_width_mul, args.out_width_shift, column);
+    uint plane = fast_divmod(rest, args.strips, args.strips_mul, args.strips_shift, strip);
+    uint image = fast_divmod(plane, args.out_channels, args.out_channels_mul, args.out_channels_shift, channel);
+    uint row0 = strip * STRIP;
     uint x0 = plane / args.multiplier * args.height * args.width;
     Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
 

@@ -35,7 +35,7 @@ void main() {
     uint lane = gl_SubgroupInvocationID;
     uint tile_row = args.rows_first != 0 ? gl_WorkGroupID.x : gl_WorkGroupID.y;
     uint tile_column = args.rows_first != 0 ? gl_WorkGroupID.y : gl_WorkGroupID.x;
-    uint image = gl_WorkGroupID.z / args.groups, group = gl_WorkGroupID.z % args.groups;
+    uint image = small_div(gl_WorkGroupID.z, args.groups), group = gl_WorkGroupID.z - image * args.groups;
     uint row0 = tile_row * ROWS, column0 = tile_column * COLUMNS;
     uint plane = args.height * args.width, pixels = args.out_height * args.out_width;
     Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
@@ -43,8 +43,9 @@ void main() {
     // Lanes past an edge take the last pixel or channel again and do not store.
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
         uint pixel = min(row0 + q * LANES + lane, pixels - 1);
-        top[q] = int(pixel / args.out_width * args.stride_h) - int(args.pad_top);
-        left[q] = int(pixel % args.out_width * args.stride_w) - int(args.pad_left);
+        uint out_row = small_div(pixel, args.out_width), out_column = pixel - out_row * args.out_width;
+        top[q] = int(out_row * args.stride_h) - int(args.pad_top);
+        left[q] = int(out_column * args.stride_w) - int(args.pad_left);
     }
     x0 = gl_WorkGroupID.z * args.channels * plane;
     uint w0 = group * args.w_group + tile_column * args.w_panel;

@@ -1,9 +1,9 @@
-// y = alpha * sum over splits of partial[split, batch, m, n] (float32): the second half of a product split along k.
+// y = alpha * sum over splits of partials[split, batch, m, n] (float32): the second half of a product split along k.
 // y is [batch0, batch1, m, n] with strides in elements.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 partial; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 partials; uvec2 y; EXTRA_OPERANDS \
     uint m; uint n; uint splits; uint total; uint batch1; uint y_row; uint y_col; uint y_batch0; uint y_batch1; float alpha; EXTRA_PARAMS }
 #include "args.glsl"
 #include "epilogue.glsl"
@@ -15,9 +15,9 @@ TENSOR(float, Partial)
 void main() {
     uint o = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
     if (o >= args.total) return;
-    Partial partial = Partial(operand(args.partial, 0));
+    Partial partials = Partial(operand(args.partials, 0));
     float sum = 0.0;
-    for (uint s = 0; s < args.splits; s++) sum += partial.v[s * args.total + o];
+    for (uint s = 0; s < args.splits; s++) sum += partials.v[s * args.total + o];
     uint column = o % args.n, row = o / args.n % args.m, batch = o / args.n / args.m;
     uint at = batch / args.batch1 * args.y_batch0 + batch % args.batch1 * args.y_batch1 + row * args.y_row + column * args.y_col;
     Elements(operand(args.y, 1)).v[at] = T(epilogue(args.alpha * sum, o, row, column));

@@ -17,7 +17,7 @@ void main() {
     uint lane = gl_SubgroupInvocationID;
     uint tile_row = args.rows_first != 0 ? gl_WorkGroupID.x : gl_WorkGroupID.y;
     uint tile_column = args.rows_first != 0 ? gl_WorkGroupID.y : gl_WorkGroupID.x;
-    uint batch0 = gl_WorkGroupID.z / args.batch1, batch1 = gl_WorkGroupID.z % args.batch1;
+    uint batch0 = small_div(gl_WorkGroupID.z, args.batch1), batch1 = gl_WorkGroupID.z - batch0 * args.batch1;
     uint row0 = tile_row * ROWS, column0 = tile_column * COLUMNS;
     Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 2));
 

@@ -1,6 +1,6 @@
 // y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n), strides in elements, by shared-memory tiles (shared_tile.glsl).
 //
-// Workgroup z is (batch * splits + split). With PARTIAL each split stores its sums to partial[split, batch, m, n], for
+// Workgroup z is (batch * splits + split). With PARTIAL each split stores its sums to partials[split, batch, m, n], for
 // matmul_reduce.comp to add; else there is one split and y is stored.
 #version 460
 #extension GL_GOOGLE_include_directive : require

@@ -12,7 +12,7 @@
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
-#include "workgroup.glsl"
+#include "lanes.glsl"
 
 layout(constant_id = 4) const uint SPLIT = 1;      // lanes a row, a power of two
 layout(constant_id = 5) const uint IN_REGISTERS = 0;  // a lane keeps its PER_LANE elements; axis <= SPLIT * PER_LANE

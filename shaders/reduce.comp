@@ -10,7 +10,7 @@
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
-#include "workgroup.glsl"
+#include "lanes.glsl"
 
 layout(constant_id = 4) const uint SPLIT = 1;    // lanes a column, a power of two
 layout(constant_id = 5) const uint ACROSS = 0;   // 1: neighbouring lanes lie along the axis (inner == 1); 0: along inner

@@ -19,6 +19,14 @@ const uint ROW_REGISTERS = (ROWS + LANES - 1) / LANES;  // row r is in lane r % 
 
 TENSOR(T, Elements)
 
+// n / d for n, d < 2**24. A CPU driver divides integer vectors lane by lane; the last step makes up for a division that
+// is not correctly rounded.
+uint small_div(uint n, uint d) {
+    uint q = uint(float(n) / float(d));
+    int r = int(n) - int(q * d);
+    return r < 0 ? q - 1 : r >= int(d) ? q + 1 : q;
+}
+
 float acc[ROWS * LANE_COLUMNS];
 uint row_at[ROW_REGISTERS];    // where this lane's rows begin in the row operand, in elements
 uint column_at[LANE_COLUMNS];  // where this lane's columns begin in the column operand

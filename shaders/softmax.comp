@@ -9,7 +9,7 @@
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
-#include "workgroup.glsl"
+#include "lanes.glsl"
 
 layout(constant_id = 4) const uint SPLIT = 1;
 layout(constant_id = 5) const uint ACROSS = 0;

@@ -24,26 +24,4 @@ uint flat_lane() { return flat_group() * gl_WorkGroupSize.x + gl_LocalInvocation
         return NAME##_slots[slot & ~(run - 1u)]; \
     }
 
-#ifdef SUBGROUP_SHUFFLE
-// The same with slot == lane, by shuffles within subgroups of SUBGROUP_SHUFFLE lanes (full subgroups, lanes in order) and
-// through shared memory only across them.
-#extension GL_KHR_shader_subgroup_shuffle : require
-#define COMBINE_LANES(NAME, TYPE, COMBINE) \
-    shared TYPE NAME##_parts[gl_WorkGroupSize.x / SUBGROUP_SHUFFLE]; \
-    TYPE NAME(TYPE v, uint slot, uint run) { \
-        uint within = min(run, uint(SUBGROUP_SHUFFLE)); \
-        for (uint mask = within / 2u; mask > 0u; mask /= 2u) v = COMBINE(v, subgroupShuffleXor(v, mask)); \
-        if (run > uint(SUBGROUP_SHUFFLE)) { \
-            barrier(); \
-            if (slot % SUBGROUP_SHUFFLE == 0u) NAME##_parts[slot / SUBGROUP_SHUFFLE] = v; \
-            barrier(); \
-            uint first = (slot & ~(run - 1u)) / SUBGROUP_SHUFFLE; \
-            v = NAME##_parts[first]; \
-            for (uint i = 1u; i < run / SUBGROUP_SHUFFLE; ++i) v = COMBINE(v, NAME##_parts[first + i]); \
-        } \
-        return v; \
-    }
-#else
-#define COMBINE_LANES(NAME, TYPE, COMBINE) COMBINE_SHARED(NAME, TYPE, COMBINE)
-#endif
 #endif

@@ -40,7 +40,6 @@ class CommandPool(Handle):
         out = vk.out("VkCommandPool")
         vk.check(fn.vkCreateCommandPool(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreateCommandPool", label)
         raw = out[0]
-        self.device = device
         # closed command buffers come back here: freeing them would need the pool, which its thread may be recording
         # with
         self._free: list[Any] = []
@@ -83,7 +82,6 @@ class CommandBuffer(Handle):
         super().__init__(raw, parent=pool, destroy=lambda: free.append(raw), label=label, reaper=pool.device.reaper)
         device = pool.device
         fn, ffi = device.fn, vk.ffi
-        self.device = device
         self._fn = fn
         self._retained: list[Any] = []
         self._layout: PipelineLayout | None = None
@@ -251,7 +249,6 @@ class QueryPool(Handle):
         if count < 1:
             raise ValueError(f"{label}: count is {count}, expected at least 1")
         self.count = count
-        self._device = device
         self._mask = (1 << bits) - 1
         fn, device_raw = device.fn, device.raw
         info = vk.make("VkQueryPoolCreateInfo", queryType=vk.VK_QUERY_TYPE_TIMESTAMP, queryCount=count)
@@ -268,7 +265,7 @@ class QueryPool(Handle):
 
     def reset(self) -> None:
         """Reset all queries from the host (the GPU must not be using them)."""
-        self._device.fn.vkResetQueryPool(self._device.raw, self.raw, 0, self.count)
+        self.device.fn.vkResetQueryPool(self.device.raw, self.raw, 0, self.count)
 
     def results(self, first: int = 0, count: int | None = None, *, wait: bool = True) -> list[int] | None:
         """Timestamps in ticks (see `nanoseconds`); None when ``wait`` is False and they are not all there yet."""
@@ -277,8 +274,8 @@ class QueryPool(Handle):
             raise ValueError(f"{self.label}: queries {first} to {first + count} of a pool of {self.count}")
         room = vk.ffi.new("uint64_t[]", count)
         flags = vk.VK_QUERY_RESULT_64_BIT | (vk.VK_QUERY_RESULT_WAIT_BIT if wait else 0)
-        result = self._device.fn.vkGetQueryPoolResults(
-            self._device.raw, self.raw, first, count, 8 * count, room, 8, flags
+        result = self.device.fn.vkGetQueryPoolResults(
+            self.device.raw, self.raw, first, count, 8 * count, room, 8, flags
         )
         if vk.check(result, "vkGetQueryPoolResults", self.label) == 1:  # VK_NOT_READY
             return None
@@ -286,4 +283,4 @@ class QueryPool(Handle):
 
     def nanoseconds(self, first: int, second: int) -> float:
         """Time from one tick value to a later one; a counter that wrapped once between them is fine."""
-        return ((second - first) & self._mask) * self._device.capabilities.timestamp_period_ns
+        return ((second - first) & self._mask) * self.device.capabilities.timestamp_period_ns

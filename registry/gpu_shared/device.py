@@ -221,6 +221,10 @@ class Device(Handle):
         self.owned = owned
 
     @property
+    def device(self) -> Device:
+        return self
+
+    @property
     def extensions(self) -> frozenset[str]:
         """Names of the device extensions that are on."""
         return self.capabilities.extensions

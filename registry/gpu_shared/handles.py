@@ -22,10 +22,13 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpu_shared import vk
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
+
+if TYPE_CHECKING:
+    from gpu_shared.device import Device
 
 logger = logging.getLogger("gpu_shared")
 
@@ -214,6 +217,14 @@ class Handle:
         return self._raw
 
     @property
+    def device(self) -> Device:
+        """The `Device` that it belongs to (itself, for a device). Raises `ClosedError` or `ForkedProcessError`."""
+        self.check_usable()
+        if self.parent is None:
+            raise ClosedError(self.label)
+        return self.parent.device
+
+    @property
     def raw_int(self) -> int:
         """The Vulkan handle as an integer, to pass to another library."""
         return int(vk.ffi.cast("uintptr_t", self.raw))
@@ -243,6 +254,7 @@ class Handle:
         self._before_retire()
         _, _, (native, siblings, serial), _ = finalizer
         _finalize(native, siblings, serial)
+        self.parent = None  # a closed object that someone still holds keeps no device alive
         if native.reaper is not None:
             native.reaper.collect()
 

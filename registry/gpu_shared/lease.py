@@ -34,7 +34,7 @@ class DelegateLease:
         self._generation = vk.generation
         self._token = context._add_user(f"lease {name!r}")
         try:
-            self._pool = context.create_command_pool(label=f"{name} command pool")
+            self._pool: CommandPool | None = context.create_command_pool(label=f"{name} command pool")
         except BaseException:
             context._remove_user(self._token)
             raise
@@ -60,6 +60,7 @@ class DelegateLease:
     @property
     def command_pool(self) -> CommandPool:
         self.context  # noqa: B018  # raises when closed
+        assert self._pool is not None
         return self._pool
 
     @property
@@ -106,7 +107,7 @@ class DelegateLease:
         Idempotent.
         """
         self._finalizer()
-        self._context = None
+        self._context = self._pool = None
 
     def __enter__(self) -> DelegateLease:
         self.context  # noqa: B018

@@ -153,7 +153,6 @@ class Buffer(Handle):
         self._memory = memory
         self.property_flags = flags
         self.heap = heap
-        self._device = device
 
         def destroy() -> None:
             fn.vkDestroyBuffer(device_raw, raw, null)
@@ -187,12 +186,12 @@ class Buffer(Handle):
         self._sync("vkInvalidateMappedMemoryRanges")
 
     def _sync(self, call: str) -> None:
-        raw = self._device.raw
+        raw = self.device.raw
         if self.mapped is None:
             raise ValueError(f"{self.label}: a {self.memory_kind!r} buffer that the host cannot see")
         if not self.coherent:
             whole = vk.make("VkMappedMemoryRange", memory=self._memory, offset=0, size=vk.WHOLE_SIZE)
-            vk.check(getattr(self._device.fn, call)(raw, 1, whole.ptr), call, self.label)
+            vk.check(getattr(self.device.fn, call)(raw, 1, whole.ptr), call, self.label)
 
     def _before_retire(self) -> None:
         self._mapped = None

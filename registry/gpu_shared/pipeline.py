@@ -88,7 +88,6 @@ class PipelineCache(Handle):
         out = vk.out("VkPipelineCache")
         vk.check(fn.vkCreatePipelineCache(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreatePipelineCache", label)
         raw = out[0]
-        self._device = device
         super().__init__(
             raw,
             parent=device,
@@ -117,16 +116,16 @@ class PipelineCache(Handle):
 
     def data(self) -> bytes:
         """The cache's bytes, to keep on disk."""
-        fn, raw = self._device.fn, self.raw
+        fn, raw = self.device.fn, self.raw
         size = vk.out("size_t")
         while True:
             vk.check(
-                fn.vkGetPipelineCacheData(self._device.raw, raw, size, vk.ffi.NULL),
+                fn.vkGetPipelineCacheData(self.device.raw, raw, size, vk.ffi.NULL),
                 "vkGetPipelineCacheData",
                 self.label,
             )
             room = vk.ffi.new("char[]", max(size[0], 1))
-            result = fn.vkGetPipelineCacheData(self._device.raw, raw, size, room)
+            result = fn.vkGetPipelineCacheData(self.device.raw, raw, size, room)
             if vk.check(result, "vkGetPipelineCacheData", self.label) == 0:  # not VK_INCOMPLETE: it grew meanwhile
                 return bytes(vk.ffi.buffer(room, size[0]))
 

@@ -95,7 +95,6 @@ class Timeline(Handle):
         reaper.add_timeline(state)
         super().__init__(raw, parent=device, destroy=destroy, label=label, reaper=reaper)
         self._state = state
-        self._device = device
         self._semaphores = vk.ffi.new("VkSemaphore[1]", [raw])
 
     @property
@@ -142,7 +141,7 @@ class Timeline(Handle):
             nanoseconds = min(int(timeout_s * 1e9), vk.UINT64_MAX)
         else:
             raise ValueError(f"timeout_s is {timeout_s}, expected seconds from 0 up")
-        result = self._device.fn.vkWaitSemaphores(self._device._raw, info, nanoseconds)
+        result = state._functions.vkWaitSemaphores(state._device_raw, info, nanoseconds)
         if result == 2:  # VK_TIMEOUT
             raise TimeoutError(
                 f"{self.label}: value {value} was not reached within {timeout_s} s (at {state.refresh()})"
@@ -161,10 +160,9 @@ class PreparedSubmit:
     """
 
     def __init__(self, timeline: Timeline, command_buffers: Sequence[CommandBuffer]) -> None:
-        device = timeline._device
+        device = timeline.device
         self.timeline = timeline
         self.command_buffers = tuple(command_buffers)
-        self._device = device
         self._state = timeline._state
         self._lock = device.queue_lock
         self._reaper: Reaper = device.reaper

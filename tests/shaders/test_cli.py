@@ -145,7 +145,7 @@ def test_reflect_glsl_and_spirv(run, declared: Path, tmp_path: Path) -> None:
 
 
 def test_no_compiler_is_status_1_with_advice(run, declared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VKEP_GLSLANG", "/nowhere/glslang")
+    monkeypatch.setenv("VKEP_GLSLANG", "no-such-glslang")
     result = run("compile", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"]["kind"] == "CompilerNotFoundError"

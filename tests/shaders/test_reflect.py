@@ -142,7 +142,7 @@ def test_big_endian_modules_are_read(module: bytes) -> None:
 
 def test_stripping_keeps_the_interface_and_the_code(module: bytes) -> None:
     # OpString and OpSource with an embedded text, as compilers with -g write them
-    text = b"/home/someone/kernel.comp\0"
+    text = b"C:/Users/someone/kernel.comp\0"
     text += bytes(-len(text) % 4)
     words = parse_words(module)
     bound = words[3]

@@ -48,11 +48,11 @@ def open_model(name: str, model: Path) -> tuple[Peer, dict[str, Any]]:
 def run_model(peer: Peer, warm: int, count: int) -> list[float]:
     """Milliseconds of `count` runs, after `warm` runs that are not timed."""
     for _ in range(warm):
-        peer.run()
+        peer.repeat()
     times = []
     for _ in range(count):
         start = time.perf_counter()
-        peer.run()
+        peer.repeat()
         times.append((time.perf_counter() - start) * 1e3)
     return times
 

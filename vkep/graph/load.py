@@ -26,7 +26,9 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
     """
     proto, folder, name = _read(source, Path(base_dir) if base_dir is not None else None)
     if not proto.HasField("graph") or not proto.opset_import:
-        raise InvalidModelError(f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}")
+        raise InvalidModelError(
+            f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
+        )
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
     newest = onnx.defs.onnx_opset_version()
     if opsets.get("", 0) > newest:
@@ -78,13 +80,13 @@ def _read(source: ModelSource, base_dir: Path | None) -> tuple[onnx.ModelProto, 
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"no model file at {path}")
-        data, folder, name = path.read_bytes(), base_dir or path.parent, str(path)
+        data, base_dir, name = path.read_bytes(), base_dir or path.parent, str(path)
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        data, folder, name = bytes(source), base_dir, f"the model ({len(source)} bytes)"
+        data, name = bytes(source), f"the model ({len(source)} bytes)"
     else:
         raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
     try:
-        return onnx.ModelProto.FromString(data), folder, name
+        return onnx.ModelProto.FromString(data), base_dir, name
     except DecodeError as error:
         raise InvalidModelError(
             f"{name} is no ONNX model, or is truncated: {len(data)} bytes that do not parse as a ModelProto ({error})"
@@ -100,7 +102,9 @@ def _read_node(proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_
         except onnx.defs.SchemaError:
             schema = None
     elif domain == "":
-        raise InvalidModelError(f"{where}: {proto.op_type} needs an opset import for ai.onnx; the model has {dict(opsets)}")
+        raise InvalidModelError(
+            f"{where}: {proto.op_type} needs an opset import for ai.onnx; the model has {dict(opsets)}"
+        )
     if schema is not None:
         context = onnx.checker.C.CheckerContext()
         context.ir_version = ir_version

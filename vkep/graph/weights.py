@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,25 @@ class ArrayWeight(Weight):
         return self._array
 
 
+class PackedWeight(Weight):
+    """A weight rearranged for a kernel. Where the original is a mapped file, the packed form is made anew when uploaded
+    rather than kept, so that a large model is never held in memory as a whole.
+    """
+
+    def __init__(self, base: Weight, offset: int, transform: Callable[[np.ndarray], np.ndarray], key: str) -> None:
+        self._base, self._offset, self._transform = base, offset, transform
+        packed = self._pack()
+        super().__init__(base.name, packed.shape, dtypes.from_numpy(packed.dtype).onnx)
+        self._key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        self._array = None if isinstance(base, ExternalWeight) else packed
+
+    def _pack(self) -> np.ndarray:
+        return np.ascontiguousarray(self._transform(self._base.array().reshape(-1)[self._offset :]))
+
+    def array(self) -> np.ndarray:
+        return self._pack() if self._array is None else self._array
+
+
 class ExternalWeight(Weight):
     """A weight in an external data file, memory-mapped (ONNX IR, "External Data")."""
 
@@ -111,7 +131,9 @@ class ExternalWeight(Weight):
     def _digest(self) -> str:
         # Hashing gigabytes would cost more than the upload: the file's identity stands for its content.
         stat = os.stat(self.path)
-        text = f"{self.path}:{stat.st_dev}:{stat.st_ino}:{stat.st_mtime_ns}:{self._offset}:{self.nbytes}:{self.elem_type}"
+        text = (
+            f"{self.path}:{stat.st_dev}:{stat.st_ino}:{stat.st_mtime_ns}:{self._offset}:{self.nbytes}:{self.elem_type}"
+        )
         return "file-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

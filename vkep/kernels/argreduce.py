@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import element_count, element_defines, grid, key_defines, share_columns
@@ -15,6 +14,7 @@ ARGREDUCE = Kernel(
     operands=(Operand("x"), Operand("y", writes=True)),
     params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner")),
     spec={"SPLIT": 1, "ACROSS": 0, "MAXIMUM": 1, "LAST": 0},
+    variants=tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8")),
 )
 
 

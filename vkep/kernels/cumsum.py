@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_count, element_defines, grid, share_columns
@@ -15,6 +14,7 @@ CUMSUM = Kernel(
     operands=(Operand("x"), Operand("y", writes=True)),
     params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("segment", "uint")),
     spec={"SPLIT": 1, "EXCLUSIVE": 0, "REVERSE": 0},
+    variants=tuple(map(element_defines, ("float32", "float16", "int32", "int64"))),
 )
 
 

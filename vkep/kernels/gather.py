@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic, magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
@@ -30,31 +29,6 @@ from vkep.kernels.launch import (
 
 _DATA = (Operand("x"), Operand("indices"), Operand("y", writes=True))
 
-GATHER = Kernel(
-    "gather.comp",
-    operands=_DATA,
-    params=(("total", "uint"), ("axis", "uint"), *magic_fields("inner", "count")),
-    spec={"PER_LANE": 1},
-)
-GATHER_ELEMENTS = Kernel(
-    "gather_elements.comp",
-    operands=_DATA,
-    params=(("total", "uint"), ("extent", "uint"), *fields8("dim", "mul", "shift", "stride")),
-    spec={"RANK": 1, "AXIS": 0},
-)
-GATHER_ND = Kernel(
-    "gather_nd.comp",
-    operands=_DATA,
-    params=(("total", "uint"), *magic_fields("inner", "count"), ("batch_stride", "uint"), *fields8("extent", "stride")),
-    spec={"KEYS": 1},
-)
-COPY = Kernel(
-    "copy.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("total", "uint"),),
-    spec={"PER_LANE": 1},
-)
-
 
 def index_words(dtype: str) -> str:
     """The INDEX_WORDS define for an index type."""
@@ -62,6 +36,45 @@ def index_words(dtype: str) -> str:
         return {"int32": "1", "int64": "2"}[dtype]
     except KeyError:
         raise ValueError(f"kernels: index type is {dtype!r}, expected 'int32' or 'int64'") from None
+
+
+def _gather_defines(unit: int, index_dtype: str) -> dict[str, str]:
+    return {"UNIT_T": UNITS[unit], "INDEX_WORDS": index_words(index_dtype)}
+
+
+def _ahead(*units: int) -> tuple[dict[str, str], ...]:
+    """Variants to build ahead."""
+    return tuple(_gather_defines(unit, words) for unit in units for words in ("int32", "int64"))
+
+
+GATHER = Kernel(
+    "gather.comp",
+    operands=_DATA,
+    params=(("total", "uint"), ("axis", "uint"), *magic_fields("inner", "count")),
+    spec={"PER_LANE": 1},
+    variants=_ahead(*UNITS),
+)
+GATHER_ELEMENTS = Kernel(
+    "gather_elements.comp",
+    operands=_DATA,
+    params=(("total", "uint"), ("extent", "uint"), *fields8("dim", "mul", "shift", "stride")),
+    spec={"RANK": 1, "AXIS": 0},
+    variants=_ahead(1, 2, 4, 8),
+)
+GATHER_ND = Kernel(
+    "gather_nd.comp",
+    operands=_DATA,
+    params=(("total", "uint"), *magic_fields("inner", "count"), ("batch_stride", "uint"), *fields8("extent", "stride")),
+    spec={"KEYS": 1},
+    variants=_ahead(*UNITS),
+)
+COPY = Kernel(
+    "copy.comp",
+    operands=(Operand("x"), Operand("y", writes=True)),
+    params=(("total", "uint"),),
+    spec={"PER_LANE": 1},
+    variants=tuple({"UNIT_T": unit} for unit in UNITS.values()),
+)
 
 
 def magic_dims(dims: Sequence[int]) -> dict[str, int]:
@@ -80,7 +93,8 @@ def copy(nbytes: int, caps: DeviceCapabilities, x: Any, y: Any, *, alignment: in
         return []
     unit = unit_for(nbytes, alignment)
     total = element_count("copy", nbytes // unit)
-    local, per_lane = lanes(caps), _units_per_lane(total, caps)
+    per_lane = _units_per_lane(total, caps)
+    local = lanes(caps, total // per_lane)
     return [
         COPY.call(
             grid=grid(ceil_div(total, local * per_lane)),
@@ -112,12 +126,13 @@ def gather(
     *,
     alignment: int | None = None,
 ) -> list[KernelCall]:
-    """``y`` [outer, count, inner] = ``x`` [outer, axis, inner] at ``indices`` [count] of its middle; ``itemsize`` in bytes.
+    """``y`` [outer, count, inner] = ``x`` [outer, axis, inner] at ``indices`` [count] of its middle.
 
-    ``alignment`` (bytes, by default ``itemsize``) divides the addresses of x and y: with 16, rows move 16 bytes a time.
+    ``itemsize`` is in bytes. ``alignment`` (bytes, by default ``itemsize``) divides the addresses of x and y: with 16,
+    rows move 16 bytes a time.
     Raises `ValueError` for an empty axis with a non-empty output, and for another index type.
     """
-    words = index_words(index_dtype)
+    index_words(index_dtype)
     element_count("gather input", outer, axis, inner)
     if not element_count("gather output", outer, count, inner):
         return []
@@ -126,14 +141,15 @@ def gather(
     unit = unit_for(inner * itemsize, alignment or itemsize)
     units = inner * itemsize // unit
     total = outer * count * units
-    local, per_lane = lanes(caps), _units_per_lane(total, caps)
+    per_lane = _units_per_lane(total, caps)
+    local = lanes(caps, total // per_lane)
     return [
         GATHER.call(
             grid=grid(ceil_div(total, local * per_lane)),
             operands={"x": x, "indices": indices, "y": y},
             params={"total": total, "axis": axis, **magic_params("inner", units), **magic_params("count", count)},
             spec={"PER_LANE": per_lane},
-            defines={"UNIT_T": UNITS[unit], "INDEX_WORDS": words},
+            defines=_gather_defines(unit, index_dtype),
             local_size=(local,),
         )
     ]
@@ -161,14 +177,16 @@ def gather_elements(
             f"expected equal ranks of 1 to {MAX_RANK} and an axis within"
         )
     if any(n > m for d, (n, m) in enumerate(zip(indices_shape, shape, strict=True)) if d != axis):
-        raise ValueError(f"gather elements: indices {tuple(indices_shape)} reach beyond data {tuple(shape)} off axis {axis}")
+        raise ValueError(
+            f"gather elements: indices {tuple(indices_shape)} reach beyond data {tuple(shape)} off axis {axis}"
+        )
     element_count("gather elements data", *shape)
     total = element_count("gather elements output", *indices_shape)
     if not total:
         return []
     if not shape[axis]:
         raise ValueError(f"gather elements: axis {axis} of data {tuple(shape)} is empty, expected at least one element")
-    local = lanes(caps)
+    local = lanes(caps, total)
     return [
         GATHER_ELEMENTS.call(
             grid=grid(ceil_div(total, local)),
@@ -180,7 +198,7 @@ def gather_elements(
                 **numbered("stride", contiguous_strides(shape), 0),
             },
             spec={"RANK": rank, "AXIS": axis},
-            defines={"UNIT_T": UNITS[itemsize], "INDEX_WORDS": index_words(index_dtype)},
+            defines=_gather_defines(itemsize, index_dtype),
             local_size=(local,),
         )
     ]
@@ -208,8 +226,8 @@ def gather_nd(
         indices_shape[:batch_dims]
     ):
         raise ValueError(
-            f"gather nd: data {tuple(shape)}, indices {tuple(indices_shape)}, batch_dims {batch_dims}; expected equal batch "
-            f"axes and 1 to {MAX_RANK} coordinates that data's other axes can take"
+            f"gather nd: data {tuple(shape)}, indices {tuple(indices_shape)}, batch_dims {batch_dims}; expected equal "
+            f"batch axes and 1 to {MAX_RANK} coordinates that data's other axes can take"
         )
     element_count("gather nd data", *shape)
     extents = tuple(shape[batch_dims : batch_dims + keys])
@@ -222,7 +240,7 @@ def gather_nd(
     unit = unit_for(inner_elements * itemsize, alignment or itemsize)
     inner = inner_elements * itemsize // unit
     total = element_count("gather nd output", rows, inner)
-    local = lanes(caps)
+    local = lanes(caps, total)
     return [
         GATHER_ND.call(
             grid=grid(ceil_div(total, local)),
@@ -236,7 +254,7 @@ def gather_nd(
                 **numbered("stride", [s * inner for s in contiguous_strides(extents)], 0),
             },
             spec={"KEYS": keys},
-            defines={"UNIT_T": UNITS[unit], "INDEX_WORDS": index_words(index_dtype)},
+            defines=_gather_defines(unit, index_dtype),
             local_size=(local,),
         )
     ]

@@ -1,4 +1,4 @@
-"""What selection functions share: defines of element types, grids, how lanes divide columns, the planner's workspace."""
+"""What selection functions share: element types, grids, how lanes divide columns, the planner's workspace."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.kernels.fastdiv import LIMIT
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
 #: workgroups below which a GPU is taken to be starved, so that long axes are divided further
 BUSY_GROUPS = 256
+#: workgroups that keep a CPU driver's cores evenly busy
+CPU_GROUPS = 32
 MAX_RANK = 8
 #: GLSL type of an untyped unit of this many bytes
 UNITS = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
+
+
+#: define of kernels whose lanes combine by shuffles (``shaders/lanes.glsl``)
+SHUFFLE = {"SUBGROUP_SHUFFLE": "1"}
 
 
 class Workspace(Protocol):
@@ -87,11 +93,16 @@ def is_cpu(caps: DeviceCapabilities) -> bool:
     return caps.device_type == "cpu"
 
 
-def lanes(caps: DeviceCapabilities) -> int:
-    """Lanes a workgroup for kernels whose lanes do not cooperate."""
+def lanes(caps: DeviceCapabilities, total: int) -> int:
+    """Lanes a workgroup for kernels whose ``total`` lanes do not cooperate.
+
+    A CPU driver starts each workgroup anew, which costs as much as tens of lanes' work (lavapipe: 128 lanes are 1.6 to
+    2.5 times as fast as 8), but its cores share only whole workgroups.
+    """
+    most = floor_power_of_two(caps.max_workgroup_invocations)
     if is_cpu(caps):
-        return max(8, min(caps.subgroup_size, caps.max_workgroup_invocations))
-    return min(256, floor_power_of_two(caps.max_workgroup_invocations))
+        return max(min(128, most, floor_power_of_two(total // CPU_GROUPS)), min(caps.subgroup_size, most))
+    return min(256, most)
 
 
 def floor_power_of_two(n: int) -> int:
@@ -165,8 +176,13 @@ class ColumnShare:
         return {"SPLIT": self.split, "ACROSS": int(self.across)}
 
     @property
+    def lane_spec(self) -> dict[str, int]:
+        """`spec` for kernels that include ``shaders/lanes.glsl``."""
+        return {**self.spec, "SUBGROUP_LANES": self.shuffle or 1}
+
+    @property
     def defines(self) -> dict[str, str]:
-        return {"SUBGROUP_SHUFFLE": str(self.shuffle)} if self.shuffle else {}
+        return SHUFFLE if self.shuffle else {}
 
 
 def share_columns(columns: int, axis: int, inner: int, caps: DeviceCapabilities, shuffles: bool = True) -> ColumnShare:
@@ -177,9 +193,9 @@ def share_columns(columns: int, axis: int, inner: int, caps: DeviceCapabilities,
     ``inner`` is 1) and enough lanes in flight.
     """
     split = 1
-    local = lanes(caps)
+    local = lanes(caps, columns)
     if is_cpu(caps):
-        if columns < 4 * local and axis >= 2 * local:
+        if columns < 4 * caps.subgroup_size and axis >= 2 * caps.subgroup_size:
             split = local
     elif inner == 1:
         if axis > 8:
@@ -192,6 +208,11 @@ def share_columns(columns: int, axis: int, inner: int, caps: DeviceCapabilities,
     size = caps.subgroup_size
     usable = shuffles and across and caps.has("subgroup_shuffle") and caps.min_subgroup_size <= size <= local
     return ColumnShare(split, across, local, ceil_div(columns, local // split), size if usable else None)
+
+
+def with_shuffles(*variants: dict[str, str]) -> tuple[dict[str, str], ...]:
+    """Variants to build ahead, each without shuffles and with them."""
+    return tuple(v | extra for v in variants for extra in ({}, SHUFFLE))
 
 
 def required_subgroup_size(share: ColumnShare, caps: DeviceCapabilities) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
@@ -17,6 +16,7 @@ from vkep.kernels.launch import (
     lanes,
     required_subgroup_size,
     share_columns,
+    with_shuffles,
 )
 from vkep.kernels.softmax import register_spec
 
@@ -48,13 +48,16 @@ NORM = Kernel(
         "HAS_MEAN": 0,
         "HAS_INV_STD": 0,
         "BY_CHANNEL": 0,
+        "SUBGROUP_LANES": 32,
     },
+    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
 )
 LP_NORM = Kernel(
     "lp_norm.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
     params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner")),
-    spec={"SPLIT": 1, "ACROSS": 0, "P": 2},
+    spec={"SPLIT": 1, "ACROSS": 0, "P": 2, "SUBGROUP_LANES": 32},
+    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
 )
 LRN = Kernel(
     "lrn.comp",
@@ -68,6 +71,7 @@ LRN = Kernel(
         ("beta", "float"),
         ("bias", "float"),
     ),
+    variants=tuple(map(element_defines, ("float32", "float16"))),
 )
 
 
@@ -159,6 +163,7 @@ def _norm(
             },
             spec={
                 "SPLIT": share.split,
+                "SUBGROUP_LANES": share.shuffle or 1,
                 **register_spec(axis, share.split, caps),
                 "CENTER": int(center),
                 "HAS_SCALE": int(scale is not None),
@@ -190,7 +195,7 @@ def lp_norm(
             grid=grid(share.groups),
             operands={"x": x, "y": y},
             params={"columns": outer * inner, "axis": axis, **magic_params("inner", inner)},
-            spec={**share.spec, "P": p},
+            spec={**share.lane_spec, "P": p},
             defines=element_defines(dtype) | share.defines,
             local_size=(share.local,),
             subgroup_size=required_subgroup_size(share, caps),
@@ -222,7 +227,7 @@ def local_response_norm(
     total = element_count("LRN input", images, channels, inner)
     if not total:
         return []
-    local = lanes(caps)
+    local = lanes(caps, total)
     return [
         LRN.call(
             grid=grid(ceil_div(total, local)),

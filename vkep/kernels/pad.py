@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.gather import magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
@@ -23,6 +23,12 @@ from vkep.kernels.launch import (
     numbered,
 )
 
+
+def unit_defines(itemsize: int) -> dict[str, str]:
+    """Defines of kernels that also make a unit from a value."""
+    return {"UNIT_T": UNITS[itemsize], "UNIT_BYTES": str(itemsize)}
+
+
 PAD = Kernel(
     "pad.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
@@ -35,6 +41,7 @@ PAD = Kernel(
         *fields8("begin", kind="int"),
     ),
     spec={"RANK": 1, "MODE": 0},
+    variants=tuple(map(unit_defines, (1, 2, 4, 8))),
 )
 MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 
@@ -89,7 +96,7 @@ def pad(
     if len(axes) > MAX_RANK:
         raise ValueError(f"pad: {len(axes)} axes after merging, expected at most {MAX_RANK}")
     low, high = value_words(value, dtype)
-    local = lanes(caps)
+    local = lanes(caps, total)
     return [
         PAD.call(
             grid=grid(ceil_div(total, local)),
@@ -109,8 +116,3 @@ def pad(
             local_size=(local,),
         )
     ]
-
-
-def unit_defines(itemsize: int) -> dict[str, str]:
-    """Defines of kernels that also make a unit from a value."""
-    return {"UNIT_T": UNITS[itemsize], "UNIT_BYTES": str(itemsize)}

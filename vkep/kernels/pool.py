@@ -6,10 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_count, element_defines, element_type, grid, lanes, limit
+
+
+def pool_defines(op: str, dtype: str, with_indices: bool = False) -> dict[str, str]:
+    """The variant for an operation and an element type."""
+    defines = element_defines(dtype) | {f"{op.upper()}_POOL": "1"}
+    if op == "max":
+        defines["LOWEST"] = limit(dtype, lowest=True)
+        if element_type(dtype).kind == "float":
+            defines["PROPAGATE_NAN"] = "1"
+        if with_indices:
+            defines["WITH_INDICES"] = "1"
+    return defines
+
 
 POOL = Kernel(
     "pool.comp",
@@ -28,6 +40,11 @@ POOL = Kernel(
         ("p", "float"),
     ),
     spec={"KERNEL_D": 1, "KERNEL_H": 1, "KERNEL_W": 1, "COUNT_INCLUDE_PAD": 0, "COLUMN_MAJOR": 0},
+    variants=(
+        *(pool_defines(op, t) for op in ("max", "average", "lp") for t in ("float32", "float16")),
+        *(pool_defines("max", t, with_indices=True) for t in ("float32", "float16")),
+        *(pool_defines("max", t) for t in ("int8", "uint8")),
+    ),
 )
 
 
@@ -53,13 +70,15 @@ def pool(
     y_image_stride: int | None = None,
     y_offset: int = 0,
 ) -> list[KernelCall]:
-    """Pool ``x`` [images, channels, *spatial] into ``y`` [images, channels, *out_spatial]; one to three spatial axes.
+    """Pool ``x`` [images, channels, *spatial] into ``y`` [images, channels, *out_spatial]; 1 to 3 spatial axes.
 
-    ``op`` is "max", "average" or "lp" (of order ``p``). ``pads`` are begins then ends, as in ONNX; ``out_spatial`` is the
-    caller's (``ceil_mode`` and ``auto_pad`` are in it). ``indices`` (max only) receives int64 positions in the flat input,
-    with ``column_major`` as ONNX MaxPool's ``storage_order`` 1. Image n of ``y`` begins ``n * y_image_stride + y_offset``
-    elements after its address (contiguous by default). Max takes float32, float16, bfloat16 and 8- to 32-bit integers, the others floats.
-    A NaN in a window is its maximum. Raises `ValueError` for arguments that do not fit together.
+    ``op`` is "max", "average" or "lp" (of order ``p``). ``pads`` are begins then ends, as in ONNX; ``out_spatial`` is
+    the caller's (``ceil_mode`` and ``auto_pad`` are in it). ``indices`` (max only) receives int64 positions in the flat
+    input, with ``column_major`` as ONNX MaxPool's ``storage_order`` 1. Image n of ``y`` begins
+    ``n * y_image_stride + y_offset`` elements after its address (contiguous by default). Max takes float32, float16,
+    bfloat16 and 8- to 32-bit integers, the others only the floats. A NaN in a window is its maximum.
+
+    Raises `ValueError` for arguments that do not fit together.
     """
     rank = len(spatial)
     if not 1 <= rank <= 3:
@@ -74,14 +93,17 @@ def pool(
         )
     if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
         raise ValueError(
-            f"pool: kernel {tuple(kernel)}, strides {strides}, dilations {dilations} must be positive, pads {pads} not negative"
+            f"pool: kernel {tuple(kernel)}, strides {strides}, dilations {dilations} must be positive, "
+            f"pads {pads} not negative"
         )
     kind = element_type(dtype)
     is_float = kind.glsl_compute == "float"
     if op not in ("max", "average", "lp"):
         raise ValueError(f"pool: operation is {op!r}, expected 'max', 'average' or 'lp'")
     if not is_float and (op != "max" or kind.itemsize == 8):
-        raise ValueError(f"pool: {op} pooling of {dtype!r} has no kernel; floats (max: also 8- to 32-bit integers) have")
+        raise ValueError(
+            f"pool: {op} pooling of {dtype!r} has no kernel; floats (max: also 8- to 32-bit integers) have"
+        )
     if indices is not None and op != "max":
         raise ValueError(f"pool: indices are an output of max pooling, not of {op!r}")
     element_count("pool input", images, channels, *spatial)
@@ -102,14 +124,8 @@ def pool(
         params[f"pad_{axis}"] = begins[i]
         params[f"pad_end_{axis}"] = ends[i]
     params["y_image"] = total // images if y_image_stride is None else y_image_stride
-    defines = element_defines(dtype) | {f"{op.upper()}_POOL": "1"}
-    if op == "max":
-        defines["LOWEST"] = limit(dtype, lowest=True)
-        if is_float:
-            defines["PROPAGATE_NAN"] = "1"
-        if indices is not None:
-            defines["WITH_INDICES"] = "1"
-    local = lanes(caps)
+    defines = pool_defines(op, dtype, indices is not None)
+    local = lanes(caps, total)
     return [
         POOL.call(
             grid=grid(ceil_div(total, local)),

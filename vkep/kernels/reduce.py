@@ -1,7 +1,7 @@
 """Reductions over the middle of a tensor viewed as [outer, axis, inner] (``shaders/reduce.comp``).
 
-Semantics: ONNX ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd, ReduceSumSquare, ReduceL1, ReduceL2, ReduceLogSum,
-ReduceLogSumExp (https://onnx.ai/onnx/operators), and logical all and any.
+Semantics: ONNX ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd, ReduceSumSquare, ReduceL1, ReduceL2,
+ReduceLogSum, ReduceLogSumExp (https://onnx.ai/onnx/operators), and logical all and any.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
@@ -26,6 +25,7 @@ from vkep.kernels.launch import (
     limit,
     required_subgroup_size,
     share_columns,
+    with_shuffles,
 )
 
 
@@ -61,13 +61,6 @@ REDUCE_OPS: dict[str, ReduceOp] = {
     "any": ReduceOp(map="map_truth", combine="combine_max", identity="0"),
 }
 
-REDUCE = Kernel(
-    "reduce.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("part_length", "uint"), ("count", "uint")),
-    spec={"SPLIT": 1, "ACROSS": 0},
-)
-
 
 def reduce_defines(what: ReduceOp, dtype: str, out: str) -> dict[str, str]:
     """The variant of one pass from elements of ``dtype`` to elements of ``out``."""
@@ -76,7 +69,9 @@ def reduce_defines(what: ReduceOp, dtype: str, out: str) -> dict[str, str]:
     if what.log_sum_exp:
         return {**defines, "LOG_SUM_EXP": "1"}
     compute = defines["COMPUTE_T"]
-    identity = limit(dtype, what.identity == "lowest") if what.identity.endswith("est") else f"{compute}({what.identity})"
+    identity = (
+        limit(dtype, what.identity == "lowest") if what.identity.endswith("est") else f"{compute}({what.identity})"
+    )
     defines |= {"MAP": what.map, "COMBINE": what.combine, "IDENTITY": identity}
     if kind.kind == "float":
         defines["PROPAGATE_NAN"] = "1"
@@ -85,6 +80,28 @@ def reduce_defines(what: ReduceOp, dtype: str, out: str) -> dict[str, str]:
     if what.finish == "FINISH_SQRT":
         defines["FINISH_T"] = "double" if kind.name == "float64" else "float"
     return defines
+
+
+def _ahead() -> tuple[dict[str, str], ...]:
+    """Variants to build ahead: floats with every operation, integers and bool with those that models use."""
+    arithmetic = [op for op in REDUCE_OPS if op not in ("all", "any")]
+    floats = [reduce_defines(REDUCE_OPS[op], t, t) for op in arithmetic for t in ("float32", "float16")]
+    integers = [
+        reduce_defines(REDUCE_OPS[op], t, t) for op in ("sum", "mean", "max", "min", "prod") for t in ("int32", "int64")
+    ]
+    return with_shuffles(*floats) + (
+        *integers,
+        *(reduce_defines(REDUCE_OPS[op], "bool", "bool") for op in ("all", "any")),
+    )
+
+
+REDUCE = Kernel(
+    "reduce.comp",
+    operands=(Operand("x"), Operand("y", writes=True)),
+    params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("part_length", "uint"), ("count", "uint")),
+    spec={"SPLIT": 1, "ACROSS": 0, "SUBGROUP_LANES": 32},
+    variants=_ahead(),
+)
 
 
 def reduce(
@@ -161,7 +178,7 @@ def _pass(
             "part_length": axis if part_length is None else part_length,
             "count": count,
         },
-        spec=share.spec,
+        spec=share.lane_spec,
         defines=reduce_defines(what, dtype, out) | share.defines,
         local_size=(share.local,),
         subgroup_size=required_subgroup_size(share, caps),

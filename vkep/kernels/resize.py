@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.gather import copy, magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
@@ -33,6 +33,23 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.pad import unit_defines, value_words
 
+
+def axis_defines(dtype: str, out: str) -> dict[str, str]:
+    """The variant from elements of ``dtype`` to elements of ``out``: floats between, clamped to the integers' range."""
+    kind = element_type(out)
+    defines = element_defines(dtype, out) | {"COMPUTE_T": "float", "CONVERT(v)": "v"}
+    if kind.kind != "float":
+        info = np.iinfo(np.uint8 if kind.kind == "bool" else kind.numpy)
+        greatest = np.nextafter(np.float32(info.max), np.float32(0)) if info.max >= 2**24 else np.float32(info.max)
+        defines["CONVERT(v)"] = f"clamp(v, {float(info.min)}, {float(greatest)})"
+    return defines
+
+
+_AHEAD = [
+    ("float32", "float32"),
+    *((a, b) for t in ("float16", "uint8") for a, b in ((t, t), (t, "float32"), ("float32", t))),
+]
+
 RESIZE_AXIS = Kernel(
     "resize_axis.comp",
     operands=(Operand("x"), Operand("positions"), Operand("weights"), Operand("y", writes=True)),
@@ -43,6 +60,7 @@ RESIZE_AXIS = Kernel(
         ("taps", "uint"),
         ("extrapolation", "float"),
     ),
+    variants=tuple(axis_defines(a, b) for a, b in _AHEAD),
 )
 RESIZE_NEAREST = Kernel(
     "resize_nearest.comp",
@@ -54,6 +72,7 @@ RESIZE_NEAREST = Kernel(
         *fields8("dim", "mul", "shift", "first"),
     ),
     spec={"RANK": 1},
+    variants=tuple(map(unit_defines, (1, 2, 4, 8))),
 )
 COORDINATES = (
     "half_pixel",
@@ -113,12 +132,9 @@ def source_coordinates(
 
 def nearest_positions(coordinates: np.ndarray, length: int, mode: str) -> np.ndarray:
     """int64: the nearest input position of each coordinate, within the axis."""
-    rounded = {
-        "round_prefer_floor": lambda c: np.ceil(c - 0.5),
-        "round_prefer_ceil": lambda c: np.floor(c + 0.5),
-        "floor": np.floor,
-        "ceil": np.ceil,
-    }[mode](coordinates)
+    shift = {"round_prefer_floor": -0.5, "round_prefer_ceil": 0.5}.get(mode, 0.0)
+    up = mode in ("round_prefer_floor", "ceil")
+    rounded = np.ceil(coordinates + shift) if up else np.floor(coordinates + shift)
     return np.clip(rounded, 0, length - 1).astype(np.int64)
 
 
@@ -138,8 +154,8 @@ def interpolation_table(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(positions int32, weights float32), both [out_length, taps]: each output's samples on an axis of ``length``.
 
-    With antialias and ``scale`` < 1 the kernel is stretched by 1 / ``scale``. Positions beyond the ends repeat the edge, or
-    weigh nothing with ``exclude_outside``.
+    With antialias and ``scale`` < 1 the kernel is stretched by 1 / ``scale``. Positions beyond the ends repeat the
+    edge, or weigh nothing with ``exclude_outside``.
     """
     radius = 1 if attributes.mode == "linear" else 2
     shrink = min(scale, 1.0) if attributes.antialias else 1.0
@@ -172,12 +188,15 @@ def resize(
 ) -> list[KernelCall]:
     """``y`` of ``out_shape`` resampled from ``x`` of ``shape``; ``scales`` an axis (1 where an axis stays).
 
-    ``roi`` (starts then ends, of all axes) is for tf_crop_and_resize. Linear and cubic interpolation of integers truncates,
-    as the reference implementation does. Raises `ValueError` for ranks that differ, empty input axes or float64.
+    ``roi`` (starts then ends, of all axes) is for tf_crop_and_resize. Linear and cubic interpolation of integers
+    truncates, as the reference implementation does. Raises `ValueError` for ranks that differ, empty input axes or
+    float64.
     """
     rank = len(shape)
     if not rank == len(out_shape) == len(scales) or (roi is not None and len(roi) != 2 * rank):
-        raise ValueError(f"resize: shape {tuple(shape)}, output {tuple(out_shape)}, scales {tuple(scales)} differ in rank")
+        raise ValueError(
+            f"resize: shape {tuple(shape)}, output {tuple(out_shape)}, scales {tuple(scales)} differ in rank"
+        )
     crop = attributes.coordinates == "tf_crop_and_resize"
     if crop and roi is None:
         raise ValueError("resize: tf_crop_and_resize needs a roi")
@@ -191,7 +210,9 @@ def resize(
     changed = [d for d in range(rank) if shape[d] != out_shape[d] or scales[d] != 1 or spans[d] != (0.0, 1.0)]
     if not changed:
         return copy(math.prod(shape) * itemsize, caps, x, y, alignment=itemsize)
-    coordinates = {d: source_coordinates(shape[d], out_shape[d], scales[d], attributes.coordinates, spans[d]) for d in changed}
+    coordinates = {
+        d: source_coordinates(shape[d], out_shape[d], scales[d], attributes.coordinates, spans[d]) for d in changed
+    }
     outside = {d: (c < 0) | (c > shape[d] - 1) if crop else np.zeros(len(c), bool) for d, c in coordinates.items()}
     if attributes.mode == "nearest":
         return [_nearest(shape, out_shape, coordinates, outside, attributes, dtype, caps, x, y, workspace)]
@@ -207,7 +228,12 @@ def resize(
         target_type = dtype if last else "float32"
         target = y if last else workspace.scratch("float32", tuple(current))
         outer, inner = math.prod(current[:d]), math.prod(current[d + 1 :])
-        operands = {"x": source, "positions": workspace.constant(positions), "weights": workspace.constant(weights), "y": target}
+        operands = {
+            "x": source,
+            "positions": workspace.constant(positions),
+            "weights": workspace.constant(weights),
+            "y": target,
+        }
         sizes = (outer, before, inner, out_shape[d], positions.shape[1])
         calls.append(_axis(sizes, source_type, target_type, attributes.extrapolation, caps, operands))
         source, source_type = target, target_type
@@ -223,14 +249,8 @@ def _axis(
     operands: dict[str, Any],
 ) -> KernelCall:
     outer, axis, inner, out_axis, taps = sizes
-    total, local = element_count("resize output", outer, out_axis, inner), lanes(caps)
-    kind = element_type(out)
-    defines = element_defines(dtype, out) | {"CONVERT(v)": "v"}
-    if kind.glsl_compute != "float":
-        info = np.iinfo(np.uint8 if kind.kind == "bool" else kind.numpy)
-        greatest = np.nextafter(np.float32(info.max), np.float32(0)) if info.max >= 2**24 else np.float32(info.max)
-        defines["CONVERT(v)"] = f"clamp(v, {float(info.min)}, {float(greatest)})"
-    defines["COMPUTE_T"] = "float"
+    total = element_count("resize output", outer, out_axis, inner)
+    local = lanes(caps, total)
     return RESIZE_AXIS.call(
         grid=grid(ceil_div(total, local)),
         operands=operands,
@@ -242,7 +262,7 @@ def _axis(
             "taps": taps,
             "extrapolation": extrapolation,
         },
-        defines=defines,
+        defines=axis_defines(dtype, out),
         local_size=(local,),
         flops=2 * taps * total,
     )
@@ -285,7 +305,8 @@ def _nearest(
     if len(dims) > MAX_RANK:
         raise ValueError(f"resize: {len(dims)} axes after merging, expected at most {MAX_RANK}")
     firsts = np.cumsum([0, *map(len, tables)])[:-1]
-    total, local = math.prod(out_shape), lanes(caps)
+    total = math.prod(out_shape)
+    local = lanes(caps, total)
     low, high = value_words(attributes.extrapolation, dtype)
     return RESIZE_NEAREST.call(
         grid=grid(ceil_div(total, local)),

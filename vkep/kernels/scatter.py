@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.gather import copy, index_words, magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
@@ -29,24 +28,6 @@ from vkep.kernels.launch import (
 
 _OPERANDS = (Operand("updates"), Operand("indices"), Operand("y", writes=True))
 
-SCATTER_ELEMENTS = Kernel(
-    "scatter_elements.comp",
-    operands=_OPERANDS,
-    params=(
-        ("total", "uint"),
-        ("extent", "uint"),
-        ("count", "uint"),
-        *fields8("dim", "mul", "shift", "stride", "update_stride"),
-    ),
-    spec={"RANK": 1, "AXIS": 0},
-)
-SCATTER_ND = Kernel(
-    "scatter_nd.comp",
-    operands=_OPERANDS,
-    params=(("total", "uint"), *magic_fields("inner"), ("count", "uint"), *fields8("extent", "stride")),
-    spec={"KEYS": 1},
-)
-
 #: GLSL of a reduction of the old value a and the update b
 REDUCTIONS = {"none": "b", "add": "a + b", "mul": "a * b", "max": "max(a, b)", "min": "min(a, b)"}
 _NAN_REDUCTIONS = {"max": "(b > a || isnan(b)) ? b : a", "min": "(b < a || isnan(b)) ? b : a"}
@@ -60,6 +41,32 @@ def _defines(what: str, reduction: str, dtype: str, index_dtype: str) -> dict[st
         code = _NAN_REDUCTIONS.get(reduction, code)
     defines = element_defines(dtype) | {"REDUCE": code, "INDEX_WORDS": index_words(index_dtype)}
     return defines | ({"REPLACE": "1"} if reduction == "none" else {})
+
+
+def _ahead(what: str) -> tuple[dict[str, str], ...]:
+    """Variants to build ahead: indices of models are int64."""
+    return tuple(_defines(what, r, t, "int64") for r in REDUCTIONS for t in ("float32", "float16", "int64"))
+
+
+SCATTER_ELEMENTS = Kernel(
+    "scatter_elements.comp",
+    operands=_OPERANDS,
+    params=(
+        ("total", "uint"),
+        ("extent", "uint"),
+        ("count", "uint"),
+        *fields8("dim", "mul", "shift", "stride", "update_stride"),
+    ),
+    spec={"RANK": 1, "AXIS": 0},
+    variants=_ahead("scatter elements"),
+)
+SCATTER_ND = Kernel(
+    "scatter_nd.comp",
+    operands=_OPERANDS,
+    params=(("total", "uint"), *magic_fields("inner"), ("count", "uint"), *fields8("extent", "stride")),
+    spec={"KEYS": 1},
+    variants=_ahead("scatter nd"),
+)
 
 
 def _copy_data(nbytes: int, itemsize: int, caps: DeviceCapabilities, data: Any, y: Any) -> list[KernelCall]:
@@ -92,7 +99,9 @@ def scatter_elements(
             f"expected equal ranks of 1 to {MAX_RANK} and an axis within"
         )
     if any(n > m for d, (n, m) in enumerate(zip(indices_shape, shape, strict=True)) if d != axis):
-        raise ValueError(f"scatter elements: indices {tuple(indices_shape)} reach beyond data {tuple(shape)} off axis {axis}")
+        raise ValueError(
+            f"scatter elements: indices {tuple(indices_shape)} reach beyond data {tuple(shape)} off axis {axis}"
+        )
     defines = _defines("scatter elements", reduction, dtype, index_dtype)
     itemsize = element_type(dtype).itemsize
     calls = _copy_data(element_count("scatter data", *shape) * itemsize, itemsize, caps, data, y)
@@ -100,10 +109,13 @@ def scatter_elements(
     if not count:
         return calls
     if not shape[axis]:
-        raise ValueError(f"scatter elements: axis {axis} of data {tuple(shape)} is empty, expected at least one element")
+        raise ValueError(
+            f"scatter elements: axis {axis} of data {tuple(shape)} is empty, expected at least one element"
+        )
     walked = 1 if reduction == "none" else indices_shape[axis]
     dims = [n if d != axis or walked == 1 else 1 for d, n in enumerate(indices_shape)]
-    total, local = math.prod(dims), lanes(caps)
+    total = math.prod(dims)
+    local = lanes(caps, total)
     call = SCATTER_ELEMENTS.call(
         grid=grid(ceil_div(total, local)),
         operands={"updates": updates, "indices": indices, "y": y},
@@ -134,7 +146,7 @@ def scatter_nd(
     y: Any,
     reduction: str = "none",
 ) -> list[KernelCall]:
-    """ONNX ScatterND into ``y`` of ``shape``: as `scatter_elements`, with coordinates in the last axis of ``indices``."""
+    """ONNX ScatterND into ``y`` of ``shape``: as `scatter_elements`, coordinates in the last axis of ``indices``."""
     keys = indices_shape[-1] if indices_shape else 0
     if not 1 <= keys <= min(len(shape), MAX_RANK):
         raise ValueError(
@@ -151,7 +163,8 @@ def scatter_nd(
     if not math.prod(extents):
         raise ValueError(f"scatter nd: indices into empty axes {extents}, expected at least one element")
     walked = 1 if reduction == "none" else rows
-    total, local = rows * inner // walked, lanes(caps)
+    total = rows * inner // walked
+    local = lanes(caps, total)
     call = SCATTER_ND.call(
         grid=grid(ceil_div(total, local)),
         operands={"updates": updates, "indices": indices, "y": y},

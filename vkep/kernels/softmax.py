@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
@@ -17,6 +16,7 @@ from vkep.kernels.launch import (
     is_cpu,
     required_subgroup_size,
     share_columns,
+    with_shuffles,
 )
 
 #: elements that a lane keeps in registers at most
@@ -26,7 +26,8 @@ SOFTMAX = Kernel(
     "softmax.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
     params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("alpha", "float")),
-    spec={"SPLIT": 1, "ACROSS": 0, "IN_REGISTERS": 0, "PER_LANE": 1, "LOG": 0},
+    spec={"SPLIT": 1, "ACROSS": 0, "IN_REGISTERS": 0, "PER_LANE": 1, "LOG": 0, "SUBGROUP_LANES": 32},
+    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
 )
 
 
@@ -56,7 +57,7 @@ def softmax(
             grid=grid(share.groups),
             operands={"x": x, "y": y},
             params={"columns": outer * inner, "axis": axis, **magic_params("inner", inner), "alpha": alpha},
-            spec={**share.spec, **register_spec(axis, share.split, caps), "LOG": int(log)},
+            spec={**share.lane_spec, **register_spec(axis, share.split, caps), "LOG": int(log)},
             defines=element_defines(dtype) | share.defines,
             local_size=(share.local,),
             subgroup_size=required_subgroup_size(share, caps),

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_count, element_defines, grid, key_defines, lanes, share_columns
+
+_TYPES = ("float32", "float16", "int32", "int64", "uint8")
 
 TOPK = Kernel(
     "topk.comp",
     operands=(Operand("x"), Operand("values", writes=True), Operand("indices", writes=True)),
     params=(("columns", "uint"), *magic_fields("axis", "inner"), ("k", "uint")),
     spec={"SPLIT": 1, "ACROSS": 0, "LARGEST": 1},
+    variants=tuple(element_defines(t) | key_defines(t) | rank for t in _TYPES for rank in ({}, {"RANK": "1"})),
 )
 
 
@@ -46,7 +48,7 @@ def topk(
     params = {"columns": columns, **magic_params("axis", axis), **magic_params("inner", inner), "k": k}
     defines = element_defines(dtype) | key_defines(dtype)
     if k * 8 > axis:  # each lane ranks one element: as many comparisons, but no rounds
-        local = lanes(caps)
+        local = lanes(caps, total)
         return [
             TOPK.call(
                 grid=grid(ceil_div(total, local)),

@@ -9,7 +9,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 
 from vkep.dtypes import DTYPES
-from vkep.graph.weights import ArrayWeight, Weight
+from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall, Operand
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
@@ -49,15 +49,14 @@ class Emitter:
         return Tensor.contiguous(dtype, array.shape, Storage(array.nbytes, weight=weight))
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
-        array = weight.array
-        if array is None or weight.storage.weight is None:
+        base = weight.storage.weight
+        if base is None:
             return None
-        key = (f"{weight.storage.weight.key}:{weight.shape}:{weight.strides}:{weight.offset}", tag)
+        key = (f"{base.key}:{weight.offset}:{weight.shape}:{weight.strides}", tag)
         if key not in self.packed:
-            packed = np.ascontiguousarray(transform(array))
-            made = ArrayWeight(f"{weight.storage.label}:{tag}", packed)
+            made = PackedWeight(base, weight.offset, transform, "/".join(key))
             dtype = next(d for d in DTYPES.values() if d.onnx == made.elem_type)
-            self.packed[key] = Tensor.contiguous(dtype, packed.shape, Storage(packed.nbytes, weight=made))
+            self.packed[key] = Tensor.contiguous(dtype, made.shape, Storage(made.nbytes, weight=made))
         return self.packed[key]
 
 
@@ -120,7 +119,9 @@ def _epilogue(op: KernelOp) -> Epilogue:
             found = epilogue_strides(tensor, op.row_axis or 0)
             assert found is not None
             kind, row, col = found
-            terms = [_term(axis, stride, f"e{k}_{axis}", params) for axis, stride in (("row", row), ("col", col)) if stride]
+            terms = [
+                _term(axis, stride, f"e{k}_{axis}", params) for axis, stride in (("row", row), ("col", col)) if stride
+            ]
             index = "o" if kind == "o" else (" + ".join(terms) or "0u")
             pointer = f"E_{tensor.dtype.name}"
             decls[pointer] = f"TENSOR({tensor.dtype.glsl}, {pointer})"
@@ -183,7 +184,10 @@ class _Layout:
         return dict(zip(spans, offsets, strict=True)), total, live_peak(lifetimes)
 
     def _dispatch(self, call: KernelCall, label: str, tracker: HazardTracker) -> Dispatch:
-        relocations, reads, writes, indirect, moved = [], [], [], 0, 0
+        relocations: list[Relocation] = []
+        reads: list[Range] = []
+        writes: list[Range] = []
+        indirect = moved = 0
         for position, (operand, tensor) in enumerate(call.operands):
             if tensor is None:
                 continue

@@ -117,7 +117,11 @@ def _inline(consumer: Pointwise, producer: Pointwise) -> ex.Expr | None:
 
 def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
     """What the consumer would have read: a narrow type keeps its wrap, float16 its rounding to the stored type."""
-    return inner if inner.ctype == out.dtype.glsl_compute else ex.Expr(out.dtype.glsl_compute, f"{out.dtype.glsl_compute}({{0}})", (inner,))
+    return (
+        inner
+        if inner.ctype == out.dtype.glsl_compute
+        else ex.Expr(out.dtype.glsl_compute, f"{out.dtype.glsl_compute}({{0}})", (inner,))
+    )
 
 
 def _viewed_like(tensor: Tensor | None, from_shape: tuple[int, ...], shape: tuple[int, ...]) -> Tensor | None:
@@ -265,9 +269,11 @@ def _can_write(producer: Op, place: Tensor) -> bool:
         return True
     if place.is_contiguous:
         return True
-    return producer.strided_output and producer.row_axis is not None and place.view(
-        place.shape[producer.row_axis :], place.strides[producer.row_axis :]
-    ).is_contiguous
+    return (
+        producer.strided_output
+        and producer.row_axis is not None
+        and place.view(place.shape[producer.row_axis :], place.strides[producer.row_axis :]).is_contiguous
+    )
 
 
 def _retarget(op: Op, storage: Storage, place: Tensor) -> None:

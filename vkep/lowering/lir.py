@@ -23,7 +23,10 @@ class Target(Workspace, Protocol):
     def caps(self) -> DeviceCapabilities: ...
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
-        """A weight transformed once on the host; None when ``weight`` is not a constant."""
+        """A weight transformed once on the host; None when ``weight`` is not a constant.
+
+        ``transform`` gets the elements from the tensor's address on, in memory order.
+        """
 
 
 #: (target, inputs, outputs, epilogue) to dispatches

@@ -22,12 +22,12 @@ from vkep.lowering.builder import Builder, NeedsValue
 from vkep.lowering.emit import emit
 from vkep.lowering.fold import FoldError, can_fold, fold
 from vkep.lowering.fuse import optimize
-from vkep.lowering.program import CpuStep, DeferredStep, IslandStep, Placement, Program, Step, ValueSpec
+from vkep.lowering.program import CpuStep, DeferredStep, HostValue, IslandStep, Placement, Program, Step, ValueSpec
 from vkep.lowering.tensor import Storage, Tensor
 from vkep.ops import registry
 from vkep.plan.records import Port
 
-Known = Weight | ValueSpec
+Known = Weight | ValueSpec | HostValue
 
 #: device features that storing and loading an element type needs
 _STORAGE_FEATURES = {
@@ -77,7 +77,7 @@ class _Partitioner:
         self.known: dict[str, Known] = dict(known)
         self.made: dict[str, tuple[str, int]] = {}  # value: (kind, stage) of the step that makes it
         self.islands: dict[int, _Island] = {}
-        self.cpu: dict[int, list[Node]] = {}
+        self.cpu: dict[int, list[tuple[Node, str]]] = {}
         self.deferred: list[Node] = []
         self.values: set[str] = set()
         self.placements: list[Placement] = []
@@ -189,6 +189,7 @@ class _Partitioner:
             if isinstance(value, Weight):
                 island.tensors[name] = island.builder.weight(value)
             else:
+                assert isinstance(value, ValueSpec), "types are checked before"
                 island.tensors[name] = self._import(island, name, value)
         return island.tensors[name]
 
@@ -209,7 +210,7 @@ class _Partitioner:
 
     def _to_cpu(self, node: Node, reason: str) -> None:
         stage = self._stage(node, "cpu")
-        self.cpu.setdefault(stage, []).append(node)
+        self.cpu.setdefault(stage, []).append((node, reason))
         self.placements.append(Placement(node, "cpu", reason))
         specs = self._infer(node)
         for name, spec in zip(node.outputs, specs, strict=True):
@@ -227,16 +228,22 @@ class _Partitioner:
         for name in node.reads:
             value = self.known[name]
             dtype = _dtype(value)
-            if dtype is None:
+            if dtype is None or isinstance(value, HostValue):
                 return nothing
             types[name] = onnx.helper.make_tensor_type_proto(dtype.onnx, value.shape)
             if isinstance(value, Weight) and value.nbytes <= 1 << 16:
                 data[name] = onnx.numpy_helper.from_array(value.array(), name)
         try:
             inferred = onnx.shape_inference.infer_node_outputs(
-                node.schema, node.proto, types, data, opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in self.opsets.items()]
+                node.schema,
+                node.proto,
+                types,
+                data,
+                opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in self.opsets.items()],
             )
-        except Exception:  # inference is a help, never a requirement: without it the rest is planned when values are there
+        except (
+            Exception
+        ):  # inference is a help, never a requirement: without it the rest is planned when values are there
             return nothing
         return [_spec(inferred.get(name)) for name in node.outputs]
 
@@ -248,7 +255,7 @@ class _Partitioner:
 
     def _steps(self) -> list[Step]:
         later = {n for node in self.deferred for n in node.reads} | set(self.outputs)
-        cpu_reads = {n for nodes in self.cpu.values() for node in nodes for n in node.reads}
+        cpu_reads = {n for nodes in self.cpu.values() for node, _ in nodes for n in node.reads}
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
@@ -277,27 +284,31 @@ class _Partitioner:
         planned = emit(ops, ports, self.caps)
         return IslandStep(planned.plan, planned.weights, tuple(island.nodes))
 
-    def _cpu_step(self, nodes: Sequence[Node], later: set[str]) -> CpuStep:
-        inputs, outputs, constants = self._boundary(nodes, later, everything=True)
-        return CpuStep(tuple(nodes), inputs, outputs, constants)
+    def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
+        nodes = [node for node, _ in placed]
+        made = [n for node in nodes for n in node.outputs if n]
+        inputs, constants = self._needs(nodes, set(made))
+        wanted = later | _reads_outside(self.nodes, nodes)
+        return CpuStep(
+            tuple(nodes),
+            inputs,
+            tuple(n for n in made if n in wanted),
+            constants,
+            tuple(reason for _, reason in placed),
+        )
 
     def _deferred_step(self) -> DeferredStep:
-        inputs, outputs, constants = self._boundary(self.deferred, set(self.outputs), everything=False)
+        made = [n for node in self.deferred for n in node.outputs if n]
+        inputs, constants = self._needs(self.deferred, set(made))
+        outputs = tuple(n for n in made if n in set(self.outputs))
         values = frozenset(n for n in inputs if n in self.values)
         return DeferredStep(tuple(self.deferred), inputs, outputs, values, constants)
 
-    def _boundary(
-        self, nodes: Sequence[Node], later: set[str], everything: bool
-    ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Weight]]:
-        """What a group of nodes takes in, gives out, and needs of the weights."""
-        made = [n for node in nodes for n in node.outputs if n]
-        needed = dict.fromkeys(n for node in nodes for n in node.reads if n not in set(made))
+    def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
+        """The values that a group of nodes takes in, and the constants that it reads."""
+        needed = dict.fromkeys(n for node in nodes for n in node.reads if n not in made)
         constants = {n: v for n in needed if isinstance(v := self.known.get(n), Weight)}
-        read_elsewhere = later | _reads_outside(self.nodes, nodes)
-        outputs = tuple(n for n in made if not everything or n in read_elsewhere)
-        if not everything:
-            outputs = tuple(n for n in made if n in later)
-        return tuple(n for n in needed if n not in constants), outputs, constants
+        return tuple(n for n in needed if n not in constants), constants
 
 
 def _call(
@@ -327,6 +338,8 @@ _GPU_DTYPES = {d.numpy for d in DTYPES.values()}
 
 
 def _dtype(value: Known) -> DType | None:
+    if isinstance(value, HostValue):
+        return None
     return value.dtype if isinstance(value, ValueSpec) else dtypes.from_onnx(value.elem_type)
 
 

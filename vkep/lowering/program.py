@@ -20,6 +20,13 @@ class ValueSpec:
 
 
 @dataclass(frozen=True)
+class HostValue:
+    """A value that only the CPU can hold: strings, sequences, optionals."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class Placement:
     """Where one node runs and why, for the report."""
 
@@ -40,12 +47,13 @@ class IslandStep:
 
 @dataclass(frozen=True)
 class CpuStep:
-    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names."""
+    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names, ``reasons`` why each node is here."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: Mapping[str, Weight]
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -169,9 +169,7 @@ def collapse(shape: Sequence[int], stride_sets: Sequence[Sequence[int]]) -> tupl
     return dims, sets
 
 
-def reshaped_strides(
-    shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]
-) -> tuple[int, ...] | None:
+def reshaped_strides(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:
     """Strides under which ``new_shape`` walks the same elements in the same order, or None where none exist."""
     old, [steps] = collapse(shape, [strides])
     result: list[int] = []

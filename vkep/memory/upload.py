@@ -52,7 +52,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(slots=True)
 class Upload:
-    """One upload of many: ``data``, or a function that opens it when its turn comes, to byte ``offset`` of ``target``."""
+    """One upload of many: ``data``, or a function that opens it in its turn, to byte ``offset`` of ``target``."""
 
     target: Target
     data: HostData | Callable[[], HostData]
@@ -111,7 +111,7 @@ class Uploader:
     ) -> int:
         """Copy ``data`` (in C order) to byte ``offset`` of ``target``.
 
-        ``data`` may be dropped on return. The lease's later submits, and those that wait for the returned value, see it.
+        ``data`` may be dropped on return. The lease's later submits see it, and those that wait for the returned value.
 
         Args:
             wait_value: the timeline value after which nothing touches the target; None: nothing does.
@@ -150,7 +150,7 @@ class Uploader:
         return last
 
     def _upload_item(self, item: Upload, wait_value: int | None) -> Iterator[tuple[int, int]]:
-        """Send one item piece by piece: (timeline value, bytes) of each. Its data is let go before the next one's opens."""
+        """Send one item: (timeline value, bytes) of each piece. Its data is let go before the next item's opens."""
         data = item.data() if callable(item.data) else item.data
         found = _nbytes(data)
         if found != item.nbytes:
@@ -321,7 +321,7 @@ class Uploader:
             arena.shrink()
 
     def _slot(self, direction: str, nbytes: int) -> _Slot:
-        """A slot that is not in flight, with at least ``nbytes`` of staging memory: a new one, or the oldest in turn."""
+        """A slot that is not in flight, with at least ``nbytes`` of staging memory: a new one, or the oldest."""
         ring = self._rings[direction]
         if len(ring) < self._pieces:
             slot = _Slot(self._lease)

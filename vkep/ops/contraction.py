@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from vkep.kernels.conv import ConvProblem, conv
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem, matmul
 from vkep.lowering.builder import Builder
+from vkep.lowering.lir import Target
 from vkep.lowering.tensor import Tensor, collapse
 from vkep.ops.registry import FLOATS, operator
-from vkep.ops.spatial import resolve_window
+from vkep.ops.spatial import Window, resolve_window
 
 
 def matrix_product(b: Builder, x: Tensor, y: Tensor) -> Tensor:
@@ -37,7 +41,9 @@ def matrix_product(b: Builder, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _batched(b: Builder, x: Tensor, y: Tensor, batch_shape: Sequence[int], m: int, n: int, k: int) -> Tensor:
-    rows = x.reshape((math.prod(batch_shape) * m, k)) if y.size == k * n and x.shape[:-2] == tuple(batch_shape) else None
+    rows = (
+        x.reshape((math.prod(batch_shape) * m, k)) if y.size == k * n and x.shape[:-2] == tuple(batch_shape) else None
+    )
     if rows is not None:  # one matrix on the right: the batch is more rows
         return _product(b, rows, y.view((k, n), y.strides[-2:]), (0, 0), 1, rows.shape[0], n, k)
     x, y = x.expand((*batch_shape, m, k)), y.expand((*batch_shape, k, n))
@@ -51,25 +57,38 @@ def _batched(b: Builder, x: Tensor, y: Tensor, batch_shape: Sequence[int], m: in
 def _product(
     b: Builder, x: Tensor, y: Tensor, batch_strides: tuple[int, int], batch: int, m: int, n: int, k: int
 ) -> Tensor:
+    if min(*x.strides, *y.strides) < 0:
+        b.decline("a matrix that is read backwards")
     out = b.empty(x.dtype, (m, n) if batch == 1 else (batch, m, n))
-    problem = MatMulProblem(
-        batch=batch,
-        m=m,
-        n=n,
-        k=k,
-        a_strides=(batch_strides[0], *x.strides[-2:]),
-        b_strides=(batch_strides[1], *y.strides[-2:]),
-        dtype=x.dtype.name,
-        b_constant=y.storage.is_constant,
-    )
-    b.kernel(
-        [x, y],
-        [out],
-        lambda t, i, o, epilogue: matmul(problem, t.caps, i[0], i[1], o[0], epilogue, t),
-        row_axis=out.rank - 2,
-        flops=2 * batch * m * n * k,
-    )
+
+    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
+        problem = MatMulProblem(
+            batch=batch,
+            m=m,
+            n=n,
+            k=k,
+            a_strides=(batch_strides[0], *x.strides[-2:]),
+            b_strides=(batch_strides[1], *y.strides[-2:]),
+            y_strides=(o[0].strides[0] if batch > 1 else 0, *o[0].strides[-2:]),
+            dtype=x.dtype.name,
+            b_constant=i[1].storage.is_constant,
+        )
+        return matmul(problem, t.caps, i[0], i[1], o[0], epilogue, _scratch(t), _prepack(t, i[1]))
+
+    b.kernel([x, y], [out], emit, row_axis=out.rank - 2, strided_output=True, flops=2 * batch * m * n * k)
     return out
+
+
+def _scratch(target: Target) -> Callable[[int], Tensor]:
+    return lambda nbytes: target.scratch("uint8", (nbytes,))
+
+
+def _prepack(
+    target: Target, weight: Tensor
+) -> Callable[[Callable[[np.ndarray], np.ndarray], str], Tensor | None] | None:
+    if not weight.storage.is_constant:
+        return None
+    return lambda transform, tag: target.prepack(weight, transform, tag)
 
 
 @operator("MatMul", types={"T": FLOATS})
@@ -92,14 +111,30 @@ def _gemm(
 
 @operator("Gemm", since=7, until=10, types={"T": FLOATS})
 def gemm_7(
-    b: Builder, x: Tensor, y: Tensor, c: Tensor, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
 ) -> Tensor:
     return _gemm(b, x, y, c, alpha, beta, transA, transB)
 
 
 @operator("Gemm", since=11, types={"T": FLOATS})
 def gemm(
-    b: Builder, x: Tensor, y: Tensor, c: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
 ) -> Tensor:
     return _gemm(b, x, y, c, alpha, beta, transA, transB)
 
@@ -118,37 +153,52 @@ def conv_(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    if x.rank not in (3, 4):
-        b.decline(f"convolution over {x.rank - 2} axes; the kernels take 1 or 2")
+    spatial = x.rank - 2
+    if not 1 <= spatial <= 3:
+        b.decline(f"convolution over {spatial} axes; the kernels take 1 to 3")
     if x.shape[1] != w.shape[1] * group:
         b.decline(f"{x.shape[1]} input channels; the weights {w.shape} with {group} groups take {w.shape[1] * group}")
     window = resolve_window(b, x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations, auto_pad)
     out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
-    one = (1,) * (4 - x.rank)  # a 1-D convolution is a 2-D one of height 1
-    zero = (0,) * (4 - x.rank)
-    half = len(window.pads) // 2
-    h, width = (*one, *x.shape[2:])
-    problem = ConvProblem(
-        n=x.shape[0],
-        c=x.shape[1],
-        h=h,
-        w=width,
-        oc=w.shape[0],
-        kh=(*one, *window.kernel)[0],
-        kw=window.kernel[-1],
-        stride=(*one, *window.strides),
-        dilation=(*one, *window.dilations),
-        pads=(*zero, *window.pads[:half], *zero, *window.pads[half:]),
-        groups=group,
-        dtype=x.dtype.name,
-    )
-    b.kernel(
-        [b.contiguous(x), b.contiguous(w)],
-        [out],
-        lambda t, i, o, epilogue: conv(problem, t.caps, i[0], i[1], o[0], epilogue, t),
-        row_axis=1,
-        flops=2 * out.size * w.shape[1] * math.prod(window.kernel),
-    )
+    problem = _conv_problem(b, x, w, window, group)
+
+    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
+        placed = dataclasses.replace(problem, y_batch_stride=o[0].strides[0] if x.shape[0] > 1 else None)
+        return conv(placed, t.caps, i[0], i[1], o[0], epilogue, _scratch(t), _prepack(t, i[1]))
+
+    flops = 2 * out.size * w.shape[1] * math.prod(window.kernel)
+    b.kernel([b.contiguous(x), b.contiguous(w)], [out], emit, row_axis=1, strided_output=True, flops=flops)
     if bias is None:
         return out
-    return b.pointwise("({0} + {1})", out, b.reshape(bias, (1, bias.size, *([1] * (x.rank - 2)))))
+    return b.pointwise("({0} + {1})", out, b.reshape(bias, (1, bias.size, *([1] * spatial))))
+
+
+def _conv_problem(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> ConvProblem:
+    """The window as three axes; one and two axes are three with leading axes of one element."""
+    lead = 3 - len(window.kernel)
+    (d, h, width), (kd, kh, kw) = (1,) * lead + x.shape[2:], (1,) * lead + window.kernel
+    stride, dilation = (1,) * lead + window.strides, (1,) * lead + window.dilations
+    half = len(window.pads) // 2
+    begins, ends = (0,) * lead + window.pads[:half], (0,) * lead + window.pads[half:]
+    try:
+        return ConvProblem(
+            n=x.shape[0],
+            c=x.shape[1],
+            h=h,
+            w=width,
+            oc=w.shape[0],
+            kh=kh,
+            kw=kw,
+            stride=(stride[1], stride[2]),
+            dilation=(dilation[1], dilation[2]),
+            pads=(begins[1], begins[2], ends[1], ends[2]),
+            groups=group,
+            dtype=x.dtype.name,
+            d=d,
+            kd=kd,
+            stride_d=stride[0],
+            dilation_d=dilation[0],
+            pads_d=(begins[0], ends[0]),
+        )
+    except ValueError as error:
+        b.decline(str(error))

@@ -133,7 +133,9 @@ def elu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 
 @operator("Selu", since=6, types={"T": FLOATS})
-def selu(b: Builder, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Tensor:
+def selu(
+    b: Builder, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Tensor:
     return b.pointwise("({2} * ({0} > 0.0 ? {0} : {1} * (exp({0}) - 1.0)))", x, alpha, gamma)
 
 
@@ -169,9 +171,7 @@ def prelu(b: Builder, x: Tensor, slope: Tensor) -> Tensor:
 
 
 @operator("Clip", since=6, until=6, types={"T": FLOATS})
-def clip_6(
-    b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38
-) -> Tensor:
+def clip_6(b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38) -> Tensor:
     return b.pointwise("({0} < {1} ? {1} : ({0} > {2} ? {2} : {0}))", x, min, max)
 
 
@@ -341,5 +341,3 @@ def mean(b: Builder, *inputs: Tensor) -> Tensor:
 @operator("Where", types={"B": ("bool",), "T": ANY})
 def where(b: Builder, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return b.store(b.expr("({0} ? {1} : {2})", condition, x, y, ctype=x.dtype.glsl_compute), x.dtype)
-
-

@@ -94,16 +94,24 @@ def gather_nd_(b: Builder, data: Tensor, indices: Tensor, *, batch_dims: int = 0
     return out
 
 
-def _scatter_elements(
-    b: Builder, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str
-) -> Tensor:
+def _scatter_elements(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
     axis = b.axis(axis, data.rank)
     out = b.empty(data.dtype, data.shape)
     b.kernel(
         [b.contiguous(data), b.contiguous(indices), b.contiguous(updates)],
         [out],
         lambda t, i, o, _: scatter_elements_kernel(
-            data.shape, indices.shape, axis, data.dtype.name, indices.dtype.name, t.caps, *i, o[0], reduction
+            data.shape,
+            indices.shape,
+            axis,
+            data.dtype.name,
+            indices.dtype.name,
+            t.caps,
+            i[0],
+            i[1],
+            i[2],
+            o[0],
+            reduction,
         ),
     )
     return out
@@ -127,7 +135,7 @@ def _scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, redu
         [b.contiguous(data), b.contiguous(indices), b.contiguous(updates)],
         [out],
         lambda t, i, o, _: scatter_nd_kernel(
-            data.shape, indices.shape, data.dtype.name, indices.dtype.name, t.caps, *i, o[0], reduction
+            data.shape, indices.shape, data.dtype.name, indices.dtype.name, t.caps, i[0], i[1], i[2], o[0], reduction
         ),
     )
     return out

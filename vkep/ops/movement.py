@@ -131,7 +131,12 @@ def split(
 
 
 def _slice(
-    b: Builder, data: Tensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None
+    b: Builder,
+    data: Tensor,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None,
+    steps: Sequence[int] | None,
 ) -> Tensor:
     for start, end, axis, step in zip(
         starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True

@@ -50,7 +50,9 @@ def _per_channel(b: Builder, values: Tensor, rank: int) -> Tensor:
     return b.reshape(values, [1, values.size, *([1] * (rank - 2))])
 
 
-def _batch_norm(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float) -> Tensor:
+def _batch_norm(
+    b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float
+) -> Tensor:
     parts = [t.array for t in (scale, bias, mean, var)]
     if all(p is not None for p in parts):
         s, o, m, v = (np.asarray(p, np.float64) for p in parts)
@@ -64,14 +66,30 @@ def _batch_norm(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor
 
 @operator("BatchNormalization", since=7, until=8, types={"T": FLOATS})
 def batch_normalization_7(
-    b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.9
+    b: Builder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
 ) -> Tensor:
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
 
 @operator("BatchNormalization", since=9, until=13, types={"T": FLOATS})
 def batch_normalization_9(
-    b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.9
+    b: Builder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
 ) -> Tensor:
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
@@ -96,7 +114,14 @@ def batch_normalization(
 
 @operator("LayerNormalization", since=17, types={"T": FLOATS})
 def layer_normalization(
-    b: Builder, x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    b: Builder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
 ) -> list[Tensor]:
     if stash_type != 1:
         b.decline(f"stash_type {stash_type}: statistics are kept in float32")
@@ -141,7 +166,9 @@ def rms_normalization(
     b.kernel(
         [b.contiguous(x), factor],
         [out],
-        lambda t, i, o, _: layer_norm(rows, size, x.dtype.name, t.caps, i[0], o[0], scale=i[1], epsilon=epsilon, rms=True),
+        lambda t, i, o, _: layer_norm(
+            rows, size, x.dtype.name, t.caps, i[0], o[0], scale=i[1], epsilon=epsilon, rms=True
+        ),
         flops=4 * x.size,
     )
     return out
@@ -156,7 +183,17 @@ def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor,
         [b.contiguous(t) for t in (x, scale, bias)],
         [out],
         lambda t, i, o, _: group_norm(
-            images, groups, channels // groups, spatial, x.dtype.name, t.caps, i[0], o[0], scale=i[1], bias=i[2], epsilon=epsilon
+            images,
+            groups,
+            channels // groups,
+            spatial,
+            x.dtype.name,
+            t.caps,
+            i[0],
+            o[0],
+            scale=i[1],
+            bias=i[2],
+            epsilon=epsilon,
         ),
         flops=8 * x.size,
     )

@@ -72,7 +72,9 @@ def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
         chosen = b.ints(axes, "axes") or []
         if not chosen and noop_with_empty_axes:
             return data
-        return reduce_axes(b, op, data, [b.axis(a, data.rank) for a in chosen] or list(range(data.rank)), bool(keepdims))
+        return reduce_axes(
+            b, op, data, [b.axis(a, data.rank) for a in chosen] or list(range(data.rank)), bool(keepdims)
+        )
 
     operator(op_type, until=first_with_input - 1, types={"T": allowed})(with_attribute)
     operator(op_type, since=first_with_input, types={"T": allowed})(with_input)

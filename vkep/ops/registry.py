@@ -171,7 +171,11 @@ def _check_default(name: str, schema: onnx.defs.OpSchema, attribute: str, defaul
     expected = onnx.helper.get_attribute_value(spec.default_value)
     if isinstance(expected, bytes):
         expected = expected.decode()
-    close = abs(expected - default) <= 1e-6 * max(1.0, abs(expected)) if isinstance(expected, float) else expected == default
+    close = (
+        abs(expected - default) <= 1e-6 * max(1.0, abs(expected))
+        if isinstance(expected, float)
+        else expected == default
+    )
     if not close:
         raise OperatorDeclarationError(
             f"{name}: attribute {attribute!r} has default {default!r}, version {schema.since_version} says {expected!r}"

@@ -16,9 +16,7 @@ class HazardTracker:
 
     def needs_barrier(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """Whether a dispatch must wait; records its ranges (starting afresh when it must)."""
-        hazard = (
-            _touches(self._writes, reads) or _touches(self._writes, writes) or _touches(self._reads, writes)
-        )
+        hazard = _touches(self._writes, reads) or _touches(self._writes, writes) or _touches(self._reads, writes)
         if hazard:
             self._reads.clear()
             self._writes.clear()

@@ -14,6 +14,7 @@ PEERS: dict[str, str] = {
     "ncnn": "tools.bench.peers.ncnn_peer:NcnnPeer",
     "torch": "tools.bench.peers.torch_peer:TorchEagerPeer",
     "torch-graph": "tools.bench.peers.torch_peer:TorchGraphPeer",
+    "torch-device": "tools.bench.peers.torch_peer:TorchDevicePeer",
 }
 DEFAULT_PEERS = ("vkep", "ort-cpu", "ep-webgpu", "ncnn")
 

@@ -35,6 +35,10 @@ class Peer(ABC):
     def run(self) -> dict[str, Array]:
         """Run once, from numpy inputs to numpy outputs by name."""
 
+    def repeat(self) -> None:
+        """What is timed: a whole run, unless a peer measures a part of it (and says so in `placement`)."""
+        self.run()
+
     @abstractmethod
     def placement(self) -> str:
         """Where the model's nodes ran, in a few words; called after the first run."""

@@ -1,0 +1,235 @@
+"""Convolutions against a float64 numpy model, in both kernel families, and the choice of kernels without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.conv import ConvProblem, conv, pack_weights
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import Operand
+from vkep.kernels.tiles import uses_subgroup_tiles
+
+CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
+GPU = DeviceCapabilities("imagined GPU", device_type="discrete", max_shared_memory_bytes=49152)
+TOLERANCE = {"float32": 4e-6, "float16": 1e-3}
+
+
+@pytest.fixture(params=["cpu", "discrete"])
+def family(request: pytest.FixtureRequest, gpu: Harness) -> DeviceCapabilities:
+    return dataclasses.replace(gpu.caps, device_type=request.param)
+
+
+def problem(x: tuple[int, ...], oc: int, kernel: tuple[int, int] = (3, 3), **options: Any) -> ConvProblem:
+    n, c, h, w = x
+    return ConvProblem(n, c, h, w, oc, *kernel, **options)
+
+
+def expected(p: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """x is [n, c, d, h, w], w is [oc, c / groups, kd, kh, kw]; [n, oc, od, oh, ow] in float64."""
+    top, left, bottom, right = p.pads
+    x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), p.pads_d, (top, bottom), (left, right)))
+    y = np.zeros((p.n, p.groups, p.oc // p.groups, p.od, p.oh, p.ow))
+    weights = w.astype(np.float64).reshape(p.groups, p.oc // p.groups, p.c // p.groups, p.kd, p.kh, p.kw)
+    steps, dilations, outs = (p.stride_d, *p.stride), (p.dilation_d, *p.dilation), (p.od, p.oh, p.ow)
+    for taps in np.ndindex(p.kd, p.kh, p.kw):
+        window = tuple(
+            slice(t * d, t * d + (out - 1) * s + 1, s)
+            for t, d, s, out in zip(taps, dilations, steps, outs, strict=True)
+        )
+        part = x[(slice(None), slice(None), *window)].reshape(p.n, p.groups, p.c // p.groups, *outs)
+        y += np.einsum("goc,ngcdhw->ngodhw", weights[(..., *taps)], part, optimize=True)
+    return y.reshape(p.n, p.oc, *outs)
+
+
+def check(
+    gpu: Harness,
+    caps: DeviceCapabilities,
+    p: ConvProblem,
+    rng: np.random.Generator,
+    *,
+    fused: bool = False,
+    constant: bool = True,
+    **run_options: bool,
+) -> list[str]:
+    """Runs the problem and compares with numpy; the shaders that ran."""
+    x = rng.standard_normal((p.n, p.c, p.d, p.h, p.w)).astype(p.dtype)
+    w = rng.standard_normal((p.oc, p.c // p.groups, p.kd, p.kh, p.kw)).astype(p.dtype)
+    y = Tensor.empty((p.n, p.y_batch), p.dtype)
+    untouched = y.array.copy()
+    want = expected(p, x, w)
+    epilogue = None
+    if fused:
+        bias, residual = (
+            rng.standard_normal(p.oc).astype(np.float32),
+            rng.standard_normal(want.shape).astype(np.float32),
+        )
+        epilogue = Epilogue(
+            "v = max(v + E(operand(args.e0, EXTRA_BASE + 0u)).v[row] + E(operand(args.e1, EXTRA_BASE + 1u)).v[o], 0.0)"
+            " + 0.25 * float(col);",
+            "TENSOR(float, E)",
+            ((Operand("e0"), Tensor(bias)), (Operand("e1"), Tensor(residual))),
+        )
+        pixels = np.arange(want[0, 0].size).reshape(want.shape[2:])
+        want = np.maximum(want + bias[:, None, None, None] + residual, 0) + 0.25 * pixels
+    calls = conv(
+        p,
+        caps,
+        Tensor(x),
+        Tensor(w),
+        y,
+        epilogue,
+        lambda nbytes: Tensor.empty((nbytes,), np.uint8),
+        (lambda transform, tag: Tensor(transform(w))) if constant else None,
+    )
+    gpu.run(calls, **run_options)
+    size = p.oc * p.od * p.oh * p.ow
+    got = y.array[:, :size].reshape(want.shape).astype(np.float64)
+    error = np.abs(got - want).max() / np.abs(want).max()
+    assert error < TOLERANCE[p.dtype], f"relative error {error:.2g}"
+    assert y.array[:, size:].tobytes() == untouched[:, size:].tobytes(), "wrote outside of the slice"
+    return [call.variant.source for call in calls]
+
+
+SHAPES = {
+    "3x3": problem((1, 16, 12, 13), 40, pads=(1, 1, 1, 1)),
+    "3x3 stride 2": problem((2, 16, 9, 11), 24, stride=(2, 2), pads=(1, 1, 1, 1)),
+    "uneven everything": problem((1, 10, 17, 12), 20, (5, 3), stride=(1, 3), dilation=(2, 1), pads=(2, 0, 3, 4)),
+    "1x1": problem((2, 33, 7, 7), 40, (1, 1)),
+    "1x1 stride 2": problem((1, 16, 9, 9), 40, (1, 1), stride=(2, 2)),
+    "1x1 of one pixel": problem((1, 64, 1, 1), 100, (1, 1)),
+    "image 7x7": problem((1, 3, 23, 19), 16, (7, 7), stride=(2, 2), pads=(3, 3, 3, 3)),
+    "image 3x3": problem((1, 4, 14, 14), 33, stride=(2, 2), pads=(1, 1, 1, 1)),
+    "image 11x3": problem((1, 3, 15, 15), 16, (11, 3), pads=(5, 1, 5, 1)),
+    "one dimension": problem((2, 12, 1, 50), 16, (1, 5), stride=(1, 2), pads=(0, 2, 0, 2)),
+    "groups": problem((2, 32, 8, 8), 64, groups=4, pads=(1, 1, 1, 1)),
+    "many small groups": problem((1, 16, 8, 8), 16, groups=8, pads=(1, 1, 1, 1)),
+    "few output channels": problem((1, 16, 8, 8), 3, pads=(1, 1, 1, 1)),
+    "depthwise": problem((2, 12, 10, 11), 12, groups=12, pads=(1, 1, 1, 1)),
+    "depthwise stride 2": problem((1, 12, 11, 10), 12, groups=12, stride=(2, 2), pads=(0, 0, 1, 1)),
+    "depthwise multiplier": problem((2, 6, 9, 9), 18, (5, 3), groups=6, dilation=(2, 2), pads=(3, 1, 4, 2)),
+    "depthwise one row": problem((1, 9, 1, 30), 9, (1, 7), groups=9, pads=(0, 3, 0, 3)),
+    "window of the padding only": problem((1, 8, 2, 2), 8, (2, 2), stride=(3, 3), pads=(2, 2, 2, 2)),
+    "deep and small": problem((1, 300, 4, 4), 32, pads=(1, 1, 1, 1)),
+    "slice of a larger tensor": problem((2, 9, 6, 6), 16, pads=(1, 1, 1, 1), y_batch_stride=16 * 36 + 77),
+    "three dimensions": ConvProblem(
+        2,
+        4,
+        7,
+        6,
+        6,
+        3,
+        2,
+        pads=(1, 0, 1, 1),
+        stride=(2, 1),
+        d=5,
+        kd=3,
+        stride_d=2,
+        dilation_d=1,
+        pads_d=(1, 2),
+        groups=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
+    check(gpu, family, SHAPES[name], rng)
+    check(gpu, family, SHAPES[name], rng, fused=True, constant=False)
+
+
+@pytest.mark.parametrize("name", ["3x3", "image 7x7", "depthwise", "many small groups", "deep and small"])
+def test_float16(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
+    check(gpu, family, dataclasses.replace(SHAPES[name], dtype="float16"), rng, fused=True)
+
+
+@pytest.mark.parametrize("name", ["3x3", "depthwise", "few output channels", "deep and small"])
+def test_operands_through_slots(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
+    check(gpu, family, SHAPES[name], rng, fused=True, indirect=True)
+
+
+def test_padding_is_zero_whatever_surrounds_the_tensor(
+    gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    """An infinite input reaches exactly the outputs whose windows hold it, padding and tile edges included."""
+    for groups in (1, 8):
+        p = problem((1, 8, 6, 7), 8, groups=groups, pads=(1, 1, 1, 1))
+        x, w = np.zeros((1, 8, 6, 7), np.float32), np.ones((8, 8 // groups, 3, 3), np.float32)
+        x[0, :, 0, 0] = np.inf
+        y = Tensor.empty((1, 8, 6, 7), np.float32)
+        gpu.run(conv(p, family, Tensor(x), Tensor(w), y))
+        assert np.isposinf(y.array[0, :, :2, :2]).all()
+        y.array[0, :, :2, :2] = 0
+        assert (y.array == 0).all()
+
+
+class TestWithoutDevice:
+    def test_kernels_are_chosen_by_shape_and_capabilities(self) -> None:
+        def sources(p: ConvProblem, caps: DeviceCapabilities) -> list[str]:
+            return [call.variant.source for call in conv(p, caps, "x", "w", "y", scratch=lambda nbytes: nbytes)]
+
+        assert sources(SHAPES["3x3"], CPU) == ["conv_subgroup.comp"]
+        assert sources(SHAPES["3x3"], GPU)[0] == "conv_tiled.comp"
+        assert sources(SHAPES["deep and small"], GPU) == ["conv_tiled.comp", "matmul_reduce.comp"]
+        for caps in (CPU, GPU):
+            assert sources(SHAPES["depthwise multiplier"], caps) == ["conv_depthwise.comp"]
+            assert sources(SHAPES["many small groups"], caps) == ["conv_direct.comp"]
+            assert sources(SHAPES["three dimensions"], caps) == ["conv_direct.comp"]
+
+    def test_a_new_input_size_needs_no_new_pipeline(self) -> None:
+        for caps in (CPU, GPU):
+            for p in (SHAPES["3x3"], SHAPES["depthwise"], SHAPES["few output channels"]):
+                larger = [dataclasses.replace(p, h=s, w=s, c=c, oc=o, groups=g) for s, c, o, g in _grown(p)]
+                keys = {
+                    (c.variant, tuple(sorted(c.spec.items()))) for q in larger for c in conv(q, caps, "x", "w", "y")
+                }
+                assert len(keys) == 1
+
+    def test_the_grid_covers_every_output(self) -> None:
+        p = problem((3, 64, 30, 31), 200, pads=(1, 1, 1, 1), groups=2)
+        (call,) = conv(p, CPU, "x", "w", "y")
+        tiles = sorted(call.grid[:2])
+        rows, columns = call.spec["ROWS"], call.spec["LANE_COLUMNS"] * 8
+        assert tiles == sorted([-(-30 * 31 // rows), -(-100 // columns)])
+        assert call.grid[2] == 6
+        assert uses_subgroup_tiles(CPU)
+
+    @pytest.mark.parametrize("taps_inner", [False, True])
+    def test_packed_weights_hold_each_weight_once(self, taps_inner: bool) -> None:
+        w = np.arange(1, 2 * 5 * 3 * 4 + 1, dtype=np.float32).reshape(10, 3, 2, 2)
+        packed = pack_weights(w, 2, 3, 4, 4, taps_inner)
+        assert packed.shape == ((2, 2, 3, 4, 4) if taps_inner else (2, 2, 4, 3, 4))
+        assert sorted(packed[packed != 0]) == sorted(w.reshape(-1))
+        group, channel, tap, column = 1, 2, 3, 4  # output channel 9
+        at = (channel, tap) if taps_inner else (tap, channel)
+        assert packed[(group, column // 4, *at, column % 4)] == w[9, 2, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"groups": 3}, "groups do not divide"),
+            ({"stride": (0, 1)}, "at least 1"),
+            ({"pads": (-1, 0, 0, 0)}, "must not be negative"),
+            ({"kh": 20}, "larger than the padded input"),
+            ({"dtype": "int8"}, "no matrix kernel"),
+            ({"h": 2**16, "w": 2**16}, "elements, the kernels address fewer"),
+        ],
+    )
+    def test_bad_problems(self, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(SHAPES["3x3"], **change)
+
+    def test_empty_results_give_no_dispatch(self) -> None:
+        assert conv(dataclasses.replace(SHAPES["3x3"], n=0), CPU, "x", "w", "y") == []
+
+
+def _grown(p: ConvProblem) -> list[tuple[int, int, int, int]]:
+    """(size, channels, output channels, groups) of larger problems of the same kind."""
+    if p.groups > 1:
+        return [(s, c, c, c) for s, c in ((28, 64), (57, 96), (112, 32))]
+    return [(s, c, 5 if p.oc < 8 else 2 * c, 1) for s, c in ((28, 64), (57, 96), (40, 200))]

@@ -1,0 +1,265 @@
+"""Matrix products against numpy in float64, in both kernel families, and the choice of tilings without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import Operand
+from vkep.kernels.matmul import MatMulProblem, matmul, pack_panels
+from vkep.kernels.tiles import SHARED_TILES, shared_tiling, subgroup_tile, uses_subgroup_tiles
+
+CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
+GPU = DeviceCapabilities("imagined GPU", device_type="discrete", max_shared_memory_bytes=49152)
+TOLERANCE = {"float32": 2e-6, "float16": 1e-3}
+
+
+@pytest.fixture(params=["cpu", "discrete"])
+def family(request: pytest.FixtureRequest, gpu: Harness) -> DeviceCapabilities:
+    return dataclasses.replace(gpu.caps, device_type=request.param)
+
+
+@dataclasses.dataclass
+class Case:
+    """Random operands of a problem; ``a_t`` and ``b_t`` store an operand transposed, ``b_shared`` broadcasts one b."""
+
+    m: int
+    n: int
+    k: int
+    batch: tuple[int, int] = (1, 1)
+    a_t: bool = False
+    b_t: bool = False
+    b_shared: bool = False
+    b_constant: bool = False
+    dtype: str = "float32"
+    alpha: float = 1.0
+    y_gap: int = 0  # elements between the rows of y
+
+    def run(
+        self,
+        gpu: Harness,
+        caps: DeviceCapabilities,
+        rng: np.random.Generator,
+        epilogue: Epilogue | None = None,
+        after: Callable[[np.ndarray], np.ndarray] = lambda y: y,
+        scratch: bool = True,
+        **run_options: bool,
+    ) -> int:
+        """Checks the result against numpy; returns the number of dispatches."""
+        m, n, k, (outer, inner) = self.m, self.n, self.k, self.batch
+        a = rng.standard_normal((outer, inner, m, k)).astype(self.dtype)
+        b = rng.standard_normal((1, 1, k, n) if self.b_shared else (outer, inner, k, n)).astype(self.dtype)
+        stored_a, stored_b = (
+            np.ascontiguousarray(v.swapaxes(2, 3) if t else v) for v, t in ((a, self.a_t), (b, self.b_t))
+        )
+        pitch = n + self.y_gap
+        problem = MatMulProblem(
+            m,
+            n,
+            k,
+            a_strides=(inner * m * k, m * k, *((1, m) if self.a_t else (k, 1))),
+            b_strides=(*((0, 0) if self.b_shared else (inner * k * n, k * n)), *((1, k) if self.b_t else (n, 1))),
+            y_strides=(inner * m * pitch, m * pitch, pitch, 1) if self.y_gap else None,
+            batch=self.batch,
+            dtype=self.dtype,
+            b_constant=self.b_constant,
+            alpha=self.alpha,
+        )
+        y = Tensor.empty((outer, inner, m, pitch), self.dtype)
+        untouched = y.array[..., n:].copy()
+        calls = matmul(
+            problem,
+            caps,
+            Tensor(stored_a),
+            Tensor(stored_b),
+            y,
+            epilogue,
+            (lambda nbytes: Tensor.empty((nbytes,), np.uint8)) if scratch else None,
+            (lambda transform, tag: Tensor(transform(stored_b))) if self.b_constant else None,
+        )
+        gpu.run(calls, **run_options)
+        expected = after(self.alpha * (a.astype(np.float64) @ b.astype(np.float64)))
+        error = np.abs(y.array[..., :n].astype(np.float64) - expected).max() / max(np.abs(expected).max(), 1e-30)
+        assert error < TOLERANCE[self.dtype], f"relative error {error:.2g}"
+        assert y.array[..., n:].tobytes() == untouched.tobytes(), "wrote between the rows of y"
+        return len(calls)
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("size", [(1, 1, 1), (5, 7, 9), (33, 65, 17), (3, 130, 64), (130, 3, 40), (70, 70, 5)])
+def test_odd_sizes_and_transposes(
+    size: tuple[int, int, int],
+    transposed: tuple[bool, bool],
+    gpu: Harness,
+    family: DeviceCapabilities,
+    rng: np.random.Generator,
+) -> None:
+    Case(*size, a_t=transposed[0], b_t=transposed[1]).run(gpu, family, rng)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(20, 30, 40, batch=(2, 3)),
+        Case(20, 30, 40, batch=(2, 3), b_t=True, b_shared=True),
+        Case(20, 30, 40, batch=(1, 4), y_gap=5, alpha=0.125),
+        Case(33, 65, 18, dtype="float16", batch=(1, 2)),
+        Case(40, 50, 60, b_constant=True),
+        Case(40, 50, 60, b_constant=True, b_t=True, dtype="float16"),
+        Case(40, 50, 60, b_constant=True, b_shared=True, batch=(2, 2)),
+        Case(128, 128, 64, b_t=True, batch=(1, 4)),
+    ],
+    ids=str,
+)
+def test_batches_slices_types_and_constants(
+    case: Case, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    case.run(gpu, family, rng)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(1, 200, 900), Case(6, 70, 513, dtype="float16"), Case(40, 36, 700, batch=(1, 2))], ids=str
+)
+def test_a_long_product_of_few_results_is_split_where_scratch_is_given(
+    case: Case, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    assert case.run(gpu, family, rng) == (1 if uses_subgroup_tiles(family) else 2)
+    assert case.run(gpu, family, rng, scratch=False) == 1
+
+
+def test_zero_k_gives_zeros_and_empty_results_give_no_dispatch(
+    gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    Case(20, 30, 0).run(gpu, family, rng)
+    for m, n, batch in ((0, 4, 1), (4, 0, 1), (4, 4, 0)):
+        assert matmul(MatMulProblem(m, n, 3, (0, 3, 1), (0, n, 1), batch=batch), family, None, None, None) == []
+
+
+@pytest.mark.parametrize("indirect", [False, True])
+@pytest.mark.parametrize("size", [(21, 37, 16), (4, 37, 600)])
+def test_epilogue_sees_row_column_and_flat_index(
+    size: tuple[int, int, int], indirect: bool, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    m, n, k = size
+    bias, residual = rng.standard_normal(n).astype(np.float32), rng.standard_normal((2, 1, m, n)).astype(np.float32)
+    epilogue = Epilogue(
+        "v = max(v + E(operand(args.e0, EXTRA_BASE + 0u)).v[col] + E(operand(args.e1, EXTRA_BASE + 1u)).v[o], 0.0)"
+        " + args.slope * float(row);",
+        "TENSOR(float, E)",
+        ((Operand("e0"), Tensor(bias)), (Operand("e1"), Tensor(residual))),
+        (("slope", "float", 0.5),),
+    )
+    rows = np.arange(m)[:, None]
+    case = Case(m, n, k, batch=(2, 1), y_gap=3)
+    case.run(gpu, family, rng, epilogue, lambda y: np.maximum(y + bias + residual, 0) + 0.5 * rows, indirect=indirect)
+
+
+def test_values_outside_a_result_do_not_reach_it(gpu: Harness, family: DeviceCapabilities) -> None:
+    """A NaN in one row of a and one column of b stays in that row and column, tile edges included."""
+    a, b = np.ones((19, 37), np.float32), np.ones((37, 45), np.float32)
+    a[18], b[:, 44] = np.nan, np.inf
+    y = Tensor.empty((19, 45), np.float32)
+    gpu.run(matmul(MatMulProblem(19, 45, 37, (0, 37, 1), (0, 45, 1)), family, Tensor(a), Tensor(b), y))
+    assert (y.array[:18, :44] == 37).all()
+    assert np.isnan(y.array[18]).all()
+    assert np.isposinf(y.array[:18, 44]).all()
+
+
+class TestWithoutDevice:
+    def test_family_is_chosen_by_capabilities(self) -> None:
+        assert uses_subgroup_tiles(CPU)
+        assert not uses_subgroup_tiles(GPU)
+        assert not uses_subgroup_tiles(dataclasses.replace(CPU, subgroup_size=1))
+        problem = MatMulProblem(64, 64, 64, (0, 64, 1), (0, 64, 1))
+        (on_cpu,), (on_gpu,) = matmul(problem, CPU, "a", "b", "y"), matmul(problem, GPU, "a", "b", "y")
+        assert on_cpu.variant.source == "matmul_subgroup.comp"
+        assert on_gpu.variant.source == "matmul_tiled.comp"
+        assert on_cpu.spec["LOCAL_X"] == 8
+        assert on_cpu.flops == on_gpu.flops == 2 * 64**3
+
+    def test_subgroup_size_is_required_only_where_it_can_be(self) -> None:
+        controlled = dataclasses.replace(CPU, features=frozenset({"subgroup_size_control", "compute_full_subgroups"}))
+        assert subgroup_tile(64, 64, 1, CPU).required_subgroup_size is None
+        assert subgroup_tile(64, 64, 1, controlled).required_subgroup_size == 8
+
+    @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
+    def test_subgroup_tiles_fit_the_shape_in_few_kinds(self, lanes: int) -> None:
+        caps = dataclasses.replace(CPU, subgroup_size=lanes)
+        kinds = {subgroup_tile(m, n, 1, caps) for m in (*range(1, 70), 512) for n in (1, 7, 10, 33, 100, 512, 1000)}
+        assert len({(t.rows, t.lane_columns, t.unroll) for t in kinds}) <= 20
+        assert all(t.rows <= 16 and t.columns <= max(32, lanes) for t in kinds)
+        assert subgroup_tile(512, 512, 1, caps).rows == 16
+        assert subgroup_tile(1, 512, 1, caps).rows == 1
+
+    def test_few_tiles_are_made_smaller_to_use_all_cores(self) -> None:
+        assert subgroup_tile(32, 32, 1, CPU).rows < subgroup_tile(32, 32, 16, CPU).rows == 16
+
+    def test_shared_tile_grows_with_the_problem(self) -> None:
+        sizes = [shared_tiling(n, n, n, 1, GPU, may_split=True) for n in (16, 64, 256, 1024, 4096)]
+        assert [t.tile.m for t in sizes] == sorted(t.tile.m for t in sizes)
+        assert sizes[-1].tile == SHARED_TILES[0]
+        assert sizes[-1].splits == 1
+
+    @pytest.mark.parametrize(
+        ("m", "n", "k"), [(1, 4096, 4096), (64, 49, 4608), (512, 49, 4608), (8, 8, 300), (7, 7, 7)]
+    )
+    def test_splits_cover_k_once(self, m: int, n: int, k: int) -> None:
+        tiling = shared_tiling(m, n, k, 1, GPU, may_split=True)
+        assert tiling.split_k % tiling.tile.k == 0
+        assert (tiling.splits - 1) * tiling.split_k < k <= tiling.splits * tiling.split_k
+        assert shared_tiling(m, n, k, 1, GPU, may_split=False).splits == 1
+
+    def test_tiles_respect_small_devices(self) -> None:
+        small = dataclasses.replace(GPU, max_shared_memory_bytes=16384, max_workgroup_invocations=128)
+        tile = shared_tiling(4096, 4096, 64, 1, small, may_split=False).tile
+        assert tile.lanes <= 128
+        assert tile.shared_bytes <= 16384
+        with pytest.raises(ValueError, match="no matrix tile fits"):
+            shared_tiling(64, 64, 64, 1, dataclasses.replace(GPU, max_shared_memory_bytes=1024), may_split=False)
+
+    def test_panels(self) -> None:
+        b = np.arange(6 * 5, dtype=np.float32).reshape(6, 5)
+        for stored, row, col in ((b, 5, 1), (np.ascontiguousarray(b.T), 1, 6)):
+            panels = pack_panels(stored, 6, 5, row, col, 4)
+            assert panels.shape == (2, 6, 4)
+            np.testing.assert_array_equal(panels.transpose(1, 0, 2).reshape(6, 8)[:, :5], b)
+            assert not panels[1, :, 1:].any()
+
+    def test_prepack_tags_tell_transformations_apart(self) -> None:
+        tags: list[str] = []
+
+        def prepack(transform: Callable[[np.ndarray], np.ndarray], tag: str) -> str:
+            tags.append(tag)
+            return tag
+
+        for b_strides in ((0, 96, 1), (0, 1, 64)):
+            problem = MatMulProblem(64, 96, 64, (0, 64, 1), b_strides, b_constant=True)
+            (call,) = matmul(problem, CPU, "a", "b", "y", prepack=prepack)
+            assert {o.name: v for o, v in call.operands}["b"] == tags[-1]
+        assert len(set(tags)) == 2
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"dtype": "int32"}, "no matrix kernel for dtype 'int32'"),
+            ({"m": -1}, "must not be negative"),
+            ({"a_strides": (0, -8, 1)}, "a_strides must not be negative"),
+            ({"a_strides": (8, 1)}, "expected batch strides"),
+            ({"b_strides": (0, 2**31, 1)}, "b spans"),
+        ],
+    )
+    def test_bad_problems(self, change: dict[str, object], message: str) -> None:
+        good = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
+        with pytest.raises(ValueError, match=message):
+            MatMulProblem(**{**good, **change})  # type: ignore[arg-type]
+
+    def test_a_grid_beyond_the_device_is_an_error(self) -> None:
+        problem = MatMulProblem(1, 1, 1, (0, 1, 1), (0, 1, 1), batch=70000)
+        with pytest.raises(ValueError, match="workgroups, the device allows"):
+            matmul(problem, CPU, "a", "b", "y")

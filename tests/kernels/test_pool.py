@@ -1,0 +1,158 @@
+"""Pooling against a plain numpy model, window by window."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.pool import pool
+
+
+def out_size(size: int, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil: bool) -> int:
+    """ONNX's output size; with ceil_mode, windows that would begin in the end padding are dropped."""
+    span = size + begin + end - dilation * (kernel - 1) - 1
+    out = (-(-span // stride) if ceil else span // stride) + 1
+    if ceil and (out - 1) * stride >= size + begin:
+        out -= 1
+    return out
+
+
+def expected(
+    op: str,
+    x: np.ndarray,
+    out: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    include: bool,
+    p: int,
+    column_major: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    rank, spatial = len(kernel), x.shape[2:]
+    planes = x.reshape(-1, *spatial)
+    y = np.zeros((len(planes), *out))
+    where = np.zeros((len(planes), *out), np.int64)
+    for place in itertools.product(*map(range, out)):
+        starts = [o * s - b for o, s, b in zip(place, strides, pads[:rank], strict=True)]
+        taps = [[start + k * d for k in range(n)] for start, n, d in zip(starts, kernel, dilations, strict=True)]
+        inside = [[t for t in axis if 0 <= t < n] for axis, n in zip(taps, spatial, strict=True)]
+        padded = [[t for t in axis if t < n + e] for axis, n, e in zip(taps, spatial, pads[rank:], strict=True)]
+        window = planes[(slice(None), *np.ix_(*inside))].reshape(len(planes), -1)
+        wide = window.astype(np.float64)
+        at = (slice(None), *place)
+        if op == "max":
+            y[at] = window.max(1)
+            positions = list(itertools.product(*inside))
+            for plane in range(len(planes)):
+                best = positions[int(window[plane].argmax())]
+                order = reversed(range(rank)) if column_major else range(rank)
+                flat = 0
+                for d in order:
+                    flat = flat * spatial[d] + best[d]
+                where[(plane, *place)] = plane * np.prod(spatial) + flat
+        elif op == "average":
+            count = np.prod([len(axis) for axis in (padded if include else inside)])
+            y[at] = wide.sum(1) / count
+        else:
+            y[at] = (np.abs(wide) ** p).sum(1) ** (1 / p)
+    return y.reshape(*x.shape[:2], *out), where.reshape(*x.shape[:2], *out)
+
+
+CASES = [
+    # spatial, kernel, strides, pads, dilations, ceil
+    ((13,), (3,), (2,), (1, 0), (1,), False),
+    ((12, 15), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), False),
+    ((7, 9), (2, 3), (1, 2), (0, 0, 0, 0), (1, 1), True),
+    ((11, 11), (3, 3), (3, 2), (2, 0, 1, 2), (2, 1), True),
+    ((8, 8), (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), False),
+    ((5, 6, 7), (2, 3, 2), (2, 1, 2), (1, 1, 0, 0, 1, 1), (1, 1, 2), False),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("op", ["max", "average", "lp"])
+def test_float32(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, case: tuple) -> None:
+    spatial, kernel, strides, pads, dilations, ceil = case
+    rank = len(spatial)
+    out = [out_size(*a, ceil) for a in zip(spatial, kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)]
+    x = rng.normal(size=(2, 3, *spatial)).astype(np.float32)
+    for option in (False, True):
+        y, indices = Tensor.empty((2, 3, *out), np.float32), Tensor.empty((2, 3, *out), np.int64)
+        calls = pool(
+            op,
+            2,
+            3,
+            spatial,
+            out,
+            kernel,
+            "float32",
+            caps,
+            Tensor(x),
+            y,
+            strides=strides,
+            pads=pads,
+            dilations=dilations,
+            count_include_pad=option,
+            p=3 if option else 2,
+            indices=indices if op == "max" else None,
+            column_major=option,
+        )
+        gpu.run(calls)
+        want, where = expected(op, x, out, kernel, strides, pads, dilations, option, 3 if option else 2, option)
+        np.testing.assert_allclose(y.array, want, rtol=1e-5, atol=1e-6)
+        if op == "max":
+            np.testing.assert_array_equal(indices.array, where)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "uint8", "int32"])
+def test_max_of_other_types(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    x = (rng.normal(size=(1, 4, 9, 9)) * 40).astype(dtype)
+    y = Tensor.empty((1, 4, 4, 4), dtype)
+    gpu.run(pool("max", 1, 4, (9, 9), (4, 4), (3, 3), dtype, caps, Tensor(x), y, strides=(2, 2)))
+    want, _ = expected("max", x, (4, 4), (3, 3), (2, 2), (0,) * 4, (1, 1), False, 2, False)
+    np.testing.assert_array_equal(y.array, want)
+
+
+def test_average_of_float16(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.uniform(500, 1000, size=(1, 2, 14, 14)).astype(np.float16)  # sums overflow float16
+    y = Tensor.empty((1, 2, 1, 1), np.float16)
+    gpu.run(pool("average", 1, 2, (14, 14), (1, 1), (14, 14), "float16", caps, Tensor(x), y))
+    np.testing.assert_allclose(y.array[..., 0, 0], x.astype(np.float64).mean((2, 3)), rtol=1e-3)
+
+
+def test_nan_and_minus_infinity(gpu: Harness, caps: DeviceCapabilities) -> None:
+    x = np.full((1, 1, 2, 4), -np.inf, np.float32)
+    x[0, 0, 1, 2] = np.nan
+    y, indices = Tensor.empty((1, 1, 1, 2), np.float32), Tensor.empty((1, 1, 1, 2), np.int64)
+    gpu.run(pool("max", 1, 1, (2, 4), (1, 2), (2, 2), "float32", caps, Tensor(x), y, strides=(2, 2), indices=indices))
+    np.testing.assert_array_equal(y.array.ravel(), [-np.inf, np.nan])
+    np.testing.assert_array_equal(indices.array.ravel(), [0, 6])
+
+
+def test_into_a_slice_of_channels(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.normal(size=(2, 3, 4, 4)).astype(np.float32)
+    before = rng.normal(size=(2, 8, 2, 2)).astype(np.float32)
+    y = Tensor(before)
+    options = {"strides": (2, 2), "y_image_stride": 32, "y_offset": 4 * 4}
+    gpu.run(pool("max", 2, 3, (4, 4), (2, 2), (2, 2), "float32", caps, Tensor(x), y, **options))
+    np.testing.assert_array_equal(y.array[:, 4:7], x.reshape(2, 3, 2, 2, 2, 2).max((3, 5)))
+    np.testing.assert_array_equal(y.array[:, :4], before[:, :4])
+    np.testing.assert_array_equal(y.array[:, 7], before[:, 7])
+
+
+def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
+    assert pool("max", 0, 3, (4, 4), (2, 2), (2, 2), "float32", caps, None, None) == []
+    with pytest.raises(ValueError, match="4 spatial axes, expected 1 to 3"):
+        pool("max", 1, 1, (2,) * 4, (1,) * 4, (2,) * 4, "float32", caps, None, None)
+    with pytest.raises(ValueError, match="have \\(2, 2, 1, 2, 4\\) entries"):
+        pool("max", 1, 1, (4, 4), (2, 2), (2, 2), "float32", caps, None, None, strides=(2,))
+    with pytest.raises(ValueError, match="average pooling of 'int8' has no kernel"):
+        pool("average", 1, 1, (4, 4), (2, 2), (2, 2), "int8", caps, None, None)
+    with pytest.raises(ValueError, match="indices are an output of max pooling"):
+        pool("average", 1, 1, (4, 4), (2, 2), (2, 2), "float32", caps, None, None, indices=object())

@@ -1,0 +1,77 @@
+"""Softmax and log-softmax against numpy at float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.dtypes import DTYPES
+from vkep.kernels.softmax import softmax
+
+SHAPES = [(1, 1, 1), (3, 10, 1), (2, 1000, 1), (600, 12, 1), (1, 5000, 1), (2, 21, 5), (1, 7, 300), (1, 9000, 2)]
+
+
+def expected(x: np.ndarray, log: bool, alpha: float = 1.0) -> np.ndarray:
+    wide = x.astype(np.float64) * alpha
+    wide = wide - wide.max(1, keepdims=True)
+    total = np.exp(wide).sum(1, keepdims=True)
+    return wide - np.log(total) if log else np.exp(wide) / total
+
+
+def run(gpu: Harness, caps: DeviceCapabilities, x: np.ndarray, dtype: str, **kwargs: float) -> np.ndarray:
+    y = Tensor.empty(x.shape, x.dtype)
+    gpu.run(softmax(*x.shape, dtype, caps, Tensor(x), y, **kwargs))
+    return y.array
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, shape: tuple[int, int, int], log: bool
+) -> None:
+    x = (rng.normal(size=shape) * 5).astype(np.float32)
+    np.testing.assert_allclose(
+        run(gpu, caps, x, "float32", log=log), expected(x, log), rtol=1e-5, atol=1e-6 if log else 1e-7
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_types(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    rtol = {"float16": 2e-3, "bfloat16": 2**-7}[dtype]
+    for shape in [(3, 77, 1), (2, 2100, 1), (1, 13, 9)]:
+        x = rng.normal(size=shape).astype(DTYPES[dtype].numpy)
+        got = run(gpu, caps, x, dtype).astype(np.float64)
+        np.testing.assert_allclose(got, expected(x, False), rtol=rtol, atol=1e-6)
+
+
+def test_scale(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.normal(size=(4, 50, 1)).astype(np.float32)
+    np.testing.assert_allclose(run(gpu, caps, x, "float32", alpha=0.125), expected(x, False, 0.125), rtol=1e-5)
+
+
+def test_large_values_do_not_overflow_and_masked_ones_vanish(gpu: Harness, caps: DeviceCapabilities) -> None:
+    x = np.array([[1e30, 1e30, -1e30], [-np.inf, 0, 0], [88.8, 800, 8000]], np.float32)[:, :, None]
+    np.testing.assert_allclose(run(gpu, caps, x, "float32")[:, :, 0], [[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
+
+
+def test_nan_fills_its_own_row_only(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.normal(size=(3, 40, 1)).astype(np.float32)
+    x[1, 7] = np.nan
+    got = run(gpu, caps, x, "float32")
+    assert np.isnan(got[1]).all()
+    assert np.isfinite(got[[0, 2]]).all()
+
+
+def test_in_place(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x = rng.normal(size=(5, 300, 1)).astype(np.float32)
+    both = Tensor(x)
+    gpu.run(softmax(5, 300, 1, "float32", caps, both, both))
+    np.testing.assert_allclose(both.array, expected(x, False), rtol=1e-5)
+
+
+def test_empty_and_wrong_types(caps: DeviceCapabilities) -> None:
+    assert softmax(2, 0, 3, "float32", caps, None, None) == []
+    with pytest.raises(ValueError, match="element type is 'int32'"):
+        softmax(1, 2, 1, "int32", caps, None, None)

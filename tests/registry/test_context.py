@@ -1,0 +1,464 @@
+"""Shared contexts on the machine's driver: making, borrowing, leases, sync modes, sharing, ends of life."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from gpu_shared import (
+    Buffer,
+    Device,
+    Instance,
+    SharedGpuCompileSpec,
+    SharedGpuContext,
+    SharedGpuContextRegistry,
+    Timeline,
+    list_devices,
+    make_shared_gpu_compile_specs,
+    vk,
+)
+from gpu_shared.capabilities import REQUIRED_FEATURES
+from gpu_shared.errors import (
+    ClosedError,
+    ContextExistsError,
+    ContextIncompatibleError,
+    ContextNotFoundError,
+    DeviceLostError,
+    DeviceNotFoundError,
+    GpuError,
+)
+
+
+@pytest.fixture
+def registry():
+    return SharedGpuContextRegistry()
+
+
+def test_create_takes_token_group_and_sync_mode_from_compile_specs(gpu, no_leaks):
+    specs = make_shared_gpu_compile_specs(token="scene", group_id=7, sync_mode="none")
+    with SharedGpuContext.create(specs, device=gpu) as context:
+        assert context.key == ("scene", 7)
+        assert context.sync_mode == "none"
+        assert context.owns_instance
+        assert context.owns_device
+        assert context.owns_timeline_semaphore
+        assert context.is_valid
+        assert context.enabled_extensions <= gpu.capabilities.extensions
+        assert context.capabilities.name == gpu.name
+        assert all(context.has_extension(name) for name in context.enabled_extensions)
+        assert not context.has_extension("VK_KHR_swapchain")
+        assert context.memory_budget()
+    assert context.closed
+    assert not context.is_valid
+    with pytest.raises(ClosedError, match="scene:7"):
+        _ = context.queue
+
+
+def test_require_says_exactly_what_is_missing(context):
+    context.require(features=["timeline_semaphore"], queue_flags=["compute"])
+    with pytest.raises(ContextIncompatibleError) as caught:
+        context.require(
+            extensions=["VK_ARM_tensors", *context.enabled_extensions],
+            features=["bfloat16_dot_product", "timeline_semaphore"],
+            queue_flags=["compute", "data_graph"],
+        )
+    error = caught.value
+    assert error.extensions == ("VK_ARM_tensors",)
+    assert error.queue_flags == ("data_graph",)
+    if "bfloat16_dot_product" not in context.device.features:
+        assert error.features == ("bfloat16_dot_product",)
+    assert "VK_ARM_tensors" in str(error)
+    assert "data_graph" in str(error)
+    with pytest.raises(ValueError, match="flaot16"):
+        context.require(features=["flaot16"])
+
+
+def test_failed_creation_leaves_nothing(gpu, no_leaks):
+    with pytest.raises(ContextIncompatibleError, match="VK_XX_none"):
+        SharedGpuContext.create(extra_device_extensions=["VK_XX_none"])
+    with pytest.raises(GpuError, match="VK_LAYER_XX_none"):
+        SharedGpuContext.create(extra_instance_layers=["VK_LAYER_XX_none"])
+    with pytest.raises(DeviceNotFoundError, match="no such card"):
+        SharedGpuContext.create(device="no such card")
+
+
+def test_a_lease_has_its_own_pool_and_logs(context, caplog):
+    with caplog.at_level(logging.DEBUG, "gpu_shared.delegate"):
+        with context.lease("vulkan") as one, context.lease("vgf", sync_mode="queue_wait_idle") as two:
+            assert one.command_pool.raw_int != two.command_pool.raw_int
+            submit = one.prepare([one.allocate().begin().end()])
+            value = one.submit(submit)
+            one.wait(value)
+            assert sorted(context.users) == ["lease 'vgf'", "lease 'vulkan'"]
+        text = caplog.text
+    for line in ("[vulkan] init:", "[vulkan] execute: value=1", "[vulkan] destroy:", "[vgf] destroy:"):
+        assert line in text
+    assert context.users == ()
+    one.close()
+    for use in (lambda: one.context, lambda: one.command_pool, one.allocate):
+        with pytest.raises(ClosedError, match="lease vulkan"):
+            use()
+
+
+class Recorder:
+    """Stands for vkQueueSubmit and notes what each submit waits for."""
+
+    def __init__(self, real):
+        self.real, self.waits = real, []
+
+    def __call__(self, queue, count, info, fence):
+        values = vk.ffi.cast("VkTimelineSemaphoreSubmitInfo *", info.pNext)
+        self.waits.append(values.pWaitSemaphoreValues[0] if info.waitSemaphoreCount else None)
+        return self.real(queue, count, info, fence)
+
+
+def region(lease, recorder):
+    submit = lease.prepare([lease.allocate().begin().end()])
+    submit._submit = recorder
+    return submit
+
+
+def test_timeline_mode_waits_on_the_gpu_at_a_boundary_only(context):
+    recorder = Recorder(context.device.fn.vkQueueSubmit)
+    with context.lease("a") as a, context.lease("b") as b:
+        one, two, again = region(a, recorder), region(b, recorder), region(b, recorder)
+        assert [a.submit(one), b.submit(two), b.submit(again)] == [1, 2, 3]
+        a.wait(3)
+        assert a.submit(one) == 4
+        a.wait()
+    assert recorder.waits == [None, 1, None, 3]
+
+
+def test_queue_wait_idle_mode_returns_with_the_queue_idle(context):
+    recorder = Recorder(context.device.fn.vkQueueSubmit)
+    with context.lease("a", sync_mode="queue_wait_idle") as a:
+        value = a.submit(region(a, recorder))
+        assert context.timeline.completed == value
+    assert recorder.waits == [None]
+
+
+def test_none_mode_adds_no_waits(context):
+    recorder = Recorder(context.device.fn.vkQueueSubmit)
+    with context.lease("a", sync_mode="none") as a, context.lease("b", sync_mode="none") as b:
+        a.submit(region(a, recorder))
+        b.submit(region(b, recorder))
+        b.submit(region(b, recorder), wait_value=1)
+        b.wait()
+    assert recorder.waits == [None, None, 1]
+
+
+def test_a_submit_of_another_context_is_refused(context, gpu):
+    with SharedGpuContext.create(device=gpu) as other, other.lease("x") as theirs, context.lease("y") as ours:
+        submit = theirs.prepare([theirs.allocate().begin().end()])
+        with pytest.raises(ValueError, match="another context"):
+            ours.submit(submit)
+
+
+def test_close_is_deferred_while_leases_live(gpu, alive):
+    context = SharedGpuContext.create(device=gpu)
+    one, two = context.lease("one"), context.lease("two")
+    context.close()
+    context.close()
+    assert not context.is_valid
+    assert not context.closed
+    with pytest.raises(ClosedError):
+        context.lease("three")
+    with pytest.raises(ClosedError):
+        context.shared_resource("x", object)
+    one.wait(one.submit(one.prepare([one.allocate().begin().end()])))  # the last users work on
+    one.close()
+    assert alive()["device"] == 1
+    two.close()
+    assert alive() == {}
+    assert context.closed
+
+
+def test_the_last_lease_ends_a_dropped_context(gpu, alive):
+    context = SharedGpuContext.create(device=gpu)
+    lease = context.lease("only")
+    gone = weakref.ref(context)
+    del context
+    gc.collect()
+    assert gone() is not None
+    assert alive()["device"] == 1
+    lease.close()
+    assert gone() is None  # by reference count alone, no collection
+    assert alive() == {}
+
+
+def test_a_forgotten_lease_ends_too(gpu, alive):
+    lease = SharedGpuContext.create(device=gpu).lease("forgotten")
+    lease.allocate()
+    lease.submit(lease.prepare([lease.allocate().begin().end()]))
+    del lease
+    gc.collect()
+    assert alive() == {}
+
+
+def test_registry_with_real_contexts(gpu, registry, alive):
+    spec = SharedGpuCompileSpec(token="real", group_id=2)
+    lookup = SharedGpuCompileSpec(token="real", group_id=2, mode="lookup_only")
+
+    def make():
+        return SharedGpuContext.create(spec, device=gpu)
+
+    with pytest.raises(ContextNotFoundError, match="'real' and group 2"):
+        registry.resolve(lookup)
+    first = registry.resolve(spec, make).lease("vulkan")
+    second = registry.resolve(lookup).lease("vgf")
+    assert first.context is second.context
+    with pytest.raises(ContextExistsError, match="'real' and group 2"):
+        registry.resolve(SharedGpuCompileSpec(token="real", group_id=2, mode="create_only"), make)
+    with pytest.raises(ContextIncompatibleError, match="VK_ARM_data_graph"):
+        registry.resolve(lookup, extensions=["VK_ARM_data_graph"])
+    assert alive()["device"] == 1
+    first.close()
+    second.close()
+    assert alive() == {}
+    assert registry.lookup(spec) is None
+    again = registry.resolve(spec, make)
+    assert again.is_valid
+    again.close()
+    assert registry.lookup(spec) is None  # closed is stale
+
+
+def test_a_lost_context_is_replaced(gpu, registry, no_leaks):
+    spec = SharedGpuCompileSpec(token="lost")
+
+    def make():
+        return SharedGpuContext.create(spec, device=gpu)
+
+    lost = registry.resolve(spec, make)
+    lost.device.fn.vkQueueWaitIdle = lambda queue: -4
+    with pytest.raises(DeviceLostError):
+        lost.wait_idle()
+    assert not lost.is_valid
+    with pytest.raises(DeviceLostError):
+        lost.timeline.wait()
+    fresh = registry.resolve(spec, make)
+    assert fresh is not lost
+    fresh.wait_idle()
+    lost.close()
+    fresh.close()
+
+
+def test_sixteen_threads_share_one_real_context(gpu, registry, no_leaks):
+    spec, made, barrier = SharedGpuCompileSpec(token="race"), [], threading.Barrier(16)
+
+    def make():
+        made.append(1)
+        return SharedGpuContext.create(spec, device=gpu)
+
+    def delegate(index):
+        barrier.wait()
+        context = registry.resolve(spec, make)
+        with context.lease(f"delegate {index}") as lease:
+            submit = lease.prepare([lease.allocate().begin(simultaneous=True).end()])
+            values = [lease.submit(submit) for _ in range(20)]
+            lease.wait(values[-1], timeout_s=60)
+            barrier.wait()  # all hold it until all are done
+            return values
+
+    with ThreadPoolExecutor(16) as pool:
+        values = [value for part in pool.map(delegate, range(16)) for value in part]
+    assert made == [1]
+    assert sorted(values) == list(range(1, 321))
+
+
+def test_shared_resource_is_made_once_and_closed_by_its_last_user(context):
+    made, closed, barrier = [], [], threading.Barrier(8)
+
+    def factory():
+        made.append(1)
+        return SimpleNamespace(close=lambda: closed.append(1))
+
+    def use(_):
+        barrier.wait()
+        reference = context.shared_resource("arena", factory)
+        barrier.wait()
+        return reference
+
+    with ThreadPoolExecutor(8) as pool:
+        references = list(pool.map(use, range(8)))
+    assert len({id(r.value) for r in references}) == 1
+    assert made == [1]
+    for reference in references[:-1]:
+        reference.release()
+        reference.release()
+    assert closed == []
+    assert references[-1].value
+    references.clear()  # the last is forgotten, not released
+    gc.collect()
+    assert closed == [1]
+    with context.shared_resource("arena", factory) as again:
+        assert again is not None
+    assert made == [1, 1]
+    assert closed == [1, 1]
+
+
+def test_a_failing_factory_leaves_nothing(context):
+    def fail():
+        raise GpuError("making", hint="no")
+
+    with pytest.raises(GpuError, match="no"):
+        context.shared_resource("x", fail)
+    assert context.users == ()
+    with pytest.raises(RuntimeError, match="same thread"):
+        context.shared_resource("x", lambda: context.shared_resource("x", object))
+    with context.shared_resource("x", lambda: 5) as value:
+        assert value == 5
+
+
+def test_a_shared_resource_defers_close(gpu, alive):
+    context = SharedGpuContext.create(device=gpu)
+    reference = context.shared_resource("buffer", partial(Buffer, context.device, 1024))
+    context.close()
+    assert alive()["buffer"] == 1
+    reference.release()
+    assert alive() == {}
+    with pytest.raises(ClosedError):
+        _ = reference.value
+
+
+def test_with_locked_queue_excludes_other_threads_and_is_reentrant(context):
+    lease = context.lease("other")
+    submit = lease.prepare([lease.allocate().begin().end()])
+    with context.with_locked_queue() as queue, context.with_locked_queue() as same:
+        assert queue == same == context.queue
+        thread = threading.Thread(target=lease.submit, args=(submit,))
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert context.timeline.submitted == 0
+    thread.join(10)
+    assert context.timeline.submitted == 1
+    lease.close()
+
+
+class Application:
+    """An application that made its own Vulkan objects."""
+
+    def __init__(self, gpu, validation=None):
+        self.instance = Instance("application", validation=validation)
+        self.device = Device(self.instance, gpu)
+        self.semaphore = Timeline(self.device)
+
+    def handles(self, kind=lambda owner, raw: int(vk.ffi.cast("uintptr_t", raw))):
+        return {
+            "instance": kind(self, self.instance.raw),
+            "physical_device": kind(self, self.device.physical_device),
+            "device": kind(self, self.device.raw),
+            "queue": kind(self, self.device.queue),
+            "queue_family_index": self.device.queue_family,
+            "extensions": self.device.extensions,
+            "features": self.device.features,
+        }
+
+    def close(self):
+        self.instance.close()
+
+
+@pytest.fixture
+def application(gpu, no_leaks):
+    made = Application(gpu)
+    yield made
+    assert not made.device.closed
+    made.device.wait_idle()
+    made.close()
+
+
+@pytest.mark.parametrize("form", ["int", "cffi"])
+def test_an_application_registers_its_handles_and_takes_them_back(application, registry, alive, form):
+    before = alive()
+    convert = {} if form == "int" else {"kind": lambda owner, raw: raw}
+    context = SharedGpuContext.from_handles(**application.handles(**convert), token="app", group_id=9)
+    assert (context.owns_instance, context.owns_device, context.owns_timeline_semaphore) == (False, False, True)
+    assert context.capabilities.features == application.device.features
+    assert context.capabilities.extensions == application.device.extensions
+    assert context.device.queue_lock is application.device.queue_lock  # one queue, one lock
+    registry.register_context(None, context)
+    found = registry.resolve(SharedGpuCompileSpec(token="app", group_id=9, mode="lookup_only"))
+    assert found is context
+    with found.lease("vulkan") as lease:
+        buffer = Buffer(lease.device, 64, "download")
+        commands = lease.allocate().begin()
+        commands.fill_buffer(buffer, 0x01010101)
+        commands.barrier_to_host()
+        commands.end()
+        lease.wait(lease.submit(lease.prepare([commands])))
+        assert bytes(buffer.mapped) == b"\1" * 64
+    assert registry.unregister_context(context.key) is context
+    context.close()
+    assert buffer.closed
+    assert alive() == before
+
+
+def test_a_borrowed_timeline_counts_on(application):
+    raw = application.semaphore
+    first = SharedGpuContext.from_handles(**application.handles(), timeline_semaphore=raw.raw_int)
+    assert not first.owns_timeline_semaphore
+    with first.lease("a") as lease:
+        lease.wait(lease.submit(lease.prepare([lease.allocate().begin().end()])))
+    first.close()
+    second = SharedGpuContext.from_handles(**application.handles(), timeline_semaphore=raw.raw)
+    with second.lease("b") as lease:
+        assert lease.submit(lease.prepare([lease.allocate().begin().end()])) == 2
+        lease.wait(2)
+    second.close()
+
+
+def test_refused_handles_stay_the_applications(application, alive):
+    before = alive()
+    good = application.handles()
+    with pytest.raises(ContextIncompatibleError, match="buffer_device_address") as caught:
+        SharedGpuContext.from_handles(
+            **{**good, "features": ["timelineSemaphore"]}, owns_instance=True, owns_device=True
+        )
+    assert set(caught.value.features) == REQUIRED_FEATURES - {"timeline_semaphore"}
+    with pytest.raises(ValueError, match="VkQueue is null"):
+        SharedGpuContext.from_handles(**{**good, "queue": 0})
+    with pytest.raises(ValueError, match="queue_family is 99"):
+        SharedGpuContext.from_handles(**{**good, "queue_family_index": 99})
+    with pytest.raises(TypeError, match="collection"):
+        SharedGpuContext.from_handles(**{**good, "extensions": "VK_EXT_memory_budget"})
+    with pytest.raises(ValueError, match="gpu_shared_group_id"):
+        SharedGpuContext.from_handles(**good, group_id=-1)
+    assert alive() == before
+
+
+def test_handed_over_handles_are_destroyed_with_the_context(gpu, alive):
+    # no validation: its messenger, and the Python callback behind it, would have to be handed over too
+    application = Application(gpu, validation=False)
+    handles, semaphore = application.handles(), application.semaphore.raw_int
+    for owned in (application.semaphore, application.device, application.instance):  # the application lets go of them
+        owned._finalizer.detach()
+        owned._native.destroy = None
+        owned._native.bury()
+    context = SharedGpuContext.from_handles(
+        **handles, timeline_semaphore=semaphore, owns_instance=True, owns_device=True, owns_timeline_semaphore=True
+    )
+    destroyed = []
+    for function, functions in (
+        ("vkDestroySemaphore", context.device.fn),
+        ("vkDestroyDevice", context.device.fn),
+        ("vkDestroyInstance", context.instance.fn),
+    ):
+        real = getattr(functions, function)
+        setattr(functions, function, lambda *a, real=real, name=function: (destroyed.append(name), real(*a)))
+    assert context.owns_instance
+    assert context.owns_device
+    assert context.owns_timeline_semaphore
+    context.close()
+    assert destroyed == ["vkDestroySemaphore", "vkDestroyDevice", "vkDestroyInstance"]
+    assert alive() == {}
+
+
+def test_listing_devices_leaves_nothing(gpu, no_leaks):
+    assert [d.name for d in list_devices()].count(gpu.name) >= 1

@@ -1,0 +1,153 @@
+"""Weights on a device: each content once, however many sessions use it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vkep.graph.weights import Weight
+from vkep.memory.device_arena import DeviceArena, DeviceBlock
+from vkep.memory.upload import Upload, Uploader
+from vkep.plan.memory import align
+from vkep.plan.records import ConstantRef
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext, SharedResource
+
+#: ``progress(bytes_done, bytes_total, label)``
+Progress = Callable[[int, int, str], None]
+#: Most bytes of weights put into one allocation.
+BLOCK_BYTES = 256 << 20
+
+
+@dataclass
+class _Batch:
+    """Constants that came together share an allocation, which goes with the last of them."""
+
+    block: DeviceBlock
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Entry:
+    address: int
+    nbytes: int
+    batch: _Batch
+    users: int = 0
+
+
+class ConstantStore:
+    """The constants of one context, by content key. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+
+    def acquire(
+        self,
+        refs: Sequence[ConstantRef],
+        weights: Mapping[str, Weight],
+        arena: DeviceArena,
+        uploader: Uploader,
+        progress: Progress | None = None,
+    ) -> ConstantSet:
+        """Addresses of the constants named, uploading those that are not there.
+
+        Raises `ArenaOutOfMemory`, `GpuError`; nothing stays taken then.
+        """
+        with self._lock:
+            missing = [r for r in refs if r.key not in self._entries]
+            if missing:
+                self._upload(missing, weights, arena, uploader, progress)
+            for ref in refs:
+                self._entries[ref.key].users += 1
+            addresses = [self._entries[r.key].address for r in refs]
+        return ConstantSet(self, [r.key for r in refs], addresses)
+
+    def _upload(
+        self,
+        refs: Sequence[ConstantRef],
+        weights: Mapping[str, Weight],
+        arena: DeviceArena,
+        uploader: Uploader,
+        progress: Progress | None,
+    ) -> None:
+        made: dict[str, _Entry] = {}
+        batches: list[_Batch] = []
+        uploads: list[Upload] = []
+        try:
+            for group in _groups(refs):
+                batch = _Batch(arena.reserve(sum(align(max(r.nbytes, 1)) for r in group)))
+                batches.append(batch)
+                offset = 0
+                for ref in group:
+                    made[ref.key] = _Entry(batch.block.address + offset, ref.nbytes, batch)
+                    batch.keys.add(ref.key)
+                    if ref.nbytes:
+                        uploads.append(Upload(batch.block, _bytes_of(weights[ref.key]), ref.nbytes, offset, ref.label))
+                    offset += align(max(ref.nbytes, 1))
+            uploader.upload_all(uploads, sum(u.nbytes for u in uploads), progress=progress)
+            uploader.finish()
+            uploader.trim()
+        except BaseException:
+            for batch in batches:
+                batch.block.free()
+            raise
+        self._entries.update(made)
+
+    def _release(self, keys: Sequence[str]) -> None:
+        with self._lock:
+            for key in keys:
+                entry = self._entries[key]
+                entry.users -= 1
+                if entry.users == 0:
+                    del self._entries[key]
+                    entry.batch.keys.discard(key)
+                    if not entry.batch.keys:
+                        entry.batch.block.free()
+
+    @property
+    def resident(self) -> dict[str, int]:
+        """Bytes of each constant that is on the device, by key."""
+        with self._lock:
+            return {key: entry.nbytes for key, entry in self._entries.items()}
+
+
+class ConstantSet:
+    """One user's hold on its constants; ``addresses`` in the order asked."""
+
+    def __init__(self, store: ConstantStore, keys: Sequence[str], addresses: Sequence[int]) -> None:
+        self._store: ConstantStore | None = store
+        self._keys = keys
+        self.addresses = addresses
+
+    def close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store._release(self._keys)
+
+
+def shared_constants(context: SharedGpuContext) -> SharedResource[ConstantStore]:
+    """One user's reference to the constants of a context."""
+    return context.shared_resource("vkep.constants", ConstantStore)
+
+
+def _groups(refs: Sequence[ConstantRef]) -> list[list[ConstantRef]]:
+    groups: list[list[ConstantRef]] = []
+    room = 0
+    for ref in refs:
+        size = align(max(ref.nbytes, 1))
+        if not groups or size > room:
+            groups.append([])
+            room = max(BLOCK_BYTES, size)
+        groups[-1].append(ref)
+        room -= size
+    return groups
+
+
+def _bytes_of(weight: Weight) -> Callable[[], np.ndarray]:
+    return lambda: np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)

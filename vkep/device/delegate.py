@@ -1,0 +1,81 @@
+"""The Vulkan delegate's stay on a context: its lease, and the context's shared pipelines, constants and arena."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from gpu_shared.commands import CommandBuffer
+from gpu_shared.compile_spec import SyncMode
+
+from vkep.device.constants import ConstantStore, shared_constants
+from vkep.device.pipelines import PipelineStore, shared_pipelines
+from vkep.memory.config import ArenaConfig
+from vkep.memory.device_arena import DeviceArena, shared_device_arena
+from vkep.memory.upload import Uploader
+from vkep.shaders.library import ShaderLibrary
+
+if TYPE_CHECKING:
+    from gpu_shared.capabilities import DeviceCapabilities
+    from gpu_shared.context import SharedGpuContext
+
+
+class VulkanDelegate:
+    """What one session holds of a context. Close it last, after the runners made on it.
+
+    ``lock`` guards the lease's command pool: hold it while recording.
+    """
+
+    def __init__(
+        self,
+        context: SharedGpuContext,
+        library: ShaderLibrary,
+        arena: ArenaConfig | None = None,
+        *,
+        sync_mode: SyncMode | str | None = None,
+        name: str = "vulkan",
+    ) -> None:
+        self.lock = threading.Lock()
+        self.lease = context.lease(name, sync_mode)
+        try:
+            self._arena = shared_device_arena(context, arena)
+            self._pipelines = shared_pipelines(context, library)
+            self._constants = shared_constants(context)
+            self.uploader = Uploader(self.lease)
+        except BaseException:
+            self.close()
+            raise
+        self.arena: DeviceArena = self._arena.value
+        self.pipelines: PipelineStore = self._pipelines.value
+        self.constants: ConstantStore = self._constants.value
+
+    @property
+    def context(self) -> SharedGpuContext:
+        """The context, held by the lease. Raises `ClosedError`, `ForkedProcessError`."""
+        return self.lease.context
+
+    @property
+    def capabilities(self) -> DeviceCapabilities:
+        return self.context.capabilities
+
+    @property
+    def unified(self) -> bool:
+        """Whether the host sees device memory, cached: then inputs and outputs need no staging."""
+        return self.capabilities.host_visible_device_local
+
+    def allocate_commands(self, label: str) -> CommandBuffer:
+        return self.lease.allocate(label)
+
+    def close(self) -> None:
+        """Give everything back; idempotent. The context ends with its last user."""
+        for name in ("uploader", "_constants", "_pipelines", "_arena", "lease"):
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()
+        for name in (
+            "uploader",
+            "arena",
+            "pipelines",
+            "constants",
+        ):  # they refer to the device, which must be free to go
+            self.__dict__.pop(name, None)

@@ -1,0 +1,144 @@
+"""Pipelines of a context: made once per key, from a disk cache where the driver knows them from an earlier process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
+
+from vkep.plan.records import PipelineKey
+from vkep.shaders.cache import cache_root, write_atomically
+from vkep.shaders.errors import ShaderInterfaceError
+from vkep.shaders.library import CompiledShader, ShaderLibrary
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.device import Device
+
+logger = logging.getLogger("vkep.device")
+
+#: ``progress(done, total, what)``
+Progress = Callable[[int, int, str], None]
+
+#: Bytes of push constants that hold the address of an argument block in memory.
+ADDRESS_BYTES = 8
+
+
+class PipelineStore:
+    """The pipelines of one device. Thread-safe; ``close`` destroys them (after the GPU is done with them)."""
+
+    def __init__(self, device: Device, library: ShaderLibrary) -> None:
+        self._device = device
+        self._library = library
+        self._lock = threading.Lock()
+        self._pipelines: dict[PipelineKey, ComputePipeline] = {}
+        self._modules: dict[str, ShaderModule] = {}
+        self._layouts: dict[int, PipelineLayout] = {}
+        self._path = _cache_path(device)
+        self._saved = _read(self._path)
+        self._cache = PipelineCache(device, self._saved)
+
+    def get(self, keys: Sequence[PipelineKey], progress: Progress | None = None) -> list[ComputePipeline]:
+        """The pipelines of ``keys``; missing ones are compiled, several at a time.
+
+        Raises the shader library's errors, `ShaderInterfaceError` for a spec constant that the SPIR-V lacks, `GpuError`.
+        """
+        with self._lock:
+            missing = [k for k in dict.fromkeys(keys) if k not in self._pipelines]
+            if missing:
+                self._make(missing, progress)
+            return [self._pipelines[k] for k in keys]
+
+    def _make(self, keys: list[PipelineKey], progress: Progress | None) -> None:
+        shaders = self._library.compile_many((k.shader, k.arguments_in_memory) for k in keys)
+        jobs = [(k, s, self._layout(k), self._module(s)) for k, s in zip(keys, shaders, strict=True)]
+        done = 0
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for key, pipeline in pool.map(self._build, jobs):
+                self._pipelines[key] = pipeline
+                done += 1
+                if progress is not None:
+                    progress(done, len(keys), key.shader.source)
+        self._save()
+
+    def _build(
+        self, job: tuple[PipelineKey, CompiledShader, PipelineLayout, ShaderModule]
+    ) -> tuple[PipelineKey, ComputePipeline]:
+        key, shader, layout, module = job
+        pipeline = ComputePipeline(
+            self._device,
+            layout,
+            module,
+            _spec_ids(key, shader),
+            cache=self._cache,
+            required_subgroup_size=key.subgroup_size,
+            label=key.shader.source,
+        )
+        return key, pipeline
+
+    def _layout(self, key: PipelineKey) -> PipelineLayout:
+        size = ADDRESS_BYTES if key.arguments_in_memory else key.argument_bytes
+        if size not in self._layouts:
+            self._layouts[size] = PipelineLayout(self._device, size)
+        return self._layouts[size]
+
+    def _module(self, shader: CompiledShader) -> ShaderModule:
+        name = f"{shader.key}:{shader.arguments_in_memory}"
+        if name not in self._modules:
+            self._modules[name] = ShaderModule(self._device, shader.words, label=shader.variant.source)
+        return self._modules[name]
+
+    def _save(self) -> None:
+        """Keep the driver's cache on disk. A race of processes loses one's additions, never a file's integrity."""
+        data = self._cache.data()
+        if data == self._saved or len(data) <= 64:
+            return
+        try:
+            write_atomically(self._path, data)
+            self._saved = data
+        except OSError as error:
+            logger.warning("the pipeline cache %s cannot be written: %s", self._path, error)
+
+    def close(self) -> None:
+        for handles in (self._pipelines, self._modules, self._layouts):
+            for handle in handles.values():
+                handle.close()
+            handles.clear()
+        self._cache.close()
+
+
+def shared_pipelines(context: SharedGpuContext, library: ShaderLibrary) -> SharedResource[PipelineStore]:
+    """One user's reference to the pipelines of a context and library."""
+    key = ("vkep.pipelines", tuple(str(d) for d in library.shader_dirs), str(library.cache.folder))
+    device = context.device
+    return context.shared_resource(key, lambda: PipelineStore(device, library))
+
+
+def _spec_ids(key: PipelineKey, shader: CompiledShader) -> dict[int, int]:
+    ids = {c.name: c.id for c in shader.reflection.spec_constants}
+    missing = [name for name, _ in key.spec if name not in ids]
+    if missing:
+        raise ShaderInterfaceError(
+            key.shader.source, [f"no spec constant {name}; it has {sorted(ids)}" for name in missing]
+        )
+    return {ids[name]: value for name, value in key.spec}
+
+
+def _cache_path(device: Device) -> Path:
+    caps = device.capabilities
+    text = f"{caps.uuid}:{caps.driver_name}:{caps.driver_info}:{caps.driver_version}"
+    return cache_root() / "pipelines" / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.bin"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

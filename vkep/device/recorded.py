@@ -1,0 +1,294 @@
+"""One recorded plan: its memory, its argument table and its command buffers. A run is a submit."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gpu_shared.commands import CommandBuffer, QueryPool
+from gpu_shared.pipeline import ComputePipeline
+from gpu_shared.timeline import PreparedSubmit
+
+from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DTYPES
+from vkep.memory.device_arena import DeviceBlock
+from vkep.memory.staging import StagingArena, shared_staging_arena
+from vkep.plan.memory import align
+from vkep.plan.records import Dispatch, Plan, Port, Space
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
+Array = np.ndarray[Any, Any]
+_SLOT_BYTES = 8
+
+
+class _HostPorts:
+    """Where a run's arrays meet the device: a dense region of all input (or output) ports.
+
+    On unified memory the host's view is the device memory itself; else a staging block is copied by the GPU.
+    """
+
+    def __init__(self, delegate: VulkanDelegate, ports: Sequence[Port], staging: StagingArena | None) -> None:
+        offsets, size = [], 0
+        for port in ports:
+            offsets.append(size)
+            size += align(max(port.nbytes, 1))
+        self.size = max(size, 1)
+        self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
+        self.staging: DeviceBlock | None = None
+        try:
+            if staging is not None:
+                self.staging = staging.alloc(self.size)
+            mapped = (self.staging or self.block).mapped
+        except BaseException:
+            self.close()
+            raise
+        assert mapped is not None, "unified memory and staging are mapped"
+        self.addresses = [self.block.address + offset for offset in offsets]
+        raw = np.frombuffer(mapped, np.uint8)
+        self.views: list[Array] = [
+            raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
+            for p, offset in zip(ports, offsets, strict=True)
+        ]
+
+    def close(self) -> None:
+        self.views = []
+        if self.staging is not None:
+            self.staging.free()
+        self.block.free()
+
+
+class RecordedPlan:
+    """A plan ready to run, for one run at a time (`PlanRunner` hands them out)."""
+
+    def __init__(
+        self, delegate: VulkanDelegate, plan: Plan, pipelines: Sequence[ComputePipeline], constants: Sequence[int]
+    ) -> None:
+        self.plan = plan
+        self._delegate = delegate
+        self._pipelines, self._constants = pipelines, constants
+        self._inputs = [i for i, p in enumerate(plan.ports) if p.is_input]
+        self._outputs = [i for i, p in enumerate(plan.ports) if not p.is_input]
+        self._held: list[Any] = []
+        self._submits: dict[tuple[bool, bool, bool], PreparedSubmit] = {}
+        self._main: CommandBuffer | None = None
+        self._sides: dict[str, CommandBuffer] = {}
+        self._host: tuple[_HostPorts, _HostPorts] | None = None
+        self._bound: list[int] = []
+        self._last = 0  # timeline value of the latest run
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- making
+
+    def _prepare(self) -> None:
+        delegate, plan = self._delegate, self.plan
+        self._slab = self._hold(delegate.arena.alloc(max(plan.activation_bytes, 1), delegate.lease))
+        blocks = [d for d in plan.dispatches if plan.pipelines[d.pipeline].arguments_in_memory]
+        offsets, size = {}, align(_SLOT_BYTES * max(len(plan.slots), 1))
+        for dispatch in blocks:
+            offsets[id(dispatch)] = size
+            size += align(len(dispatch.arguments), 16)
+        self._table = self._hold(delegate.arena.alloc(size, delegate.lease))
+        self._slots_staging: DeviceBlock | None = None
+        if not delegate.unified:
+            upload = shared_staging_arena(delegate.context, "upload")
+            download = shared_staging_arena(delegate.context, "download")
+            self._held += [upload, download]
+            self._staging: tuple[StagingArena | None, StagingArena | None] = (upload.value, download.value)
+            self._slots_staging = self._hold(upload.value.alloc(_SLOT_BYTES * max(len(plan.slots), 1)))
+        else:
+            self._staging = (None, None)
+        mapped = (self._slots_staging or self._table).mapped
+        assert mapped is not None
+        self._slots = np.frombuffer(mapped, np.uint64, len(plan.slots))
+        if blocks:
+            image = bytearray(size)
+            for dispatch in blocks:
+                data = self._patched(dispatch)
+                image[offsets[id(dispatch)] : offsets[id(dispatch)] + len(data)] = data
+            first = align(_SLOT_BYTES * max(len(plan.slots), 1))
+            delegate.uploader.upload(self._table, bytes(image[first:]), offset=first)
+            delegate.uploader.finish()
+        self._argument_offsets = offsets
+        self._main = self._record("main", None)
+
+    def _hold(self, block: DeviceBlock) -> DeviceBlock:
+        self._held.append(block)
+        return block
+
+    def _patched(self, dispatch: Dispatch) -> bytes:
+        """The dispatch's argument block with its addresses filled in."""
+        data = bytearray(dispatch.arguments)
+        for r in dispatch.relocations:
+            if r.space is Space.CONSTANT:
+                base = self._constants[r.index]
+            elif r.space is Space.ACTIVATION:
+                base = self._slab.address
+            else:
+                base = self._table.address + _SLOT_BYTES * r.index
+            struct.pack_into("<Q", data, r.offset, base + r.addend)
+        return bytes(data)
+
+    def _record(self, label: str, queries: QueryPool | None) -> CommandBuffer:
+        commands = self._delegate.allocate_commands(f"plan {label}")
+        self._held.append(commands)
+        commands.begin()
+        # A plan reuses its slab from run to run: wait for whatever touched memory before.
+        commands.memory_barrier()
+        if queries is not None:
+            commands.reset_query_pool(queries)
+            commands.write_timestamp(queries, 0)
+        for index, dispatch in enumerate(self.plan.dispatches):
+            if dispatch.barrier or (queries is not None and index):
+                commands.memory_barrier()
+            pipeline = self._pipelines[dispatch.pipeline]
+            commands.bind_pipeline(pipeline)
+            if self.plan.pipelines[dispatch.pipeline].arguments_in_memory:
+                address = self._table.address + self._argument_offsets[id(dispatch)]
+                data = struct.pack("<Q", address)
+            else:
+                data = self._patched(dispatch)
+            commands.push_constants(pipeline.layout, data)
+            commands.dispatch(*dispatch.grid)
+            if queries is not None:
+                commands.write_timestamp(queries, index + 1)
+        if self._delegate.unified:
+            commands.barrier_to_host()
+        commands.end()
+        return commands
+
+    def _side(self, name: str) -> CommandBuffer:
+        """The command buffers around the plan's own: new slot addresses, inputs up, outputs down."""
+        if name not in self._sides:
+            commands = self._delegate.allocate_commands(f"plan {name}")
+            self._held.append(commands)
+            commands.begin()
+            if name == "download":
+                ports = self._host_ports[1]
+                commands.barrier_before_transfer()
+                _copy(commands, ports.block, ports.staging, ports.size)
+                commands.barrier_to_host()
+            else:
+                commands.barrier_before_transfer()
+                if name == "slots":
+                    _copy(commands, self._slots_staging, self._table, _SLOT_BYTES * len(self.plan.slots))
+                else:
+                    ports = self._host_ports[0]
+                    _copy(commands, ports.staging, ports.block, ports.size)
+                commands.barrier_after_transfer()
+            commands.end()
+            self._sides[name] = commands
+        return self._sides[name]
+
+    @property
+    def _host_ports(self) -> tuple[_HostPorts, _HostPorts]:
+        if self._host is None:
+            delegate, ports = self._delegate, self.plan.ports
+            first = _HostPorts(delegate, [ports[i] for i in self._inputs], self._staging[0])
+            self._held.append(first)
+            second = _HostPorts(delegate, [ports[i] for i in self._outputs], self._staging[1])
+            self._held.append(second)
+            self._host = (first, second)
+        return self._host
+
+    # ---- running
+
+    def run(
+        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[DeviceTensor | None]
+    ) -> list[Array | DeviceTensor]:
+        """One run. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given as a
+        device tensor is written there, the others come back as new arrays. Raises `DeviceLostError`, `GpuError`.
+        """
+        value = self.submit(inputs, outputs)
+        if any(o is None for o in outputs):
+            self._delegate.lease.wait(value)
+        return self.collect(outputs)
+
+    def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[DeviceTensor | None]) -> int:
+        """Send a run off; returns its timeline value."""
+        self._delegate.lease.wait(
+            self._last
+        )  # the recording and its memory may still be in use: bound outputs do not wait
+        addresses = [0] * len(self.plan.ports)
+        up = down = False
+        for k, tensor in enumerate(inputs):
+            if isinstance(tensor, DeviceTensor):
+                addresses[self._inputs[k]] = tensor.address
+            else:
+                ports = self._host_ports[0]
+                ports.views[k][...] = tensor
+                addresses[self._inputs[k]] = ports.addresses[k]
+                up = True
+        for k, target in enumerate(outputs):
+            if target is not None:
+                addresses[self._outputs[k]] = target.address
+            else:
+                addresses[self._outputs[k]] = self._host_ports[1].addresses[k]
+                down = True
+        moved = addresses != self._bound
+        if moved:
+            for i, slot in enumerate(self.plan.slots):
+                self._slots[i] = addresses[slot.port] + slot.addend
+            self._bound = addresses
+        staged = not self._delegate.unified
+        prepared = self._submit_for(moved and staged and bool(self.plan.slots), up and staged, down and staged)
+        value = self._last = self._delegate.lease.submit(prepared)
+        for target in outputs:
+            if target is not None:
+                target.written_at = value
+        return value
+
+    def collect(self, outputs: Sequence[DeviceTensor | None]) -> list[Array | DeviceTensor]:
+        """The results of a run that has ended."""
+        return [self._host_ports[1].views[k].copy() if o is None else o for k, o in enumerate(outputs)]
+
+    def _submit_for(self, slots: bool, up: bool, down: bool) -> PreparedSubmit:
+        key = (slots, up, down)
+        if key not in self._submits:
+            with self._delegate.lock:
+                assert self._main is not None
+                buffers = [self._side("slots")] if slots else []
+                buffers += [self._side("upload")] if up else []
+                buffers.append(self._main)
+                buffers += [self._side("download")] if down else []
+                self._submits[key] = self._delegate.lease.prepare(buffers)
+        return self._submits[key]
+
+    def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
+        """Run once with a timestamp after each dispatch, each waiting for the last; nanoseconds of each dispatch."""
+        self.run(inputs, [None] * len(self._outputs))  # fills inputs and slots
+        with self._delegate.lock:
+            queries = QueryPool(self._delegate.context.device, len(self.plan.dispatches) + 1)
+            commands = self._record("profile", queries)
+            prepared = self._delegate.lease.prepare([commands])
+        self._delegate.lease.wait(self._delegate.lease.submit(prepared))
+        ticks = queries.results()
+        assert ticks is not None
+        times = [queries.nanoseconds(a, b) for a, b in zip(ticks, ticks[1:], strict=False)]
+        commands.close()
+        self._held.remove(commands)
+        queries.close()
+        return times
+
+    def close(self) -> None:
+        """Give memory and command buffers back, once the GPU is done with the last run."""
+        self._delegate.lease.wait(self._last)
+        self._submits.clear()
+        self._sides.clear()
+        self._host, self._main = None, None
+        self._slots = np.empty(0, np.uint64)
+        held, self._held = self._held, []
+        for thing in reversed(held):
+            thing.free() if isinstance(thing, DeviceBlock) else thing.close()
+
+
+def _copy(commands: CommandBuffer, source: DeviceBlock | None, target: DeviceBlock | None, size: int) -> None:
+    assert source is not None and target is not None
+    commands.copy_buffer(source.buffer, target.buffer, size, source.offset, target.offset)

@@ -1,0 +1,103 @@
+"""A plan on a device: compiled and uploaded once, recorded as often as runs overlap."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep.device.recorded import RecordedPlan
+from vkep.device.tensor import DeviceTensor
+from vkep.graph.weights import Weight
+from vkep.plan.records import Plan
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
+Array = np.ndarray[Any, Any]
+#: ``progress(phase, done, total, what)``: phases "shaders" (count) and "weights" (bytes)
+Progress = Callable[[str, int, int, str], None]
+
+
+class PlanRunner:
+    """Pipelines and constants of a plan, and the recordings that run it. Thread-safe.
+
+    At most ``concurrency`` runs hold memory at once; further ones wait for a recording to come free.
+    """
+
+    def __init__(
+        self,
+        delegate: VulkanDelegate,
+        plan: Plan,
+        weights: Mapping[str, Weight],
+        *,
+        concurrency: int = 2,
+        progress: Progress | None = None,
+    ) -> None:
+        self.plan = plan
+        self._delegate = delegate
+        self._idle: list[RecordedPlan] = []
+        self._made = 0
+        self._room = threading.Semaphore(concurrency)
+        self._pipelines = delegate.pipelines.get(
+            plan.pipelines, None if progress is None else lambda d, t, w: progress("shaders", d, t, w)
+        )
+        with delegate.lock:
+            self._constants = delegate.constants.acquire(
+                plan.constants,
+                weights,
+                delegate.arena,
+                delegate.uploader,
+                None if progress is None else lambda d, t, w: progress("weights", d, t, w),
+            )
+        self._closed = False
+
+    def run(
+        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[DeviceTensor | None]
+    ) -> list[Array | DeviceTensor]:
+        """See `RecordedPlan.run`."""
+        recorded = self._take()
+        try:
+            return recorded.run(inputs, outputs)
+        finally:
+            self._give(recorded)
+
+    def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
+        """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""
+        recorded = self._take()
+        try:
+            return recorded.profile(inputs)
+        finally:
+            self._give(recorded)
+
+    def _take(self) -> RecordedPlan:
+        self._room.acquire()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        try:
+            with self._delegate.lock:
+                return RecordedPlan(self._delegate, self.plan, self._pipelines, self._constants.addresses)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _give(self, recorded: RecordedPlan) -> None:
+        if self._closed:
+            recorded.close()
+        else:
+            self._idle.append(recorded)
+        self._room.release()
+
+    def close(self) -> None:
+        """Give everything back once the GPU is done; idempotent. Runs in other threads must have ended."""
+        if self._closed:
+            return
+        self._closed = True
+        for recorded in self._idle:
+            recorded.close()
+        self._idle.clear()
+        self._constants.close()

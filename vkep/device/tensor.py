@@ -1,0 +1,103 @@
+"""Tensors that stay on the device, for IO binding."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep.dtypes import DType, from_numpy
+from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
+from vkep.plan.memory import align
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedResource
+    from gpu_shared.timeline import Timeline
+
+    from vkep.device.delegate import VulkanDelegate
+
+
+class DeviceTensor:
+    """A dense tensor in device memory (an `OrtValue` on the GPU, in ONNX Runtime's words).
+
+    Made by ``InferenceSession.device_tensor`` or by a binding; any session on the same context reads it without a copy.
+    It holds the context alive until it is closed (or goes), also beyond the session that made it; `write` and `numpy`
+    use that session's transfers, and so need it open.
+    """
+
+    def __init__(self, delegate: VulkanDelegate, dtype: DType, shape: Sequence[int]) -> None:
+        self.dtype = dtype
+        self.shape = tuple(int(d) for d in shape)
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
+        self._delegate = delegate
+        self._context = delegate.context
+        self._arena = shared_device_arena(self._context)
+        try:
+            self._block = self._arena.value.alloc(align(max(self.nbytes, 1)))
+        except BaseException:
+            self._arena.release()
+            raise
+        self._finalizer = weakref.finalize(self, _give_back, self._context.timeline, self._block, self._arena)
+        self.address = self._block.address
+        self.written_at = 0  #: timeline value of the submit that wrote it last
+
+    @classmethod
+    def from_numpy(cls, delegate: VulkanDelegate, array: np.ndarray[Any, Any]) -> DeviceTensor:
+        """Upload an array. Raises `TypeError` for a dtype that no GPU buffer holds."""
+        tensor = cls(delegate, from_numpy(array.dtype), array.shape)
+        try:
+            tensor.write(array)
+        except BaseException:
+            tensor.close()
+            raise
+        return tensor
+
+    @property
+    def context_key(self) -> object:
+        """Identifies the context whose device the tensor lies on."""
+        return self._context
+
+    @property
+    def closed(self) -> bool:
+        return self._block.freed
+
+    def write(self, array: np.ndarray[Any, Any]) -> None:
+        """Replace the content; ``array`` must have the tensor's dtype and shape."""
+        if array.dtype != self.dtype.numpy or array.shape != self.shape:
+            raise ValueError(
+                f"device tensor of {self.dtype} {self.shape}: got an array of {array.dtype} {array.shape}; they must be equal"
+            )
+        if self.nbytes:
+            with self._delegate.lock:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                self.written_at = self._delegate.uploader.upload(self._block, data)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy on the host; waits for the submits that write the tensor."""
+        out = np.empty(self.shape, self.dtype.numpy)
+        if self.nbytes:
+            with self._delegate.lock:
+                self._delegate.uploader.download(self._block, out.reshape(-1).view(np.uint8))
+        return out
+
+    def close(self) -> None:
+        """Free the memory; idempotent. Runs that were submitted keep what they use until the GPU is done."""
+        self._finalizer()
+
+    def __enter__(self) -> DeviceTensor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
+
+
+def _give_back(timeline: Timeline, block: DeviceBlock, arena: SharedResource[DeviceArena]) -> None:
+    # by value: the arena hands the memory on once the timeline has passed what is submitted now
+    block.free(stream=timeline, sync_value=timeline.submitted)
+    arena.release()

@@ -1,0 +1,283 @@
+"""Matrix products: kernel declarations, and the choice of kernel and tiling for a shape and a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.epilogue import Epilogue, call_arguments
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.tiles import (
+    STORAGE,
+    Prepack,
+    Scratch,
+    ceil_div,
+    check_grid,
+    flat_grid,
+    rows_first,
+    shared_tiling,
+    storage_type,
+    subgroup_tile,
+    uses_subgroup_tiles,
+)
+
+_A_B_Y = (Operand("a"), Operand("b"), Operand("y", writes=True))
+_VARIANTS = tuple({"T": t} for t in STORAGE.values())
+_BATCH_STRIDES = ("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1")
+
+
+def _uints(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, "uint") for name in names)
+
+
+MATMUL_SUBGROUP = Kernel(
+    "matmul_subgroup.comp",
+    operands=_A_B_Y,
+    params=(
+        *_uints("m", "n", "k", "batch1", "a_row", "a_col", "b_row", "b_col", "b_panel", "y_row", "y_col"),
+        *_uints(*_BATCH_STRIDES, "rows_first"),
+        ("alpha", "float"),
+    ),
+    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4},
+    variants=_VARIANTS,
+)
+MATMUL_TILED = Kernel(
+    "matmul_tiled.comp",
+    operands=_A_B_Y,
+    params=(
+        *_uints("m", "n", "k", "batch1", "splits", "split_k", "a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
+        *_uints(*_BATCH_STRIDES),
+        ("alpha", "float"),
+    ),
+    spec={
+        "TILE_M": 64,
+        "TILE_N": 64,
+        "TILE_K": 16,
+        "MICRO_M": 4,
+        "MICRO_N": 4,
+        "A_ALONG_K": 1,
+        "B_ALONG_K": 0,
+        "PARTIAL": 0,
+    },
+    variants=_VARIANTS,
+)
+MATMUL_REDUCE = Kernel(
+    "matmul_reduce.comp",
+    operands=(Operand("partials"), Operand("y", writes=True)),
+    params=(
+        *_uints("m", "n", "splits", "total", "batch1", "y_row", "y_col", "y_batch0", "y_batch1"),
+        ("alpha", "float"),
+    ),
+    variants=_VARIANTS,
+)
+
+#: elements of an operand must be addressable with a signed 32-bit index
+_MAX_ELEMENTS = 2**31
+
+
+@dataclass(frozen=True)
+class MatMulProblem:
+    """``y[batch] = alpha * a[batch] @ b[batch]``: a is m by k, b is k by n, y is m by n.
+
+    ``batch`` is one size or two (outer, inner). Strides are in elements, (batch, row, column), or (outer batch, inner
+    batch, row, column) with two batch sizes; 0 broadcasts. ``y_strides`` defaults to a contiguous result. ``dtype`` is
+    float32 or float16 (sums are float32). ``b_constant`` says that b holds weights, which may be repacked. Raises
+    `ValueError` for anything that the kernels cannot address.
+    """
+
+    m: int
+    n: int
+    k: int
+    a_strides: tuple[int, ...]
+    b_strides: tuple[int, ...]
+    y_strides: tuple[int, ...] | None = None
+    batch: int | tuple[int, int] = 1
+    dtype: str = "float32"
+    b_constant: bool = False
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        storage_type(self.dtype)
+        if min(self.m, self.n, self.k, *self.batches) < 0:
+            raise ValueError(
+                f"matmul: sizes must not be negative, got batch {self.batch}, m {self.m}, n {self.n}, k {self.k}"
+            )
+        for name, rows, columns in (("a", self.m, self.k), ("b", self.k, self.n), ("y", self.m, self.n)):
+            strides = self.strides(name)
+            if min(strides) < 0:
+                raise ValueError(f"matmul: {name}_strides must not be negative, got {strides}")
+            extent = sum(
+                (size - 1) * stride
+                for size, stride in zip((*self.batches, rows, columns), strides, strict=True)
+                if size
+            )
+            if extent >= _MAX_ELEMENTS:
+                raise ValueError(
+                    f"matmul: {name} spans {extent + 1} elements, the kernels address at most {_MAX_ELEMENTS}"
+                )
+        if self.batches[0] * self.batches[1] * self.m * self.n >= _MAX_ELEMENTS:
+            raise ValueError(
+                f"matmul: the result has {self.batch} x {self.m} x {self.n} elements, expected fewer than {_MAX_ELEMENTS}"
+            )
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """(outer, inner) batch sizes."""
+        return self.batch if isinstance(self.batch, tuple) else (1, self.batch)
+
+    def strides(self, operand: str) -> tuple[int, int, int, int]:
+        """(outer batch, inner batch, row, column) strides of ``"a"``, ``"b"`` or ``"y"``."""
+        inner = self.batches[1]
+        strides = {"a": self.a_strides, "b": self.b_strides, "y": self.y_strides}[operand]
+        if strides is None:
+            return inner * self.m * self.n, self.m * self.n, self.n, 1
+        if len(strides) != (4 if isinstance(self.batch, tuple) else 3):
+            raise ValueError(
+                f"matmul: {operand}_strides is {strides}, expected batch strides, row stride, column stride"
+            )
+        return (0, *strides) if len(strides) == 3 else strides  # type: ignore[return-value]
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batches[0] * self.batches[1] * self.m * self.n * self.k
+
+
+def matmul(
+    problem: MatMulProblem,
+    caps: DeviceCapabilities,
+    a: Any,
+    b: Any,
+    y: Any,
+    epilogue: Epilogue | None = None,
+    scratch: Scratch | None = None,
+    prepack: Prepack | None = None,
+) -> list[KernelCall]:
+    """The dispatches that compute a product; none for an empty result.
+
+    ``scratch`` allows a long product of few results to be split along k. ``prepack`` allows a constant b to be
+    repacked; its transformation gets the constant's elements from b's address on, in memory order. The epilogue sees
+    ``row``, ``col`` and ``o``, the flat index in a contiguous [batch, m, n]. Raises `ValueError` when the device cannot
+    run such a grid.
+    """
+    if problem.m == 0 or problem.n == 0 or 0 in problem.batches:
+        return []
+    if uses_subgroup_tiles(caps):
+        return [_subgroup(problem, caps, a, b, y, epilogue, prepack)]
+    return _tiled(problem, caps, a, b, y, epilogue, scratch)
+
+
+def _params(problem: MatMulProblem, operands: str, names: tuple[str, ...]) -> dict[str, int]:
+    strides = {
+        f"{operand}_{axis}": stride
+        for operand in operands
+        for axis, stride in zip(("batch0", "batch1", "row", "col"), problem.strides(operand), strict=True)
+    }
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "batch1": problem.batches[1]}
+    return {name: value for name, value in {**sizes, **strides}.items() if name in names}
+
+
+def _names(kernel: Kernel) -> tuple[str, ...]:
+    return tuple(name for name, _ in kernel.params)
+
+
+def _subgroup(
+    problem: MatMulProblem,
+    caps: DeviceCapabilities,
+    a: Any,
+    b: Any,
+    y: Any,
+    epilogue: Epilogue | None,
+    prepack: Prepack | None,
+) -> KernelCall:
+    batch = problem.batches[0] * problem.batches[1]
+    tile = subgroup_tile(problem.m, problem.n, batch, caps)
+    params: dict[str, int | float] = {**_params(problem, "aby", _names(MATMUL_SUBGROUP)), "alpha": problem.alpha}
+    params["b_panel"] = tile.columns * int(params["b_col"])
+    b_batch0, b_batch1, b_row, b_col = problem.strides("b")
+    if problem.b_constant and prepack is not None and b_batch0 == b_batch1 == 0 and problem.k > 0:
+        b = prepack(
+            lambda flat: pack_panels(flat, problem.k, problem.n, b_row, b_col, tile.columns),
+            f"matmul-{problem.k}-{problem.n}-{b_row}-{b_col}-{tile.columns}",
+        )
+        params.update(b_row=tile.columns, b_col=1, b_panel=problem.k * tile.columns)
+    row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)
+    walk_rows = rows_first(row_tiles, column_tiles, problem.m * problem.k, problem.n * problem.k)
+    params["rows_first"] = int(walk_rows)
+    return MATMUL_SUBGROUP.call(
+        grid=check_grid(
+            (*((row_tiles, column_tiles) if walk_rows else (column_tiles, row_tiles)), batch), caps, "matmul"
+        ),
+        operands={"a": a, "b": b, "y": y},
+        params=params,
+        spec=tile.spec,
+        local_size=(tile.lanes, 1, 1),
+        subgroup_size=tile.required_subgroup_size,
+        flops=problem.flops,
+        **call_arguments(epilogue, {"T": storage_type(problem.dtype)}),
+    )
+
+
+def pack_panels(flat: np.ndarray, k: int, n: int, row: int, col: int, columns: int) -> np.ndarray:
+    """[ceil(n / columns), k, columns] panels of a k by n matrix with these strides in ``flat``, zero past column n."""
+    flat = np.ascontiguousarray(flat).reshape(-1)
+    matrix = np.lib.stride_tricks.as_strided(flat, (k, n), (row * flat.itemsize, col * flat.itemsize), writeable=False)
+    panels = np.zeros((ceil_div(n, columns), k, columns), flat.dtype)
+    for i, panel in enumerate(panels):
+        block = matrix[:, i * columns : (i + 1) * columns]
+        panel[:, : block.shape[1]] = block
+    return panels
+
+
+def _tiled(
+    problem: MatMulProblem,
+    caps: DeviceCapabilities,
+    a: Any,
+    b: Any,
+    y: Any,
+    epilogue: Epilogue | None,
+    scratch: Scratch | None,
+) -> list[KernelCall]:
+    batch = problem.batches[0] * problem.batches[1]
+    tiling = shared_tiling(problem.m, problem.n, problem.k, batch, caps, may_split=scratch is not None)
+    partials = scratch(4 * tiling.splits * batch * problem.m * problem.n) if scratch and tiling.splits > 1 else None
+    defines = {"T": storage_type(problem.dtype)}
+    grid = (ceil_div(problem.n, tiling.tile.n), ceil_div(problem.m, tiling.tile.m), batch * tiling.splits)
+    product = MATMUL_TILED.call(
+        grid=check_grid(grid, caps, "matmul"),
+        operands={"a": a, "b": b, "y": y if partials is None else partials},
+        params={
+            **_params(problem, "aby", _names(MATMUL_TILED)),
+            "splits": tiling.splits,
+            "split_k": tiling.split_k,
+            "alpha": problem.alpha,
+        },
+        spec={
+            **tiling.tile.spec,
+            "A_ALONG_K": int(problem.strides("a")[3] == 1),
+            "B_ALONG_K": int(problem.strides("b")[2] == 1 and problem.strides("b")[3] != 1),
+            "PARTIAL": int(partials is not None),
+        },
+        local_size=(tiling.tile.lanes, 1, 1),
+        flops=problem.flops,
+        **(call_arguments(epilogue, defines) if partials is None else {"defines": defines}),
+    )
+    if partials is None:
+        return [product]
+    total = batch * problem.m * problem.n
+    reduce = MATMUL_REDUCE.call(
+        grid=flat_grid(total, 64, caps, "matmul"),
+        operands={"partials": partials, "y": y},
+        params={
+            **_params(problem, "y", _names(MATMUL_REDUCE)),
+            "splits": tiling.splits,
+            "total": total,
+            "alpha": problem.alpha,
+        },
+        local_size=(64, 1, 1),
+        flops=tiling.splits * total,
+        **call_arguments(epilogue, defines),
+    )
+    return [product, reduce]

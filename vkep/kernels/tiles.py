@@ -1,0 +1,189 @@
+"""Tilings of matrix products: which of the two kernel families a device runs, and the tile of a given problem.
+
+Two families, chosen by `DeviceCapabilities` only:
+
+- *subgroup* (``shaders/register_tile.glsl``), for drivers that run a subgroup as one CPU vector: a subgroup computes
+  a tile in registers, and broadcasts one operand from lane to lane. No shared memory, no barriers.
+- *tiled* (``shaders/shared_tile.glsl``), for GPUs: a workgroup stages both operands through shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_shared.capabilities import DeviceCapabilities
+
+#: GLSL storage type of each element type that these kernels take; they compute and accumulate in float32
+STORAGE = {"float32": "float", "float16": "float16_t"}
+
+#: gives a temporary buffer of so many bytes, as an operand
+Scratch = Callable[[int], Any]
+#: prepack(transform, tag): registers ``transform(constant) -> packed`` on a constant operand, done once, and gives the
+#: packed constant's operand; the tag names the transformation (equal tags on equal constants give equal bytes)
+Prepack = Callable[[Callable[[Any], Any], str], Any]
+
+
+def storage_type(dtype: str) -> str:
+    """The GLSL type of an element. Raises `ValueError` for a type without a matrix kernel."""
+    try:
+        return STORAGE[dtype]
+    except KeyError:
+        raise ValueError(f"no matrix kernel for dtype {dtype!r}; expected one of {sorted(STORAGE)}") from None
+
+
+def uses_subgroup_tiles(caps: DeviceCapabilities) -> bool:
+    """True for a driver that runs shaders on the CPU, with subgroups of a SIMD register's width."""
+    return caps.device_type == "cpu" and 4 <= caps.subgroup_size <= 32
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class SubgroupTile:
+    """A tile of ``rows`` by ``lanes * lane_columns`` results a subgroup; ``unroll`` steps of k an iteration."""
+
+    rows: int
+    lane_columns: int
+    unroll: int
+    lanes: int
+    required_subgroup_size: int | None
+
+    @property
+    def columns(self) -> int:
+        return self.lanes * self.lane_columns
+
+    @property
+    def spec(self) -> dict[str, int]:
+        return {"ROWS": self.rows, "LANE_COLUMNS": self.lane_columns, "UNROLL": self.unroll}
+
+
+#: results that one subgroup keeps in registers: 16 rows by 32 columns (measured best at 8 and at 16 lanes)
+_SUBGROUP_ROWS, _SUBGROUP_COLUMNS = 16, 32
+#: fewer tiles than this leave cores idle: smaller tiles are used instead
+_SUBGROUP_MIN_TILES = 16
+
+
+def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities) -> SubgroupTile:
+    """The tile for ``batch`` products of m by n. Rows and columns are powers of two, so that shapes share pipelines."""
+    lanes = caps.subgroup_size
+    rows = min(_SUBGROUP_ROWS, 1 << max(m - 1, 0).bit_length())
+    lane_columns = max(1, min(_SUBGROUP_COLUMNS // lanes, 1 << (ceil_div(n, lanes) - 1).bit_length()))
+    while rows > 4 and batch * ceil_div(m, rows) * ceil_div(n, lanes * lane_columns) < _SUBGROUP_MIN_TILES:
+        rows //= 2
+    return SubgroupTile(
+        rows=rows,
+        lane_columns=lane_columns,
+        unroll=4 if rows * lane_columns * lanes > 256 else 8,  # a body of about the same length
+        lanes=lanes,
+        required_subgroup_size=lanes if caps.has("subgroup_size_control", "compute_full_subgroups") else None,
+    )
+
+
+def rows_first(row_tiles: int, column_tiles: int, row_bytes: int, column_bytes: int) -> bool:
+    """Whether consecutive workgroups walk the rows: the operand that is swept again and again should be the smaller."""
+    return column_tiles == 1 or (row_tiles > 1 and row_bytes <= column_bytes)
+
+
+@dataclass(frozen=True)
+class SharedTile:
+    """A tile of ``m`` by ``n`` results a workgroup, staged ``k`` steps at a time; a lane does micro_m by micro_n."""
+
+    m: int
+    n: int
+    k: int
+    micro_m: int
+    micro_n: int
+
+    @property
+    def lanes(self) -> int:
+        return (self.m // self.micro_m) * (self.n // self.micro_n)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.k * (self.m + 4 + self.n + 4)
+
+    @property
+    def spec(self) -> dict[str, int]:
+        return {"TILE_M": self.m, "TILE_N": self.n, "TILE_K": self.k, "MICRO_M": self.micro_m, "MICRO_N": self.micro_n}
+
+
+#: from the most arithmetic a loaded byte to the most workgroups
+SHARED_TILES = (
+    SharedTile(128, 128, 16, 8, 8),
+    SharedTile(64, 64, 16, 4, 4),
+    SharedTile(32, 32, 32, 2, 2),
+)
+#: for products of few rows
+SHARED_TILE_FEW_ROWS = SharedTile(8, 128, 16, 2, 4)
+
+#: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
+_WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
+_WORKGROUPS_TO_FILL_SMALL = 24
+#: a split of k is at least this long, else adding the parts costs more than it brings
+_MIN_SPLIT_K = 128
+_MAX_SPLITS = 32
+
+
+@dataclass(frozen=True)
+class SharedTiling:
+    tile: SharedTile
+    splits: int
+    split_k: int  #: a multiple of ``tile.k``
+
+
+def shared_tiling(m: int, n: int, k: int, batch: int, caps: DeviceCapabilities, may_split: bool) -> SharedTiling:
+    """The tile for ``batch`` products of m by n by k, and in how many parts k is split to fill the device.
+
+    Raises `ValueError` when no tile fits the device's shared memory and workgroup size.
+    """
+    fitting = [t for t in (*SHARED_TILES, SHARED_TILE_FEW_ROWS) if _fits(t, caps)]
+    if not fitting:
+        raise ValueError(
+            f"no matrix tile fits {caps.name}: {caps.max_shared_memory_bytes} bytes of shared memory, "
+            f"{caps.max_workgroup_invocations} lanes a workgroup"
+        )
+    target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
+    if m <= 8 and SHARED_TILE_FEW_ROWS in fitting:
+        tile = SHARED_TILE_FEW_ROWS
+    else:
+        large = [t for t in fitting if t is not SHARED_TILE_FEW_ROWS] or fitting
+        # A tile that is mostly padding computes nothing; one that leaves the device idle gains nothing.
+        tile = next(
+            (t for t in large if _workgroups(t, m, n, batch) >= target and t.m < 2 * m and t.n < 2 * n),
+            next((t for t in large[-2:] if t.m < 2 * m and t.n < 2 * n), large[-1]),
+        )
+    splits = 1
+    if may_split and k >= 2 * _MIN_SPLIT_K:
+        splits = max(1, min(target // max(_workgroups(tile, m, n, batch), 1), k // _MIN_SPLIT_K, _MAX_SPLITS))
+    split_k = ceil_div(ceil_div(max(k, 1), splits), tile.k) * tile.k
+    return SharedTiling(tile, ceil_div(max(k, 1), split_k), split_k)
+
+
+def _fits(tile: SharedTile, caps: DeviceCapabilities) -> bool:
+    lanes_limit = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+    return tile.shared_bytes <= caps.max_shared_memory_bytes and tile.lanes <= lanes_limit
+
+
+def _workgroups(tile: SharedTile, m: int, n: int, batch: int) -> int:
+    return batch * ceil_div(m, tile.m) * ceil_div(n, tile.n)
+
+
+def check_grid(grid: tuple[int, int, int], caps: DeviceCapabilities, what: str) -> tuple[int, int, int]:
+    """The grid, or `ValueError` where the device cannot run so many workgroups in one dispatch."""
+    if any(got > limit for got, limit in zip(grid, caps.max_workgroup_count, strict=True)):
+        raise ValueError(f"{what} needs a grid of {grid} workgroups, the device allows {caps.max_workgroup_count}")
+    return grid
+
+
+def flat_grid(lanes: int, local: int, caps: DeviceCapabilities, what: str) -> tuple[int, int, int]:
+    """A grid of at least ``lanes`` lanes in workgroups of ``local``, folded into y beyond the limit of x.
+
+    Kernels compute the flat lane as ``x + y * gl_NumWorkGroups.x * gl_WorkGroupSize.x`` and guard its bound.
+    """
+    groups = max(1, ceil_div(lanes, local))
+    x = min(groups, caps.max_workgroup_count[0])
+    return check_grid((x, ceil_div(groups, x), 1), caps, what)

@@ -1,0 +1,72 @@
+"""What a session may be told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
+
+from vkep.memory.config import ArenaConfig
+
+#: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)
+Progress = Callable[[str, int, int, str], None]
+_FALLBACKS = ("cpu", "error")
+
+
+@dataclass
+class SessionOptions:
+    """Options of an `InferenceSession`.
+
+    device: index, UUID or part of the name of a device; None: ``VKEP_DEVICE`` or the best there is.
+    token, group_id, context_mode, sync_mode: which shared context the session uses, and how (see
+        `gpu_shared.compile_spec`). By default all sessions of a process on one device share its context;
+        ``context_mode="disabled"`` gives the session a context of its own.
+    arena: ``arena.*`` keys for the device arena (the first session on a context decides).
+    fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
+    cache_dir: folder for compiled shaders instead of the user's cache folder.
+    plan_cache_size: how many input signatures keep their plan (dynamic shapes).
+    concurrency: runs of one session that may hold memory at the same time.
+    base_dir: where external data lies, for a model given as bytes.
+    validation: turn Vulkan's validation layers on when this session creates the context.
+    progress: called while shaders are compiled and weights uploaded.
+    """
+
+    device: int | str | None = None
+    token: str | None = None
+    group_id: int = 0
+    context_mode: str = "lookup_or_create"
+    sync_mode: str = "timeline"
+    arena: Mapping[str, Any] = field(default_factory=dict)
+    fallback: str = "cpu"
+    cache_dir: str | os.PathLike[str] | None = None
+    plan_cache_size: int = 16
+    concurrency: int = 2
+    base_dir: str | os.PathLike[str] | None = None
+    validation: bool | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.fallback not in _FALLBACKS:
+            raise ValueError(f"fallback is {self.fallback!r}, expected one of {_FALLBACKS}")
+        for name in ("plan_cache_size", "concurrency"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
+
+    def compile_spec(self) -> SharedGpuCompileSpec:
+        """The shared-context part, parsed. Raises `ValueError` or `TypeError` for a bad token, mode or group."""
+        token = self.token
+        if token is None:
+            token = "default" if self.device is None else f"device:{self.device}"
+        return parse_shared_gpu_compile_spec(
+            make_shared_gpu_compile_specs(
+                token=token, mode=self.context_mode, sync_mode=self.sync_mode, group_id=self.group_id
+            )
+        )
+
+    def arena_config(self) -> ArenaConfig | None:
+        """The arena's configuration; None where nothing is said."""
+        return ArenaConfig.from_options(self.arena) if self.arena else None

@@ -1,0 +1,115 @@
+"""What ran where, and why: for people to print and for programs to read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkep.lowering.program import Placement
+from vkep.plan.records import Plan
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node: where it runs ("vulkan", "cpu", "folded" or "deferred") and the reason where that is not Vulkan."""
+
+    name: str
+    op_type: str
+    domain: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class IslandReport:
+    """One island: its plan's numbers."""
+
+    nodes: int
+    dispatches: int
+    barriers: int
+    pipelines: int
+    activation_bytes: int
+    live_peak_bytes: int
+    constant_bytes: int
+    flops: int
+
+    @classmethod
+    def of(cls, plan: Plan, nodes: int) -> IslandReport:
+        return cls(
+            nodes=nodes,
+            dispatches=len(plan.dispatches),
+            barriers=sum(d.barrier for d in plan.dispatches),
+            pipelines=len(plan.pipelines),
+            activation_bytes=plan.activation_bytes,
+            live_peak_bytes=plan.live_peak_bytes,
+            constant_bytes=sum(c.nbytes for c in plan.constants),
+            flops=sum(d.flops for d in plan.dispatches),
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """The placement of every node for the signature that was planned last; ``str`` prints it."""
+
+    model: str
+    device: str
+    context: str
+    nodes: Sequence[NodeReport] = field(default_factory=tuple)
+    islands: Sequence[IslandReport] = field(default_factory=tuple)
+    cpu_engine: str = ""
+    note: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nodes by place."""
+        return dict(Counter(n.where for n in self.nodes))
+
+    @property
+    def all_on_vulkan(self) -> bool:
+        """Whether no node runs on the CPU or waits."""
+        return bool(self.nodes) and not any(n.where in ("cpu", "deferred") for n in self.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "device": self.device,
+            "context": self.context,
+            "counts": self.counts,
+            "cpu_engine": self.cpu_engine,
+            "note": self.note,
+            "nodes": [vars(n) for n in self.nodes],
+            "islands": [vars(i) for i in self.islands],
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} on {self.device} (context {self.context})"]
+        if self.note:
+            lines.append(f"  {self.note}")
+        if self.nodes:
+            counts = self.counts
+            lines.append(
+                "  nodes: "
+                + ", ".join(f"{counts[w]} {w}" for w in ("vulkan", "folded", "cpu", "deferred") if w in counts)
+            )
+        for index, island in enumerate(self.islands):
+            lines.append(
+                f"  island {index}: {island.nodes} nodes in {island.dispatches} dispatches, {island.barriers} barriers, "
+                f"{island.pipelines} pipelines; activations {island.activation_bytes / 2**20:.1f} MiB "
+                f"(live at most {island.live_peak_bytes / 2**20:.1f}), weights {island.constant_bytes / 2**20:.1f} MiB, "
+                f"{island.flops / 1e9:.2f} GFLOP"
+            )
+        for node in self.nodes:
+            if node.where in ("cpu", "deferred"):
+                engine = f" ({self.cpu_engine})" if node.where == "cpu" and self.cpu_engine else ""
+                lines.append(f"  {node.where}{engine}: {node.op_type} {node.name!r}: {node.reason}")
+        return "\n".join(lines)
+
+
+def node_reports(placements: Sequence[Placement]) -> list[NodeReport]:
+    return [NodeReport(p.node.name, p.node.op_type, p.node.domain, p.where, p.reason) for p in placements]

@@ -1,0 +1,444 @@
+"""`InferenceSession`: a model on a device, in the shape that ONNX Runtime's users know."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_shared.context import SharedGpuContext
+from gpu_shared.context_registry import SharedGpuContextRegistry
+from gpu_shared.errors import ClosedError, ContextIncompatibleError
+from gpu_shared.instance import select_device
+
+import vkep.ops  # noqa: F401  # declares the operators
+from vkep import dtypes
+from vkep.device.delegate import VulkanDelegate
+from vkep.device.runner import PlanRunner
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError, UnsupportedModelError
+from vkep.graph import load_model
+from vkep.graph.load import ModelSource
+from vkep.graph.model import Dim, Model, ValueInfo
+from vkep.lowering.partition import Known, lower
+from vkep.lowering.program import CpuStep, HostValue, IslandStep, Placement, Program, ValueSpec
+from vkep.session.binding import IOBinding
+from vkep.session.cpu import CpuRunner
+from vkep.session.executor import DeferredExecutor, Executable, ExecutableCache, IslandExecutor, known_value
+from vkep.session.options import SessionOptions
+from vkep.session.report import IslandReport, Report, node_reports
+from vkep.shaders.library import ShaderLibrary
+
+logger = logging.getLogger("vkep.session")
+Array = np.ndarray[Any, Any]
+Feed = Array | DeviceTensor
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output of the model: ``type`` as ONNX writes it (``tensor(float)``), symbolic dimensions by name."""
+
+    name: str
+    type: str
+    shape: tuple[Dim, ...] | None
+
+
+class _Parts:
+    """What a session must give back, apart from the session itself so that a finaliser can hold it."""
+
+    def __init__(self, delegate: VulkanDelegate, capacity: int) -> None:
+        self.delegate = delegate
+        self.cache = ExecutableCache(capacity)
+        self.closed = False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            try:
+                self.cache.close()
+            finally:
+                self.delegate.close()
+
+
+class InferenceSession:
+    """A model ready to run on Vulkan.
+
+    Args:
+        model: a path, the model's bytes, or an ``onnx.ModelProto``.
+        options: see `SessionOptions`; keyword arguments override its fields.
+        context: a `SharedGpuContext` to use instead of the one that the options name.
+
+    Static shapes are planned, compiled and uploaded at once; dynamic ones at the first run of each signature. Safe to
+    use from several threads. Close it (or use ``with``) to give its memory back.
+
+    Raises `InvalidModelError`, `UnsupportedModelError`, ``FileNotFoundError``, the context errors of `gpu_shared.errors`,
+    `DriverNotFoundError`, `ArenaOutOfMemory`.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        options: SessionOptions | None = None,
+        *,
+        context: SharedGpuContext | None = None,
+        **overrides: Any,
+    ) -> None:
+        merged = {**(vars(options) if options else {}), **overrides}
+        self.options = SessionOptions(**merged)
+        self.model: Model = load_model(model, base_dir=self.options.base_dir)
+        arena = self.options.arena_config()
+        context = context or _resolve(self.options)
+        library = ShaderLibrary(cache_dir=_spirv_folder(self.options))
+        delegate = VulkanDelegate(context, library, arena, sync_mode=self.options.sync_mode)
+        self._parts = _Parts(delegate, self.options.plan_cache_size)
+        self._finalizer = weakref.finalize(self, self._parts.close)
+        self._inputs = {v.name: v for v in self.model.graph.inputs}
+        self._outputs = [v.name for v in self.model.graph.outputs]
+        self._last_placements: Sequence[Placement] = ()
+        self._lock = threading.Lock()
+        try:
+            self._plan_static()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- what the model takes and gives
+
+    def get_inputs(self) -> list[NodeArg]:
+        return [_node_arg(v) for v in self.model.graph.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        return [_node_arg(v) for v in self.model.graph.outputs]
+
+    @property
+    def context(self) -> SharedGpuContext:
+        """The shared context that the session runs on."""
+        return self._delegate.context
+
+    # ---- running
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Feed]) -> list[Array]:
+        """Run the model; arrays of ``output_names`` (None: all) in order.
+
+        Inputs are numpy arrays (any strides) or `DeviceTensor`. Raises `InvalidInputError` for a wrong name, rank, shape or
+        dtype, `ClosedError`, `DeviceLostError`.
+        """
+        names = self._outputs if output_names is None else self._wanted(output_names)
+        with self._executable(feeds) as (executable, values):
+            executable.run(values, {})
+        return [_array(values[name]) for name in names]
+
+    def io_binding(self) -> IOBinding:
+        """A new binding for `run_with_iobinding`."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, binding: IOBinding) -> None:
+        """Run with bound inputs and outputs; results are in the binding."""
+        with self._executable(binding.inputs) as (executable, values):
+            targets = self._targets(executable, binding)
+            executable.run(values, targets)
+        binding.results = [self._bound_result(values[n], binding.outputs[n]) for n in binding.outputs]
+
+    def device_tensor(self, array: Array) -> DeviceTensor:
+        """Upload an array to the session's device."""
+        self._check_open()
+        return DeviceTensor.from_numpy(self._delegate, array)
+
+    def empty_device_tensor(self, shape: Sequence[int], dtype: str = "float32") -> DeviceTensor:
+        """Uninitialised device memory for an output; ``dtype`` is numpy's name."""
+        self._check_open()
+        if dtype not in dtypes.DTYPES:
+            raise TypeError(f"dtype is {dtype!r}, expected one of {sorted(dtypes.DTYPES)}")
+        return DeviceTensor(self._delegate, dtypes.DTYPES[dtype], shape)
+
+    def check_tensor(self, tensor: DeviceTensor, what: str) -> None:
+        """Raise `InvalidInputError` unless the tensor is open and lies on this session's context."""
+        if not isinstance(tensor, DeviceTensor):
+            raise TypeError(f"{what}: expected a DeviceTensor, got {type(tensor).__name__}")
+        if tensor.closed:
+            raise InvalidInputError(f"{what}: the device tensor is closed")
+        if tensor.context_key is not self._delegate.context:
+            raise InvalidInputError(
+                f"{what}: the device tensor lies on another context; make it with this session's device_tensor(), "
+                "or give both sessions the same token and group"
+            )
+
+    # ---- looking inside
+
+    def report(self) -> Report:
+        """Where each node runs and why, for the signature planned last."""
+        self._check_open()
+        latest = self._parts.cache.latest
+        caps = self._delegate.capabilities
+        base = Report(model=self.model.source, device=caps.name, context=self._delegate.context.label)
+        if latest is None:
+            waiting = [v.name for v in self._inputs.values() if not v.is_static]
+            note = f"not planned yet: the shapes of {waiting} are dynamic; run once, or call plan()"
+            return Report(base.model, base.device, base.context, note=note)
+        placements, islands, engines = _flatten(latest)
+        return Report(
+            base.model,
+            base.device,
+            base.context,
+            nodes=node_reports(placements),
+            islands=[IslandReport.of(i.plan, len(i.nodes)) for i in islands],
+            cpu_engine=engines.pop() if engines else "",
+        )
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Report:
+        """Plan for input shapes ahead of the first run (dynamic models); ``shapes`` names every dynamic input."""
+        feeds = {}
+        for name, info in self._inputs.items():
+            shape = shapes.get(name, info.shape if info.is_static else None)
+            if shape is None:
+                raise InvalidInputError(f"plan: no shape for the dynamic input {name!r}")
+            dtype = dtypes.from_onnx(info.elem_type)
+            feeds[name] = np.zeros(tuple(int(d) for d in shape), dtype.numpy if dtype else np.float32)  # type: ignore[arg-type]
+        with self._executable(feeds):
+            return self.report()
+
+    def islands(self) -> list[IslandExecutor]:
+        """The islands of the signature planned last (for profiling and explaining)."""
+        latest = self._parts.cache.latest
+        return _flatten(latest)[1] if latest else []
+
+    def profile(self, feeds: Mapping[str, Feed]) -> list[list[float]]:
+        """Nanoseconds of each dispatch of each island in one run."""
+        with self._executable(feeds) as (executable, values):
+            executable.run(values, {})
+            return [i.runner.profile([values[n] for n in i.inputs]) for i in _flatten(executable)[1]]
+
+    # ---- closing
+
+    def close(self) -> None:
+        """Wait for the GPU and give everything back; idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> InferenceSession:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    @property
+    def _delegate(self) -> VulkanDelegate:
+        return self._parts.delegate
+
+    def _check_open(self) -> None:
+        if self._parts.closed:
+            raise ClosedError(f"session of {self.model.source}")
+
+    def _wanted(self, names: Sequence[str]) -> Sequence[str]:
+        for name in names:
+            if name not in self._outputs:
+                raise InvalidInputError(f"the model has no output named {name!r}; it has {self._outputs}")
+        return names
+
+    def _executable(self, feeds: Mapping[str, Feed]) -> _Running:
+        self._check_open()
+        values: dict[str, Any] = {}
+        signature = []
+        for name in self._inputs:
+            value = feeds.get(name)
+            if value is None:
+                raise self._input_error(feeds)
+            if not isinstance(value, (np.ndarray, DeviceTensor)):
+                value = np.asarray(value)
+            values[name] = value
+            signature.append((value.dtype if isinstance(value, np.ndarray) else value.dtype.numpy, value.shape))
+        if len(feeds) != len(values):
+            raise self._input_error(feeds)
+        key = tuple(signature)
+        if key not in self._parts.cache:
+            self._check_inputs(values)
+        for name, value in values.items():
+            if isinstance(value, DeviceTensor):
+                self.check_tensor(value, f"input {name!r}")
+        return _Running(self._parts.cache.use(key, lambda: self._make(values)), values)
+
+    def _make(self, values: Mapping[str, Any]) -> Executable:
+        known: dict[str, Known] = dict(self.model.graph.weights)
+        known.update({name: known_value(value, name) for name, value in values.items()})
+        return self._plan(known)
+
+    def _plan_static(self) -> None:
+        if not all(v.is_static for v in self._inputs.values()):
+            return
+        known: dict[str, Known] = dict(self.model.graph.weights)
+        signature = []
+        for info in self._inputs.values():
+            dtype = dtypes.from_onnx(info.elem_type)
+            shape = tuple(int(d) for d in info.shape or ())  # type: ignore[arg-type]
+            known[info.name] = ValueSpec(dtype, shape) if dtype else HostValue(dtypes.onnx_name(info.elem_type))
+            signature.append((dtype.numpy if dtype else np.dtype(object), shape))
+        with self._parts.cache.use(tuple(signature), lambda: self._plan(known)):
+            pass
+
+    def _plan(self, known: Mapping[str, Known]) -> Executable:
+        graph = self.model.graph
+        caps = self._delegate.capabilities
+        return self._ready(lower(graph.nodes, known, self._outputs, self.model.opsets, caps))
+
+    def _ready(self, program: Program) -> Executable:
+        """Compile and upload a program's islands."""
+        declined = [p for p in program.placements if p.where == "cpu"]
+        if declined and self.options.fallback == "error":
+            lines = "\n  ".join(f"{p.node.title}: {p.reason}" for p in declined)
+            raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
+        for placement in declined:
+            logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
+        steps: list[IslandExecutor | CpuRunner | DeferredExecutor] = []
+        try:
+            for step in program.steps:
+                if isinstance(step, IslandStep):
+                    runner = PlanRunner(
+                        self._delegate,
+                        step.plan,
+                        step.weights,
+                        concurrency=self.options.concurrency,
+                        progress=self.options.progress,
+                    )
+                    steps.append(IslandExecutor(step, runner))
+                elif isinstance(step, CpuStep):
+                    steps.append(CpuRunner(step, self.model.opsets, self.model.ir_version))
+                else:
+                    caps, capacity = self._delegate.capabilities, self.options.plan_cache_size
+                    steps.append(DeferredExecutor(step, self._ready, self.model.opsets, caps, capacity))
+        except BaseException:
+            for made in steps:
+                if not isinstance(made, CpuRunner):
+                    made.close()
+            raise
+        return Executable(program, steps)
+
+    def _targets(self, executable: Executable, binding: IOBinding) -> dict[str, DeviceTensor]:
+        ports = {p.name: p for i in _flatten(executable)[1] for p in i.plan.outputs}
+        targets: dict[str, DeviceTensor] = {}
+        for name, target in binding.outputs.items():
+            port = ports.get(name)
+            if isinstance(target, DeviceTensor):
+                self.check_tensor(target, f"output {name!r}")
+                if port is None:
+                    raise InvalidInputError(
+                        f"output {name!r} is not made on the GPU, so no device tensor can be bound to it"
+                    )
+                if target.shape != port.shape or target.dtype.name != port.dtype:
+                    raise InvalidInputError(
+                        f"output {name!r} is {port.dtype} {port.shape}; the bound device tensor is {target.dtype} {target.shape}"
+                    )
+                targets[name] = target
+            elif target == "gpu" and port is not None:
+                targets[name] = DeviceTensor(self._delegate, dtypes.DTYPES[port.dtype], port.shape)
+        return targets
+
+    def _bound_result(self, value: Any, target: DeviceTensor | str) -> Any:
+        if target == "gpu" and isinstance(value, np.ndarray):
+            return self.device_tensor(value)
+        return value.numpy() if target == "cpu" and isinstance(value, DeviceTensor) else value
+
+    def _check_inputs(self, values: Mapping[str, Any]) -> None:
+        """Hold new shapes and dtypes against the model's inputs."""
+        symbols: dict[str, tuple[int, str]] = {}
+        for name, info in self._inputs.items():
+            value = values[name]
+            expected = dtypes.from_onnx(info.elem_type)
+            got = value.dtype.numpy if isinstance(value, DeviceTensor) else value.dtype
+            if expected is not None and got != expected.numpy:
+                raise InvalidInputError(f"input {name!r}: got dtype {got}, expected {expected} ({_describe(info)})")
+            if info.shape is None:
+                continue
+            if len(value.shape) != len(info.shape):
+                raise InvalidInputError(
+                    f"input {name!r}: got rank {len(value.shape)} (shape {tuple(value.shape)}), "
+                    f"expected rank {len(info.shape)} ({_describe(info)})"
+                )
+            for axis, (size, dim) in enumerate(zip(value.shape, info.shape, strict=True)):
+                if isinstance(dim, int) and size != dim:
+                    raise InvalidInputError(
+                        f"input {name!r}: got shape {tuple(value.shape)}, expected {dim} on axis {axis} ({_describe(info)})"
+                    )
+                if isinstance(dim, str):
+                    known, where = symbols.setdefault(dim, (size, f"{name!r} axis {axis}"))
+                    if known != size:
+                        raise InvalidInputError(
+                            f"input {name!r}: dimension {dim!r} is {size} on axis {axis}, but {known} at {where}"
+                        )
+
+    def _input_error(self, feeds: Mapping[str, Feed]) -> InvalidInputError:
+        missing = [n for n in self._inputs if feeds.get(n) is None]
+        unknown = [n for n in feeds if n not in self._inputs]
+        parts = ([f"missing {missing}"] if missing else []) + ([f"unknown {unknown}"] if unknown else [])
+        return InvalidInputError(f"inputs: {', '.join(parts)}; the model takes {list(self._inputs)}")
+
+
+class _Running:
+    """An executable in use, and the values of a run."""
+
+    def __init__(self, use: Any, values: dict[str, Any]) -> None:
+        self._use, self._values = use, values
+
+    def __enter__(self) -> tuple[Executable, dict[str, Any]]:
+        return self._use.__enter__(), self._values
+
+    def __exit__(self, *exc: object) -> None:
+        self._use.__exit__(*exc)
+
+
+def _resolve(options: SessionOptions) -> SharedGpuContext:
+    spec = options.compile_spec()
+
+    def create() -> SharedGpuContext:
+        return SharedGpuContext.create(spec, device=options.device, app_name="vkep", validation=options.validation)
+
+    context = SharedGpuContextRegistry.get().resolve(spec, create)
+    if options.device is not None and options.token is not None:
+        wanted = select_device(options.device).capabilities
+        if wanted.uuid != context.capabilities.uuid:
+            raise ContextIncompatibleError(
+                f"context {context.label} lies on {context.capabilities.name}",
+                hint=f"the session asks for {wanted.name}: use another token or group for another device",
+            )
+    return context
+
+
+def _spirv_folder(options: SessionOptions) -> Path | None:
+    return None if options.cache_dir is None else Path(options.cache_dir) / "spirv"
+
+
+def _flatten(executable: Executable) -> tuple[list[Placement], list[IslandExecutor], set[str]]:
+    """Placements and islands with those of deferred parts in place of "deferred"."""
+    placements = {id(p.node): p for p in executable.program.placements}
+    islands: list[IslandExecutor] = []
+    engines: set[str] = set()
+    for step in executable.steps:
+        if isinstance(step, IslandExecutor):
+            islands.append(step)
+        elif isinstance(step, CpuRunner):
+            engines.add(step.engine)
+        elif step.latest is not None:
+            inner, more, used = _flatten(step.latest)
+            placements.update({id(p.node): p for p in inner})
+            islands += more
+            engines |= used
+    return list(placements.values()), islands, engines
+
+
+def _node_arg(info: ValueInfo) -> NodeArg:
+    return NodeArg(info.name, f"tensor({dtypes.onnx_name(info.elem_type)})" if info.elem_type else "other", info.shape)
+
+
+def _describe(info: ValueInfo) -> str:
+    shape = "of any rank" if info.shape is None else str(list(info.shape))
+    return f"the model declares {dtypes.onnx_name(info.elem_type)} {shape}"
+
+
+def _array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, DeviceTensor) else value
