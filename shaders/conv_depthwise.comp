@@ -22,7 +22,7 @@ TENSOR(T, Elements)
 
 // total counts lanes; multiplier is output channels an input channel.
 void main() {
-    uint at = gl_GlobalInvocationID.x;
+    uint at = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
     bool inside = at < args.total;
     at = min(at, args.total - 1);
     uint column, strip, channel;
@@ -38,14 +38,22 @@ void main() {
     float acc[STRIP];
     [[unroll]] for (uint s = 0; s < STRIP; s++) acc[s] = 0.0;
 
+    // Taps outside of the image load an element inside, which is then replaced by zero.
     int top = int(row0 * STRIDE_H) - int(args.pad_top), left = int(column * args.stride_w) - int(args.pad_left);
+    uint column_at[KERNEL_W];
+    bool column_valid[KERNEL_W];
+    [[unroll]] for (uint tap_w = 0; tap_w < KERNEL_W; tap_w++) {
+        uint v = uint(left + int(tap_w * args.dilation_w));
+        column_valid[tap_w] = v < args.width;
+        column_at[tap_w] = x0 + (column_valid[tap_w] ? v : 0);
+    }
     [[unroll]] for (uint i = 0; i < (STRIP - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1; i++) {
-        int h = top + int(i);
+        uint h = uint(top + int(i));
+        bool row_valid = h < args.height;
+        uint row_at = row_valid ? h * args.width : 0;
         [[unroll]] for (uint tap_w = 0; tap_w < KERNEL_W; tap_w++) {
-            int v = left + int(tap_w * args.dilation_w);
-            bool valid = uint(h) < args.height && uint(v) < args.width;
-            float value = float(x.v[x0 + (valid ? uint(h) * args.width + uint(v) : 0)]);
-            value = valid ? value : 0.0;
+            float value = float(x.v[column_at[tap_w] + row_at]);
+            value = row_valid && column_valid[tap_w] ? value : 0.0;
             [[unroll]] for (uint s = 0; s < STRIP; s++) {
                 if (i >= s * STRIDE_H && (i - s * STRIDE_H) % DILATION_H == 0 && (i - s * STRIDE_H) / DILATION_H < KERNEL_H)
                     acc[s] += weights[(i - s * STRIDE_H) / DILATION_H * KERNEL_W + tap_w] * value;

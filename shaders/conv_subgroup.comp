@@ -16,11 +16,25 @@
 #include "register_tile.glsl"
 
 layout(constant_id = 7) const uint TAPS_INNER = 0;
-layout(constant_id = 8) const uint UNROLL_H = 1;  // with TAPS_INNER: taps an iteration, divisors of kernel_h ...
-layout(constant_id = 9) const uint UNROLL_W = 1;  // ... and kernel_w
+layout(constant_id = 8) const uint UNROLL_H = 1;  // with TAPS_INNER: rows of taps an iteration, a divisor of kernel_h
+layout(constant_id = 9) const uint KERNEL_W = 1;  // with TAPS_INNER: kernel_w
 
 int top[ROW_REGISTERS], left[ROW_REGISTERS];  // where the receptive fields of this lane's pixels start
 uint x0;
+
+// With TAPS_INNER: which taps of a row lie in the image for this lane's pixels, and where.
+bool tap_valid[ROW_REGISTERS * KERNEL_W];
+uint tap_at[ROW_REGISTERS * KERNEL_W];
+
+void place_taps() {
+    [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
+        [[unroll]] for (uint tap = 0; tap < KERNEL_W; tap++) {
+            uint v = uint(left[q] + int(tap * args.dilation_w));
+            tap_valid[q * KERNEL_W + tap] = v < args.width;
+            tap_at[q * KERNEL_W + tap] = x0 + (v < args.width ? v : 0);
+        }
+    }
+}
 
 void place_rows(uint tap_h, uint tap_w) {
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
@@ -54,13 +68,25 @@ void main() {
 
     clear_tile();
     if (TAPS_INNER == 1) {
-        for (uint channel = 0; channel < args.channels; channel++) {
-            for (uint h = 0; h < args.kernel_h; h += UNROLL_H) {
-                for (uint v = 0; v < args.kernel_w; v += UNROLL_W) {
-                    [[unroll]] for (uint i = 0; i < UNROLL_H * UNROLL_W; i++) {
-                        uint tap_h = h + i / UNROLL_W, tap_w = v + i % UNROLL_W;
-                        place_rows(tap_h, tap_w);
-                        multiply_step(x, channel * plane, w, channel * args.w_channel + (tap_h * args.kernel_w + tap_w) * args.w_tap);
+        place_taps();
+        uint x_k = 0, w_k = 0;
+        for (uint channel = 0; channel < args.channels; channel++, x_k += plane) {
+            for (uint h0 = 0; h0 < args.kernel_h; h0 += UNROLL_H) {
+                [[unroll]] for (uint i = 0; i < UNROLL_H; i++) {
+                    uint line[ROW_REGISTERS];
+                    bool line_valid[ROW_REGISTERS];
+                    [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
+                        uint h = uint(top[q] + int((h0 + i) * args.dilation_h));
+                        line_valid[q] = h < args.height;
+                        line[q] = x_k + (h < args.height ? h * args.width : 0);
+                    }
+                    [[unroll]] for (uint tap = 0; tap < KERNEL_W; tap++) {
+                        [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
+                            row_valid[q] = line_valid[q] && tap_valid[q * KERNEL_W + tap];
+                            row_at[q] = line[q] + tap_at[q * KERNEL_W + tap];
+                        }
+                        multiply_step(x, 0, w, w_k);
+                        w_k += args.w_tap;
                     }
                 }
             }

@@ -2,7 +2,8 @@
 // Without CENTER there is no mean (RMS norm). The variance is summed around the mean, in a second sweep: stable.
 //
 // Scale and bias index: (row % period) * channels + k / spatial, with channels = axis / spatial: layer and RMS norm have
-// period 1 and spatial 1, instance and group norm rows are (image, group) pairs.
+// period 1 and spatial 1, instance and group norm rows are (image, group) pairs. With VECTOR_IN_T axis and spatial (but
+// not 1 / axis) count groups of four.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -11,6 +12,7 @@
     uint period; uint period_mul; uint period_shift; uint spatial; uint spatial_mul; uint spatial_shift; uint channels; }
 #include "args.glsl"
 #include "elements.glsl"
+#include "rows.glsl"
 #include "fastdiv.glsl"
 #include "lanes.glsl"
 
@@ -28,18 +30,21 @@ TENSOR(float, FloatTensor)
 float add(float a, float b) { return a + b; }
 COMBINE_LANES(sum_of, float, add)
 
-float affine(InTensor scale, InTensor bias, float v, uint row_channel, uint k) {
-    uint c = BY_CHANNEL != 0u ? row_channel + fast_div(k, args.spatial_mul, args.spatial_shift) : k;
-    if (HAS_SCALE != 0u) v *= load_element(scale.v[c]);
-    if (HAS_BIAS != 0u) v += load_element(bias.v[c]);
+VALUE_T affine(VALUE_T v, uint row_channel, uint k) {
+    if (BY_CHANNEL != 0u) {
+        uint c = row_channel + fast_div(k, args.spatial_mul, args.spatial_shift);
+        if (HAS_SCALE != 0u) v *= load_element(InTensor(operand(args.scale, 1)).v[c]);
+        if (HAS_BIAS != 0u) v += load_element(InTensor(operand(args.bias, 2)).v[c]);
+    } else {
+        if (HAS_SCALE != 0u) v *= load_value(InRow(operand(args.scale, 1)).v[k]);
+        if (HAS_BIAS != 0u) v += load_value(InRow(operand(args.bias, 2)).v[k]);
+    }
     return v;
 }
 
 void main() {
-    InTensor x = InTensor(operand(args.x, 0));
-    InTensor scale = InTensor(HAS_SCALE != 0u ? operand(args.scale, 1) : uvec2(0));
-    InTensor bias = InTensor(HAS_BIAS != 0u ? operand(args.bias, 2) : uvec2(0));
-    OutTensor y = OutTensor(operand(args.y, 3));
+    InRow x = InRow(operand(args.x, 0));
+    OutRow y = OutRow(operand(args.y, 3));
     uint lane = gl_LocalInvocationID.x;
     uint share = lane % SPLIT;
     uint row = flat_group() * (gl_WorkGroupSize.x / SPLIT) + lane / SPLIT;
@@ -54,39 +59,38 @@ void main() {
     }
 
     float total = 0.0, mean = 0.0, spread = 0.0;
-    float kept[PER_LANE];
+    VALUE_T kept[PER_LANE];
     if (IN_REGISTERS != 0u) {
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
             uint k = j * SPLIT + share;
-            kept[j] = k < axis ? load_element(x.v[base + k]) : 0.0;
-            total += kept[j];
+            kept[j] = k < axis ? load_value(x.v[base + k]) : VALUE_T(0.0);
+            total += sum_within(kept[j]);
         }
     } else if (CENTER != 0u) {
-        for (uint k = share; k < axis; k += SPLIT) total += load_element(x.v[base + k]);
+        for (uint k = share; k < axis; k += SPLIT) total += sum_within(load_value(x.v[base + k]));
     }
     if (CENTER != 0u) mean = sum_of(total, lane, SPLIT) * args.inv_axis;
     if (IN_REGISTERS != 0u) {
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
-            float d = kept[j] - mean;
-            kept[j] = d;
-            spread += j * SPLIT + share < axis ? d * d : 0.0;
+            kept[j] -= mean;
+            spread += j * SPLIT + share < axis ? sum_within(kept[j] * kept[j]) : 0.0;
         }
     } else {
         for (uint k = share; k < axis; k += SPLIT) {
-            float d = load_element(x.v[base + k]) - mean;
-            spread += d * d;
+            VALUE_T d = load_value(x.v[base + k]) - mean;
+            spread += sum_within(d * d);
         }
     }
     float inv_std = 1.0 / sqrt(sum_of(spread, lane, SPLIT) * args.inv_axis + args.epsilon);
     if (IN_REGISTERS != 0u) {
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
             uint k = j * SPLIT + share;
-            if (k < axis) y.v[base + k] = store_element(affine(scale, bias, kept[j] * inv_std, row_channel, k));
+            if (k < axis) y.v[base + k] = store_value(affine(kept[j] * inv_std, row_channel, k));
         }
     } else {
         for (uint k = share; k < axis; k += SPLIT) {
-            float d = (load_element(x.v[base + k]) - mean) * inv_std;
-            y.v[base + k] = store_element(affine(scale, bias, d, row_channel, k));
+            VALUE_T d = (load_value(x.v[base + k]) - mean) * inv_std;
+            y.v[base + k] = store_value(affine(d, row_channel, k));
         }
     }
     if (live && share == 0u) {

@@ -1,6 +1,6 @@
 // softmax or log-softmax of alpha * x over the middle of [outer, axis, inner], stable: exp(alpha x - max), in one dispatch.
 // SPLIT lanes share a column as in reduce.comp. With IN_REGISTERS a lane keeps its PER_LANE elements in registers
-// (axis <= SPLIT * PER_LANE); else memory is read three times.
+// (axis <= SPLIT * PER_LANE); else memory is read three times. With VECTOR_IN_T (inner is 1) axis counts groups of four.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -8,6 +8,7 @@
     uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; float alpha; }
 #include "args.glsl"
 #include "elements.glsl"
+#include "rows.glsl"
 #include "fastdiv.glsl"
 #include "lanes.glsl"
 
@@ -16,6 +17,7 @@ layout(constant_id = 5) const uint ACROSS = 0;
 layout(constant_id = 6) const uint IN_REGISTERS = 0;
 layout(constant_id = 7) const uint PER_LANE = 1;
 layout(constant_id = 8) const uint LOG = 0;
+layout(constant_id = 9) const uint KEEP_POWERS = 0;  // y holds the powers between sweeps (float32 softmax): half the exps
 
 float add(float a, float b) { return a + b; }
 float larger(float a, float b) { return max(a, b); }
@@ -25,8 +27,8 @@ COMBINE_LANES(sum_of, float, add)
 #define LOWEST uintBitsToFloat(0xff800000u)  // -infinity
 
 void main() {
-    InTensor x = InTensor(operand(args.x, 0));
-    OutTensor y = OutTensor(operand(args.y, 1));
+    InRow x = InRow(operand(args.x, 0));
+    OutRow y = OutRow(operand(args.y, 1));
     uint width = gl_WorkGroupSize.x / SPLIT;
     uint lane = gl_LocalInvocationID.x;
     uint share = ACROSS != 0u ? lane % SPLIT : lane / width;
@@ -41,35 +43,44 @@ void main() {
 
     float top = LOWEST, total = 0.0;
     if (IN_REGISTERS != 0u) {
-        float kept[PER_LANE];
+        VALUE_T kept[PER_LANE];
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
             bool inside = j * SPLIT + share < axis;
-            kept[j] = inside ? args.alpha * load_element(x.v[first + j * stride]) : LOWEST;
-            top = max(top, kept[j]);
+            kept[j] = inside ? args.alpha * load_value(x.v[first + j * stride]) : VALUE_T(LOWEST);
+            top = max(top, max_within(kept[j]));
         }
         top = max_of(top, slot, SPLIT);
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
-            float power = exp(kept[j] - top);
-            total += j * SPLIT + share < axis ? power : 0.0;
+            VALUE_T power = exp(kept[j] - top);
+            total += j * SPLIT + share < axis ? sum_within(power) : 0.0;
             kept[j] = LOG != 0u ? kept[j] - top : power;
         }
         total = sum_of(total, slot, SPLIT);
         float scale = 1.0 / total, shift = log(total);
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j)
             if (j * SPLIT + share < axis)
-                y.v[first + j * stride] = store_element(LOG != 0u ? kept[j] - shift : kept[j] * scale);
+                y.v[first + j * stride] = store_value(LOG != 0u ? kept[j] - shift : kept[j] * scale);
         return;
     }
     uint at = first;
-    for (uint k = share; k < axis; k += SPLIT, at += stride) top = max(top, args.alpha * load_element(x.v[at]));
+    for (uint k = share; k < axis; k += SPLIT, at += stride)
+        top = max(top, max_within(args.alpha * load_value(x.v[at])));
     top = max_of(top, slot, SPLIT);
     at = first;
-    for (uint k = share; k < axis; k += SPLIT, at += stride) total += exp(args.alpha * load_element(x.v[at]) - top);
+    for (uint k = share; k < axis; k += SPLIT, at += stride) {
+        VALUE_T power = exp(args.alpha * load_value(x.v[at]) - top);
+        total += sum_within(power);
+        if (KEEP_POWERS != 0u) y.v[at] = store_value(power);
+    }
     total = sum_of(total, slot, SPLIT);
     float scale = 1.0 / total, shift = log(total);
     at = first;
     for (uint k = share; k < axis; k += SPLIT, at += stride) {
-        float centred = args.alpha * load_element(x.v[at]) - top;
-        y.v[at] = store_element(LOG != 0u ? centred - shift : exp(centred) * scale);
+        if (KEEP_POWERS != 0u) {
+            y.v[at] = store_value(load_value(y.v[at]) * scale);
+        } else {
+            VALUE_T centred = args.alpha * load_value(x.v[at]) - top;
+            y.v[at] = store_value(LOG != 0u ? centred - shift : exp(centred) * scale);
+        }
     }
 }

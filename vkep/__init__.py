@@ -25,12 +25,10 @@ from gpu_shared import (
     make_shared_gpu_compile_specs,
     parse_shared_gpu_compile_spec,
 )
-
 from vkep.errors import Decline, InvalidInputError, InvalidModelError, UnsupportedModelError, VkepError
 
 if TYPE_CHECKING:
     from gpu_shared import DelegateLease, SharedGpuContext, live_counts
-
     from vkep.device.tensor import DeviceTensor
     from vkep.memory import ArenaOutOfMemory
     from vkep.session import InferenceSession, IOBinding, Report, SessionOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -140,9 +141,11 @@ class Instance(Handle):
         def destroy(callback: Any = callback) -> None:  # holds the callback: the layer calls it until the end
             if callback is not None:
                 fn.vkDestroyDebugUtilsMessengerEXT(raw, messenger[0], vk.ffi.NULL)
+            _keep_driver_loaded()
             fn.vkDestroyInstance(raw, vk.ffi.NULL)
 
         super().__init__(raw, parent=None, destroy=destroy, label=label)
+        _note_process_end()
         self.fn = fn
         self.owned = True
         self.debug_names = callback is not None
@@ -240,6 +243,42 @@ def select_device(
     )
     what = "no usable device" if selector is None else f"{source} {selector!r} matches no usable device"
     raise DeviceNotFoundError("selecting a device", hint=f"{what}; there are: {there or 'none'}")
+
+
+#: a bare VkInstance that is never destroyed, made before the first real one is
+_anchor: Any = None
+_process_ends = False
+_exit_noted = False
+
+
+def _keep_driver_loaded() -> None:
+    """With the last instance the loader would unload the driver. NVIDIA's (580) does not bear that: threads that used
+    it crash when they end later (their thread-local destructors are gone), and after some tens of reloads it cannot
+    be loaded again.
+    """
+    global _anchor
+    if _anchor is not None or _process_ends:
+        return
+    app = vk.make("VkApplicationInfo", apiVersion=vk.API_VERSION_1_3)
+    info = vk.make("VkInstanceCreateInfo", pApplicationInfo=app)
+    out = vk.out("VkInstance")
+    if vk.lib.vkCreateInstance(info.ptr, vk.ffi.NULL, out) == 0:
+        _anchor = out[0]
+
+
+def _note_process_end() -> None:
+    """Exit handlers run last in, first out: this one, registered after the finalisers', tells them that no anchor is
+    needed.
+    """
+    global _exit_noted
+    if not _exit_noted:
+        _exit_noted = True
+        atexit.register(_on_exit)
+
+
+def _on_exit() -> None:
+    global _process_ends
+    _process_ends = True
 
 
 def _uuid_of(chosen: DeviceInfo | DeviceCapabilities) -> str:

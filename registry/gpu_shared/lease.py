@@ -39,6 +39,7 @@ class DelegateLease:
             context._remove_user(self._token)
             raise
         self._finalizer = weakref.finalize(self, _end, context, self._token, self._pool, name, self._generation)
+        self._finalizer.atexit = False  # its owner may still use it in a finaliser of its own
         self._executions = 0
         self._last_value = 0
         logger.debug("[%s] init: context=%s sync_mode=%s", name, context.label, sync_mode)

@@ -199,7 +199,8 @@ class Buffer(Handle):
 
 def _check_limits(device: Device, size: int, label: str) -> None:
     capabilities = device.capabilities
-    limit = min(capabilities.max_buffer_size, capabilities.max_allocation_size)
+    # maxMemoryAllocationSize is no bound: drivers grant more, and a refusal is reported
+    limit = capabilities.max_buffer_size
     if size > limit:
         raise OutOfDeviceMemoryError(
             "creating a buffer",

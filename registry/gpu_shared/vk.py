@@ -290,7 +290,7 @@ def device_functions(raw: Any, label: str = "device") -> Functions:
 def enumerate_all(
     function: Any, arguments: tuple[Any, ...], item: str, call: str, *, template: Struct | None = None
 ) -> Any:
-    """The two-call idiom: the count, then the items (a cffi array; VK_INCOMPLETE asks again).
+    """The two-call idiom: the count, then the items (a cffi array that owns them; VK_INCOMPLETE asks again).
 
     ``template`` initialises each item of a structure with ``sType``. Functions that return void are fine.
     """
@@ -301,7 +301,11 @@ def enumerate_all(
         items = ffi.new(f"{item}[]", [template.ptr[0]] * count[0] if template is not None else count[0])
         result = check(function(*arguments, count, items) or 0, call)
         if result == 0:  # not VK_INCOMPLETE
-            return items[0 : count[0]] if count[0] else []
+            if count[0] == len(items):
+                return items
+            fewer = ffi.new(f"{item}[]", count[0])  # not a slice: it would not keep the array alive
+            ffi.memmove(fewer, items, ffi.sizeof(fewer))
+            return fewer
 
 
 def out(type_name: str) -> Any:

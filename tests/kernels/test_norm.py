@@ -90,6 +90,27 @@ def test_group_norm(
     np.testing.assert_allclose(y.array, want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_four_at_a_time(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    tolerance = 2e-5 if dtype == "float32" else 4e-3
+    for rows, axis in [(1, 4), (5, 768), (300, 12), (2, 6000)]:
+        x = (rng.normal(size=(rows, axis)) + 1).astype(dtype)
+        scale, bias = (rng.normal(size=axis).astype(dtype) for _ in range(2))
+        y = Tensor.empty(x.shape, dtype)
+        operands = {"scale": Tensor(scale), "bias": Tensor(bias)}
+        calls = layer_norm(rows, axis, dtype, caps, Tensor(x), y, alignment=16, **operands)
+        assert "VECTOR_IN_T" in dict(calls[0].variant.defines)
+        gpu.run(calls)
+        want = normalised(x, 1e-5)[0] * scale.astype(np.float64) + bias
+        np.testing.assert_allclose(y.array.astype(np.float64), want, rtol=tolerance, atol=tolerance)
+    x = rng.normal(size=(2, 3, 5, 16)).astype(dtype)
+    scale = rng.normal(size=15).astype(dtype)
+    y = Tensor.empty(x.shape, dtype)
+    gpu.run(group_norm(2, 3, 5, 16, dtype, caps, Tensor(x), y, scale=Tensor(scale), alignment=16))
+    want = normalised(x.reshape(2, 3, 80), 1e-5)[0].reshape(x.shape) * scale.astype(np.float64).reshape(1, 3, 5, 1)
+    np.testing.assert_allclose(y.array.astype(np.float64), want, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("shape", [(3, 20, 1), (2, 300, 7), (1, 3, 500)])
 def test_lp_norm(

@@ -46,6 +46,20 @@ def test_half_types(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Gener
         np.testing.assert_allclose(got, expected(x, False), rtol=rtol, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("log", [False, True])
+def test_four_at_a_time(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, log: bool
+) -> None:
+    for shape in [(1, 4, 1), (3, 100, 1), (130, 128, 1), (2, 5000, 1), (1, 18000, 1)]:
+        x = rng.normal(size=shape).astype(dtype)
+        assert "VECTOR_IN_T" in dict(softmax(*shape, dtype, caps, None, None, alignment=16)[0].variant.defines)
+        rtol, atol = (1e-5, 1e-6) if dtype == "float32" else (2e-3, 1e-5)
+        np.testing.assert_allclose(
+            run(gpu, caps, x, dtype, log=log, alignment=16), expected(x, log), rtol=rtol, atol=atol
+        )
+
+
 def test_scale(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
     x = rng.normal(size=(4, 50, 1)).astype(np.float32)
     np.testing.assert_allclose(run(gpu, caps, x, "float32", alpha=0.125), expected(x, False, 0.125), rtol=1e-5)

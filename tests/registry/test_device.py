@@ -380,3 +380,17 @@ def test_results_become_exceptions():
             vk.check(result, "vkThing", "my object")
         assert "my object" in str(caught.value)
         assert type(caught.value) is kind
+
+
+def test_enumeration_owns_its_items():
+    def enumerate_numbers(count, items):
+        if items == vk.ffi.NULL:
+            count[0] = 3
+        else:
+            count[0] = 2  # fewer by the second call
+            items[0], items[1] = 5, 6
+
+    found = vk.enumerate_all(enumerate_numbers, (), "uint32_t", "enumerating")
+    [bytearray(64) for _ in range(1000)]
+    assert list(found) == [5, 6]
+    assert vk.ffi.sizeof(found) == 8

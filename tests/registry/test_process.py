@@ -18,7 +18,7 @@ def run(code, **environment):
 
 
 FORK = """
-import os, sys, gc
+import atexit, gc, os, sys
 import gpu_shared
 from gpu_shared import SharedGpuContext, SharedGpuContextRegistry, SharedGpuCompileSpec, Buffer, ForkedProcessError
 spec = SharedGpuCompileSpec(token="parent")
@@ -56,7 +56,8 @@ if child == 0:
     lease.close(); shared.release(); buffer.close(); context.close()
     del lease, buffer, context, submit, shared
     gc.collect()
-    sys.exit(0)  # with all finalisers and exit handlers
+    atexit._run_exitfuncs()  # ours and weakref's; not the C library's, which a driver's may not bear in a child
+    os._exit(0)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, status
 lease.wait(lease.submit(submit), timeout_s=30)  # the parent's objects live

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gpu_shared.commands import CommandBuffer
 from gpu_shared.compile_spec import SyncMode
-
 from vkep.device.constants import ConstantStore, shared_constants
 from vkep.device.pipelines import PipelineStore, shared_pipelines
 from vkep.memory.config import ArenaConfig

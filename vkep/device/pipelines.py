@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
-
 from vkep.plan.records import PipelineKey
 from vkep.shaders.cache import cache_root, write_atomically
 from vkep.shaders.errors import ShaderInterfaceError
@@ -101,6 +100,7 @@ class PipelineStore:
         if data == self._saved or len(data) <= 64:
             return
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, data)
             self._saved = data
         except OSError as error:

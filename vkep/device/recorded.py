@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.timeline import PreparedSubmit
-
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
@@ -271,7 +272,7 @@ class RecordedPlan:
         self._delegate.lease.wait(self._delegate.lease.submit(prepared))
         ticks = queries.results()
         assert ticks is not None
-        times = [queries.nanoseconds(a, b) for a, b in zip(ticks, ticks[1:], strict=False)]
+        times = [queries.nanoseconds(a, b) for a, b in itertools.pairwise(ticks)]
         commands.close()
         self._held.remove(commands)
         queries.close()

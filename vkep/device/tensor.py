@@ -15,7 +15,6 @@ from vkep.plan.memory import align
 if TYPE_CHECKING:
     from gpu_shared.context import SharedResource
     from gpu_shared.timeline import Timeline
-
     from vkep.device.delegate import VulkanDelegate
 
 
@@ -40,6 +39,7 @@ class DeviceTensor:
             self._arena.release()
             raise
         self._finalizer = weakref.finalize(self, _give_back, self._context.timeline, self._block, self._arena)
+        self._finalizer.atexit = False
         self.address = self._block.address
         self.written_at = 0  #: timeline value of the submit that wrote it last
 

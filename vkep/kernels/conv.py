@@ -12,6 +12,7 @@ from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.matmul import MATMUL_REDUCE
+from vkep.kernels import winograd
 from vkep.kernels.tiles import (
     STORAGE,
     Prepack,
@@ -53,7 +54,7 @@ CONV_SUBGROUP = Kernel(
         "y_batch",
         "rows_first",
     ),
-    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4, "TAPS_INNER": 0, "UNROLL_H": 1, "UNROLL_W": 1},
+    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4, "TAPS_INNER": 0, "UNROLL_H": 1, "KERNEL_W": 1},
     variants=_VARIANTS,
 )
 CONV_TILED = Kernel(
@@ -120,6 +121,8 @@ _MAX_ELEMENTS = 2**31
 _MAX_DEPTHWISE_TAPS = 49
 #: below this many input channels a group, taps are the inner loop of the subgroup kernel
 _FEW_CHANNELS = 8
+#: taps that one iteration of the subgroup kernel may hold
+_MAX_UNROLLED_TAPS = 9
 #: output channels a group below which a matrix tile would be mostly empty
 _MIN_TILE_CHANNELS = 8
 
@@ -216,6 +219,8 @@ def conv(
     if not flat or channels == 0 or out_channels < _MIN_TILE_CHANNELS:
         return [_direct(problem, caps, x, w, y, epilogue)]
     if uses_subgroup_tiles(caps):
+        if scratch is not None and prepack is not None and winograd.fits(problem):
+            return winograd.winograd(problem, caps, x, y, epilogue, scratch, prepack)
         return [_subgroup(problem, caps, x, w, y, epilogue, prepack)]
     return _tiled(problem, caps, x, w, y, epilogue, scratch)
 
@@ -252,11 +257,11 @@ def _subgroup(
     pixels, batch = problem.oh * problem.ow, problem.n * problem.groups
     tile = subgroup_tile(pixels, out_channels, batch, caps)
     column_tiles, row_tiles = ceil_div(out_channels, tile.columns), ceil_div(pixels, tile.rows)
-    taps_inner = channels < _FEW_CHANNELS and taps > 1
+    taps_inner = channels < _FEW_CHANNELS and 1 < problem.kw <= _MAX_UNROLLED_TAPS
     spec = tile.spec
     if taps_inner:
-        unroll_w = problem.kw if problem.kw <= 9 else 1
-        spec.update(TAPS_INNER=1, UNROLL_W=unroll_w, UNROLL_H=problem.kh if problem.kh * unroll_w <= 9 else 1)
+        unroll_h = problem.kh if taps <= _MAX_UNROLLED_TAPS else 1
+        spec.update(TAPS_INNER=1, KERNEL_W=problem.kw, UNROLL_H=unroll_h)
     if prepack is not None:
         w = prepack(
             lambda weights: pack_weights(weights, problem.groups, channels, taps, tile.columns, taps_inner),
@@ -313,10 +318,11 @@ def pack_weights(
 def _depthwise(
     problem: ConvProblem, caps: DeviceCapabilities, x: Any, w: Any, y: Any, epilogue: Epilogue | None
 ) -> KernelCall:
-    strip = min(4, 1 << (problem.oh - 1).bit_length())
+    # Longer strips load less, shorter ones make more lanes for a GPU.
+    strip = min(8 if uses_subgroup_tiles(caps) else 4, 1 << (problem.oh - 1).bit_length())
     strips = ceil_div(problem.oh, strip)
     total = problem.n * problem.oc * strips * problem.ow
-    local = LOCAL
+    local = 128
     plane = _plane_params(problem)
     return CONV_DEPTHWISE.call(
         grid=flat_grid(total, local, caps, "conv"),

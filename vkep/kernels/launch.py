@@ -206,8 +206,28 @@ def share_columns(columns: int, axis: int, inner: int, caps: DeviceCapabilities,
         split = min(wanted, local // min(32, ceil_power_of_two(columns), local), floor_power_of_two(max(axis // 4, 1)))
     across = inner == 1 and split > 1
     size = caps.subgroup_size
-    usable = shuffles and across and caps.has("subgroup_shuffle") and caps.min_subgroup_size <= size <= local
+    fixed = caps.min_subgroup_size == caps.max_subgroup_size or caps.has("subgroup_size_control")
+    usable = shuffles and across and fixed and caps.has("subgroup_shuffle") and 1 < size <= local
     return ColumnShare(split, across, local, ceil_div(columns, local // split), size if usable else None)
+
+
+def row_vectors(row_length: int, dtype: str, alignment: int | None) -> dict[str, str]:
+    """Defines of ``shaders/rows.glsl`` to move four elements at a time; none where rows or addresses forbid it.
+
+    ``alignment`` in bytes divides the addresses of all row operands; None says no more than the element's size.
+    """
+    kind = element_type(dtype)
+    vector = {"float32": "vec4", "float16": "f16vec4"}.get(kind.name)
+    if vector is None or row_length % 4 or (alignment or kind.itemsize) % (4 * kind.itemsize):
+        return {}
+    return {"VECTOR_IN_T": vector, "VECTOR_OUT_T": vector}
+
+
+def row_variants() -> tuple[dict[str, str], ...]:
+    """Variants of row kernels to build ahead."""
+    plain = [element_defines(t) for t in ("float32", "float16")]
+    vectors = [element_defines(t) | row_vectors(4, t, 16) for t in ("float32", "float16")]
+    return with_shuffles(*plain, *vectors)
 
 
 def with_shuffles(*variants: dict[str, str]) -> tuple[dict[str, str], ...]:

@@ -15,6 +15,8 @@ from vkep.kernels.launch import (
     grid,
     lanes,
     required_subgroup_size,
+    row_variants,
+    row_vectors,
     share_columns,
     with_shuffles,
 )
@@ -50,7 +52,7 @@ NORM = Kernel(
         "BY_CHANNEL": 0,
         "SUBGROUP_LANES": 32,
     },
-    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
+    variants=row_variants(),
 )
 LP_NORM = Kernel(
     "lp_norm.comp",
@@ -94,13 +96,16 @@ def layer_norm(
     rms: bool = False,
     mean: Any = None,
     inv_std: Any = None,
+    alignment: int | None = None,
 ) -> list[KernelCall]:
     """Layer norm of the rows of ``x`` [rows, axis] (Ba et al., arXiv:1607.06450), or RMS norm (arXiv:1910.07467).
 
     ``scale`` and ``bias`` [axis] are of ``dtype``; the optional outputs ``mean`` and ``inv_std`` [rows] are float32.
-    Statistics are computed in float32. Raises `ValueError` for an element type that is no float.
+    Statistics are computed in float32. ``alignment`` (bytes, by default the element's size) divides the addresses of x,
+    y, scale and bias: with 16, rows move four elements at a time. Raises `ValueError` for an element type that is no
+    float.
     """
-    return _norm("layer norm", rows, axis, dtype, caps, x, y, scale, bias, epsilon, not rms, mean, inv_std)
+    return _norm("layer norm", rows, axis, dtype, caps, x, y, scale, bias, epsilon, not rms, mean, inv_std, alignment)
 
 
 def group_norm(
@@ -116,6 +121,7 @@ def group_norm(
     scale: Any = None,
     bias: Any = None,
     epsilon: float = 1e-5,
+    alignment: int | None = None,
 ) -> list[KernelCall]:
     """Group norm of ``x`` [images, groups, channels_per_group, spatial] (arXiv:1803.08494); instance norm has one
     channel a group. ``scale`` and ``bias`` hold a value a channel, [groups * channels_per_group].
@@ -123,7 +129,21 @@ def group_norm(
     axis = channels_per_group * spatial
     by_channel = (groups, spatial, channels_per_group)
     return _norm(
-        "group norm", images * groups, axis, dtype, caps, x, y, scale, bias, epsilon, True, None, None, by_channel
+        "group norm",
+        images * groups,
+        axis,
+        dtype,
+        caps,
+        x,
+        y,
+        scale,
+        bias,
+        epsilon,
+        True,
+        None,
+        None,
+        alignment,
+        by_channel,
     )
 
 
@@ -141,30 +161,34 @@ def _norm(
     center: bool,
     mean: Any,
     inv_std: Any,
+    alignment: int | None,
     by_channel: tuple[int, int, int] | None = None,
 ) -> list[KernelCall]:
     _floats_only(what, dtype)
     if not element_count(f"{what} input", rows, axis):
         return []
-    share = share_columns(rows, axis, 1, caps)
     period, spatial, channels = by_channel or (1, 1, axis)
+    vectors = row_vectors(spatial if by_channel else axis, dtype, alignment)
+    width = 4 if vectors else 1
+    steps = axis // width
+    share = share_columns(rows, steps, 1, caps)
     return [
         NORM.call(
             grid=grid(share.groups),
             operands={"x": x, "scale": scale, "bias": bias, "y": y, "mean": mean, "inv_std": inv_std},
             params={
                 "rows": rows,
-                "axis": axis,
+                "axis": steps,
                 "inv_axis": 1.0 / axis,
                 "epsilon": epsilon,
                 **magic_params("period", period),
-                **magic_params("spatial", spatial),
+                **magic_params("spatial", max(spatial // width, 1)),
                 "channels": channels,
             },
             spec={
                 "SPLIT": share.split,
                 "SUBGROUP_LANES": share.shuffle or 1,
-                **register_spec(axis, share.split, caps),
+                **register_spec(steps, share.split, caps),
                 "CENTER": int(center),
                 "HAS_SCALE": int(scale is not None),
                 "HAS_BIAS": int(bias is not None),
@@ -172,7 +196,7 @@ def _norm(
                 "HAS_INV_STD": int(inv_std is not None),
                 "BY_CHANNEL": int(by_channel is not None),
             },
-            defines=element_defines(dtype) | share.defines,
+            defines=element_defines(dtype) | vectors | share.defines,
             local_size=(share.local,),
             subgroup_size=required_subgroup_size(share, caps),
             flops=8 * rows * axis,

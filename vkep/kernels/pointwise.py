@@ -186,7 +186,7 @@ def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:
     """Lanes of a workgroup, and the units that each lane works through."""
     limit = caps.max_workgroup_count[0]
     if caps.device_type == "cpu":
-        lanes, iterations = caps.subgroup_size, 16  # a CPU driver pays for each workgroup, not for lanes
+        lanes, iterations = 128, 4  # a CPU driver pays for each workgroup; few ones still keep its threads busy
         iterations = min(iterations, max(1, units // (lanes * 16)))
     else:
         lanes, iterations = 256, 1

@@ -15,8 +15,9 @@ from vkep.kernels.launch import (
     grid,
     is_cpu,
     required_subgroup_size,
+    row_variants,
+    row_vectors,
     share_columns,
-    with_shuffles,
 )
 
 #: elements that a lane keeps in registers at most
@@ -26,8 +27,8 @@ SOFTMAX = Kernel(
     "softmax.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
     params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("alpha", "float")),
-    spec={"SPLIT": 1, "ACROSS": 0, "IN_REGISTERS": 0, "PER_LANE": 1, "LOG": 0, "SUBGROUP_LANES": 32},
-    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
+    spec={"SPLIT": 1, "ACROSS": 0, "IN_REGISTERS": 0, "PER_LANE": 1, "LOG": 0, "KEEP_POWERS": 0, "SUBGROUP_LANES": 32},
+    variants=row_variants(),
 )
 
 
@@ -42,23 +43,30 @@ def softmax(
     *,
     log: bool = False,
     alpha: float = 1.0,
+    alignment: int | None = None,
 ) -> list[KernelCall]:
     """``y`` = softmax (or its logarithm) of ``alpha * x`` over the middle of [outer, axis, inner].
 
-    Floats only, computed in float32; the maximum is subtracted first. Raises `ValueError` for other element types.
+    Floats only, computed in float32; the maximum is subtracted first. ``alignment`` (bytes, by default the element's
+    size) divides both addresses: with 16, contiguous rows move four elements at a time. Raises `ValueError` for other
+    element types.
     """
     if element_type(dtype).glsl_compute != "float":
         raise ValueError(f"softmax: element type is {dtype!r}, expected float32, float16 or bfloat16")
     if not element_count("softmax input", outer, axis, inner):
         return []
-    share = share_columns(outer * inner, axis, inner, caps)
+    vectors = row_vectors(axis, dtype, alignment) if inner == 1 else {}
+    steps = axis // 4 if vectors else axis
+    share = share_columns(outer * inner, steps, inner, caps)
+    registers = register_spec(steps, share.split, caps)
+    keep_powers = not log and dtype == "float32" and not registers["IN_REGISTERS"]
     return [
         SOFTMAX.call(
             grid=grid(share.groups),
             operands={"x": x, "y": y},
-            params={"columns": outer * inner, "axis": axis, **magic_params("inner", inner), "alpha": alpha},
-            spec={**share.lane_spec, **register_spec(axis, share.split, caps), "LOG": int(log)},
-            defines=element_defines(dtype) | share.defines,
+            params={"columns": outer * inner, "axis": steps, **magic_params("inner", inner), "alpha": alpha},
+            spec={**share.lane_spec, **registers, "LOG": int(log), "KEEP_POWERS": int(keep_powers)},
+            defines=element_defines(dtype) | vectors | share.defines,
             local_size=(share.local,),
             subgroup_size=required_subgroup_size(share, caps),
             flops=4 * outer * axis * inner,

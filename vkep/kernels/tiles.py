@@ -42,6 +42,10 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _padded(size: int, multiple: int) -> int:
+    return ceil_div(size, multiple) * multiple
+
+
 @dataclass(frozen=True)
 class SubgroupTile:
     """A tile of ``rows`` by ``lanes * lane_columns`` results a subgroup; ``unroll`` steps of k an iteration."""
@@ -63,21 +67,25 @@ class SubgroupTile:
 
 #: results that one subgroup keeps in registers: 16 rows by 32 columns (measured best at 8 and at 16 lanes)
 _SUBGROUP_ROWS, _SUBGROUP_COLUMNS = 16, 32
+#: the height instead where it leaves less of the last tile empty: 49 pixels of 7x7 are 3.5 of these
+_SUBGROUP_ROWS_TIGHT = 14
 #: fewer tiles than this leave cores idle: smaller tiles are used instead
 _SUBGROUP_MIN_TILES = 16
 
 
 def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities) -> SubgroupTile:
-    """The tile for ``batch`` products of m by n. Rows and columns are powers of two, so that shapes share pipelines."""
+    """The tile for ``batch`` products of m by n: of a few sizes only, so that shapes share pipelines."""
     lanes = caps.subgroup_size
     rows = min(_SUBGROUP_ROWS, 1 << max(m - 1, 0).bit_length())
+    if 10 * _padded(m, _SUBGROUP_ROWS_TIGHT) <= 9 * _padded(m, rows):
+        rows = _SUBGROUP_ROWS_TIGHT
     lane_columns = max(1, min(_SUBGROUP_COLUMNS // lanes, 1 << (ceil_div(n, lanes) - 1).bit_length()))
     while rows > 4 and batch * ceil_div(m, rows) * ceil_div(n, lanes * lane_columns) < _SUBGROUP_MIN_TILES:
         rows //= 2
     return SubgroupTile(
         rows=rows,
         lane_columns=lane_columns,
-        unroll=4 if rows * lane_columns * lanes > 256 else 8,  # a body of about the same length
+        unroll=8,
         lanes=lanes,
         required_subgroup_size=lanes if caps.has("subgroup_size_control", "compute_full_subgroups") else None,
     )

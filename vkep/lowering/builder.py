@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import numpy as np
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType, from_numpy
 from vkep.errors import Decline
 from vkep.graph.model import Node

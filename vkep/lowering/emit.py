@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
 from vkep.kernels.epilogue import Epilogue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -161,18 +162,17 @@ def generate(expr: Expr, name_leaf: Callable[[Leaf], str]) -> Code:
 
 
 def literal(value: float | int, ctype: str) -> str:
-    """A GLSL literal of a compute type that has no 32-bit argument form (64-bit types)."""
+    """GLSL for a value of a compute type that has no 32-bit argument form (64-bit types).
+
+    Made of 32-bit halves: a preprocessor definition, which is where expressions go, can hold no 64-bit literal.
+    """
+    if ctype not in ("double", "int64_t", "uint64_t"):
+        raise ValueError(f"no literal form for {value!r} in {ctype}")
+    code = "d" if ctype == "double" else "q" if ctype == "int64_t" else "Q"
+    low, high = struct.unpack("<II", struct.pack("<" + code, float(value) if code == "d" else int(value)))
     if ctype == "double":
-        if value != value:
-            return "double(uintBitsToFloat(0x7fc00000u))"
-        if value in (float("inf"), float("-inf")):
-            return f"double(uintBitsToFloat({'0x7f800000u' if value > 0 else '0xff800000u'}))"
-        return f"{float(value)!r}lf"
-    if ctype == "int64_t":
-        return f"{int(value)}l" if int(value) > -(2**63) else "(-9223372036854775807l - 1l)"
-    if ctype == "uint64_t":
-        return f"{int(value)}ul"
-    raise ValueError(f"no literal form for {value!r} in {ctype}")
+        return f"packDouble2x32(uvec2({low}u, {high}u))"
+    return f"{ctype}(pack64(u32vec2({low}u, {high}u)))"
 
 
 def compute_dtype(ctype: str) -> DType:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import Workspace

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
 from vkep.errors import Decline

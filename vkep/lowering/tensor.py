@@ -137,6 +137,11 @@ class Tensor:
         return self.view(shape, strides, offset)
 
 
+def alignment(*tensors: Tensor) -> int:
+    """Bytes, a power of two up to 16, that divide each tensor's address (storages are aligned to more)."""
+    return min(math.gcd(16, t.offset * t.dtype.itemsize) for t in tensors)
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for dim in reversed(shape):

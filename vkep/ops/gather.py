@@ -9,7 +9,7 @@ from vkep.kernels.pad import pad as pad_kernel
 from vkep.kernels.scatter import scatter_elements as scatter_elements_kernel
 from vkep.kernels.scatter import scatter_nd as scatter_nd_kernel
 from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.lowering.tensor import Tensor, alignment
 from vkep.ops.registry import ANY, FLOATS, INDICES, operator
 
 _MOVABLE = (*ANY, "uint32", "int16", "uint16", "bfloat16", "float64", "uint64")
@@ -41,15 +41,10 @@ def gather_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tens
             i[0],
             i[1],
             o[0],
-            alignment=_alignment(i[0], o[0]),
+            alignment=alignment(i[0], o[0]),
         ),
     )
     return out
-
-
-def _alignment(*tensors: Tensor) -> int:
-    """The largest power of two up to 16 that divides each tensor's offset in bytes (storages are more aligned)."""
-    return min(math.gcd(16, t.offset * t.dtype.itemsize) for t in tensors)
 
 
 @operator("GatherElements", types={"T": _MOVABLE, "Tind": INDICES})
@@ -88,7 +83,7 @@ def gather_nd_(b: Builder, data: Tensor, indices: Tensor, *, batch_dims: int = 0
             i[0],
             i[1],
             o[0],
-            alignment=_alignment(i[0], o[0]),
+            alignment=alignment(i[0], o[0]),
         ),
     )
     return out

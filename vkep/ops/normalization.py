@@ -10,7 +10,7 @@ from vkep.dtypes import DTYPES
 from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_norm
 from vkep.kernels.softmax import softmax
 from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.lowering.tensor import Tensor, alignment
 from vkep.ops.reduction import middle
 from vkep.ops.registry import FLOATS, operator
 
@@ -21,7 +21,9 @@ def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
     b.kernel(
         [dense],
         [out],
-        lambda t, i, o, _: softmax(outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], log=log),
+        lambda t, i, o, _: softmax(
+            outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], log=log, alignment=alignment(i[0], o[0])
+        ),
         flops=4 * x.size,
     )
     return out
@@ -147,6 +149,7 @@ def layer_normalization(
             epsilon=epsilon,
             mean=o[1] if len(o) > 1 else None,
             inv_std=o[2] if len(o) > 2 else None,
+            alignment=alignment(*i, o[0]),
         ),
         flops=8 * x.size,
     )

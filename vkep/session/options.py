@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
-
 from vkep.memory.config import ArenaConfig
 
 #: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)

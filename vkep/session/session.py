@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_shared.context import SharedGpuContext
-from gpu_shared.context_registry import SharedGpuContextRegistry
-from gpu_shared.errors import ClosedError, ContextIncompatibleError
-from gpu_shared.instance import select_device
 
 import vkep.ops  # noqa: F401  # declares the operators
+from gpu_shared.context import SharedGpuContext
+from gpu_shared.errors import ClosedError
 from vkep import dtypes
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.runner import PlanRunner
@@ -28,8 +26,10 @@ from vkep.graph.model import Dim, Model, ValueInfo
 from vkep.lowering.partition import Known, lower
 from vkep.lowering.program import CpuStep, HostValue, IslandStep, Placement, Program, ValueSpec
 from vkep.session.binding import IOBinding
+from vkep.session.contexts import resolve_context
 from vkep.session.cpu import CpuRunner
 from vkep.session.executor import DeferredExecutor, Executable, ExecutableCache, IslandExecutor, known_value
+from vkep.session.inputs import check_inputs, wrong_names
 from vkep.session.options import SessionOptions
 from vkep.session.report import IslandReport, Report, node_reports
 from vkep.shaders.library import ShaderLibrary
@@ -92,7 +92,7 @@ class InferenceSession:
         self.options = SessionOptions(**merged)
         self.model: Model = load_model(model, base_dir=self.options.base_dir)
         arena = self.options.arena_config()
-        context = context or _resolve(self.options)
+        context = context or resolve_context(self.options)
         library = ShaderLibrary(cache_dir=_spirv_folder(self.options))
         delegate = VulkanDelegate(context, library, arena, sync_mode=self.options.sync_mode)
         self._parts = _Parts(delegate, self.options.plan_cache_size)
@@ -249,16 +249,16 @@ class InferenceSession:
         for name in self._inputs:
             value = feeds.get(name)
             if value is None:
-                raise self._input_error(feeds)
+                raise wrong_names(self._inputs, feeds)
             if not isinstance(value, (np.ndarray, DeviceTensor)):
-                value = np.asarray(value)
+                value = np.asarray(value)  # type: ignore[unreachable]  # a list or a scalar, whatever the hints say
             values[name] = value
             signature.append((value.dtype if isinstance(value, np.ndarray) else value.dtype.numpy, value.shape))
         if len(feeds) != len(values):
-            raise self._input_error(feeds)
+            raise wrong_names(self._inputs, feeds)
         key = tuple(signature)
         if key not in self._parts.cache:
-            self._check_inputs(values)
+            check_inputs(self._inputs, values)
         for name, value in values.items():
             if isinstance(value, DeviceTensor):
                 self.check_tensor(value, f"input {name!r}")
@@ -344,40 +344,6 @@ class InferenceSession:
             return self.device_tensor(value)
         return value.numpy() if target == "cpu" and isinstance(value, DeviceTensor) else value
 
-    def _check_inputs(self, values: Mapping[str, Any]) -> None:
-        """Hold new shapes and dtypes against the model's inputs."""
-        symbols: dict[str, tuple[int, str]] = {}
-        for name, info in self._inputs.items():
-            value = values[name]
-            expected = dtypes.from_onnx(info.elem_type)
-            got = value.dtype.numpy if isinstance(value, DeviceTensor) else value.dtype
-            if expected is not None and got != expected.numpy:
-                raise InvalidInputError(f"input {name!r}: got dtype {got}, expected {expected} ({_describe(info)})")
-            if info.shape is None:
-                continue
-            if len(value.shape) != len(info.shape):
-                raise InvalidInputError(
-                    f"input {name!r}: got rank {len(value.shape)} (shape {tuple(value.shape)}), "
-                    f"expected rank {len(info.shape)} ({_describe(info)})"
-                )
-            for axis, (size, dim) in enumerate(zip(value.shape, info.shape, strict=True)):
-                if isinstance(dim, int) and size != dim:
-                    raise InvalidInputError(
-                        f"input {name!r}: got shape {tuple(value.shape)}, expected {dim} on axis {axis} ({_describe(info)})"
-                    )
-                if isinstance(dim, str):
-                    known, where = symbols.setdefault(dim, (size, f"{name!r} axis {axis}"))
-                    if known != size:
-                        raise InvalidInputError(
-                            f"input {name!r}: dimension {dim!r} is {size} on axis {axis}, but {known} at {where}"
-                        )
-
-    def _input_error(self, feeds: Mapping[str, Feed]) -> InvalidInputError:
-        missing = [n for n in self._inputs if feeds.get(n) is None]
-        unknown = [n for n in feeds if n not in self._inputs]
-        parts = ([f"missing {missing}"] if missing else []) + ([f"unknown {unknown}"] if unknown else [])
-        return InvalidInputError(f"inputs: {', '.join(parts)}; the model takes {list(self._inputs)}")
-
 
 class _Running:
     """An executable in use, and the values of a run."""
@@ -390,23 +356,6 @@ class _Running:
 
     def __exit__(self, *exc: object) -> None:
         self._use.__exit__(*exc)
-
-
-def _resolve(options: SessionOptions) -> SharedGpuContext:
-    spec = options.compile_spec()
-
-    def create() -> SharedGpuContext:
-        return SharedGpuContext.create(spec, device=options.device, app_name="vkep", validation=options.validation)
-
-    context = SharedGpuContextRegistry.get().resolve(spec, create)
-    if options.device is not None and options.token is not None:
-        wanted = select_device(options.device).capabilities
-        if wanted.uuid != context.capabilities.uuid:
-            raise ContextIncompatibleError(
-                f"context {context.label} lies on {context.capabilities.name}",
-                hint=f"the session asks for {wanted.name}: use another token or group for another device",
-            )
-    return context
 
 
 def _spirv_folder(options: SessionOptions) -> Path | None:
@@ -433,11 +382,6 @@ def _flatten(executable: Executable) -> tuple[list[Placement], list[IslandExecut
 
 def _node_arg(info: ValueInfo) -> NodeArg:
     return NodeArg(info.name, f"tensor({dtypes.onnx_name(info.elem_type)})" if info.elem_type else "other", info.shape)
-
-
-def _describe(info: ValueInfo) -> str:
-    shape = "of any rank" if info.shape is None else str(list(info.shape))
-    return f"the model declares {dtypes.onnx_name(info.elem_type)} {shape}"
 
 
 def _array(value: Any) -> Any:

@@ -1,0 +1,54 @@
+// Winograd F(4x4, 3x3), first step: x [images, channels, height, width] to v [36, channels, images * tiles] (float32), the
+// points of the 6x6 inputs of each 4x4 output tile. One (channel, tile) a lane.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#include "fastdiv.glsl"
+#include "winograd.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 v; EXTRA_OPERANDS \
+    uint height; uint width; uint pad_top; uint pad_left; \
+    uint columns; uint columns_mul; uint columns_shift; uint tiles; uint tiles_mul; uint tiles_shift; \
+    uint images; uint images_mul; uint images_shift; uint channels; uint total; EXTRA_PARAMS }
+#include "args.glsl"
+
+TENSOR(T, Elements)
+TENSOR(float, Points)
+
+// columns: tiles in a row; tiles: tiles in an image; total: channels * images * tiles
+void main() {
+    uint at = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    bool inside = at < args.total;
+    at = min(at, args.total - 1);
+    uint tile, image, column;
+    uint rest = fast_divmod(at, args.tiles, args.tiles_mul, args.tiles_shift, tile);
+    uint channel = fast_divmod(rest, args.images, args.images_mul, args.images_shift, image);
+    uint row = fast_divmod(tile, args.columns, args.columns_mul, args.columns_shift, column);
+    Elements x = Elements(operand(args.x, 0));
+    uint x0 = (image * args.channels + channel) * args.height * args.width;
+    int top = int(row * 4) - int(args.pad_top), left = int(column * 4) - int(args.pad_left);
+
+    uint column_at[6];
+    bool column_valid[6];
+    [[unroll]] for (uint j = 0; j < 6; j++) {
+        uint c = uint(left + int(j));
+        column_valid[j] = c < args.width;
+        column_at[j] = x0 + (column_valid[j] ? c : 0);
+    }
+    float d[36];
+    [[unroll]] for (uint i = 0; i < 6; i++) {
+        uint h = uint(top + int(i));
+        bool row_valid = h < args.height;
+        uint row_at = row_valid ? h * args.width : 0;
+        [[unroll]] for (uint j = 0; j < 6; j++) {
+            float value = float(x.v[column_at[j] + row_at]);
+            d[i * 6 + j] = row_valid && column_valid[j] ? value : 0.0;
+        }
+        WINOGRAD_INPUT(d[i * 6], d[i * 6 + 1], d[i * 6 + 2], d[i * 6 + 3], d[i * 6 + 4], d[i * 6 + 5])
+    }
+    [[unroll]] for (uint j = 0; j < 6; j++) WINOGRAD_INPUT(d[j], d[6 + j], d[12 + j], d[18 + j], d[24 + j], d[30 + j])
+
+    Points v = Points(operand(args.v, 1));
+    if (inside) {
+        [[unroll]] for (uint i = 0; i < 36; i++) v.v[i * args.total + at] = d[i];
+    }
+}

@@ -1,0 +1,135 @@
+"""The harness catches what it is there to catch, and the launch arithmetic holds on every imagined device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.gather import COPY, copy
+from vkep.kernels.launch import element_count, grid, lanes, row_vectors, share_columns, unit_for
+from vkep.kernels.norm import LP_NORM, LRN, NORM, layer_norm
+from vkep.kernels.pool import POOL, pool
+from vkep.kernels.reduce import REDUCE, REDUCE_OPS, reduce
+from vkep.kernels.softmax import SOFTMAX, softmax
+
+DEVICES = st.builds(
+    DeviceCapabilities.for_tests,
+    device_type=st.sampled_from(["cpu", "integrated", "discrete"]),
+    subgroup_size=st.sampled_from([1, 4, 8, 16, 32, 64]),
+    min_subgroup_size=st.just(1),
+    max_subgroup_size=st.just(64),
+    max_workgroup_invocations=st.sampled_from([128, 256, 1024]),
+)
+
+
+def write_call(nbytes: int, x: Tensor, y: Tensor) -> list:
+    return [
+        COPY.call(grid=(1, 1, 1), operands={"x": x, "y": y}, params={"total": nbytes}, defines={"UNIT_T": "uint8_t"})
+    ]
+
+
+def test_harness_catches_a_write_beyond_the_end(gpu: Harness) -> None:
+    x, y = Tensor(np.arange(12, dtype=np.uint8)), Tensor.empty((10,), np.uint8)
+    with pytest.raises(AssertionError, match="beyond the end"):
+        gpu.run(write_call(12, x, y))
+
+
+def test_harness_catches_a_written_input(gpu: Harness) -> None:
+    x = Tensor(np.arange(12, dtype=np.uint8))
+    call = write_call(12, Tensor(np.zeros(12, np.uint8)), x)[0]
+    operands = tuple((dataclasses.replace(o, writes=False), t) for o, t in call.operands)
+    with pytest.raises(AssertionError, match="wrote an input"):
+        gpu.run([dataclasses.replace(call, operands=operands)])
+
+
+def test_harness_outputs_begin_as_garbage(gpu: Harness) -> None:
+    y = Tensor.empty((10,), np.uint8)
+    gpu.run(write_call(4, Tensor(np.zeros(10, np.uint8)), y))
+    assert y.array.tolist() == [0] * 4 + [0xCD] * 6
+
+
+@pytest.mark.parametrize("indirect", [False, True])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_every_way_of_passing_arguments(gpu: Harness, indirect: bool, in_memory: bool) -> None:
+    x, y = Tensor(np.arange(10, dtype=np.uint8)), Tensor.empty((10,), np.uint8)
+    gpu.run(write_call(10, x, y), indirect=indirect, in_memory=in_memory)
+    np.testing.assert_array_equal(y.array, x.array)
+
+
+def test_a_grid_longer_than_one_axis(gpu: Harness, rng: np.random.Generator) -> None:
+    small = dataclasses.replace(gpu.caps, device_type="discrete", max_workgroup_invocations=8)
+    x = rng.integers(0, 256, 1_000_003).astype(np.uint8)
+    y = Tensor.empty(x.shape, np.uint8)
+    calls = copy(x.size, small, Tensor(x), y, alignment=1)
+    assert calls[0].grid[1] > 1
+    gpu.run(calls)
+    np.testing.assert_array_equal(y.array, x)
+
+
+@given(st.integers(0, 2**31))
+def test_grid_covers_all_groups_within_limits(groups: int) -> None:
+    x, y, z = grid(groups)
+    assert groups <= x * y < groups + y + 1
+    assert max(x, y, z) <= 65535
+
+
+@given(DEVICES, st.integers(1, 10**6), st.integers(1, 10**5), st.sampled_from([1, 2, 49, 5000]))
+def test_columns_are_shared_out_completely(caps: DeviceCapabilities, columns: int, axis: int, inner: int) -> None:
+    share = share_columns(columns, axis, inner, caps)
+    assert share.split & (share.split - 1) == 0
+    assert 1 <= share.split <= share.local <= caps.max_workgroup_invocations
+    assert share.groups * (share.local // share.split) >= columns
+    if share.shuffle:
+        assert share.across
+        assert share.local % share.shuffle == 0
+
+
+@given(DEVICES, st.integers(0, 2**31 - 1))
+def test_lanes_fit_the_device(caps: DeviceCapabilities, total: int) -> None:
+    count = lanes(caps, total)
+    assert 1 <= count <= caps.max_workgroup_invocations
+    assert count & (count - 1) == 0
+
+
+def test_units_divide_rows_and_addresses() -> None:
+    assert [unit_for(n, 16) for n in (1, 6, 12, 64, 3072)] == [1, 2, 4, 16, 16]
+    assert unit_for(64, 4) == 4
+    assert unit_for(0, 16) == 16
+
+
+def test_row_vectors_need_whole_groups_and_aligned_addresses() -> None:
+    assert row_vectors(8, "float32", 16)["VECTOR_IN_T"] == "vec4"
+    assert row_vectors(8, "float16", 8)["VECTOR_IN_T"] == "f16vec4"
+    for args in ((6, "float32", 16), (8, "float32", 8), (8, "float32", None), (8, "bfloat16", 16)):
+        assert row_vectors(*args) == {}
+
+
+def test_element_count_refuses_what_32_bit_indices_cannot_reach() -> None:
+    assert element_count("x", 2**15, 2**15) == 2**30
+    with pytest.raises(ValueError, match="x: 2147483648 elements"):
+        element_count("x", 2**15, 2**16)
+    with pytest.raises(ValueError, match="no negative dimension"):
+        element_count("x", -1, 5)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "discrete"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_common_problems_use_variants_built_ahead(device_type: str, dtype: str) -> None:
+    caps = DeviceCapabilities.for_tests(device_type=device_type)
+    calls = [
+        call for op in REDUCE_OPS for call in reduce(op, 64, 700, 1, dtype, caps, 1, 2) if op not in ("all", "any")
+    ]
+    calls += softmax(64, 768, 1, dtype, caps, 1, 2, alignment=16) + softmax(64, 77, 1, dtype, caps, 1, 2)
+    calls += layer_norm(64, 768, dtype, caps, 1, 2, scale=3, alignment=16) + layer_norm(64, 77, dtype, caps, 1, 2)
+    calls += pool("max", 1, 3, (8, 8), (4, 4), (2, 2), dtype, caps, 1, 2)
+    assert {call.kernel.source for call in calls} == {k.source for k in (REDUCE, SOFTMAX, NORM, POOL)}
+    for call in calls:
+        assert dict(call.variant.defines) in call.kernel.variants, call.variant
+    for kernel in (LP_NORM, LRN):
+        assert kernel.variants != ({},)

@@ -1,0 +1,141 @@
+"""Contexts around Vulkan objects that the application made: borrowed, taken back, refused, handed over."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_shared import (
+    Buffer,
+    Device,
+    Instance,
+    SharedGpuCompileSpec,
+    SharedGpuContext,
+    SharedGpuContextRegistry,
+    Timeline,
+    vk,
+)
+from gpu_shared.capabilities import REQUIRED_FEATURES
+from gpu_shared.errors import ContextIncompatibleError
+
+
+@pytest.fixture
+def registry():
+    return SharedGpuContextRegistry()
+
+
+class Application:
+    """An application that made its own Vulkan objects."""
+
+    def __init__(self, gpu, validation=None):
+        self.instance = Instance("application", validation=validation)
+        self.device = Device(self.instance, gpu)
+        self.semaphore = Timeline(self.device)
+
+    def handles(self, kind=lambda owner, raw: int(vk.ffi.cast("uintptr_t", raw))):
+        return {
+            "instance": kind(self, self.instance.raw),
+            "physical_device": kind(self, self.device.physical_device),
+            "device": kind(self, self.device.raw),
+            "queue": kind(self, self.device.queue),
+            "queue_family_index": self.device.queue_family,
+            "extensions": self.device.extensions,
+            "features": self.device.features,
+        }
+
+    def close(self):
+        self.instance.close()
+
+
+@pytest.fixture
+def application(gpu, no_leaks):
+    made = Application(gpu)
+    yield made
+    assert not made.device.closed
+    made.device.wait_idle()
+    made.close()
+
+
+@pytest.mark.parametrize("form", ["int", "cffi"])
+def test_an_application_registers_its_handles_and_takes_them_back(application, registry, alive, form):
+    before = alive()
+    convert = {} if form == "int" else {"kind": lambda owner, raw: raw}
+    context = SharedGpuContext.from_handles(**application.handles(**convert), token="app", group_id=9)
+    assert (context.owns_instance, context.owns_device, context.owns_timeline_semaphore) == (False, False, True)
+    assert context.capabilities.features == application.device.features
+    assert context.capabilities.extensions == application.device.extensions
+    assert context.device.queue_lock is application.device.queue_lock  # one queue, one lock
+    registry.register_context(None, context)
+    found = registry.resolve(SharedGpuCompileSpec(token="app", group_id=9, mode="lookup_only"))
+    assert found is context
+    with found.lease("vulkan") as lease:
+        buffer = Buffer(lease.device, 64, "download")
+        commands = lease.allocate().begin()
+        commands.fill_buffer(buffer, 0x01010101)
+        commands.barrier_to_host()
+        commands.end()
+        lease.wait(lease.submit(lease.prepare([commands])))
+        assert bytes(buffer.mapped) == b"\1" * 64
+    assert registry.unregister_context(context.key) is context
+    context.close()
+    assert buffer.closed
+    assert alive() == before
+
+
+def test_a_borrowed_timeline_counts_on(application):
+    raw = application.semaphore
+    first = SharedGpuContext.from_handles(**application.handles(), timeline_semaphore=raw.raw_int)
+    assert not first.owns_timeline_semaphore
+    with first.lease("a") as lease:
+        lease.wait(lease.submit(lease.prepare([lease.allocate().begin().end()])))
+    first.close()
+    second = SharedGpuContext.from_handles(**application.handles(), timeline_semaphore=raw.raw)
+    with second.lease("b") as lease:
+        assert lease.submit(lease.prepare([lease.allocate().begin().end()])) == 2
+        lease.wait(2)
+    second.close()
+
+
+def test_refused_handles_stay_the_applications(application, alive):
+    before = alive()
+    good = application.handles()
+    with pytest.raises(ContextIncompatibleError, match="buffer_device_address") as caught:
+        SharedGpuContext.from_handles(
+            **{**good, "features": ["timelineSemaphore"]}, owns_instance=True, owns_device=True
+        )
+    assert set(caught.value.features) == REQUIRED_FEATURES - {"timeline_semaphore"}
+    with pytest.raises(ValueError, match="VkQueue is null"):
+        SharedGpuContext.from_handles(**{**good, "queue": 0})
+    with pytest.raises(ValueError, match="queue_family is 99"):
+        SharedGpuContext.from_handles(**{**good, "queue_family_index": 99})
+    with pytest.raises(TypeError, match="collection"):
+        SharedGpuContext.from_handles(**{**good, "extensions": "VK_EXT_memory_budget"})
+    with pytest.raises(ValueError, match="gpu_shared_group_id"):
+        SharedGpuContext.from_handles(**good, group_id=-1)
+    assert alive() == before
+
+
+def test_handed_over_handles_are_destroyed_with_the_context(gpu, alive):
+    # no validation: its messenger, and the Python callback behind it, would have to be handed over too
+    application = Application(gpu, validation=False)
+    handles, semaphore = application.handles(), application.semaphore.raw_int
+    for owned in (application.semaphore, application.device, application.instance):  # the application lets go of them
+        owned._finalizer.detach()
+        owned._native.destroy = None
+        owned._native.bury()
+    context = SharedGpuContext.from_handles(
+        **handles, timeline_semaphore=semaphore, owns_instance=True, owns_device=True, owns_timeline_semaphore=True
+    )
+    destroyed = []
+    for function, functions in (
+        ("vkDestroySemaphore", context.device.fn),
+        ("vkDestroyDevice", context.device.fn),
+        ("vkDestroyInstance", context.instance.fn),
+    ):
+        real = getattr(functions, function)
+        setattr(functions, function, lambda *a, real=real, name=function: (destroyed.append(name), real(*a)))
+    assert context.owns_instance
+    assert context.owns_device
+    assert context.owns_timeline_semaphore
+    context.close()
+    assert destroyed == ["vkDestroySemaphore", "vkDestroyDevice", "vkDestroyInstance"]
+    assert alive() == {}

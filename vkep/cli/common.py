@@ -1,0 +1,219 @@
+"""What the commands share: options, errors as exit status and one paragraph, JSON, logging, progress bars."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from gpu_shared.compile_spec import ContextMode, SyncMode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vkep.session import InferenceSession
+
+FAILED, USAGE = 1, 2
+#: ``progress(phase, done, total, what)``, as `vkep.SessionOptions` takes it
+Progress = Callable[[str, int, int, str], None]
+#: columns of printed tables where standard output is no terminal
+PLAIN_WIDTH = 160
+
+logger = logging.getLogger("vkep.cli")
+
+
+class Fallback(str, Enum):
+    """What becomes of nodes that Vulkan declines."""
+
+    CPU = "cpu"
+    ERROR = "error"
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+VerboseOption = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Log to standard error; twice for debug messages.")
+]
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="D", help="Index, UUID or part of a name; default: $VKEP_DEVICE or the best."),
+]
+TokenOption = Annotated[str | None, typer.Option("--token", metavar="T", help="Token of the shared context.")]
+GroupOption = Annotated[int, typer.Option("--group", metavar="G", min=0, help="Group id of the shared context.")]
+ModeOption = Annotated[ContextMode, typer.Option("--mode", help="How the session gets its context.")]
+SyncOption = Annotated[SyncMode, typer.Option("--sync", help="What is waited for between delegates' regions.")]
+FallbackOption = Annotated[Fallback, typer.Option("--fallback", help="For nodes that Vulkan declines.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="NAME=WHAT",
+        help="WHAT is a .npy file, an .npz file (key NAME or in_NAME), random, ones or zeros; repeatable. "
+        "FILE.npz without NAME= gives every input. Default: random.",
+    ),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option("--shape", "-s", metavar="NAME=1x3x224x224", help="Shape of a generated input; repeatable."),
+]
+DimOption = Annotated[
+    list[str] | None, typer.Option("--dim", metavar="SYMBOL=N", help="Size of a symbolic dimension; repeatable.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
+
+
+class UsageError(Exception):
+    """The command line asks for something that does not fit: exit status 2."""
+
+
+def session_options(
+    device: str | None = None,
+    token: str | None = None,
+    group: int = 0,
+    mode: ContextMode = ContextMode.LOOKUP_OR_CREATE,
+    sync: SyncMode = SyncMode.TIMELINE,
+    fallback: Fallback = Fallback.CPU,
+) -> dict[str, Any]:
+    """The command line's options as keyword arguments of `vkep.InferenceSession`."""
+    return {
+        "device": device,
+        "token": token,
+        "group_id": group,
+        "context_mode": mode.value,
+        "sync_mode": sync.value,
+        "fallback": fallback.value,
+    }
+
+
+def open_session(model: Path, options: Mapping[str, Any], progress: Progress | None = None) -> InferenceSession:
+    """A session on the file. Raises `UsageError` where there is none, and what `vkep.InferenceSession` raises."""
+    if not model.is_file():
+        raise UsageError(f"no such file: {model}")
+    from vkep.session import InferenceSession, SessionOptions
+
+    try:
+        checked = SessionOptions(**options, progress=progress)
+        checked.compile_spec()
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    return InferenceSession(model, checked)
+
+
+def print_json(value: Any) -> None:
+    """Standard JSON: what is not finite becomes null."""
+    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def print_table(table: Table) -> None:
+    """A rich table; wide where standard output is no terminal, so that nothing is folded."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+
+
+def set_up_logging(verbose: int) -> None:
+    """Warnings to standard error; with ``-v`` what happens, with ``-vv`` every detail."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("vkep", "gpu_shared"):
+        package = logging.getLogger(name)
+        package.setLevel(level)
+        package.handlers = [handler]
+        package.propagate = False
+
+
+@contextmanager
+def command(json_output: bool, verbose: int = 0) -> Iterator[None]:
+    """Around a command's work: what can go wrong there becomes one paragraph and an exit status.
+
+    With ``-v`` the traceback is logged too. Anything unforeseen keeps its traceback: it is a bug of vkep's.
+    """
+    set_up_logging(verbose)
+    try:
+        yield
+    except UsageError as error:
+        fail(error, json_output, USAGE)
+    except Exception as error:
+        status = exit_status(error)
+        if status is None:
+            raise
+        logger.info("%s", type(error).__name__, exc_info=error)
+        fail(error, json_output, status)
+
+
+def exit_status(error: BaseException) -> int | None:
+    """The status for an error that a person can act on; None for one that only a bug can raise."""
+    from gpu_shared.errors import GpuError
+
+    from vkep.errors import InvalidInputError, VkepError
+
+    if isinstance(error, InvalidInputError):
+        return USAGE
+    if isinstance(error, (GpuError, VkepError, MemoryError, OSError)):
+        return FAILED
+    return None
+
+
+def fail(error: BaseException, json_output: bool, status: int) -> NoReturn:
+    """Print the error (as JSON on standard output too, where asked) and leave."""
+    message = str(error) or type(error).__name__
+    if json_output:
+        print_json({"error": {"kind": type(error).__name__, "message": message}})
+    typer.echo(paragraph(f"error: {message}"), err=True)
+    raise typer.Exit(status)
+
+
+def paragraph(text: str, width: int = 100) -> str:
+    """Text wrapped at words; its own line breaks stay."""
+    lines = text.splitlines() or [""]
+    wrapped = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in lines]
+    return "\n".join(piece for group in wrapped for piece in group)
+
+
+@contextmanager
+def progress_bars(show: bool) -> Iterator[Progress | None]:
+    """A progress callback that draws bars on standard error, while shaders are compiled and weights uploaded; None
+    where nobody watches (no terminal, or ``show`` is False).
+    """
+    if not show or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    names = {"shaders": "compiling shaders", "weights": "uploading weights"}
+    columns = (TextColumn("{task.description:18s}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Bars(*columns, TextColumn("{task.fields[what]}"), console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(phase: str, done: int, total: int, what: str) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(names.get(phase, phase), total=total, what="")
+            bars.update(tasks[phase], completed=done, total=total, what=what)
+
+        yield advance
+
+
+def megabytes(count: float) -> str:
+    """Bytes as MiB, with as many digits as are worth reading."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 / 10 else f"{count / 2**10:.1f} KiB"

@@ -1,0 +1,56 @@
+"""Holding a run's inputs against what the model declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vkep import dtypes
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError
+from vkep.graph.model import ValueInfo
+
+
+def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -> None:
+    """Raise `InvalidInputError` for a dtype, rank or size that the model does not take."""
+    symbols: dict[str, tuple[int, str]] = {}
+    for name, info in declared.items():
+        value = values[name]
+        expected = dtypes.from_onnx(info.elem_type)
+        got = value.dtype.numpy if isinstance(value, DeviceTensor) else value.dtype
+        if expected is not None and got != expected.numpy:
+            raise InvalidInputError(f"input {name!r}: got dtype {got}, expected {expected} ({_describe(info)})")
+        if info.shape is not None:
+            _check_shape(name, tuple(value.shape), info, symbols)
+
+
+def _check_shape(name: str, shape: tuple[int, ...], info: ValueInfo, symbols: dict[str, tuple[int, str]]) -> None:
+    dims = info.shape or ()
+    if len(shape) != len(dims):
+        raise InvalidInputError(
+            f"input {name!r}: got rank {len(shape)} (shape {shape}), expected rank {len(dims)} ({_describe(info)})"
+        )
+    for axis, (size, dim) in enumerate(zip(shape, dims, strict=True)):
+        if isinstance(dim, int) and size != dim:
+            raise InvalidInputError(
+                f"input {name!r}: got shape {shape}, expected {dim} on axis {axis} ({_describe(info)})"
+            )
+        if isinstance(dim, str):
+            known, where = symbols.setdefault(dim, (size, f"{name!r} axis {axis}"))
+            if known != size:
+                raise InvalidInputError(
+                    f"input {name!r}: dimension {dim!r} is {size} on axis {axis}, but {known} at {where}"
+                )
+
+
+def wrong_names(declared: Mapping[str, ValueInfo], feeds: Mapping[str, Any]) -> InvalidInputError:
+    """The error for feeds that lack an input or have one that the model does not know."""
+    missing = [n for n in declared if feeds.get(n) is None]
+    unknown = [n for n in feeds if n not in declared]
+    parts = ([f"missing {missing}"] if missing else []) + ([f"unknown {unknown}"] if unknown else [])
+    return InvalidInputError(f"inputs: {', '.join(parts)}; the model takes {list(declared)}")
+
+
+def _describe(info: ValueInfo) -> str:
+    shape = "of any rank" if info.shape is None else str(list(info.shape))
+    return f"the model declares {dtypes.onnx_name(info.elem_type)} {shape}"
