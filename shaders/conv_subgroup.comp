@@ -47,11 +47,11 @@ void place_rows(uint tap_h, uint tap_w) {
 // channels and out_channels are those of one group.
 void main() {
     uint lane = gl_SubgroupInvocationID;
-    uint tile_row = args.rows_first != 0 ? gl_WorkGroupID.x : gl_WorkGroupID.y;
-    uint tile_column = args.rows_first != 0 ? gl_WorkGroupID.y : gl_WorkGroupID.x;
     uint image = small_div(gl_WorkGroupID.z, args.groups), group = gl_WorkGroupID.z - image * args.groups;
-    uint row0 = tile_row * ROWS, column0 = tile_column * COLUMNS;
     uint plane = args.height * args.width, pixels = args.out_height * args.out_width;
+    uint column_tiles = (args.out_channels + COLUMNS - 1) / COLUMNS;
+    uvec2 tile = workgroup_tile((pixels + ROWS - 1) / ROWS, column_tiles, args.rows_first != 0);
+    uint row0 = tile.x * ROWS, column0 = tile.y * COLUMNS, panel = min(tile.y, column_tiles - 1);
     Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
 
     // Lanes past an edge take the last pixel or channel again and do not store.
@@ -62,9 +62,9 @@ void main() {
         left[q] = int(out_column * args.stride_w) - int(args.pad_left);
     }
     x0 = gl_WorkGroupID.z * args.channels * plane;
-    uint w0 = group * args.w_group + tile_column * args.w_panel;
+    uint w0 = group * args.w_group + panel * args.w_panel;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
-        column_at[c] = w0 + min(c * LANES + lane, args.out_channels - column0 - 1) * args.w_column;
+        column_at[c] = w0 + min(c * LANES + lane, args.out_channels - 1 - panel * COLUMNS) * args.w_column;
 
     clear_tile();
     if (TAPS_INNER == 1) {

@@ -1,4 +1,4 @@
-// Running sums along the middle of [outer, axis, inner]. SPLIT lanes share a column: each sums a segment, the segments'
+// Running sums (PRODUCT: products) along the middle of [outer, axis, inner]. SPLIT lanes share a column: each sums a segment, the segments'
 // totals are scanned through shared memory, and each writes its segment's running sums.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -13,6 +13,14 @@
 layout(constant_id = 4) const uint SPLIT = 1;
 layout(constant_id = 5) const uint EXCLUSIVE = 0;
 layout(constant_id = 6) const uint REVERSE = 0;
+
+#ifdef PRODUCT
+const COMPUTE_T IDENTITY = COMPUTE_T(1);
+COMPUTE_T combine(COMPUTE_T a, COMPUTE_T b) { return a * b; }
+#else
+const COMPUTE_T IDENTITY = COMPUTE_T(0);
+COMPUTE_T combine(COMPUTE_T a, COMPUTE_T b) { return a + b; }
+#endif
 
 shared COMPUTE_T totals[gl_WorkGroupSize.x];
 
@@ -29,21 +37,21 @@ void main() {
     uint begin = min(share * args.segment, args.axis);
     uint end = live ? min(begin + args.segment, args.axis) : begin;
 
-    COMPUTE_T running = COMPUTE_T(0);
+    COMPUTE_T running = IDENTITY;
     if (SPLIT > 1u) {
         for (uint k = begin; k < end; ++k) {
             uint at = REVERSE != 0u ? args.axis - 1u - k : k;
-            running += load_element(x.v[base + at * args.inner]);
+            running = combine(running, load_element(x.v[base + at * args.inner]));
         }
         totals[lane] = running;
         barrier();
-        running = COMPUTE_T(0);
-        for (uint s = 0u; s < share; ++s) running += totals[s * width + local_column];
+        running = IDENTITY;
+        for (uint s = 0u; s < share; ++s) running = combine(running, totals[s * width + local_column]);
     }
     for (uint k = begin; k < end; ++k) {
         uint at = base + (REVERSE != 0u ? args.axis - 1u - k : k) * args.inner;
         COMPUTE_T v = load_element(x.v[at]);
-        y.v[at] = store_element(EXCLUSIVE != 0u ? running : running + v);
-        running += v;
+        y.v[at] = store_element(EXCLUSIVE != 0u ? running : combine(running, v));
+        running = combine(running, v);
     }
 }

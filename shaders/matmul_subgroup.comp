@@ -12,21 +12,20 @@
 #include "epilogue.glsl"
 #include "register_tile.glsl"
 
-// rows_first: workgroup x counts row tiles and y column tiles, else the other way round.
 void main() {
     uint lane = gl_SubgroupInvocationID;
-    uint tile_row = args.rows_first != 0 ? gl_WorkGroupID.x : gl_WorkGroupID.y;
-    uint tile_column = args.rows_first != 0 ? gl_WorkGroupID.y : gl_WorkGroupID.x;
     uint batch0 = small_div(gl_WorkGroupID.z, args.batch1), batch1 = gl_WorkGroupID.z - batch0 * args.batch1;
-    uint row0 = tile_row * ROWS, column0 = tile_column * COLUMNS;
+    uint column_tiles = (args.n + COLUMNS - 1) / COLUMNS;
+    uvec2 tile = workgroup_tile((args.m + ROWS - 1) / ROWS, column_tiles, args.rows_first != 0);
+    uint row0 = tile.x * ROWS, column0 = tile.y * COLUMNS, panel = min(tile.y, column_tiles - 1);
     Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 2));
 
     // Lanes past an edge load the last row or column again and do not store.
     uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) row_at[q] = a0 + min(row0 + q * LANES + lane, args.m - 1) * args.a_row;
-    uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + tile_column * args.b_panel;
+    uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + panel * args.b_panel;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
-        column_at[c] = b0 + min(c * LANES + lane, args.n - column0 - 1) * args.b_col;
+        column_at[c] = b0 + min(c * LANES + lane, args.n - 1 - panel * COLUMNS) * args.b_col;
 
     clear_tile();
     uint a_k = 0, b_k = 0;

@@ -27,6 +27,15 @@ uint small_div(uint n, uint d) {
     return r < 0 ? q - 1 : r >= int(d) ? q + 1 : q;
 }
 
+// Row and column of this workgroup's tile: x and y of the grid count the tiles along the rows first, or along the columns
+// first. The last workgroups may lie past the last tile: their row or column does, so that they store nothing.
+uvec2 workgroup_tile(uint row_tiles, uint column_tiles, bool rows_first) {
+    uint tile = gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x;
+    uint inner = rows_first ? row_tiles : column_tiles;
+    uint outer = small_div(tile, inner);
+    return rows_first ? uvec2(tile - outer * inner, outer) : uvec2(outer, tile - outer * inner);
+}
+
 float acc[ROWS * LANE_COLUMNS];
 uint row_at[ROW_REGISTERS];    // where this lane's rows begin in the row operand, in elements
 uint column_at[LANE_COLUMNS];  // where this lane's columns begin in the column operand

@@ -18,10 +18,16 @@ class DType:
     glsl: str  #: storage type in a buffer
     glsl_compute: str  #: type that kernels compute with
     kind: str  #: "float", "int", "uint" or "bool"
+    sub_byte_bits: int = 0  #: 2 or 4 where an element is narrower than its byte, else 0
 
     @property
     def itemsize(self) -> int:
         return self.numpy.itemsize
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element's value: what it takes in a model file."""
+        return self.sub_byte_bits or self.itemsize * 8
 
     def __str__(self) -> str:
         return self.name
@@ -44,8 +50,14 @@ DTYPES: dict[str, DType] = {
         DType("uint32", _T.UINT32, "uint32", np.dtype(np.uint32), "uint", "uint", "uint"),
         DType("uint64", _T.UINT64, "uint64", np.dtype(np.uint64), "uint64_t", "uint64_t", "uint"),
         DType("bool", _T.BOOL, "bool", np.dtype(np.bool_), "uint8_t", "bool", "bool"),
+        # numpy holds these one to a byte, the high bits free; kernels that read packed weights pack them while planning
+        DType("int4", _T.INT4, "int4", np.dtype(ml_dtypes.int4), "int8_t", "int", "int", 4),
+        DType("uint4", _T.UINT4, "uint4", np.dtype(ml_dtypes.uint4), "uint8_t", "uint", "uint", 4),
     )
 }
+if hasattr(_T, "INT2") and hasattr(ml_dtypes, "int2"):  # newer than the oldest onnx and ml_dtypes that vkep takes
+    DTYPES["int2"] = DType("int2", _T.INT2, "int2", np.dtype(ml_dtypes.int2), "int8_t", "int", "int", 2)
+    DTYPES["uint2"] = DType("uint2", _T.UINT2, "uint2", np.dtype(ml_dtypes.uint2), "uint8_t", "uint", "uint", 2)
 _BY_ONNX = {d.onnx: d for d in DTYPES.values()}
 _BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
 

@@ -36,6 +36,8 @@ from gpu_shared.errors import (
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer, CommandPool, QueryPool
     from gpu_shared.context import SharedGpuContext
+    from gpu_shared.data_graph import DataGraphPipeline, DataGraphSession, GraphConstant, GraphResource
+    from gpu_shared.descriptors import BufferRange, DescriptorSetLayout, DescriptorSets
     from gpu_shared.device import Device
     from gpu_shared.handles import Handle, live_counts
     from gpu_shared.instance import Instance, ValidationMessage, list_devices, select_device, validation_log
@@ -43,15 +45,23 @@ if TYPE_CHECKING:
     from gpu_shared.memory import Buffer, HeapBudget, memory_budget
     from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
     from gpu_shared.resources import SharedResource
+    from gpu_shared.tensors import Tensor
     from gpu_shared.timeline import PreparedSubmit, Timeline
 
 _LAZY = {
     "Buffer": "memory",
+    "BufferRange": "descriptors",
     "CommandBuffer": "commands",
     "CommandPool": "commands",
     "ComputePipeline": "pipeline",
+    "DataGraphPipeline": "data_graph",
+    "DataGraphSession": "data_graph",
     "DelegateLease": "lease",
+    "DescriptorSetLayout": "descriptors",
+    "DescriptorSets": "descriptors",
     "Device": "device",
+    "GraphConstant": "data_graph",
+    "GraphResource": "data_graph",
     "Handle": "handles",
     "HeapBudget": "memory",
     "Instance": "instance",
@@ -62,6 +72,7 @@ _LAZY = {
     "ShaderModule": "pipeline",
     "SharedGpuContext": "context",
     "SharedResource": "resources",
+    "Tensor": "tensors",
     "Timeline": "timeline",
     "ValidationMessage": "instance",
     "list_devices": "instance",
@@ -73,6 +84,7 @@ _LAZY = {
 
 __all__ = [
     "Buffer",
+    "BufferRange",
     "ClosedError",
     "CommandBuffer",
     "CommandPool",
@@ -83,7 +95,11 @@ __all__ = [
     "ContextMode",
     "ContextNotFoundError",
     "CooperativeMatrixShape",
+    "DataGraphPipeline",
+    "DataGraphSession",
     "DelegateLease",
+    "DescriptorSetLayout",
+    "DescriptorSets",
     "Device",
     "DeviceCapabilities",
     "DeviceInfo",
@@ -92,6 +108,8 @@ __all__ = [
     "DriverNotFoundError",
     "ForkedProcessError",
     "GpuError",
+    "GraphConstant",
+    "GraphResource",
     "Handle",
     "HeapBudget",
     "Instance",
@@ -110,6 +128,7 @@ __all__ = [
     "SharedGpuContextRegistry",
     "SharedResource",
     "SyncMode",
+    "Tensor",
     "Timeline",
     "ValidationMessage",
     "list_devices",

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_shared import vk
+from gpu_shared import arm_abi, vk
 from gpu_shared.handles import Handle
 
 if TYPE_CHECKING:
+    from gpu_shared.data_graph import DataGraphPipeline, DataGraphSession
+    from gpu_shared.descriptors import DescriptorSets
     from gpu_shared.device import Device
     from gpu_shared.memory import Buffer
     from gpu_shared.pipeline import ComputePipeline, PipelineLayout
@@ -21,6 +23,7 @@ STAGE_COMPUTE, STAGE_TRANSFER, STAGE_HOST, STAGE_ALL = 0x800, 0x1000, 0x4000, 0x
 ACCESS_SHADER_READ, ACCESS_SHADER_WRITE = 0x20, 0x40
 ACCESS_TRANSFER_READ, ACCESS_TRANSFER_WRITE = 0x800, 0x1000
 ACCESS_HOST_READ, ACCESS_HOST_WRITE = 0x2000, 0x4000
+ACCESS_MEMORY_READ, ACCESS_MEMORY_WRITE = 0x8000, 0x10000
 _SHADER = ACCESS_SHADER_READ | ACCESS_SHADER_WRITE
 _TRANSFER = ACCESS_TRANSFER_READ | ACCESS_TRANSFER_WRITE
 
@@ -162,6 +165,29 @@ class CommandBuffer(Handle):
         if not (0 <= x <= limits[0] and 0 <= y <= limits[1] and 0 <= z <= limits[2]):
             raise ValueError(f"{self.label}: a grid of {(x, y, z)} workgroups, the device takes up to {limits}")
         self._dispatch(raw, x, y, z)
+
+    def bind_data_graph(self, pipeline: DataGraphPipeline) -> None:
+        """Bind a data graph pipeline, for `dispatch_data_graph`."""
+        self._bind(self._ready(), arm_abi.BIND_POINT_DATA_GRAPH, pipeline.raw)
+        self._retained.append(pipeline)
+
+    def bind_descriptor_sets(self, layout: PipelineLayout, sets: DescriptorSets, *, data_graph: bool = False) -> None:
+        """Bind all sets, from the first on, for compute dispatches or for data graphs."""
+        point = arm_abi.BIND_POINT_DATA_GRAPH if data_graph else 1
+        count = len(sets.sets)
+        self._fn.vkCmdBindDescriptorSets(self._ready(), point, layout.raw, 0, count, sets.sets, 0, self._null)
+        self._retained += (layout, sets)
+
+    def dispatch_data_graph(self, session: DataGraphSession) -> None:
+        """Run the bound data graph with the memory of ``session``."""
+        self._fn.vkCmdDispatchDataGraphARM(self._ready(), session.raw, self._null)
+        self._retained.append(session)
+
+    def full_barrier(self) -> None:
+        """Everything before, of any stage, is done and seen by everything after (data graphs have no stage bit in the
+        32-bit masks).
+        """
+        self.barrier(STAGE_ALL, ACCESS_MEMORY_WRITE, STAGE_ALL, ACCESS_MEMORY_READ | ACCESS_MEMORY_WRITE)
 
     def memory_barrier(self) -> None:
         """What shaders wrote so far is seen by the dispatches that follow, and these wait for those before them."""

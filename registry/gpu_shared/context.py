@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -77,6 +78,7 @@ class SharedGpuContext:
         device: Selector = None,
         app_name: str = "gpu_shared",
         extra_instance_layers: Sequence[str] = (),
+        layer_paths: Sequence[str | os.PathLike[str]] = (),
         extra_instance_extensions: Sequence[str] = (),
         extra_device_extensions: Sequence[str] = (),
         feature_structs: Sequence[vk.Struct] = (),
@@ -86,12 +88,17 @@ class SharedGpuContext:
         """Make instance, device and timeline, all owned.
 
         ``spec`` names the context (token, group, sync mode); it is not registered here. ``device`` chooses as in
-        `gpu_shared.instance.select_device`. Raises `DriverNotFoundError`, `DeviceNotFoundError`,
+        `gpu_shared.instance.select_device`. ``layer_paths`` are folders with manifests of ``extra_instance_layers``
+        (see `gpu_shared.layers`). Raises `DriverNotFoundError`, `DeviceNotFoundError`,
         `ContextIncompatibleError`, `GpuError`; nothing is left behind then.
         """
         parsed = as_spec(spec)
         instance = Instance(
-            app_name, layers=extra_instance_layers, extensions=extra_instance_extensions, validation=validation
+            app_name,
+            layers=extra_instance_layers,
+            layer_paths=layer_paths,
+            extensions=extra_instance_extensions,
+            validation=validation,
         )
         try:
             made = Device(

@@ -14,6 +14,7 @@ from gpu_shared import query, vk
 from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
 from gpu_shared.errors import DeviceNotFoundError, DriverNotFoundError, GpuError
 from gpu_shared.handles import Handle
+from gpu_shared.layers import layer_search
 
 logger = logging.getLogger("gpu_shared.validation")
 
@@ -60,7 +61,8 @@ def validation_wanted() -> bool:
 class Instance(Handle):
     """A Vulkan 1.3 instance.
 
-    ``layers`` are instance layers in order, outermost first; ``validation`` (None: as VKEP_VALIDATION says) adds the
+    ``layers`` are instance layers in order, outermost first, ``layer_paths`` folders with manifests to look for them
+    besides the loader's own; ``validation`` (None: as VKEP_VALIDATION says) adds the
     Khronos layer with core and synchronization checks and collects its messages in ``messages``. Raises
     `DriverNotFoundError`, and `GpuError` naming a layer or extension that is not installed.
     """
@@ -72,6 +74,7 @@ class Instance(Handle):
         app_name: str = "gpu_shared",
         *,
         layers: Sequence[str] = (),
+        layer_paths: Sequence[str | os.PathLike[str]] = (),
         extensions: Sequence[str] = (),
         validation: bool | None = None,
         label: str = "instance",
@@ -84,7 +87,8 @@ class Instance(Handle):
         if self.validation and VALIDATION_LAYER not in layers:
             layers.append(VALIDATION_LAYER)
         self.layers = tuple(layers)
-        available = _check_layers(layers)
+        with layer_search(layer_paths):
+            available = _check_layers(layers)
         flags, chain = 0, []
         if sys.platform == "darwin" and "VK_KHR_portability_enumeration" in available:
             extensions.append("VK_KHR_portability_enumeration")
@@ -126,7 +130,8 @@ class Instance(Handle):
         )
         vk.chain(info, *chain)
         out = vk.out("VkInstance")
-        vk.check(vk.lib.vkCreateInstance(info.ptr, vk.ffi.NULL, out), "vkCreateInstance", label)
+        with layer_search(layer_paths):
+            vk.check(vk.lib.vkCreateInstance(info.ptr, vk.ffi.NULL, out), "vkCreateInstance", label)
         raw = out[0]
         fn = vk.instance_functions(raw, label)
         messenger = vk.out("VkDebugUtilsMessengerEXT")

@@ -103,6 +103,8 @@ class Buffer(Handle):
     coherent: the host writes, the GPU reads) or ``"download"`` (host-visible, cached: the GPU writes, the host
     reads).
 
+    ``memory_types`` limits the memory types (bits) where something else is to be bound to the same memory.
+
     ``address`` is the device address (int), ``mapped`` a writable memoryview of all bytes or None where the host
     cannot see them. An array made on ``mapped`` keeps the memory: it is freed when the last one goes, even after
     ``close()``.
@@ -113,7 +115,15 @@ class Buffer(Handle):
 
     kind = "buffer"
 
-    def __init__(self, device: Device, size: int, memory_kind: str = "device", *, label: str = "buffer") -> None:
+    def __init__(
+        self,
+        device: Device,
+        size: int,
+        memory_kind: str = "device",
+        *,
+        memory_types: int = 0xFFFFFFFF,
+        label: str = "buffer",
+    ) -> None:
         if memory_kind not in _CHOICES:
             raise ValueError(f"memory_kind is {memory_kind!r}, expected one of {KINDS}")
         if isinstance(size, bool) or not hasattr(size, "__index__"):
@@ -134,7 +144,7 @@ class Buffer(Handle):
         try:
             requirements = vk.out("VkMemoryRequirements")
             fn.vkGetBufferMemoryRequirements(device_raw, raw, requirements)
-            index, flags, heap = _choose_type(device, memory_kind, requirements.memoryTypeBits)
+            index, flags, heap = _choose_type(device, memory_kind, requirements.memoryTypeBits & memory_types)
             memory = _allocate(device, requirements.size, index, heap, label)
             vk.check(fn.vkBindBufferMemory(device_raw, raw, memory, 0), "vkBindBufferMemory", label)
             address = vk.make("VkBufferDeviceAddressInfo", buffer=raw)
@@ -151,6 +161,8 @@ class Buffer(Handle):
                 fn.vkFreeMemory(device_raw, memory, null)
             raise
         self._memory = memory
+        self.memory_size: int = requirements.size
+        self.memory_type = index
         self.property_flags = flags
         self.heap = heap
 
@@ -165,6 +177,12 @@ class Buffer(Handle):
             mapping = Native("mapping", None, self._native, device.reaper, counted=False)
             held = vk.ffi.gc(vk.ffi.cast("char *", pointer), lambda _pointer, mapping=mapping: mapping.retire())
             self._mapped = memoryview(vk.ffi.buffer(held, size)).cast("B")
+
+    @property
+    def memory(self) -> Any:
+        """The raw VkDeviceMemory (``memory_size`` bytes of type ``memory_type``), to bind a tensor to as well."""
+        self.check_usable()
+        return self._memory
 
     @property
     def mapped(self) -> memoryview | None:

@@ -4,7 +4,7 @@ descriptors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared import vk
@@ -12,6 +12,7 @@ from gpu_shared.errors import ContextIncompatibleError
 from gpu_shared.handles import Handle
 
 if TYPE_CHECKING:
+    from gpu_shared.descriptors import DescriptorSetLayout
     from gpu_shared.device import Device
 
 SPIRV_MAGIC = b"\x03\x02\x23\x07"
@@ -46,13 +47,20 @@ class ShaderModule(Handle):
 
 
 class PipelineLayout(Handle):
-    """A layout of ``push_bytes`` bytes of push constants for the compute stage (a multiple of 4) and no descriptor
-    sets.
+    """A layout of ``push_bytes`` bytes of push constants for the compute stage (a multiple of 4) and of descriptor
+    sets, none for our own kernels.
     """
 
     kind = "pipeline_layout"
 
-    def __init__(self, device: Device, push_bytes: int, *, label: str = "pipeline layout") -> None:
+    def __init__(
+        self,
+        device: Device,
+        push_bytes: int,
+        set_layouts: Sequence[DescriptorSetLayout] = (),
+        *,
+        label: str = "pipeline layout",
+    ) -> None:
         limit = device.capabilities.max_push_constants_size
         if not 0 <= push_bytes <= limit or push_bytes % 4:
             raise ValueError(f"{label}: push_bytes is {push_bytes}, expected a multiple of 4 from 0 to {limit}")
@@ -60,7 +68,14 @@ class PipelineLayout(Handle):
         fn, device_raw = device.fn, device.raw
         push = vk.make("VkPushConstantRange", stageFlags=vk.VK_SHADER_STAGE_COMPUTE_BIT, offset=0, size=push_bytes)
         count = 1 if push_bytes else 0
-        info = vk.make("VkPipelineLayoutCreateInfo", pushConstantRangeCount=count, pPushConstantRanges=[push] * count)
+        sets = vk.ffi.new("VkDescriptorSetLayout[]", [layout.raw for layout in set_layouts])
+        info = vk.make(
+            "VkPipelineLayoutCreateInfo",
+            setLayoutCount=len(set_layouts),
+            pSetLayouts=sets,
+            pushConstantRangeCount=count,
+            pPushConstantRanges=[push] * count,
+        )
         out = vk.out("VkPipelineLayout")
         vk.check(fn.vkCreatePipelineLayout(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreatePipelineLayout", label)
         raw = out[0]

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from gpu_shared import arm_abi
 from gpu_shared.errors import (
     DeviceLostError,
     DriverNotFoundError,
@@ -43,7 +44,8 @@ typedef struct VkPhysicalDeviceShaderBfloat16FeaturesKHR {
     uint32_t shaderBFloat16Type; uint32_t shaderBFloat16DotProduct; uint32_t shaderBFloat16CooperativeMatrix;
 } VkPhysicalDeviceShaderBfloat16FeaturesKHR;
 """
-_EXTRA_STYPE = {"VkPhysicalDeviceShaderBfloat16FeaturesKHR": 1000141000}
+_EXTRA_CDEF += arm_abi.CDEF
+_EXTRA_STYPE = {"VkPhysicalDeviceShaderBfloat16FeaturesKHR": 1000141000, **arm_abi.STYPE}
 
 #: VkComponentTypeKHR, VkScopeKHR (newer members have no name in the package)
 COMPONENT_TYPES = {
@@ -274,7 +276,8 @@ class Functions:
         address = getattr(package.lib, self._loader)(self._raw, name.encode())
         if address == package.ffi.NULL:
             raise GpuError(self._loader, label=self._label, hint=f"the driver has no {name}; is its extension enabled?")
-        function = package.ffi.cast("PFN_" + name, address)
+        api = extra_ffi() if name in arm_abi.FUNCTIONS else package.ffi
+        function = api.cast("PFN_" + name, address)
         self.__dict__[name] = function
         return function
 
@@ -311,6 +314,11 @@ def enumerate_all(
 def out(type_name: str) -> Any:
     """A fresh place for an output: ``vk.out("VkBuffer")[0]`` after the call."""
     return load().ffi.new(type_name + " *")
+
+
+def number(raw: Any) -> int:
+    """A raw handle as an integer, for the structures and functions of `gpu_shared.arm_abi`."""
+    return int(load().ffi.cast("uintptr_t", raw))
 
 
 def handle(type_name: str, value: Any) -> Any:

@@ -10,10 +10,10 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
+from vkep.kernels import winograd
 from vkep.kernels.conv import ConvProblem, conv, pack_weights
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import Operand
-from vkep.kernels.tiles import uses_subgroup_tiles
 
 CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
 GPU = DeviceCapabilities("imagined GPU", device_type="discrete", max_shared_memory_bytes=49152)
@@ -117,6 +117,9 @@ SHAPES = {
     "window of the padding only": problem((1, 8, 2, 2), 8, (2, 2), stride=(3, 3), pads=(2, 2, 2, 2)),
     "deep and small": problem((1, 300, 4, 4), 32, pads=(1, 1, 1, 1)),
     "slice of a larger tensor": problem((2, 9, 6, 6), 16, pads=(1, 1, 1, 1), y_batch_stride=16 * 36 + 77),
+    "winograd": problem((1, 17, 16, 16), 40, pads=(1, 1, 1, 1)),
+    "winograd uneven": problem((3, 20, 15, 29), 33, pads=(0, 2, 1, 0), y_batch_stride=33 * 14 * 29 + 5),
+    "winograd deep": problem((1, 256, 12, 12), 16, pads=(1, 1, 1, 1)),
     "three dimensions": ConvProblem(
         2,
         4,
@@ -143,14 +146,24 @@ def test_shapes(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.ran
     check(gpu, family, SHAPES[name], rng, fused=True, constant=False)
 
 
-@pytest.mark.parametrize("name", ["3x3", "image 7x7", "depthwise", "many small groups", "deep and small"])
+@pytest.mark.parametrize(
+    "name", ["3x3", "image 7x7", "depthwise", "many small groups", "deep and small", "winograd uneven"]
+)
 def test_float16(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
     check(gpu, family, dataclasses.replace(SHAPES[name], dtype="float16"), rng, fused=True)
 
 
-@pytest.mark.parametrize("name", ["3x3", "depthwise", "few output channels", "deep and small"])
+@pytest.mark.parametrize("name", ["3x3", "depthwise", "few output channels", "deep and small", "winograd"])
 def test_operands_through_slots(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
     check(gpu, family, SHAPES[name], rng, fused=True, indirect=True)
+
+
+@pytest.mark.parametrize("name", ["3x3", "groups", "depthwise", "few output channels", "winograd uneven"])
+def test_grids_folded_at_the_devices_limit(
+    name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    limited = dataclasses.replace(family, max_workgroup_count=(7, 65535, 65535))
+    check(gpu, limited, SHAPES[name], rng, fused=True)
 
 
 def test_padding_is_zero_whatever_surrounds_the_tensor(
@@ -171,9 +184,15 @@ def test_padding_is_zero_whatever_surrounds_the_tensor(
 class TestWithoutDevice:
     def test_kernels_are_chosen_by_shape_and_capabilities(self) -> None:
         def sources(p: ConvProblem, caps: DeviceCapabilities) -> list[str]:
-            return [call.variant.source for call in conv(p, caps, "x", "w", "y", scratch=lambda nbytes: nbytes)]
+            calls = conv(p, caps, "x", "w", "y", scratch=lambda nbytes: nbytes, prepack=lambda transform, tag: tag)
+            return [call.variant.source for call in calls]
 
-        assert sources(SHAPES["3x3"], CPU) == ["conv_subgroup.comp"]
+        assert sources(SHAPES["3x3 stride 2"], CPU) == ["conv_subgroup.comp"]
+        assert sources(SHAPES["winograd"], CPU) == [
+            "winograd_input.comp",
+            "matmul_subgroup.comp",
+            "winograd_output.comp",
+        ]
         assert sources(SHAPES["3x3"], GPU)[0] == "conv_tiled.comp"
         assert sources(SHAPES["deep and small"], GPU) == ["conv_tiled.comp", "matmul_reduce.comp"]
         for caps in (CPU, GPU):
@@ -193,11 +212,15 @@ class TestWithoutDevice:
     def test_the_grid_covers_every_output(self) -> None:
         p = problem((3, 64, 30, 31), 200, pads=(1, 1, 1, 1), groups=2)
         (call,) = conv(p, CPU, "x", "w", "y")
-        tiles = sorted(call.grid[:2])
         rows, columns = call.spec["ROWS"], call.spec["LANE_COLUMNS"] * 8
-        assert tiles == sorted([-(-30 * 31 // rows), -(-100 // columns)])
-        assert call.grid[2] == 6
-        assert uses_subgroup_tiles(CPU)
+        tiles = -(-30 * 31 // rows) * -(-100 // columns)
+        assert call.grid == (tiles, 1, 6)
+        narrow = dataclasses.replace(CPU, max_workgroup_count=(50, 65535, 65535))
+        (folded,) = conv(p, narrow, "x", "w", "y")
+        assert folded.grid[0] <= 50
+        assert tiles <= folded.grid[0] * folded.grid[1] < tiles + folded.grid[1]
+        (huge,) = conv(problem((1, 8, 4096, 4096), 8, (1, 1)), CPU, "x", "w", "y")
+        assert huge.variant.source == "conv_direct.comp"  # more pixels than the matrix kernels count
 
     @pytest.mark.parametrize("taps_inner", [False, True])
     def test_packed_weights_hold_each_weight_once(self, taps_inner: bool) -> None:
@@ -208,6 +231,32 @@ class TestWithoutDevice:
         group, channel, tap, column = 1, 2, 3, 4  # output channel 9
         at = (channel, tap) if taps_inner else (tap, channel)
         assert packed[(group, column // 4, *at, column % 4)] == w[9, 2, 1, 1]
+
+    def test_winograd_takes_only_what_it_computes(self) -> None:
+        fitting = SHAPES["winograd"]
+        assert winograd.fits(fitting)
+        refused: list[dict[str, Any]] = [
+            {"stride": (2, 2)},
+            {"dilation": (1, 2)},
+            {"kw": 5},
+            {"c": 4},
+            {"c": 32, "oc": 32, "groups": 2},
+            {"h": 7, "w": 7},
+            {"d": 3, "kd": 3},
+        ]
+        for change in refused:
+            assert not winograd.fits(dataclasses.replace(fitting, **change)), change
+        (call,) = conv(fitting, CPU, "x", "w", "y", scratch=lambda nbytes: nbytes)  # weights that are not constant
+        assert call.variant.source == "conv_subgroup.comp"
+
+    def test_winograd_points_of_weights(self) -> None:
+        w = np.random.default_rng(5).standard_normal((5, 3, 3, 3)).astype(np.float32)
+        points = winograd.pack_points(w, 3, 4)
+        assert points.shape == (36, 2, 3, 4)
+        flat = points.transpose(0, 1, 3, 2).reshape(6, 6, 8, 3)
+        np.testing.assert_allclose(flat[0, 0, :5], w[:, :, 0, 0], rtol=1e-6)  # the point 0
+        np.testing.assert_allclose(flat[5, 5, :5], w[:, :, 2, 2], rtol=1e-6)  # the point at infinity
+        assert not flat[:, :, 5:].any()
 
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -160,6 +160,11 @@ def test_epilogue_sees_row_column_and_flat_index(
     case.run(gpu, family, rng, epilogue, lambda y: np.maximum(y + bias + residual, 0) + 0.5 * rows, indirect=indirect)
 
 
+@pytest.mark.parametrize("case", [Case(150, 70, 20), Case(40, 170, 20, batch=(1, 2), b_constant=True)], ids=str)
+def test_tiles_folded_at_the_devices_limit(case: Case, gpu: Harness, rng: np.random.Generator) -> None:
+    case.run(gpu, dataclasses.replace(gpu.caps, device_type="cpu", max_workgroup_count=(7, 65535, 65535)), rng)
+
+
 def test_values_outside_a_result_do_not_reach_it(gpu: Harness, family: DeviceCapabilities) -> None:
     """A NaN in one row of a and one column of b stays in that row and column, tile edges included."""
     a, b = np.ones((19, 37), np.float32), np.ones((37, 45), np.float32)
@@ -185,20 +190,27 @@ class TestWithoutDevice:
 
     def test_subgroup_size_is_required_only_where_it_can_be(self) -> None:
         controlled = dataclasses.replace(CPU, features=frozenset({"subgroup_size_control", "compute_full_subgroups"}))
-        assert subgroup_tile(64, 64, 1, CPU).required_subgroup_size is None
-        assert subgroup_tile(64, 64, 1, controlled).required_subgroup_size == 8
+        assert subgroup_tile(64, 64, 1, CPU, packed=True).required_subgroup_size is None
+        assert subgroup_tile(64, 64, 1, controlled, packed=True).required_subgroup_size == 8
 
     @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
     def test_subgroup_tiles_fit_the_shape_in_few_kinds(self, lanes: int) -> None:
         caps = dataclasses.replace(CPU, subgroup_size=lanes)
-        kinds = {subgroup_tile(m, n, 1, caps) for m in (*range(1, 70), 512) for n in (1, 7, 10, 33, 100, 512, 1000)}
+        kinds = {
+            subgroup_tile(m, n, 1, caps, packed=True)
+            for m in (*range(1, 70), 512)
+            for n in (1, 7, 10, 33, 100, 512, 1000)
+        }
         assert len({(t.rows, t.lane_columns, t.unroll) for t in kinds}) <= 20
         assert all(t.rows <= 16 and t.columns <= max(32, lanes) for t in kinds)
-        assert subgroup_tile(512, 512, 1, caps).rows == 16
-        assert subgroup_tile(1, 512, 1, caps).rows == 1
+        assert subgroup_tile(512, 512, 1, caps, packed=True).rows == 16
+        assert subgroup_tile(1, 512, 1, caps, packed=True).rows == 1
+        assert (
+            subgroup_tile(512, 512, 1, caps, packed=False).unroll < subgroup_tile(512, 512, 1, caps, packed=True).unroll
+        )
 
     def test_few_tiles_are_made_smaller_to_use_all_cores(self) -> None:
-        assert subgroup_tile(32, 32, 1, CPU).rows < subgroup_tile(32, 32, 16, CPU).rows == 16
+        assert subgroup_tile(32, 32, 1, CPU, packed=True).rows < subgroup_tile(32, 32, 16, CPU, packed=True).rows == 16
 
     def test_shared_tile_grows_with_the_problem(self) -> None:
         sizes = [shared_tiling(n, n, n, 1, GPU, may_split=True) for n in (16, 64, 256, 1024, 4096)]

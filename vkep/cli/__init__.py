@@ -10,7 +10,11 @@ from typing import Annotated
 
 import typer
 
-from vkep.cli import bench, devices, explain, run, shaders
+from vkep.cli import shaders
+from vkep.cli.bench import bench_command
+from vkep.cli.devices import devices_command
+from vkep.cli.explain import explain_command
+from vkep.cli.run import run_command
 
 app = typer.Typer(
     name="vkep",
@@ -19,10 +23,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("devices")(devices.devices_command)
-app.command("run")(run.run_command)
-app.command("bench")(bench.bench_command)
-app.command("explain")(explain.explain_command)
+app.command("devices")(devices_command)
+app.command("run")(run_command)
+app.command("bench")(bench_command)
+app.command("explain")(explain_command)
 app.add_typer(shaders.app)
 
 

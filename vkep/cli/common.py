@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
 from gpu_shared.compile_spec import ContextMode, SyncMode
 
 if TYPE_CHECKING:
@@ -129,16 +130,27 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
 
 
-def set_up_logging(verbose: int) -> None:
-    """Warnings to standard error; with ``-v`` what happens, with ``-vv`` every detail."""
+@contextmanager
+def logging_to_stderr(verbose: int) -> Iterator[None]:
+    """Warnings to standard error; with ``-v`` what happens, with ``-vv`` every detail. Loggers are put back at the end."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    for name in ("vkep", "gpu_shared"):
-        package = logging.getLogger(name)
+    # The shader library logs every shader that fails and raises the first: that one is printed as the command's error.
+    library = logging.getLogger("vkep.shaders.library")
+    packages = [logging.getLogger(name) for name in ("vkep", "gpu_shared")]
+    before = [(one, one.level, one.handlers, one.propagate) for one in (*packages, library)]
+    for package in packages:
         package.setLevel(level)
-        package.handlers = [handler]
-        package.propagate = False
+        package.handlers, package.propagate = [handler], False
+    if not verbose:
+        library.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for one, old_level, handlers, propagate in before:
+            one.setLevel(old_level)
+            one.handlers, one.propagate = handlers, propagate
 
 
 @contextmanager
@@ -147,25 +159,26 @@ def command(json_output: bool, verbose: int = 0) -> Iterator[None]:
 
     With ``-v`` the traceback is logged too. Anything unforeseen keeps its traceback: it is a bug of vkep's.
     """
-    set_up_logging(verbose)
-    try:
-        yield
-    except UsageError as error:
-        fail(error, json_output, USAGE)
-    except Exception as error:
-        status = exit_status(error)
-        if status is None:
-            raise
-        logger.info("%s", type(error).__name__, exc_info=error)
-        fail(error, json_output, status)
+    with logging_to_stderr(verbose):
+        try:
+            yield
+        except UsageError as error:
+            fail(error, json_output, USAGE)
+        except Exception as error:
+            status = exit_status(error)
+            if status is None:
+                raise
+            logger.info("%s", type(error).__name__, exc_info=error)
+            fail(error, json_output, status)
 
 
 def exit_status(error: BaseException) -> int | None:
     """The status for an error that a person can act on; None for one that only a bug can raise."""
     from gpu_shared.errors import GpuError
-
     from vkep.errors import InvalidInputError, VkepError
 
+    if isinstance(error, BrokenPipeError):
+        return None  # the reader has had enough: the command line's framework ends quietly
     if isinstance(error, InvalidInputError):
         return USAGE
     if isinstance(error, (GpuError, VkepError, MemoryError, OSError)):
@@ -175,7 +188,7 @@ def exit_status(error: BaseException) -> int | None:
 
 def fail(error: BaseException, json_output: bool, status: int) -> NoReturn:
     """Print the error (as JSON on standard output too, where asked) and leave."""
-    message = str(error) or type(error).__name__
+    message = str(error).strip() or type(error).__name__
     if json_output:
         print_json({"error": {"kind": type(error).__name__, "message": message}})
     typer.echo(paragraph(f"error: {message}"), err=True)
@@ -183,10 +196,10 @@ def fail(error: BaseException, json_output: bool, status: int) -> NoReturn:
 
 
 def paragraph(text: str, width: int = 100) -> str:
-    """Text wrapped at words; its own line breaks stay."""
-    lines = text.splitlines() or [""]
-    wrapped = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in lines]
-    return "\n".join(piece for group in wrapped for piece in group)
+    """Text wrapped at words; a text that has lines of its own (a list, quoted source) stays as it is."""
+    if "\n" in text:
+        return text
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 @contextmanager

@@ -98,7 +98,8 @@ def read_sources(
 
 def read_archive(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file. Raises `UsageError`."""
-    return dict(_load(path, np.lib.npyio.NpzFile, "an .npz archive").items())
+    archive: dict[str, Array] = _load(path, dict, "an .npz archive")
+    return archive
 
 
 def _read_one(name: str, path: Path) -> Array:
@@ -118,9 +119,11 @@ def _read_one(name: str, path: Path) -> Array:
 def _load(path: Path, kind: type, what: str) -> Any:
     try:
         loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            with loaded:  # an archive reads its members only when asked: ask here, where a damaged one is told
+                loaded = {key: loaded[key] for key in loaded}
         if isinstance(loaded, kind):
-            # an archive reads its members only when asked: ask here, where a damaged one is an error of usage
-            return {key: loaded[key] for key in loaded} if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
+            return loaded
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
@@ -144,7 +147,9 @@ def resolve_shapes(arguments: Sequence[NodeArg], sources: Sources) -> dict[str, 
     for option, given in (("--input", {**sources.arrays, **sources.generated}), ("--shape", sources.shapes)):
         unknown = [n for n in given if n not in names]
         if unknown:
-            raise UsageError(f"{option}: the model has no input named {unknown[0]!r}; it has {', '.join(names) or 'none'}")
+            raise UsageError(
+                f"{option}: the model has no input named {unknown[0]!r}; it has {', '.join(names) or 'none'}"
+            )
     symbols = {d for a in arguments for d in a.shape or () if isinstance(d, str)}
     unknown = [d for d in sources.dims if d not in symbols]
     if unknown:
@@ -212,4 +217,3 @@ def _dtype(argument: NodeArg) -> np.dtype[Any]:
         if argument.type == f"tensor({dtype.onnx_name})":
             return dtype.numpy
     raise UsageError(f"input {argument.name!r} is {argument.type}: give --input {argument.name}=FILE.npy")
-

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from vkep.plan.records import ShaderVariant
-from vkep.shaders import tool
-from vkep.shaders.errors import ShaderError
-from vkep.shaders.library import ShaderLibrary
+if TYPE_CHECKING:
+    from vkep.plan.records import ShaderVariant
+    from vkep.shaders import tool
 
 app = typer.Typer(
     name="shaders",
@@ -23,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-Progress = Callable[[int, int, ShaderVariant], None]
+Progress = Callable[[int, int, "ShaderVariant"], None]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 JobsOption = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time (default: CPUs).")]
@@ -62,6 +61,8 @@ def compile_command(
     json_output: JsonFlag = False,
 ) -> None:
     """Compile own shaders to SPIR-V, or fill the cache with vkep's declared variants."""
+    from vkep.shaders import tool
+
     if files:
         if kernel or both:
             raise typer.BadParameter("--kernel and --both choose among declared variants; leave out the file names")
@@ -88,6 +89,8 @@ def check_command(
     json_output: JsonFlag = False,
 ) -> None:
     """Build every declared variant; check it against its Python declaration and with spirv-val."""
+    from vkep.shaders import tool
+
     validator = tool.find_validator() is not None
     results = _build(kernel, both, jobs, json_output, validator)
     if not validator and not json_output:
@@ -99,6 +102,8 @@ def check_command(
 @app.command("list")
 def list_command(kernel: KernelOption = None, both: BothFlag = False, json_output: JsonFlag = False) -> None:
     """List the declared variants, and .comp files that no kernel declares."""
+    from vkep.shaders import tool
+
     declared = tool.declared_variants(_kernels(kernel), both)
     undeclared = [] if kernel else tool.undeclared_sources()
     if json_output:
@@ -131,6 +136,9 @@ def reflect_command(
     json_output: JsonFlag = False,
 ) -> None:
     """Print a shader's interface: arguments, spec constants, workgroup size, shared memory, capabilities."""
+    from vkep.shaders import tool
+    from vkep.shaders.library import ShaderLibrary
+
     with _errors(json_output):
         reflection = tool.reflect_file(ShaderLibrary(include), file, _defines(define), args_in_memory)
     described = tool.reflection_to_json(reflection)
@@ -156,6 +164,9 @@ def _compile_files(
     args_in_memory: bool,
     json_output: bool,
 ) -> None:
+    from vkep.shaders import tool
+    from vkep.shaders.library import ShaderLibrary
+
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
         raise typer.BadParameter(f"no such file: {', '.join(missing)}")
@@ -184,6 +195,9 @@ def _compile_files(
 def _build(
     kernels: Sequence[str] | None, both: bool, jobs: int | None, json_output: bool, validator: bool
 ) -> list[tool.VariantResult]:
+    from vkep.shaders import tool
+    from vkep.shaders.library import ShaderLibrary
+
     declared = tool.declared_variants(_kernels(kernels), both)
     with _errors(json_output), _progress(show=not json_output) as progress:
         return tool.build(ShaderLibrary(), declared, jobs=jobs, progress=progress, run_validator=validator)
@@ -215,6 +229,8 @@ def _report(results: Sequence[tool.VariantResult], json_output: bool, more: Mapp
 
 
 def _kernels(names: Sequence[str] | None) -> tuple[tool.Kernel, ...]:
+    from vkep.shaders import tool
+
     try:
         return tool.select_kernels(names or ())
     except ValueError as error:
@@ -243,6 +259,8 @@ def _print_json(value: Any) -> None:
 @contextmanager
 def _errors(json_output: bool) -> Iterator[None]:
     """Errors that a person can act on, instead of a traceback."""
+    from vkep.shaders.errors import ShaderError
+
     try:
         yield
     except ShaderError as error:

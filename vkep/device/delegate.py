@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_shared.commands import CommandBuffer
 from gpu_shared.compile_spec import SyncMode
+from gpu_shared.errors import ClosedError, ForkedProcessError
 from vkep.device.constants import ConstantStore, shared_constants
 from vkep.device.pipelines import PipelineStore, shared_pipelines
 from vkep.memory.config import ArenaConfig
@@ -62,11 +63,28 @@ class VulkanDelegate:
         """Whether the host sees device memory, cached: then inputs and outputs need no staging."""
         return self.capabilities.host_visible_device_local
 
+    @property
+    def closed(self) -> bool:
+        return self.lease.closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        try:
+            self.lease.context  # noqa: B018  # raises
+        except ForkedProcessError:
+            return True
+        except ClosedError:
+            pass
+        return False
+
     def allocate_commands(self, label: str) -> CommandBuffer:
         return self.lease.allocate(label)
 
     def close(self) -> None:
         """Give everything back; idempotent. The context ends with its last user."""
+        if "arena" in self.__dict__ and not self.lease.closed:
+            self.arena.release_stream(self.lease)  # what this session freed is for the others now
         for name in ("uploader", "_constants", "_pipelines", "_arena", "lease"):
             part = getattr(self, name, None)
             if part is not None:

@@ -56,15 +56,20 @@ class PipelineStore:
             return [self._pipelines[k] for k in keys]
 
     def _make(self, keys: list[PipelineKey], progress: Progress | None) -> None:
-        shaders = self._library.compile_many((k.shader, k.arguments_in_memory) for k in keys)
+        # Each key is two steps: its SPIR-V (the slow one where it is not cached yet) and its pipeline.
+        steps = 2 * len(keys)
+        shaders = self._library.compile_many(
+            ((k.shader, k.arguments_in_memory) for k in keys),
+            progress=None if progress is None else lambda done, _, variant: progress(done, steps, variant.source),
+        )
         jobs = [(k, s, self._layout(k), self._module(s)) for k, s in zip(keys, shaders, strict=True)]
-        done = 0
+        done = len(keys)
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for key, pipeline in pool.map(self._build, jobs):
                 self._pipelines[key] = pipeline
                 done += 1
                 if progress is not None:
-                    progress(done, len(keys), key.shader.source)
+                    progress(done, steps, key.shader.source)
         self._save()
 
     def _build(

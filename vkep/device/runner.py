@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkep.device.recorded import RecordedPlan
 from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DTYPES
 from vkep.graph.weights import Weight
-from vkep.plan.records import Plan
+from vkep.plan.records import Plan, Port
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
-#: ``progress(phase, done, total, what)``: phases "shaders" (count) and "weights" (bytes)
+#: ``progress(phase, done, total, what)``: phases "shaders" (count) and "weights" (bytes), from two threads
 Progress = Callable[[str, int, int, str], None]
 
 
@@ -39,20 +42,21 @@ class PlanRunner:
         self.plan = plan
         self._delegate = delegate
         self._idle: list[RecordedPlan] = []
-        self._made = 0
         self._room = threading.Semaphore(concurrency)
-        self._pipelines = delegate.pipelines.get(
-            plan.pipelines, None if progress is None else lambda d, t, w: progress("shaders", d, t, w)
-        )
-        with delegate.lock:
-            self._constants = delegate.constants.acquire(
-                plan.constants,
-                weights,
-                delegate.arena,
-                delegate.uploader,
-                None if progress is None else lambda d, t, w: progress("weights", d, t, w),
-            )
         self._closed = False
+        shaders = None if progress is None else functools.partial(progress, "shaders")
+        bytes_ = None if progress is None else functools.partial(progress, "weights")
+        with ThreadPoolExecutor(1) as other:  # shaders compile while weights travel
+            pipelines = other.submit(delegate.pipelines.get, plan.pipelines, shaders)
+            with delegate.lock:
+                self._constants = delegate.constants.acquire(
+                    plan.constants, weights, delegate.arena, delegate.uploader, bytes_
+                )
+            try:
+                self._pipelines = pipelines.result()
+            except BaseException:
+                self._constants.close()
+                raise
 
     def run(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[DeviceTensor | None]
@@ -71,6 +75,10 @@ class PlanRunner:
             return recorded.profile(inputs)
         finally:
             self._give(recorded)
+
+    def tensor_for(self, port: Port) -> DeviceTensor:
+        """A new device tensor that fits an output."""
+        return DeviceTensor(self._delegate, DTYPES[port.dtype], port.shape)
 
     def _take(self) -> RecordedPlan:
         self._room.acquire()

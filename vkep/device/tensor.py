@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.errors import ClosedError, ForkedProcessError
+from vkep.device.finalize import on_end
 from vkep.dtypes import DType, from_numpy
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.plan.memory import align
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedResource
+    from gpu_shared.context import SharedGpuContext, SharedResource
     from gpu_shared.timeline import Timeline
     from vkep.device.delegate import VulkanDelegate
 
@@ -31,16 +32,18 @@ class DeviceTensor:
         self.shape = tuple(int(d) for d in shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
-        self._context = delegate.context
-        self._arena = shared_device_arena(self._context)
+        context = delegate.context
+        arena = shared_device_arena(context)
         try:
-            self._block = self._arena.value.alloc(align(max(self.nbytes, 1)))
+            block = arena.value.alloc(align(max(self.nbytes, 1)))
         except BaseException:
-            self._arena.release()
+            arena.release()
             raise
-        self._finalizer = weakref.finalize(self, _give_back, self._context.timeline, self._block, self._arena)
+        self._finalizer = on_end(self, _give_back, context.timeline, block, arena)
         self._finalizer.atexit = False
-        self.address = self._block.address
+        self._context: SharedGpuContext | None = context
+        self._block: DeviceBlock | None = block
+        self.address = block.address
         self.written_at = 0  #: timeline value of the submit that wrote it last
 
     @classmethod
@@ -56,12 +59,17 @@ class DeviceTensor:
 
     @property
     def context_key(self) -> object:
-        """Identifies the context whose device the tensor lies on."""
+        """Identifies the context whose device the tensor lies on; None once closed."""
         return self._context
 
     @property
     def closed(self) -> bool:
-        return self._block.freed
+        return self._block is None
+
+    @property
+    def block(self) -> DeviceBlock:
+        """Where it lies: a buffer and an offset in it. Raises `ClosedError`."""
+        return self._open_block()
 
     def write(self, array: np.ndarray[Any, Any]) -> None:
         """Replace the content; ``array`` must have the tensor's dtype and shape."""
@@ -69,22 +77,33 @@ class DeviceTensor:
             raise ValueError(
                 f"device tensor of {self.dtype} {self.shape}: got an array of {array.dtype} {array.shape}; they must be equal"
             )
+        block = self._open_block()
         if self.nbytes:
             with self._delegate.lock:
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                self.written_at = self._delegate.uploader.upload(self._block, data)
+                self.written_at = self._delegate.uploader.upload(block, data)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host; waits for the submits that write the tensor."""
+        block = self._open_block()
         out = np.empty(self.shape, self.dtype.numpy)
         if self.nbytes:
             with self._delegate.lock:
-                self._delegate.uploader.download(self._block, out.reshape(-1).view(np.uint8))
+                self._delegate.uploader.download(block, out.reshape(-1).view(np.uint8))
         return out
+
+    def _open_block(self) -> DeviceBlock:
+        block = self._block
+        if block is None:
+            raise ClosedError(f"device tensor of {self.dtype} {self.shape}")
+        if self._delegate.closed:
+            raise ClosedError(f"the session that made the device tensor of {self.dtype} {self.shape}")
+        return block
 
     def close(self) -> None:
         """Free the memory; idempotent. Runs that were submitted keep what they use until the GPU is done."""
         self._finalizer()
+        self._context = self._block = None  # they keep the device
 
     def __enter__(self) -> DeviceTensor:
         return self
@@ -98,6 +117,10 @@ class DeviceTensor:
 
 
 def _give_back(timeline: Timeline, block: DeviceBlock, arena: SharedResource[DeviceArena]) -> None:
+    try:
+        timeline.check_usable()
+    except ForkedProcessError:  # the memory is the parent's
+        return
     # by value: the arena hands the memory on once the timeline has passed what is submitted now
     block.free(stream=timeline, sync_value=timeline.submitted)
     arena.release()

@@ -53,6 +53,7 @@ def read_graph(
     proto: onnx.GraphProto, opsets: Mapping[str, int], folder: Path | None, ir_version: int, where: str
 ) -> Graph:
     """Read one graph (a model's, or the body of a control-flow operator)."""
+    _check_names(proto, where)
     weights: dict[str, Weight] = {t.name: make_weight(t, folder) for t in proto.initializer}
     if proto.sparse_initializer:
         raise InvalidModelError(f"{where}: sparse initializers are not supported")
@@ -71,6 +72,16 @@ def read_graph(
         if output.name not in known and where:
             raise InvalidModelError(f"{where}: output {output.name!r} is made by no node")
     return graph
+
+
+def _check_names(proto: onnx.GraphProto, where: str) -> None:
+    """Protobuf gives text that is no UTF-8 as bytes: such a file is damaged."""
+    names = [v.name for part in (proto.input, proto.output, proto.initializer) for v in part]
+    for node in proto.node:
+        names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
+    broken = next((name for name in names if not isinstance(name, str)), None)
+    if broken is not None:
+        raise InvalidModelError(f"{where} is no ONNX model, or is damaged: the name {broken!r} is no UTF-8 text")
 
 
 def _read(source: ModelSource, base_dir: Path | None) -> tuple[onnx.ModelProto, Path | None, str]:
@@ -105,12 +116,16 @@ def _read_node(proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_
         raise InvalidModelError(
             f"{where}: {proto.op_type} needs an opset import for ai.onnx; the model has {dict(opsets)}"
         )
+    captures = tuple(dict.fromkeys(c for a in proto.attribute for g in _bodies(a) for c in _captured(g)))
     if schema is not None:
         context = onnx.checker.C.CheckerContext()
         context.ir_version = ir_version
         context.opset_imports = dict(opsets)
         try:
-            onnx.checker.check_node(proto, context)
+            if captures:  # the checker must see a graph that defines them
+                onnx.checker.check_graph(_graph_around(proto, captures), context)
+            else:
+                onnx.checker.check_node(proto, context)
         except onnx.checker.ValidationError as error:
             raise InvalidModelError(f"{where} ({proto.op_type} {proto.name!r}): {str(error).strip()}") from None
     return Node(
@@ -123,8 +138,16 @@ def _read_node(proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_
         attributes=_attributes(proto),
         proto=proto,
         schema=schema,
-        captures=tuple(dict.fromkeys(c for a in proto.attribute for g in _bodies(a) for c in _captured(g))),
+        captures=captures,
     )
+
+
+def _graph_around(node: onnx.NodeProto, captures: Sequence[str]) -> onnx.GraphProto:
+    """The node alone in a graph whose inputs (of any type) it reads."""
+    reads = dict.fromkeys([*(n for n in node.input if n), *captures])
+    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ()) for name in reads]
+    outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ()) for name in node.output if name]
+    return helper.make_graph([node], "node", inputs, outputs)
 
 
 def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
@@ -156,7 +179,12 @@ def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
 
 def _constant(proto: onnx.NodeProto, folder: Path | None) -> Weight | None:
     """A Constant node with a tensor value is a weight."""
-    if proto.op_type != "Constant" or proto.domain not in ("", "ai.onnx") or len(proto.attribute) != 1:
+    if (
+        proto.op_type != "Constant"
+        or proto.domain not in ("", "ai.onnx")
+        or len(proto.attribute) != 1
+        or len(proto.output) != 1
+    ):
         return None
     attribute = proto.attribute[0]
     if attribute.name != "value":

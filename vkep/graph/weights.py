@@ -109,16 +109,22 @@ class ExternalWeight(Weight):
             raise InvalidModelError(f"{where}: external data file {path} does not exist")
         try:
             self._offset = int(info.get("offset", 0))
-            length = int(info["length"]) if "length" in info else self.nbytes
+            length = int(info["length"]) if "length" in info else self._file_bytes
         except ValueError as error:
             raise InvalidModelError(f"{where}: external data offset or length is no number: {info}") from error
         size = path.stat().st_size
-        if self._offset < 0 or length != self.nbytes or self._offset + length > size:
+        if self._offset < 0 or length != self._file_bytes or self._offset + length > size:
             raise InvalidModelError(
-                f"{where}: needs {self.nbytes} bytes at offset {self._offset} of {path}, "
+                f"{where}: needs {self._file_bytes} bytes at offset {self._offset} of {path}, "
                 f"but the model says length {length} and the file has {size} bytes"
             )
         self.path = path
+
+    @property
+    def _file_bytes(self) -> int:
+        dtype = dtypes.from_onnx(self.elem_type)
+        count = int(np.prod(self.shape, dtype=np.int64))
+        return -(-count * dtype.bits // 8) if dtype else self.nbytes
 
     def array(self) -> np.ndarray:
         dtype = dtypes.from_onnx(self.elem_type)
@@ -126,6 +132,9 @@ class ExternalWeight(Weight):
             raise InvalidModelError(f"weight {self.name!r}: type {dtypes.onnx_name(self.elem_type)} cannot be mapped")
         if self.nbytes == 0:
             return np.zeros(self.shape, dtype.numpy)
+        if dtype.sub_byte_bits:
+            packed = np.memmap(self.path, np.uint8, "r", self._offset, (self._file_bytes,))
+            return unpack(packed, dtype, self.shape)
         return np.memmap(self.path, dtype.numpy, "r", self._offset, self.shape)
 
     def _digest(self) -> str:
@@ -144,6 +153,22 @@ def array_key(array: np.ndarray) -> str:
     return digest.hexdigest()
 
 
+def unpack(packed: np.ndarray, dtype: dtypes.DType, shape: tuple[int, ...]) -> np.ndarray:
+    """Elements narrower than a byte, one to a byte, from ONNX's packing: the first in the lowest bits (TensorProto)."""
+    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    values = (packed.reshape(-1, 1) >> shifts) & np.uint8((1 << dtype.bits) - 1)
+    return values.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].view(dtype.numpy).reshape(shape)
+
+
+def pack(values: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
+    """The inverse of `unpack`: bytes of one or more elements each, the last one filled up with zeros."""
+    each = 8 // dtype.bits
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & np.uint8((1 << dtype.bits) - 1)
+    rows = np.pad(flat, (0, -flat.size % each)).reshape(-1, each)
+    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    return np.bitwise_or.reduce(rows << shifts, axis=1).astype(np.uint8)
+
+
 def make_weight(proto: onnx.TensorProto, base_dir: Path | None) -> Weight:
     """The weight that an initializer describes; raises `InvalidModelError` when its data cannot be found."""
     if proto.data_location == onnx.TensorProto.EXTERNAL:
@@ -154,7 +179,7 @@ def make_weight(proto: onnx.TensorProto, base_dir: Path | None) -> Weight:
 def _tensor_to_array(proto: onnx.TensorProto, name: str) -> np.ndarray:
     dtype = dtypes.from_onnx(proto.data_type)
     try:
-        if proto.HasField("raw_data") and dtype is not None:
+        if proto.HasField("raw_data") and dtype is not None and not dtype.sub_byte_bits:
             return np.frombuffer(proto.raw_data, dtype.numpy).reshape(tuple(proto.dims))
         return numpy_helper.to_array(proto)
     except (ValueError, TypeError) as error:

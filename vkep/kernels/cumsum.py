@@ -1,4 +1,4 @@
-"""Running sums along the middle of a tensor viewed as [outer, axis, inner] (``shaders/cumsum.comp``)."""
+"""Running sums and products along the middle of a tensor viewed as [outer, axis, inner] (``shaders/cumsum.comp``)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def cumsum(
     *,
     exclusive: bool = False,
     reverse: bool = False,
+    product: bool = False,
 ) -> list[KernelCall]:
-    """ONNX CumSum over the middle of [outer, axis, inner]; float16 accumulates in float32."""
+    """ONNX CumSum (``product``: CumProd) over the middle of [outer, axis, inner]; float16 accumulates in float32."""
     if not element_count("cumsum input", outer, axis, inner):
         return []
     share = share_columns(outer * inner, axis, inner, caps, shuffles=False)
@@ -45,7 +46,7 @@ def cumsum(
                 "segment": ceil_div(axis, share.split),
             },
             spec={"SPLIT": share.split, "EXCLUSIVE": int(exclusive), "REVERSE": int(reverse)},
-            defines=element_defines(dtype),
+            defines=element_defines(dtype) | ({"PRODUCT": "1"} if product else {}),
             local_size=(share.local,),
             flops=outer * axis * inner,
         )

@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.cooperative import matmul_cooperative
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.partials import reduce_partials
 from vkep.kernels.tiles import (
     STORAGE,
     Prepack,
     Scratch,
     ceil_div,
     check_grid,
-    flat_grid,
     rows_first,
     shared_tiling,
     storage_type,
     subgroup_tile,
+    tile_grid,
     uses_subgroup_tiles,
 )
 
@@ -64,16 +66,6 @@ MATMUL_TILED = Kernel(
     },
     variants=_VARIANTS,
 )
-MATMUL_REDUCE = Kernel(
-    "matmul_reduce.comp",
-    operands=(Operand("partials"), Operand("y", writes=True)),
-    params=(
-        *_uints("m", "n", "splits", "total", "batch1", "y_row", "y_col", "y_batch0", "y_batch1"),
-        ("alpha", "float"),
-    ),
-    variants=_VARIANTS,
-)
-
 #: elements of an operand must be addressable with a signed 32-bit index
 _MAX_ELEMENTS = 2**31
 
@@ -84,8 +76,9 @@ class MatMulProblem:
 
     ``batch`` is one size or two (outer, inner). Strides are in elements, (batch, row, column), or (outer batch, inner
     batch, row, column) with two batch sizes; 0 broadcasts. ``y_strides`` defaults to a contiguous result. ``dtype`` is
-    float32 or float16 (sums are float32). ``b_constant`` says that b holds weights, which may be repacked. Raises
-    `ValueError` for anything that the kernels cannot address.
+    float32 or float16 (sums are float32). ``b_constant`` says that b holds weights, which may be repacked.
+    ``alignment`` (bytes) divides the addresses of a, b and y. Raises `ValueError` for anything that the kernels cannot
+    address.
     """
 
     m: int
@@ -98,6 +91,7 @@ class MatMulProblem:
     dtype: str = "float32"
     b_constant: bool = False
     alpha: float = 1.0
+    alignment: int = 1
 
     def __post_init__(self) -> None:
         storage_type(self.dtype)
@@ -166,7 +160,8 @@ def matmul(
         return []
     if uses_subgroup_tiles(caps):
         return [_subgroup(problem, caps, a, b, y, epilogue, prepack)]
-    return _tiled(problem, caps, a, b, y, epilogue, scratch)
+    cooperative = matmul_cooperative(problem, caps, a, b, y, epilogue, scratch)
+    return _tiled(problem, caps, a, b, y, epilogue, scratch) if cooperative is None else cooperative
 
 
 def _params(problem: MatMulProblem, operands: str, names: tuple[str, ...]) -> dict[str, int]:
@@ -193,23 +188,21 @@ def _subgroup(
     prepack: Prepack | None,
 ) -> KernelCall:
     batch = problem.batches[0] * problem.batches[1]
-    tile = subgroup_tile(problem.m, problem.n, batch, caps)
+    b_batch0, b_batch1, b_row, b_col = problem.strides("b")
+    packed = problem.b_constant and prepack is not None and b_batch0 == b_batch1 == 0 and problem.k > 0
+    tile = subgroup_tile(problem.m, problem.n, batch, caps, packed)
     params: dict[str, int | float] = {**_params(problem, "aby", _names(MATMUL_SUBGROUP)), "alpha": problem.alpha}
     params["b_panel"] = tile.columns * int(params["b_col"])
-    b_batch0, b_batch1, b_row, b_col = problem.strides("b")
-    if problem.b_constant and prepack is not None and b_batch0 == b_batch1 == 0 and problem.k > 0:
+    if prepack is not None and packed:
         b = prepack(
             lambda flat: pack_panels(flat, problem.k, problem.n, b_row, b_col, tile.columns),
             f"matmul-{problem.k}-{problem.n}-{b_row}-{b_col}-{tile.columns}",
         )
         params.update(b_row=tile.columns, b_col=1, b_panel=problem.k * tile.columns)
     row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)
-    walk_rows = rows_first(row_tiles, column_tiles, problem.m * problem.k, problem.n * problem.k)
-    params["rows_first"] = int(walk_rows)
+    params["rows_first"] = int(rows_first(row_tiles, column_tiles, problem.m * problem.k, problem.n * problem.k))
     return MATMUL_SUBGROUP.call(
-        grid=check_grid(
-            (*((row_tiles, column_tiles) if walk_rows else (column_tiles, row_tiles)), batch), caps, "matmul"
-        ),
+        grid=tile_grid(row_tiles, column_tiles, batch, caps, "matmul"),
         operands={"a": a, "b": b, "y": y},
         params=params,
         spec=tile.spec,
@@ -266,18 +259,11 @@ def _tiled(
     )
     if partials is None:
         return [product]
-    total = batch * problem.m * problem.n
-    reduce = MATMUL_REDUCE.call(
-        grid=flat_grid(total, 64, caps, "matmul"),
-        operands={"partials": partials, "y": y},
-        params={
-            **_params(problem, "y", _names(MATMUL_REDUCE)),
-            "splits": tiling.splits,
-            "total": total,
-            "alpha": problem.alpha,
-        },
-        local_size=(64, 1, 1),
-        flops=tiling.splits * total,
-        **call_arguments(epilogue, defines),
-    )
-    return [product, reduce]
+    sizes = (problem.m, problem.n, batch, problem.batches[1])
+    y_strides = _params(problem, "y", ("y_row", "y_col", "y_batch0", "y_batch1"))
+    return [
+        product,
+        reduce_partials(
+            sizes, y_strides, tiling.splits, problem.alpha, problem.dtype, caps, partials, y, epilogue
+        ),
+    ]

@@ -179,6 +179,8 @@ def _load(dtype: DType, element: str) -> str:
         return f"uintBitsToFloat(uint({element}) << 16)"
     if dtype.kind == "bool":
         return f"({element} != uint8_t(0))"
+    if dtype.sub_byte_bits and dtype.kind == "int":  # the byte's high bits are free
+        return f"(int({element}) << {32 - dtype.sub_byte_bits} >> {32 - dtype.sub_byte_bits})"
     return element if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl_compute}({element})"
 
 

@@ -18,6 +18,9 @@ from gpu_shared.capabilities import DeviceCapabilities
 #: GLSL storage type of each element type that these kernels take; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
 
+#: ``small_div`` (shaders/register_tile.glsl) divides numbers below this
+EXACT_DIVISION_LIMIT = 2**24
+
 #: gives a temporary buffer of so many bytes, as an operand
 Scratch = Callable[[int], Any]
 #: prepack(transform, tag): registers ``transform(constant) -> packed`` on a constant operand, done once, and gives the
@@ -73,19 +76,23 @@ _SUBGROUP_ROWS_TIGHT = 14
 _SUBGROUP_MIN_TILES = 16
 
 
-def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities) -> SubgroupTile:
-    """The tile for ``batch`` products of m by n: of a few sizes only, so that shapes share pipelines."""
+def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool) -> SubgroupTile:
+    """The tile for ``batch`` products of m by n: of a few sizes only, so that shapes share pipelines.
+
+    ``packed`` says that the column operand lies in panels. One that does not is read in steps of a whole row, which
+    measured a third slower in long iterations than in short ones, where panels gain a tenth.
+    """
     lanes = caps.subgroup_size
     rows = min(_SUBGROUP_ROWS, 1 << max(m - 1, 0).bit_length())
     if 10 * _padded(m, _SUBGROUP_ROWS_TIGHT) <= 9 * _padded(m, rows):
         rows = _SUBGROUP_ROWS_TIGHT
     lane_columns = max(1, min(_SUBGROUP_COLUMNS // lanes, 1 << (ceil_div(n, lanes) - 1).bit_length()))
     while rows > 4 and batch * ceil_div(m, rows) * ceil_div(n, lanes * lane_columns) < _SUBGROUP_MIN_TILES:
-        rows //= 2
+        rows = 8 if rows > 8 else rows // 2
     return SubgroupTile(
         rows=rows,
         lane_columns=lane_columns,
-        unroll=8,
+        unroll=8 if packed else 4,
         lanes=lanes,
         required_subgroup_size=lanes if caps.has("subgroup_size_control", "compute_full_subgroups") else None,
     )
@@ -185,6 +192,17 @@ def check_grid(grid: tuple[int, int, int], caps: DeviceCapabilities, what: str) 
     if any(got > limit for got, limit in zip(grid, caps.max_workgroup_count, strict=True)):
         raise ValueError(f"{what} needs a grid of {grid} workgroups, the device allows {caps.max_workgroup_count}")
     return grid
+
+
+def tile_grid(
+    row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabilities, what: str
+) -> tuple[int, int, int]:
+    """The grid of a subgroup kernel: tiles in x, folded into y beyond its limit (``workgroup_tile`` in the GLSL)."""
+    tiles = row_tiles * column_tiles
+    if tiles >= EXACT_DIVISION_LIMIT:
+        raise ValueError(f"{what} has {tiles} tiles, the kernels count fewer than {EXACT_DIVISION_LIMIT}")
+    y = ceil_div(tiles, caps.max_workgroup_count[0])
+    return check_grid((ceil_div(tiles, y), y, batch), caps, what)
 
 
 def flat_grid(lanes: int, local: int, caps: DeviceCapabilities, what: str) -> tuple[int, int, int]:

@@ -8,19 +8,17 @@ Winograd Convolution for Deep Neural Networks", TOMS 2020). Measured relative to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from gpu_shared.capabilities import DeviceCapabilities
 
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.conv_problem import ConvProblem
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.matmul import MATMUL_SUBGROUP
-from vkep.kernels.tiles import STORAGE, Prepack, Scratch, ceil_div, check_grid, flat_grid, storage_type, subgroup_tile
-
-if TYPE_CHECKING:
-    from vkep.kernels.conv import ConvProblem
+from vkep.kernels.tiles import STORAGE, Prepack, Scratch, ceil_div, flat_grid, storage_type, subgroup_tile, tile_grid
 
 _VARIANTS = tuple({"T": t} for t in STORAGE.values())
 
@@ -112,11 +110,11 @@ def winograd(
         defines=storage,
         local_size=(_LOCAL, 1, 1),
     )
-    tile = subgroup_tile(rows, problem.oc, batch, caps)
+    tile = subgroup_tile(rows, problem.oc, batch, caps, packed=True)
     panels = ceil_div(problem.oc, tile.columns)
     panel = problem.c * tile.columns
     multiply = MATMUL_SUBGROUP.call(
-        grid=check_grid((ceil_div(rows, tile.rows), panels, batch), caps, "conv"),
+        grid=tile_grid(ceil_div(rows, tile.rows), panels, batch, caps, "conv"),
         operands={
             "a": points,
             "b": prepack(

@@ -88,7 +88,7 @@ class Builder:
         tensors = [t for a in args for t in self._tensors(a)]
         dtype = dtype or (out.dtype if out else tensors[0].dtype)
         result = self.expr(template, *args, ctype=dtype.glsl_compute)
-        if dtype.name in ("int8", "int16", "uint8", "uint16"):  # wrap as the stored type would
+        if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type would
             result = ex.Expr(dtype.glsl_compute, ex.rounded(dtype, "{0}"), (result,))
         return self.store(result, dtype, shape=shape, out=out)
 

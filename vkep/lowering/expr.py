@@ -93,6 +93,8 @@ def load_code(dtype: DType, element: str) -> str:
         return f"uintBitsToFloat(uint({element}) << 16)"
     if dtype.kind == "bool":
         return f"({element} != uint8_t(0))"
+    if dtype.sub_byte_bits and dtype.kind == "int":
+        return sign_extended(f"int({element})", dtype.sub_byte_bits)
     return element if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl_compute}({element})"
 
 
@@ -105,8 +107,17 @@ def store_code(dtype: DType, value: str) -> str:
     return value if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl}({value})"
 
 
+def sign_extended(code: str, bits: int) -> str:
+    """GLSL for the two's complement number in the low ``bits`` of an int."""
+    return f"(({code}) << {32 - bits} >> {32 - bits})"
+
+
 def rounded(dtype: DType, code: str) -> str:
     """GLSL for a value as it would be after being stored as ``dtype`` and read again (wraps and rounds)."""
+    if dtype.sub_byte_bits:
+        if dtype.kind == "int":
+            return sign_extended(f"int({code})", dtype.sub_byte_bits)
+        return f"(uint({code}) & {(1 << dtype.sub_byte_bits) - 1}u)"
     if dtype.name in ("int8", "int16", "uint8", "uint16", "float16"):
         return f"{dtype.glsl_compute}({dtype.glsl}({code}))"
     if dtype.name == "bfloat16":

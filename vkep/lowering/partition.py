@@ -22,26 +22,12 @@ from vkep.lowering.builder import Builder, NeedsValue
 from vkep.lowering.emit import emit
 from vkep.lowering.fold import FoldError, can_fold, fold
 from vkep.lowering.fuse import optimize
+from vkep.lowering.nodes import check_known, lower_node
 from vkep.lowering.program import CpuStep, DeferredStep, HostValue, IslandStep, Placement, Program, Step, ValueSpec
 from vkep.lowering.tensor import Storage, Tensor
-from vkep.ops import registry
 from vkep.plan.records import Port
 
 Known = Weight | ValueSpec | HostValue
-
-#: device features that storing and loading an element type needs
-_STORAGE_FEATURES = {
-    "float16": ("storage_16bit", "float16"),
-    "bfloat16": ("storage_16bit", "int16"),
-    "float64": ("float64",),
-    "int8": ("storage_8bit", "int8"),
-    "uint8": ("storage_8bit", "int8"),
-    "bool": ("storage_8bit", "int8"),
-    "int16": ("storage_16bit", "int16"),
-    "uint16": ("storage_16bit", "int16"),
-    "int64": ("int64",),
-    "uint64": ("int64",),
-}
 
 
 @dataclass
@@ -102,8 +88,11 @@ class _Partitioner:
         try:
             self._lower(node)
         except NeedsValue as need:
-            self.values.update(need.names)
-            self._defer(node, need.reason)
+            if need.names:
+                self.values.update(need.names)
+                self._defer(node, need.reason)
+            else:  # a value that the node makes for itself never becomes known
+                self._to_cpu(node, need.reason)
         except Decline as decline:
             self._to_cpu(node, decline.reason)
 
@@ -131,20 +120,18 @@ class _Partitioner:
         return value.array() if isinstance(value, Weight) else None
 
     def _lower(self, node: Node) -> None:
-        definition = registry.find(node)
-        if definition is None:
-            raise Decline(_why_undeclared(node))
-        self._check_types(node, definition)
+        check_known(node)
         stage = self._stage(node, "vulkan")
         island = self.islands.get(stage) or _Island(stage, Builder(self.caps))
         builder = island.builder
         ops, ports, tensors = len(builder.ops), len(island.ports), dict(island.tensors)
         builder.node = node
-        arguments = [self._tensor(island, n) if n else None for n in node.inputs]
+        arguments: list[Tensor | None] = []
         try:
-            results = _call(definition, node, builder, arguments)
+            arguments += [self._tensor(island, n) if n else None for n in node.inputs]
+            results = lower_node(builder, node, arguments, self.opsets)
         except Decline as decline:
-            if isinstance(decline, NeedsValue):
+            if isinstance(decline, NeedsValue) and not decline.names:
                 pairs = zip(node.inputs, arguments, strict=True)
                 decline.names = tuple(n for n, t in pairs if t is not None and t.storage is decline.tensor.storage)
             del builder.ops[ops:], island.ports[ports:]
@@ -164,32 +151,15 @@ class _Partitioner:
             raise AssertionError(f"{node.title}: its operator function made no output {missing}")
         self.placements.append(Placement(node, "vulkan", island=stage))
 
-    def _check_types(self, node: Node, definition: registry.OperatorDef) -> None:
-        for position, name in enumerate(node.inputs):
-            value = self.known.get(name)
-            if not name or value is None:
-                continue
-            dtype = _dtype(value)
-            if dtype is None:
-                raise Decline(f"input {position} has an element type that no kernel takes")
-            self._check_storage(dtype)
-            constraint = _constraint(node, position)
-            allowed = definition.types.get(constraint)
-            if allowed is not None and dtype.name not in allowed:
-                raise Decline(f"input {position} is {dtype}; the kernels take {', '.join(allowed)}")
-
-    def _check_storage(self, dtype: DType) -> None:
-        missing = [f for f in _STORAGE_FEATURES.get(dtype.name, ()) if not self.caps.has(f)]
-        if missing:
-            raise Decline(f"the device lacks {', '.join(missing)}, which {dtype} tensors need")
-
     def _tensor(self, island: _Island, name: str) -> Tensor:
         if name not in island.tensors:
             value = self.known[name]
+            if _dtype(value) is None:
+                raise Decline(f"input {name!r} has an element type that no kernel takes")
             if isinstance(value, Weight):
                 island.tensors[name] = island.builder.weight(value)
             else:
-                assert isinstance(value, ValueSpec), "types are checked before"
+                assert isinstance(value, ValueSpec)
                 island.tensors[name] = self._import(island, name, value)
         return island.tensors[name]
 
@@ -311,24 +281,6 @@ class _Partitioner:
         return tuple(n for n in needed if n not in constants), constants
 
 
-def _call(
-    definition: registry.OperatorDef, node: Node, builder: Builder, tensors: list[Tensor | None]
-) -> Sequence[Tensor]:
-    while tensors and tensors[-1] is None and len(tensors) > definition.required_inputs:
-        tensors.pop()
-    most = len(definition.inputs)
-    if len(tensors) < definition.required_inputs or (len(tensors) > most and not definition.variadic):
-        raise Decline(f"{len(tensors)} inputs; the kernel takes {definition.required_inputs} to {most}")
-    attributes = dict(node.attributes)
-    unknown = set(attributes) - set(definition.attributes)
-    if unknown:
-        raise Decline(f"attribute {sorted(unknown)[0]!r} is not supported")
-    if definition.wants_opset:
-        attributes["opset"] = node.since_version
-    result = definition.function(builder, *tensors, **attributes)
-    return result if isinstance(result, (tuple, list)) else (result,)
-
-
 def _reads_outside(all_nodes: Iterable[Node], group: Sequence[Node]) -> set[str]:
     inside = {id(n) for n in group}
     return {name for node in all_nodes if id(node) not in inside for name in node.reads}
@@ -341,14 +293,6 @@ def _dtype(value: Known) -> DType | None:
     if isinstance(value, HostValue):
         return None
     return value.dtype if isinstance(value, ValueSpec) else dtypes.from_onnx(value.elem_type)
-
-
-def _constraint(node: Node, position: int) -> str:
-    """The type constraint of a node's input, "" where the operator has no schema."""
-    if node.schema is None or not node.schema.inputs:
-        return ""
-    formal = node.schema.inputs[min(position, len(node.schema.inputs) - 1)]
-    return formal.type_str
 
 
 def _shape_of(node: Node, shape: tuple[int, ...]) -> np.ndarray:
@@ -365,9 +309,3 @@ def _spec(type_proto: onnx.TypeProto | None) -> ValueSpec | None:
     if dtype is None or not all(d.HasField("dim_value") for d in dims):
         return None
     return ValueSpec(dtype, tuple(int(d.dim_value) for d in dims))
-
-
-def _why_undeclared(node: Node) -> str:
-    if node.schema is None:
-        return f"{node.domain or 'ai.onnx'}.{node.op_type} is no operator that the onnx package or vkep knows"
-    return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"

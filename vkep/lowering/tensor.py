@@ -113,6 +113,9 @@ class Tensor:
         return None if strides is None else self.view(shape, strides)
 
     def transpose(self, perm: Sequence[int]) -> Tensor:
+        """Axes in the order of ``perm``; `ValueError` where it is no permutation of them."""
+        if sorted(perm) != list(range(self.rank)):
+            raise ValueError(f"{tuple(perm)} is no permutation of the axes of shape {self.shape}")
         return self.view([self.shape[p] for p in perm], [self.strides[p] for p in perm])
 
     def expand(self, shape: Sequence[int]) -> Tensor:

@@ -62,7 +62,10 @@ class RegionTable:
         """Give every region back, whatever lies in it."""
         self._chunks.clear()
         while self._regions:
-            self._source.free_region(self._regions.pop().id)
+            region = self._regions.pop()
+            for chunk in region.chunks():
+                chunk.use = None  # a region and its chunks are a cycle, which must not keep a stream's device alive
+            self._source.free_region(region.id)
 
     def index(self, chunk: Chunk) -> None:
         """Make a new chunk known by its address."""

@@ -1,25 +1,47 @@
 """Every operator that vkep runs on Vulkan; importing this package declares them."""
 
 from vkep.ops import (
+    attention,
+    arithmetic,
+    casts,
     contraction,
+    contrib,
+    contrib_quantized,
+    convolution,
+    einsum,
     elementwise,
     gather,
+    generators,
     movement,
     normalization,
     pooling,
+    quantization,
+    recurrent,
     reduction,
+    resize,
 )
 from vkep.ops.registry import declared, find, operator
 
 __all__ = [
+    "attention",
+    "arithmetic",
+    "casts",
     "contraction",
+    "contrib",
+    "contrib_quantized",
+    "convolution",
     "declared",
+    "einsum",
     "elementwise",
     "find",
     "gather",
+    "generators",
     "movement",
     "normalization",
     "operator",
     "pooling",
+    "quantization",
+    "recurrent",
     "reduction",
+    "resize",
 ]

@@ -10,12 +10,11 @@ from vkep.kernels.scatter import scatter_elements as scatter_elements_kernel
 from vkep.kernels.scatter import scatter_nd as scatter_nd_kernel
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor, alignment
-from vkep.ops.registry import ANY, FLOATS, INDICES, operator
+from vkep.ops.allowed import FLOATING, every
+from vkep.ops.registry import INDICES, operator
 
-_MOVABLE = (*ANY, "uint32", "int16", "uint16", "bfloat16", "float64", "uint64")
 
-
-@operator("Gather", types={"T": _MOVABLE, "Tind": INDICES})
+@operator("Gather", types={"T": every("Gather"), "Tind": INDICES})
 def gather_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     axis = b.axis(axis, data.rank)
     known = indices.array
@@ -47,7 +46,7 @@ def gather_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tens
     return out
 
 
-@operator("GatherElements", types={"T": _MOVABLE, "Tind": INDICES})
+@operator("GatherElements", types={"T": every("GatherElements"), "Tind": INDICES})
 def gather_elements_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     axis = b.axis(axis, data.rank)
     out = b.empty(data.dtype, indices.shape)
@@ -61,12 +60,12 @@ def gather_elements_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0
     return out
 
 
-@operator("GatherND", since=11, until=11, types={"T": _MOVABLE})
+@operator("GatherND", since=11, until=11, types={"T": every("GatherND")})
 def gather_nd_11(b: Builder, data: Tensor, indices: Tensor) -> Tensor:
     return gather_nd_(b, data, indices)
 
 
-@operator("GatherND", since=12, types={"T": _MOVABLE})
+@operator("GatherND", since=12, types={"T": every("GatherND")})
 def gather_nd_(b: Builder, data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     keys = indices.shape[-1]
     out = b.empty(data.dtype, [*indices.shape[:-1], *data.shape[batch_dims + keys :]])
@@ -112,12 +111,12 @@ def _scatter_elements(b: Builder, data: Tensor, indices: Tensor, updates: Tensor
     return out
 
 
-@operator("ScatterElements", since=11, until=15, types={"T": _MOVABLE, "Tind": INDICES})
+@operator("ScatterElements", since=11, until=15, types={"T": every("ScatterElements"), "Tind": INDICES})
 def scatter_elements_11(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0) -> Tensor:
     return _scatter_elements(b, data, indices, updates, axis, "none")
 
 
-@operator("ScatterElements", since=16, types={"T": _MOVABLE, "Tind": INDICES})
+@operator("ScatterElements", since=16, types={"T": every("ScatterElements"), "Tind": INDICES})
 def scatter_elements(
     b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
@@ -136,12 +135,12 @@ def _scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, redu
     return out
 
 
-@operator("ScatterND", since=11, until=13, types={"T": _MOVABLE})
+@operator("ScatterND", since=11, until=13, types={"T": every("ScatterND")})
 def scatter_nd_11(b: Builder, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     return _scatter_nd(b, data, indices, updates, "none")
 
 
-@operator("ScatterND", since=16, types={"T": _MOVABLE})
+@operator("ScatterND", since=16, types={"T": every("ScatterND")})
 def scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
     return _scatter_nd(b, data, indices, updates, reduction)
 
@@ -158,12 +157,12 @@ def _pad(b: Builder, data: Tensor, begins: list[int], ends: list[int], mode: str
     return out
 
 
-@operator("Pad", since=2, until=2, types={"T": FLOATS})
+@operator("Pad", since=2, until=2, types={"T": every("Pad", among=FLOATING)})
 def pad_2(b: Builder, data: Tensor, *, pads: list[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     return _pad(b, data, list(pads[: data.rank]), list(pads[data.rank :]), mode, value)
 
 
-@operator("Pad", since=11, types={"T": _MOVABLE})
+@operator("Pad", since=11, types={"T": every("Pad")})
 def pad(
     b: Builder,
     data: Tensor,

@@ -9,17 +9,23 @@ import numpy as np
 
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
-from vkep.ops.registry import ANY, operator
+from vkep.ops.allowed import every
+from vkep.ops.registry import operator
 
-_MOVABLE = (*ANY, "uint32", "int16", "uint16", "bfloat16", "float64", "uint64")
+
+@operator("Reshape", since=1, until=4, types={"T": every("Reshape")})
+def reshape_1(
+    b: Builder, data: Tensor, *, shape: Sequence[int] | None = None, consumed_inputs: Sequence[int] | None = None
+) -> Tensor:
+    return reshape(b, data, b.constant(np.array(shape or [], np.int64)))
 
 
-@operator("Reshape", since=5, until=13, types={"T": _MOVABLE})
+@operator("Reshape", since=5, until=13, types={"T": every("Reshape")})
 def reshape_5(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
     return reshape(b, data, shape)
 
 
-@operator("Reshape", since=14, types={"T": _MOVABLE})
+@operator("Reshape", since=14, types={"T": every("Reshape")})
 def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
     dims = [int(d) for d in b.value(shape, "shape").reshape(-1)]
     if not allowzero:
@@ -32,13 +38,15 @@ def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> T
     return b.reshape(data, dims)
 
 
-@operator("Flatten", types={"T": _MOVABLE})
+@operator("Flatten", types={"T": every("Flatten")})
 def flatten(b: Builder, data: Tensor, *, axis: int = 1) -> Tensor:
+    if not -data.rank <= axis <= data.rank:
+        b.decline(f"axis {axis} is out of range for rank {data.rank}")
     axis = axis + data.rank if axis < 0 else axis
     return b.reshape(data, (math.prod(data.shape[:axis]), math.prod(data.shape[axis:])))
 
 
-@operator("Transpose", types={"T": _MOVABLE})
+@operator("Transpose", types={"T": every("Transpose")})
 def transpose(b: Builder, data: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
     return data.transpose(tuple(reversed(range(data.rank))) if perm is None else list(perm))
 
@@ -55,27 +63,27 @@ def _unsqueeze(b: Builder, data: Tensor, axes: Sequence[int]) -> Tensor:
     return b.reshape(data, [1 if i in new else next(rest) for i in range(rank)])
 
 
-@operator("Squeeze", since=1, until=11, types={"T": _MOVABLE})
+@operator("Squeeze", since=1, until=11, types={"T": every("Squeeze")})
 def squeeze_1(b: Builder, data: Tensor, *, axes: Sequence[int] | None = None) -> Tensor:
     return _squeeze(b, data, axes)
 
 
-@operator("Squeeze", since=13, types={"T": _MOVABLE})
+@operator("Squeeze", since=13, types={"T": every("Squeeze")})
 def squeeze(b: Builder, data: Tensor, axes: Tensor | None = None) -> Tensor:
     return _squeeze(b, data, b.ints(axes, "axes"))
 
 
-@operator("Unsqueeze", since=1, until=11, types={"T": _MOVABLE})
+@operator("Unsqueeze", since=1, until=11, types={"T": every("Unsqueeze")})
 def unsqueeze_1(b: Builder, data: Tensor, *, axes: Sequence[int]) -> Tensor:
     return _unsqueeze(b, data, axes)
 
 
-@operator("Unsqueeze", since=13, types={"T": _MOVABLE})
+@operator("Unsqueeze", since=13, types={"T": every("Unsqueeze")})
 def unsqueeze(b: Builder, data: Tensor, axes: Tensor) -> Tensor:
     return _unsqueeze(b, data, b.ints(axes, "axes") or [])
 
 
-@operator("Expand", since=8, types={"T": _MOVABLE})
+@operator("Expand", since=8, types={"T": every("Expand")})
 def expand(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
     dims = tuple(int(d) for d in b.value(shape, "shape").reshape(-1))
     try:
@@ -84,10 +92,13 @@ def expand(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
         b.decline(f"shape {data.shape} does not broadcast with {dims}")
 
 
-@operator("Concat", since=4, types={"T": _MOVABLE})
+@operator("Concat", since=4, types={"T": every("Concat")})
 def concat(b: Builder, *inputs: Tensor, axis: int) -> Tensor:
     axis = b.axis(axis, inputs[0].rank)
     shape = list(inputs[0].shape)
+    for tensor in inputs:
+        if tensor.rank != len(shape) or any(d != shape[i] for i, d in enumerate(tensor.shape) if i != axis):
+            b.decline(f"shapes {[t.shape for t in inputs]} differ on another axis than {axis}")
     shape[axis] = sum(t.shape[axis] for t in inputs)
     out = b.empty(inputs[0].dtype, shape)
     start = 0
@@ -97,9 +108,14 @@ def concat(b: Builder, *inputs: Tensor, axis: int) -> Tensor:
     return out
 
 
+@operator("Concat", since=1, until=3, types={"T": every("Concat")})
+def concat_1(b: Builder, *inputs: Tensor, axis: int = 1) -> Tensor:
+    return concat(b, *inputs, axis=axis)
+
+
 def _split(b: Builder, data: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
     axis = b.axis(axis, data.rank)
-    if sum(sizes) != data.shape[axis]:
+    if sum(sizes) != data.shape[axis] or min(sizes, default=0) < 0:
         b.decline(f"split sizes {list(sizes)} do not add up to {data.shape[axis]}")
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [data.slice(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
@@ -110,19 +126,19 @@ def _even(total: int, parts: int) -> list[int]:
     return [max(0, min(size, total - i * size)) for i in range(parts)]
 
 
-@operator("Split", since=2, until=11, types={"T": _MOVABLE})
+@operator("Split", since=2, until=11, types={"T": every("Split")})
 def split_2(b: Builder, data: Tensor, *, axis: int = 0, split: Sequence[int] | None = None) -> list[Tensor]:
     parts = len(b.node.outputs) if b.node else 1
     return _split(b, data, axis, split or _even(data.shape[axis], parts))
 
 
-@operator("Split", since=13, until=13, types={"T": _MOVABLE})
+@operator("Split", since=13, until=13, types={"T": every("Split")})
 def split_13(b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0) -> list[Tensor]:
     parts = len(b.node.outputs) if b.node else 1
     return _split(b, data, axis, b.ints(split, "split") or _even(data.shape[axis], parts))
 
 
-@operator("Split", since=18, types={"T": _MOVABLE})
+@operator("Split", since=18, types={"T": every("Split")})
 def split(
     b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> list[Tensor]:
@@ -154,14 +170,14 @@ def _open_end(end: int, step: int) -> int | None:
     return None if step < 0 and end < -(2**30) else end
 
 
-@operator("Slice", since=1, until=9, types={"T": _MOVABLE})
+@operator("Slice", since=1, until=9, types={"T": every("Slice")})
 def slice_1(
     b: Builder, data: Tensor, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None
 ) -> Tensor:
     return _slice(b, data, starts, ends, axes, None)
 
 
-@operator("Slice", since=10, types={"T": _MOVABLE})
+@operator("Slice", since=10, types={"T": every("Slice")})
 def slice_(
     b: Builder, data: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None
 ) -> Tensor:
@@ -175,7 +191,7 @@ def slice_(
     )
 
 
-@operator("Tile", since=6, types={"T": _MOVABLE})
+@operator("Tile", since=6, types={"T": every("Tile")})
 def tile(b: Builder, data: Tensor, repeats: Tensor) -> Tensor:
     counts = b.ints(repeats, "repeats") or []
     spread = b.reshape(data, [d for dim in data.shape for d in (1, dim)])
@@ -183,7 +199,12 @@ def tile(b: Builder, data: Tensor, repeats: Tensor) -> Tensor:
     return b.reshape(wide, [dim * count for dim, count in zip(data.shape, counts, strict=True)])
 
 
-@operator("DepthToSpace", since=11, types={"T": _MOVABLE})
+@operator("DepthToSpace", since=1, until=10, types={"T": every("DepthToSpace")})
+def depth_to_space_1(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
+    return depth_to_space(b, data, blocksize=blocksize)
+
+
+@operator("DepthToSpace", since=11, types={"T": every("DepthToSpace")})
 def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = data.shape
     out = c // blocksize**2
@@ -194,8 +215,18 @@ def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR
     return b.reshape(split, (n, out, h * blocksize, w * blocksize))
 
 
-@operator("SpaceToDepth", types={"T": _MOVABLE})
-def space_to_depth(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
+def _space_to_depth(b: Builder, data: Tensor, blocksize: int, mode: str) -> Tensor:
     n, c, h, w = data.shape
     split = b.reshape(data, (n, c, h // blocksize, blocksize, w // blocksize, blocksize))
-    return b.reshape(split.transpose((0, 3, 5, 1, 2, 4)), (n, c * blocksize**2, h // blocksize, w // blocksize))
+    moved = split.transpose((0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4))
+    return b.reshape(moved, (n, c * blocksize**2, h // blocksize, w // blocksize))
+
+
+@operator("SpaceToDepth", until=27, types={"T": every("SpaceToDepth")})
+def space_to_depth_1(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
+    return _space_to_depth(b, data, blocksize, "DCR")
+
+
+@operator("SpaceToDepth", since=28, types={"T": every("SpaceToDepth")})
+def space_to_depth(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    return _space_to_depth(b, data, blocksize, mode)

@@ -12,7 +12,8 @@ from vkep.kernels.softmax import softmax
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor, alignment
 from vkep.ops.reduction import middle
-from vkep.ops.registry import FLOATS, operator
+from vkep.ops.allowed import SINGLE, every
+from vkep.ops.registry import operator
 
 
 def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
@@ -39,8 +40,8 @@ def _declare_softmax(op_type: str, log: bool) -> None:
         first = b.axis(axis, x.rank)
         return _softmax(b, x, range(first, first + 1), log)
 
-    operator(op_type, until=12, types={"T": FLOATS})(until_12)
-    operator(op_type, since=13, types={"T": FLOATS})(since_13)
+    operator(op_type, until=12, types={"T": every(op_type, among=SINGLE)})(until_12)
+    operator(op_type, since=13, types={"T": every(op_type, among=SINGLE)})(since_13)
 
 
 _declare_softmax("Softmax", log=False)
@@ -66,7 +67,7 @@ def _batch_norm(
     return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
 
 
-@operator("BatchNormalization", since=7, until=8, types={"T": FLOATS})
+@operator("BatchNormalization", since=7, until=8, types={"T": every("BatchNormalization", among=SINGLE)})
 def batch_normalization_7(
     b: Builder,
     x: Tensor,
@@ -81,7 +82,7 @@ def batch_normalization_7(
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
 
-@operator("BatchNormalization", since=9, until=13, types={"T": FLOATS})
+@operator("BatchNormalization", since=9, until=13, types={"T": every("BatchNormalization", among=SINGLE)})
 def batch_normalization_9(
     b: Builder,
     x: Tensor,
@@ -96,7 +97,7 @@ def batch_normalization_9(
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
 
-@operator("BatchNormalization", since=14, types={"T": FLOATS})
+@operator("BatchNormalization", since=14, types={"T": every("BatchNormalization", among=SINGLE)})
 def batch_normalization(
     b: Builder,
     x: Tensor,
@@ -114,7 +115,7 @@ def batch_normalization(
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
 
-@operator("LayerNormalization", since=17, types={"T": FLOATS})
+@operator("LayerNormalization", since=17, types={"T": every("LayerNormalization", among=SINGLE)})
 def layer_normalization(
     b: Builder,
     x: Tensor,
@@ -156,7 +157,7 @@ def layer_normalization(
     return [out, *stats]
 
 
-@operator("RMSNormalization", since=23, types={"T": FLOATS, "V": FLOATS})
+@operator("RMSNormalization", since=23, types={"T": every("RMSNormalization", among=SINGLE), "V": every("RMSNormalization", "V", SINGLE)})
 def rms_normalization(
     b: Builder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
@@ -203,19 +204,19 @@ def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor,
     return out
 
 
-@operator("InstanceNormalization", since=6, types={"T": FLOATS})
+@operator("InstanceNormalization", since=6, types={"T": every("InstanceNormalization", among=SINGLE)})
 def instance_normalization(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     return _group_norm(b, x, x.shape[1], scale, bias, epsilon)
 
 
-@operator("GroupNormalization", since=21, types={"T": FLOATS})
+@operator("GroupNormalization", since=21, types={"T": every("GroupNormalization", among=SINGLE)})
 def group_normalization(
     b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
     return _group_norm(b, x, num_groups, scale, bias, epsilon)
 
 
-@operator("LRN", types={"T": FLOATS})
+@operator("LRN", types={"T": every("LRN", among=SINGLE)})
 def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     images, channels, inner = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     out = b.empty(x.dtype, x.shape)
@@ -230,7 +231,7 @@ def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 
     return out
 
 
-@operator("LpNormalization", types={"T": FLOATS})
+@operator("LpNormalization", types={"T": every("LpNormalization", among=SINGLE)})
 def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     dense, outer, size, inner = middle(b, x, [b.axis(axis, x.rank)])
     out = b.empty(x.dtype, x.shape)

@@ -6,14 +6,15 @@ import math
 from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES
+from vkep.kernels.pad import pad
 from vkep.kernels.pool import pool
+from vkep.kernels.scatter import scatter_elements
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
 from vkep.ops.reduction import reduce_axes
-from vkep.ops.registry import FLOATS, operator
+from vkep.ops.allowed import SINGLE, every
+from vkep.ops.registry import operator
 from vkep.ops.spatial import Window, resolve_window
-
-_POOLED = (*FLOATS, "int8", "uint8")
 
 
 def _pool(
@@ -51,7 +52,7 @@ def _pool(
     return outs
 
 
-@operator("MaxPool", types={"T": _POOLED})
+@operator("MaxPool", types={"T": every("MaxPool", among=(*SINGLE, "int8", "uint8"))})
 def max_pool(
     b: Builder,
     x: Tensor,
@@ -69,7 +70,7 @@ def max_pool(
     return _pool(b, "max", x, window, indices=wanted, column_major=bool(storage_order))
 
 
-@operator("AveragePool", since=7, types={"T": FLOATS})
+@operator("AveragePool", since=7, types={"T": every("AveragePool", among=SINGLE)})
 def average_pool(
     b: Builder,
     x: Tensor,
@@ -86,7 +87,21 @@ def average_pool(
     return _pool(b, "average", x, window, count_include_pad=bool(count_include_pad))[0]
 
 
-@operator("LpPool", since=2, types={"T": FLOATS})
+@operator("AveragePool", since=1, until=6, types={"T": every("AveragePool", among=SINGLE)})
+def average_pool_1(
+    b: Builder,
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = resolve_window(b, x.shape[2:], kernel_shape, strides, pads, None, auto_pad)
+    return _pool(b, "average", x, window)[0]
+
+
+@operator("LpPool", since=2, types={"T": every("LpPool", among=SINGLE)})
 def lp_pool(
     b: Builder,
     x: Tensor,
@@ -103,11 +118,77 @@ def lp_pool(
     return _pool(b, "lp", x, window, p=p)[0]
 
 
-@operator("GlobalAveragePool", types={"T": FLOATS})
+@operator("GlobalAveragePool", types={"T": every("GlobalAveragePool", among=SINGLE)})
 def global_average_pool(b: Builder, x: Tensor) -> Tensor:
     return reduce_axes(b, "mean", x, list(range(2, x.rank)), keepdims=True)
 
 
-@operator("GlobalMaxPool", types={"T": FLOATS})
+@operator("GlobalMaxPool", types={"T": every("GlobalMaxPool", among=SINGLE)})
 def global_max_pool(b: Builder, x: Tensor) -> Tensor:
     return reduce_axes(b, "max", x, list(range(2, x.rank)), keepdims=True)
+
+
+def _global_lp_pool(b: Builder, x: Tensor, p: float) -> Tensor:
+    axes = list(range(2, x.rank))
+    if p in (1, 2):
+        return reduce_axes(b, "l1" if p == 1 else "l2", x, axes, keepdims=True)
+    powers = b.cast(b.pointwise("pow(abs({0}), {1})", x, float(p), dtype=DTYPES["float32"]), DTYPES["float32"])
+    total = reduce_axes(b, "sum", powers, axes, keepdims=True)
+    return b.pointwise("pow({0}, {1})", total, 1.0 / p, dtype=x.dtype)
+
+
+@operator("GlobalLpPool", since=1, until=1, types={"T": every("GlobalLpPool", among=SINGLE)})
+def global_lp_pool_1(b: Builder, x: Tensor, *, p: float = 2.0) -> Tensor:
+    return _global_lp_pool(b, x, p)
+
+
+@operator("GlobalLpPool", since=2, types={"T": every("GlobalLpPool", among=SINGLE)})
+def global_lp_pool(b: Builder, x: Tensor, *, p: int = 2) -> Tensor:
+    return _global_lp_pool(b, x, p)
+
+
+@operator("MaxUnpool", types={"T1": every("MaxUnpool", "T1", SINGLE), "T2": ("int64",)})
+def max_unpool(
+    b: Builder,
+    x: Tensor,
+    indices: Tensor,
+    output_shape: Tensor | None = None,
+    *,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    rank = len(kernel_shape)
+    steps, edges = list(strides or [1] * rank), list(pads or [0] * 2 * rank)
+    pooled = [
+        (x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)
+    ]
+    shape = [*x.shape[:2], *pooled]
+    total = math.prod(shape)
+    flat = b.empty(x.dtype, [total])
+    b.kernel(
+        [b.contiguous(t) for t in (b.full([total], 0, x.dtype), b.reshape(indices, [x.size]), b.reshape(x, [x.size]))],
+        [flat],
+        lambda t, i, o, _: scatter_elements(
+            [total], [x.size], 0, x.dtype.name, indices.dtype.name, t.caps, i[0], i[1], i[2], o[0]
+        ),
+    )
+    made = b.reshape(flat, shape)
+    wanted = b.ints(output_shape, "output_shape")
+    if wanted is None or wanted == shape:
+        return made
+    if any(w < s for w, s in zip(wanted, shape, strict=True)):
+        b.decline(f"output_shape {wanted} is smaller than the pooled {shape}")
+    return pad_end(b, made, wanted)
+
+
+def pad_end(b: Builder, x: Tensor, shape: Sequence[int]) -> Tensor:
+    """``x`` with zeros after it along every axis, up to ``shape``."""
+    out = b.empty(x.dtype, shape)
+    begins, ends = [0] * x.rank, [w - d for w, d in zip(shape, x.shape, strict=True)]
+    b.kernel(
+        [b.contiguous(x)],
+        [out],
+        lambda t, i, o, _: pad(x.shape, begins, ends, "constant", x.dtype.name, t.caps, i[0], o[0], 0),
+    )
+    return out

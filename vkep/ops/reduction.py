@@ -14,7 +14,8 @@ from vkep.kernels.reduce import reduce
 from vkep.kernels.topk import topk
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
-from vkep.ops.registry import FLOATS, INDICES, NUMERIC, operator
+from vkep.ops.allowed import ARITHMETIC, SINGLE, every
+from vkep.ops.registry import INDICES, operator
 
 
 def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, int, int, int]:
@@ -43,39 +44,42 @@ def reduce_axes(b: Builder, op: str, x: Tensor, axes: Sequence[int], keepdims: b
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
+#: operation and element types; what is not here goes through ONNX's function body, where there is one
 _REDUCTIONS = {
-    "ReduceSum": ("sum", NUMERIC),
-    "ReduceMean": ("mean", FLOATS),
-    "ReduceMax": ("max", NUMERIC),
-    "ReduceMin": ("min", NUMERIC),
-    "ReduceProd": ("prod", (*FLOATS, "int32", "int64")),
-    "ReduceSumSquare": ("sumsq", (*FLOATS, "int32", "int64")),
-    "ReduceL1": ("l1", (*FLOATS, "int32", "int64")),
-    "ReduceL2": ("l2", FLOATS),
-    "ReduceLogSum": ("logsum", FLOATS),
-    "ReduceLogSumExp": ("logsumexp", FLOATS),
+    "ReduceSum": ("sum", ARITHMETIC),
+    "ReduceMean": ("mean", ARITHMETIC),
+    "ReduceMax": ("max", (*ARITHMETIC, "bool")),
+    "ReduceMin": ("min", (*ARITHMETIC, "bool")),
+    "ReduceProd": ("prod", ARITHMETIC),
+    "ReduceSumSquare": ("sumsq", ARITHMETIC),
+    "ReduceL1": ("l1", ARITHMETIC),
+    "ReduceL2": ("l2", ARITHMETIC),
+    "ReduceLogSum": ("logsum", SINGLE),
+    "ReduceLogSumExp": ("logsumexp", SINGLE),
 }
+_OF_BOOL = {"max": "any", "min": "all"}
 
 
 def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
     first_with_input = 13 if op_type == "ReduceSum" else 18
-    # schemas before 13 know no 8-bit types; a type that a version lacks never reaches it
-    allowed = tuple(t for t in types if not (op == "sum" and t in ("int8", "uint8")))
+
+    def reduced(b: Builder, data: Tensor, axes: list[int], keepdims: int) -> Tensor:
+        return reduce_axes(b, _OF_BOOL[op] if data.dtype.kind == "bool" else op, data, axes, bool(keepdims))
 
     def with_attribute(b: Builder, data: Tensor, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Tensor:
         chosen = range(data.rank) if axes is None else [b.axis(a, data.rank) for a in axes]
-        return reduce_axes(b, op, data, list(chosen), bool(keepdims))
+        return reduced(b, data, list(chosen), keepdims)
 
     def with_input(
         b: Builder, data: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Tensor:
-        chosen = b.ints(axes, "axes") or []
-        if not chosen and noop_with_empty_axes:
-            return data
-        return reduce_axes(
-            b, op, data, [b.axis(a, data.rank) for a in chosen] or list(range(data.rank)), bool(keepdims)
-        )
+        chosen = [b.axis(a, data.rank) for a in b.ints(axes, "axes") or []]
+        if not chosen and not noop_with_empty_axes:
+            chosen = list(range(data.rank))
+        # with no axis left, each element is its own total, through the operation's map (a square, say)
+        return reduced(b, data, chosen, keepdims)
 
+    allowed = every(op_type, among=types)
     operator(op_type, until=first_with_input - 1, types={"T": allowed})(with_attribute)
     operator(op_type, since=first_with_input, types={"T": allowed})(with_input)
 
@@ -99,18 +103,39 @@ def _arg(b: Builder, op: str, x: Tensor, axis: int, keepdims: int, select_last_i
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i != axis])
 
 
-@operator("ArgMax", types={"T": NUMERIC})
+_COMPARED = tuple(t for t in ARITHMETIC if t != "float64")  # float64 has no sort key
+
+
+@operator("ArgMax", types={"T": every("ArgMax", among=_COMPARED)})
 def arg_max(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     return _arg(b, "max", data, axis, keepdims, select_last_index)
 
 
-@operator("ArgMin", types={"T": NUMERIC})
+@operator("ArgMin", types={"T": every("ArgMin", among=_COMPARED)})
 def arg_min(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     return _arg(b, "min", data, axis, keepdims, select_last_index)
 
 
-@operator("CumSum", types={"T": (*FLOATS, "int32", "int64"), "T2": INDICES})
-def cum_sum(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+@operator("Hardmax", until=12, types={"T": every("Hardmax", among=SINGLE)})
+def hardmax_1(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
+    # before version 13 the input is taken as a matrix: all axes from `axis` on together
+    first = axis + x.rank if axis < 0 else axis
+    rows = b.reshape(x, [math.prod(x.shape[:first]), math.prod(x.shape[first:])])
+    return b.reshape(_hardmax(b, rows, 1), x.shape)
+
+
+@operator("Hardmax", since=13, types={"T": every("Hardmax", among=SINGLE)})
+def hardmax(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
+    return _hardmax(b, x, b.axis(axis, x.rank))
+
+
+def _hardmax(b: Builder, x: Tensor, axis: int) -> Tensor:
+    top = _arg(b, "max", x, axis, 1, 0)
+    places = b.constant(np.arange(x.shape[axis]).reshape([-1, *[1] * (x.rank - axis - 1)]))
+    return b.store(b.expr("({0} == {1} ? 1.0 : 0.0)", top, places, ctype="float"), x.dtype, shape=x.shape)
+
+
+def _running(b: Builder, x: Tensor, axis: Tensor, exclusive: int, reverse: int, product: bool) -> Tensor:
     where = b.axis(int(b.value(axis, "axis").reshape(-1)[0]), x.rank)
     dense, outer, size, inner = middle(b, x, [where])
     out = b.empty(x.dtype, x.shape)
@@ -118,17 +143,34 @@ def cum_sum(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse:
         [dense],
         [out],
         lambda t, i, o, _: cumsum(
-            outer, size, inner, x.dtype.name, t.caps, i[0], o[0], exclusive=bool(exclusive), reverse=bool(reverse)
+            outer,
+            size,
+            inner,
+            x.dtype.name,
+            t.caps,
+            i[0],
+            o[0],
+            exclusive=bool(exclusive),
+            reverse=bool(reverse),
+            product=product,
         ),
         flops=x.size,
     )
     return out
 
 
-@operator("TopK", since=11, types={"T": NUMERIC, "I": ("int64",)})
-def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
+@operator("CumSum", types={"T": every("CumSum", among=ARITHMETIC), "T2": INDICES})
+def cum_sum(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    return _running(b, x, axis, exclusive, reverse, product=False)
+
+
+@operator("CumProd", types={"T": every("CumProd", among=ARITHMETIC), "T2": INDICES})
+def cum_prod(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    return _running(b, x, axis, exclusive, reverse, product=True)
+
+
+def _top_k(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[Tensor]:
     axis = b.axis(axis, x.rank)
-    count = int(b.value(k, "k").reshape(-1)[0])
     dense, outer, size, inner = middle(b, x, [axis])
     shape = [count if i == axis else d for i, d in enumerate(x.shape)]
     values, indices = b.empty(x.dtype, shape), b.empty(DTYPES["int64"], shape)
@@ -141,3 +183,18 @@ def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1,
         flops=x.size * max(1, int(np.log2(max(count, 2)))),
     )
     return [values, indices]
+
+
+@operator("TopK", since=1, until=9, types={"T": every("TopK", among=_COMPARED)})
+def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
+    return _top_k(b, x, k, axis, 1)
+
+
+@operator("TopK", since=10, until=10, types={"T": every("TopK", among=_COMPARED)})
+def top_k_10(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1) -> list[Tensor]:
+    return _top_k(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, 1)
+
+
+@operator("TopK", since=11, types={"T": every("TopK", among=_COMPARED)})
+def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
+    return _top_k(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, largest)  # sorted also where it need not be

@@ -53,7 +53,7 @@ class OperatorDef:
     variadic: bool
     attributes: Mapping[str, Any]
     wants_opset: bool
-    checked: bool  #: False: a domain that the onnx package has no schema for
+    checked: bool  #: False: an operator that the onnx package has no schema for
 
     def accepts_version(self, version: int) -> bool:
         return self.since <= version and (self.until is None or version <= self.until)
@@ -69,11 +69,17 @@ def operator(
     since: int = 1,
     until: int | None = None,
     types: Mapping[str, Collection[str]],
+    schema: bool | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare an operator (see the module's text). A user may declare operators of other domains the same way."""
+    """Declare an operator (see the module's text). A user may declare operators of other domains the same way.
+
+    ``schema`` says whether the onnx package has a schema to check the declaration against (by default: for the domains
+    that it defines). Where it has none, ``types`` names the function's inputs in place of type constraints.
+    """
 
     def declare(function: Function) -> Function:
-        definition = _define(function, op_type, domain, since, until, types)
+        checked = domain in ("", "ai.onnx.ml", "ai.onnx.preview.training") if schema is None else schema
+        definition = _define(function, op_type, domain, since, until, types, checked)
         entries = _OPERATORS.setdefault((domain, op_type), [])
         for other in entries:
             low, high = max(since, other.since), min(until or 10**9, other.until or 10**9)
@@ -103,7 +109,13 @@ def declared() -> Iterator[OperatorDef]:
 
 
 def _define(
-    function: Function, op_type: str, domain: str, since: int, until: int | None, types: Mapping[str, Collection[str]]
+    function: Function,
+    op_type: str,
+    domain: str,
+    since: int,
+    until: int | None,
+    types: Mapping[str, Collection[str]],
+    checked: bool,
 ) -> OperatorDef:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -120,10 +132,12 @@ def _define(
         variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
         attributes=keywords,
         wants_opset=any(p.name == "opset" for p in parameters),
-        checked=domain in ("", "ai.onnx.ml", "ai.onnx.preview.training"),
+        checked=checked,
     )
     if definition.checked:
         _check(definition)
+    elif unknown := set(types) - set(definition.inputs):
+        raise OperatorDeclarationError(f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function")
     return definition
 
 
@@ -171,6 +185,8 @@ def _check_default(name: str, schema: onnx.defs.OpSchema, attribute: str, defaul
     expected = onnx.helper.get_attribute_value(spec.default_value)
     if isinstance(expected, bytes):
         expected = expected.decode()
+    elif isinstance(expected, list):
+        expected = tuple(e.decode() if isinstance(e, bytes) else e for e in expected)
     close = (
         abs(expected - default) <= 1e-6 * max(1.0, abs(expected))
         if isinstance(expected, float)

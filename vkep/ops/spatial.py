@@ -53,4 +53,6 @@ def resolve_window(
         if steps < 1:
             b.decline(f"the window {kernel} does not fit the input {tuple(spatial)} with pads {tuple(pads or ())}")
         out.append(steps)
+    if max(0, *out, *strides, *dilations, *(abs(p) for p in (*begins, *ends))) >= 2**31:
+        b.decline("a window of 2**31 elements or more")
     return Window(kernel, strides, dilations, (*begins, *ends), tuple(out))

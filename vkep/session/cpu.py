@@ -78,7 +78,9 @@ class CpuRunner:
             [numpy_helper.from_array(np.asarray(w.array()), name) for name, w in self.step.constants.items()],
         )
         opsets = [helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=max(self._ir_version, 8))
+        # the least that the opsets need: an evaluator may be older than the model's IR version, which these nodes do not use
+        ir_version = max(helper.find_min_ir_version_for(opsets, ignore_unknown=True), 8)
+        return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
 
 
 def _type_of(value: Any) -> onnx.TypeProto:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
+from threading import Condition, Lock, RLock
 from typing import Any
 
 import numpy as np
 
+from gpu_shared.errors import ClosedError
 from vkep import dtypes
 from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError
 from vkep.graph.weights import ArrayWeight
 from vkep.lowering.partition import Known, lower
 from vkep.lowering.program import DeferredStep, HostValue, IslandStep, Program, ValueSpec
+from vkep.plan.records import Port
 from vkep.session.cpu import CpuRunner
 
 Values = dict[str, Any]
+#: outputs that are to lie on the device: a tensor to write, or None for a new one
+Targets = Mapping[str, DeviceTensor | None]
 #: makes a program ready
 Compile = Callable[[Program], "Executable"]
 
@@ -30,9 +35,9 @@ class Executable:
         self.steps = steps
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
 
-    def run(self, values: Values, targets: Mapping[str, DeviceTensor]) -> None:
-        """Run the steps; results are added to ``values``. ``targets`` are device tensors that outputs are written to."""
-        values.update(self.constants)
+    def run(self, values: Values, targets: Targets) -> None:
+        """Run the steps; results are added to ``values``. ``targets`` says which outputs are to lie on the device."""
+        values.update({name: array.copy() for name, array in self.constants.items()})  # the caller's to change
         for step in self.steps:
             if isinstance(step, CpuRunner):
                 values.update(step.run(_on_host(values, step.step.inputs)))
@@ -54,9 +59,17 @@ class IslandExecutor:
         self.inputs = tuple(p.name for p in step.plan.inputs)
         self.outputs = tuple(p.name for p in step.plan.outputs)
 
-    def run(self, values: Values, targets: Mapping[str, DeviceTensor]) -> None:
-        results = self.runner.run([values[n] for n in self.inputs], [targets.get(n) for n in self.outputs])
+    def run(self, values: Values, targets: Targets) -> None:
+        written = [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
+        results = self.runner.run([values[n] for n in self.inputs], written)
         values.update(zip(self.outputs, results, strict=True))
+
+    def _target(self, port: Port, targets: Targets) -> DeviceTensor:
+        target = targets[port.name]
+        if target is None:
+            return self.runner.tensor_for(port)
+        check_target(port.name, port.dtype, port.shape, target)
+        return target
 
     def close(self) -> None:
         self.runner.close()
@@ -72,13 +85,14 @@ class DeferredExecutor:
         self._compile, self._opsets, self._caps = compile_, opsets, caps
         self._cache = ExecutableCache(capacity)
 
-    def run(self, values: Values, targets: Mapping[str, DeviceTensor]) -> None:
+    def run(self, values: Values, targets: Targets) -> None:
         inner = _on_host(values, [n for n in self.step.inputs if n in self.step.values])
         here: Values = {n: values[n] for n in self.step.inputs} | inner
         signature = tuple((n, _signature(here[n], n in self.step.values)) for n in self.step.inputs)
         with self._cache.use(signature, lambda: self._plan(here)) as executable:
             executable.run(here, targets)
-        values.update({n: here[n] for n in self.step.outputs})
+        # not only the step's outputs: profiling runs the islands inside again, from the values that they met
+        values.update({n: v for n, v in here.items() if n not in values})
 
     def _plan(self, values: Values) -> Executable:
         known: dict[str, Known] = dict(self.step.constants)
@@ -103,17 +117,23 @@ class ExecutableCache:
         self._users: dict[int, int] = {}
         self._dropped: dict[int, Executable] = {}
         self._lock = Lock()
-        self._making = Lock()
+        self._unused = Condition(self._lock)
+        self._making = RLock()  # a progress callback may close the session that is being planned
+        self._closing = 0
+        self._closed = False
         self.latest: Executable | None = None
 
     def use(self, signature: Any, make: Callable[[], Executable]) -> _Use:
-        """A context manager that gives the executable of a signature, made at its first use."""
+        """A context manager that gives the executable of a signature, made at its first use. Raises `ClosedError`."""
         executable = self._take(signature)
         if executable is None:
             with self._making:
                 executable = self._take(signature)
                 if executable is None:
                     made = make()
+                    if self._closed:
+                        made.close()
+                        raise ClosedError("session")
                     with self._lock:
                         self._entries[signature] = self.latest = made
                         self._users[id(made)] = 1
@@ -126,6 +146,8 @@ class ExecutableCache:
 
     def _take(self, signature: Any) -> Executable | None:
         with self._lock:
+            if self._closed:
+                raise ClosedError("session")
             executable = self._entries.get(signature)
             if executable is not None:
                 self._entries.move_to_end(signature)
@@ -135,11 +157,17 @@ class ExecutableCache:
     def _release(self, executable: Executable) -> None:
         with self._lock:
             self._users[id(executable)] -= 1
-            done = self._users[id(executable)] == 0 and self._dropped.pop(id(executable), None) is not None
-            if done:
-                del self._users[id(executable)]
-        if done:
-            executable.close()
+            last = self._users[id(executable)] == 0 and self._dropped.pop(id(executable), None) is not None
+            self._closing += last
+            self._unused.notify_all()
+        if last:
+            try:
+                executable.close()
+            finally:
+                with self._lock:
+                    del self._users[id(executable)]
+                    self._closing -= 1
+                    self._unused.notify_all()
 
     def _evict(self) -> None:
         closing = []
@@ -155,14 +183,15 @@ class ExecutableCache:
             executable.close()
 
     def close(self) -> None:
-        with self._lock:
+        """Close every executable once the runs in other threads have ended; what comes later raises `ClosedError`."""
+        with self._making, self._unused:
+            self._closed = True
+            self._unused.wait_for(lambda: not self._closing and not any(self._users.values()))
             entries, self._entries = list(self._entries.values()), OrderedDict()
-            busy = [e for e in entries if self._users[id(e)]]
-            self._dropped.update({id(e): e for e in busy})
+            self._users.clear()
             self.latest = None
         for executable in entries:
-            if executable not in busy:
-                executable.close()
+            executable.close()
 
 
 class _Use:
@@ -176,6 +205,14 @@ class _Use:
 
     def __exit__(self, *exc: object) -> None:
         self._cache._release(self._executable)
+
+
+def check_target(name: str, dtype: object, shape: tuple[int, ...], target: DeviceTensor) -> None:
+    """Raise `InvalidInputError` unless a bound device tensor fits its output."""
+    if target.shape != shape or target.dtype.name != str(dtype):
+        raise InvalidInputError(
+            f"output {name!r} is {dtype} {shape}; the bound device tensor is {target.dtype} {target.shape}"
+        )
 
 
 def known_value(value: Any, name: str, *, as_constant: bool = False) -> Known:

@@ -16,6 +16,8 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
     symbols: dict[str, tuple[int, str]] = {}
     for name, info in declared.items():
         value = values[name]
+        if not info.elem_type:  # a sequence or an optional: the CPU's to judge
+            continue
         expected = dtypes.from_onnx(info.elem_type)
         got = value.dtype.numpy if isinstance(value, DeviceTensor) else value.dtype
         if expected is not None and got != expected.numpy:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vkep.lowering.program import Placement
+from vkep.memory.records import ArenaStats
 from vkep.plan.records import Plan
 
 
@@ -109,6 +110,19 @@ class Report:
                 engine = f" ({self.cpu_engine})" if node.where == "cpu" and self.cpu_engine else ""
                 lines.append(f"  {node.where}{engine}: {node.op_type} {node.name!r}: {node.reason}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Device memory of a context: the arena's statistics and the constants by content key, in bytes."""
+
+    arena: ArenaStats
+    constants: Mapping[str, int]
+    dump: str = field(repr=False)
+
+    def __str__(self) -> str:
+        weights = sum(self.constants.values())
+        return f"{self.dump}\nweights: {weights / 2**20:.1f} MiB in {len(self.constants)} constants"
 
 
 def node_reports(placements: Sequence[Placement]) -> list[NodeReport]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,24 +14,24 @@ from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
 from vkep import dtypes
 from vkep.device.delegate import VulkanDelegate
-from vkep.device.runner import PlanRunner
+from vkep.device.finalize import on_end
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError, UnsupportedModelError
+from vkep.errors import InvalidInputError
 from vkep.graph import load_model
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Dim, Model, ValueInfo
 from vkep.lowering.partition import Known, lower
-from vkep.lowering.program import CpuStep, HostValue, IslandStep, Placement, Program, ValueSpec
+from vkep.lowering.program import HostValue, Placement, ValueSpec
 from vkep.session.binding import IOBinding
+from vkep.session.compile import Compiler
 from vkep.session.contexts import resolve_context
 from vkep.session.cpu import CpuRunner
-from vkep.session.executor import DeferredExecutor, Executable, ExecutableCache, IslandExecutor, known_value
+from vkep.session.executor import Executable, ExecutableCache, IslandExecutor, check_target, known_value
 from vkep.session.inputs import check_inputs, wrong_names
 from vkep.session.options import SessionOptions
-from vkep.session.report import IslandReport, Report, node_reports
+from vkep.session.report import IslandReport, MemoryReport, Report, node_reports
 from vkep.shaders.library import ShaderLibrary
 
-logger = logging.getLogger("vkep.session")
 Array = np.ndarray[Any, Any]
 Feed = Array | DeviceTensor
 
@@ -51,14 +48,17 @@ class NodeArg:
 class _Parts:
     """What a session must give back, apart from the session itself so that a finaliser can hold it."""
 
-    def __init__(self, delegate: VulkanDelegate, capacity: int) -> None:
+    def __init__(self, delegate: VulkanDelegate, options: SessionOptions, model: Model) -> None:
         self.delegate = delegate
-        self.cache = ExecutableCache(capacity)
+        self.compile = Compiler(delegate, options, model)
+        self.cache = ExecutableCache(options.plan_cache_size)
         self.closed = False
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            if self.delegate.forked:  # all of it is the parent's
+                return
             try:
                 self.cache.close()
             finally:
@@ -95,12 +95,10 @@ class InferenceSession:
         context = context or resolve_context(self.options)
         library = ShaderLibrary(cache_dir=_spirv_folder(self.options))
         delegate = VulkanDelegate(context, library, arena, sync_mode=self.options.sync_mode)
-        self._parts = _Parts(delegate, self.options.plan_cache_size)
-        self._finalizer = weakref.finalize(self, self._parts.close)
+        self._parts = _Parts(delegate, self.options, self.model)
+        self._finalizer = on_end(self, self._parts.close)
         self._inputs = {v.name: v for v in self.model.graph.inputs}
         self._outputs = [v.name for v in self.model.graph.outputs]
-        self._last_placements: Sequence[Placement] = ()
-        self._lock = threading.Lock()
         try:
             self._plan_static()
         except BaseException:
@@ -131,7 +129,7 @@ class InferenceSession:
         names = self._outputs if output_names is None else self._wanted(output_names)
         with self._executable(feeds) as (executable, values):
             executable.run(values, {})
-        return [_array(values[name]) for name in names]
+        return [self._result(values[name], name) for name in names]
 
     def io_binding(self) -> IOBinding:
         """A new binding for `run_with_iobinding`."""
@@ -139,10 +137,10 @@ class InferenceSession:
 
     def run_with_iobinding(self, binding: IOBinding) -> None:
         """Run with bound inputs and outputs; results are in the binding."""
+        targets = self._targets(binding)
         with self._executable(binding.inputs) as (executable, values):
-            targets = self._targets(executable, binding)
             executable.run(values, targets)
-        binding.results = [self._bound_result(values[n], binding.outputs[n]) for n in binding.outputs]
+        binding.results = [self._bound_result(values[n], n, target) for n, target in binding.outputs.items()]
 
     def device_tensor(self, array: Array) -> DeviceTensor:
         """Upload an array to the session's device."""
@@ -213,6 +211,17 @@ class InferenceSession:
             executable.run(values, {})
             return [i.runner.profile([values[n] for n in i.inputs]) for i in _flatten(executable)[1]]
 
+    def memory(self) -> MemoryReport:
+        """The device arena (shared by all sessions on the context), and the weights on the device."""
+        self._check_open()
+        arena = self._delegate.arena
+        return MemoryReport(arena.stats, self._delegate.constants.resident, arena.dump())
+
+    def shrink_memory(self) -> int:
+        """Give the arena's wholly free regions back to the device; returns their bytes."""
+        self._check_open()
+        return self._delegate.arena.shrink()
+
     # ---- closing
 
     def close(self) -> None:
@@ -235,6 +244,7 @@ class InferenceSession:
     def _check_open(self) -> None:
         if self._parts.closed:
             raise ClosedError(f"session of {self.model.source}")
+        self._delegate.context  # noqa: B018  # in a forked child it raises, before any lock is tried
 
     def _wanted(self, names: Sequence[str]) -> Sequence[str]:
         for name in names:
@@ -246,14 +256,14 @@ class InferenceSession:
         self._check_open()
         values: dict[str, Any] = {}
         signature = []
-        for name in self._inputs:
-            value = feeds.get(name)
+        for name, info in self._inputs.items():
+            value: Any = feeds.get(name)
             if value is None:
                 raise wrong_names(self._inputs, feeds)
-            if not isinstance(value, (np.ndarray, DeviceTensor)):
-                value = np.asarray(value)  # type: ignore[unreachable]  # a list or a scalar, whatever the hints say
+            if not isinstance(value, (np.ndarray, DeviceTensor)) and info.elem_type:
+                value = np.asarray(value)  # a list or a scalar
             values[name] = value
-            signature.append((value.dtype if isinstance(value, np.ndarray) else value.dtype.numpy, value.shape))
+            signature.append(_signature(value))
         if len(feeds) != len(values):
             raise wrong_names(self._inputs, feeds)
         key = tuple(signature)
@@ -285,64 +295,38 @@ class InferenceSession:
     def _plan(self, known: Mapping[str, Known]) -> Executable:
         graph = self.model.graph
         caps = self._delegate.capabilities
-        return self._ready(lower(graph.nodes, known, self._outputs, self.model.opsets, caps))
+        return self._parts.compile(lower(graph.nodes, known, self._outputs, self.model.opsets, caps))
 
-    def _ready(self, program: Program) -> Executable:
-        """Compile and upload a program's islands."""
-        declined = [p for p in program.placements if p.where == "cpu"]
-        if declined and self.options.fallback == "error":
-            lines = "\n  ".join(f"{p.node.title}: {p.reason}" for p in declined)
-            raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
-        for placement in declined:
-            logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
-        steps: list[IslandExecutor | CpuRunner | DeferredExecutor] = []
-        try:
-            for step in program.steps:
-                if isinstance(step, IslandStep):
-                    runner = PlanRunner(
-                        self._delegate,
-                        step.plan,
-                        step.weights,
-                        concurrency=self.options.concurrency,
-                        progress=self.options.progress,
-                    )
-                    steps.append(IslandExecutor(step, runner))
-                elif isinstance(step, CpuStep):
-                    steps.append(CpuRunner(step, self.model.opsets, self.model.ir_version))
-                else:
-                    caps, capacity = self._delegate.capabilities, self.options.plan_cache_size
-                    steps.append(DeferredExecutor(step, self._ready, self.model.opsets, caps, capacity))
-        except BaseException:
-            for made in steps:
-                if not isinstance(made, CpuRunner):
-                    made.close()
-            raise
-        return Executable(program, steps)
-
-    def _targets(self, executable: Executable, binding: IOBinding) -> dict[str, DeviceTensor]:
-        ports = {p.name: p for i in _flatten(executable)[1] for p in i.plan.outputs}
-        targets: dict[str, DeviceTensor] = {}
+    def _targets(self, binding: IOBinding) -> dict[str, DeviceTensor | None]:
+        """The outputs that are to lie on the device. Two names never share memory that a run writes."""
+        targets: dict[str, DeviceTensor | None] = {}
+        taken = {id(t): f"input {n!r}" for n, t in binding.inputs.items() if isinstance(t, DeviceTensor)}
         for name, target in binding.outputs.items():
-            port = ports.get(name)
             if isinstance(target, DeviceTensor):
                 self.check_tensor(target, f"output {name!r}")
-                if port is None:
-                    raise InvalidInputError(
-                        f"output {name!r} is not made on the GPU, so no device tensor can be bound to it"
-                    )
-                if target.shape != port.shape or target.dtype.name != port.dtype:
-                    raise InvalidInputError(
-                        f"output {name!r} is {port.dtype} {port.shape}; the bound device tensor is {target.dtype} {target.shape}"
-                    )
+                other = taken.setdefault(id(target), f"output {name!r}")
+                if other != f"output {name!r}":
+                    raise InvalidInputError(f"output {name!r}: its device tensor is also bound to {other}")
                 targets[name] = target
-            elif target == "gpu" and port is not None:
-                targets[name] = DeviceTensor(self._delegate, dtypes.DTYPES[port.dtype], port.shape)
+            elif target == "gpu":
+                targets[name] = None
         return targets
 
-    def _bound_result(self, value: Any, target: DeviceTensor | str) -> Any:
-        if target == "gpu" and isinstance(value, np.ndarray):
-            return self.device_tensor(value)
-        return value.numpy() if target == "cpu" and isinstance(value, DeviceTensor) else value
+    def _result(self, value: Any, name: str) -> Any:
+        if isinstance(value, DeviceTensor):
+            return value.numpy()
+        return value.copy() if name in self._inputs and isinstance(value, np.ndarray) else value
+
+    def _bound_result(self, value: Any, name: str, target: DeviceTensor | str) -> Any:
+        """A result where the binding wants it: what no island made (a constant, an input, a CPU node's) is moved."""
+        if target == "cpu":
+            return self._result(value, name)
+        if isinstance(target, DeviceTensor):
+            if value is not target:
+                check_target(name, value.dtype, value.shape, target)
+                target.write(self._result(value, name))
+            return target
+        return self.device_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 class _Running:
@@ -356,6 +340,12 @@ class _Running:
 
     def __exit__(self, *exc: object) -> None:
         self._use.__exit__(*exc)
+
+
+def _signature(value: Any) -> object:
+    if isinstance(value, np.ndarray):
+        return (value.dtype, value.shape)
+    return (value.dtype.numpy, value.shape) if isinstance(value, DeviceTensor) else type(value)
 
 
 def _spirv_folder(options: SessionOptions) -> Path | None:
@@ -382,7 +372,3 @@ def _flatten(executable: Executable) -> tuple[list[Placement], list[IslandExecut
 
 def _node_arg(info: ValueInfo) -> NodeArg:
     return NodeArg(info.name, f"tensor({dtypes.onnx_name(info.elem_type)})" if info.elem_type else "other", info.shape)
-
-
-def _array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, DeviceTensor) else value

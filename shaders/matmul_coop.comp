@@ -1,0 +1,119 @@
+// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n), float16 with float32 sums, on cooperative matrices.
+//
+// Strides in elements. A_VECTOR: a runs along k in aligned groups of eight; B_VECTOR: b does so along k (B_ALONG_K) or along
+// its columns. Else elements are gathered one by one. Workgroup z is (batch * splits + split), PARTIAL as in
+// matmul_tiled.comp. Tiles are walked in bands of BAND rows, so that a band's operands stay in cache.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#include "cooperative.glsl"
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; EXTRA_OPERANDS \
+    uint m; uint n; uint k; uint batch1; uint splits; uint split_k; uint a_row; uint a_col; uint b_row; uint b_col; \
+    uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
+    float alpha; EXTRA_PARAMS }
+#include "args.glsl"
+#include "epilogue.glsl"
+
+layout(constant_id = 17) const uint A_VECTOR = 1;
+layout(constant_id = 18) const uint B_VECTOR = 1;
+layout(constant_id = 19) const uint BAND = 8;
+
+TENSOR(T, Elements)
+TENSOR(float, Partial)
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { vec4 v[]; };
+
+Elements a, b;
+Units a_units, b_units, y_units;
+uint row0, column0, a0, b0, k_end;
+
+void begin_stage(uint k) {}
+
+// Rows and columns past the edge repeat the last one: their results are not stored.
+uvec4 load_a(uint row, uint k) {
+    if (k >= k_end) return uvec4(0);
+    uint at = a0 + min(row0 + row, args.m - 1) * args.a_row;
+    if (A_VECTOR == 1) return a_units.v[(at + k) / 8];
+    uvec4 units;
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        float low = k + 2 * i < k_end ? float(a.v[at + (k + 2 * i) * args.a_col]) : 0.0;
+        float high = k + 2 * i + 1 < k_end ? float(a.v[at + (k + 2 * i + 1) * args.a_col]) : 0.0;
+        units[i] = pack_halves(low, high);
+    }
+    return units;
+}
+
+uvec4 load_b(uint column, uint k) {
+    if (k >= k_end) return uvec4(0);
+    column += column0;
+    if (B_VECTOR == 1)
+        return b_units.v[(b0 + (B_ALONG_K == 1 ? min(column, args.n - 1) * args.b_col + k : k * args.b_row + min(column, args.n - 8))) / 8];
+    uvec4 units;
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        float pair[2];
+        [[unroll]] for (uint j = 0; j < 2; j++) {
+            uint step = 2 * i + j, row = B_ALONG_K == 1 ? k + step : k;
+            uint at = b0 + row * args.b_row + min(B_ALONG_K == 1 ? column : column + step, args.n - 1) * args.b_col;
+            pair[j] = row < k_end ? float(b.v[at]) : 0.0;
+        }
+        units[i] = pack_halves(pair[0], pair[1]);
+    }
+    return units;
+}
+
+uint y0, o0, partial0;
+
+void store_eight(uint row, uint column, vec4 low, vec4 high) {
+    row += row0;
+    column += column0;
+    if (row >= args.m) return;
+    uint o = o0 + row * args.n + column;
+    if (PARTIAL == 1) {
+        if (STORE_VECTOR == 1) {
+            if (column >= args.n) return;
+            PartialUnits partial = PartialUnits(operand(args.y, 2));
+            partial.v[(partial0 + o) / 4] = low;
+            partial.v[(partial0 + o) / 4 + 1] = high;
+        } else {
+            Partial partial = Partial(operand(args.y, 2));
+            [[unroll]] for (uint i = 0; i < 8; i++)
+                if (column + i < args.n) partial.v[partial0 + o + i] = i < 4 ? low[i & 3] : high[i & 3];
+        }
+    } else if (STORE_VECTOR == 1) {
+        if (column >= args.n) return;
+        [[unroll]] for (uint i = 0; i < 4; i++) {
+            low[i] = epilogue(args.alpha * low[i], o + i, row, column + i);
+            high[i] = epilogue(args.alpha * high[i], o + 4 + i, row, column + 4 + i);
+        }
+        y_units.v[(y0 + row * args.y_row + column) / 8] = pack_eight(low, high);
+    } else {
+        Elements y = Elements(operand(args.y, 2));
+        [[unroll]] for (uint i = 0; i < 8; i++)
+            if (column + i < args.n)
+                y.v[y0 + row * args.y_row + (column + i) * args.y_col] = T(epilogue(args.alpha * (i < 4 ? low[i & 3] : high[i & 3]), o + i, row, column + i));
+    }
+}
+#include "cooperative_tile.glsl"
+
+void main() {
+    uint split = gl_WorkGroupID.z % args.splits, batch = gl_WorkGroupID.z / args.splits;
+    uint batch0 = batch / args.batch1, batch1 = batch % args.batch1;
+    uint column_tiles = gl_NumWorkGroups.x, row_tiles = gl_NumWorkGroups.y;
+    uint flat_tile = gl_WorkGroupID.y * column_tiles + gl_WorkGroupID.x;
+    uint band = flat_tile / (BAND * column_tiles), rows = min(BAND, row_tiles - band * BAND);
+    uint in_band = flat_tile - band * BAND * column_tiles;
+    row0 = (band * BAND + in_band % rows) * TILE_M;
+    column0 = in_band / rows * TILE_N;
+    a = Elements(operand(args.a, 0));
+    b = Elements(operand(args.b, 1));
+    a_units = Units(operand(args.a, 0));
+    b_units = Units(operand(args.b, 1));
+    y_units = Units(operand(args.y, 2));
+    a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
+    b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1;
+    y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1;
+    o0 = batch * args.m * args.n;
+    partial0 = split * (gl_NumWorkGroups.z / args.splits * args.m * args.n);
+    k_end = min((split + 1) * args.split_k, args.k);
+    multiply_tile(split * args.split_k, k_end);
+}

@@ -1,0 +1,66 @@
+// ONNX RoiAlign: y[r, c, ph, pw] pools bilinear samples of x[batch_indices[r], c] inside one bin of a region.
+// MAXIMUM 1: the greatest of the weighted neighbours, as ONNX Runtime defines mode "max"; 0: the mean of the samples.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 rois; uvec2 indices; uvec2 y; uint total; uint channels; uint height; uint width; \
+    uint batches; uint out_height; uint out_width; int sampling_ratio; float spatial_scale; float offset; }
+#include "args.glsl"
+#include "elements.glsl"
+#include "indices.glsl"
+#include "workgroup.glsl"
+
+layout(constant_id = 4) const uint MAXIMUM = 0;
+
+void main() {
+    uint id = flat_lane();
+    if (id >= args.total) return;
+    uint pw = id % args.out_width, ph = id / args.out_width % args.out_height;
+    uint channel = id / (args.out_width * args.out_height) % args.channels;
+    uint region = id / (args.out_width * args.out_height * args.channels);
+    InTensor rois = InTensor(operand(args.rois, 1));
+    InTensor x = InTensor(operand(args.x, 0));
+    vec4 box;
+    [[unroll]] for (uint k = 0u; k < 4u; ++k)
+        box[k] = float(load_element(rois.v[region * 4u + k])) * args.spatial_scale - args.offset;
+    float roi_width = box.z - box.x, roi_height = box.w - box.y;
+    if (args.offset == 0.0) {
+        roi_width = max(roi_width, 1.0);
+        roi_height = max(roi_height, 1.0);
+    }
+    float bin_height = roi_height / float(args.out_height), bin_width = roi_width / float(args.out_width);
+    int rows = args.sampling_ratio > 0 ? args.sampling_ratio : int(ceil(roi_height / float(args.out_height)));
+    int cols = args.sampling_ratio > 0 ? args.sampling_ratio : int(ceil(roi_width / float(args.out_width)));
+    uint image = read_index(IndexWords(operand(args.indices, 2)), region, args.batches);
+    uint base = (image * args.channels + channel) * args.height * args.width;
+
+    float result = 0.0;
+    bool first = true;
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < cols; ++j) {
+            float v = box.y + float(ph) * bin_height + (float(i) + 0.5) * bin_height / float(rows);
+            float u = box.x + float(pw) * bin_width + (float(j) + 0.5) * bin_width / float(cols);
+            vec4 value = vec4(0.0);
+            if (v >= -1.0 && v <= float(args.height) && u >= -1.0 && u <= float(args.width)) {
+                v = max(v, 0.0);
+                u = max(u, 0.0);
+                uint top = min(uint(v), args.height - 1u), left = min(uint(u), args.width - 1u);
+                uint bottom = min(top + 1u, args.height - 1u), right = min(left + 1u, args.width - 1u);
+                float down = top == bottom ? 0.0 : v - float(top), across = left == right ? 0.0 : u - float(left);
+                value = vec4((1.0 - down) * (1.0 - across) * float(load_element(x.v[base + top * args.width + left])),
+                             (1.0 - down) * across * float(load_element(x.v[base + top * args.width + right])),
+                             down * (1.0 - across) * float(load_element(x.v[base + bottom * args.width + left])),
+                             down * across * float(load_element(x.v[base + bottom * args.width + right])));
+            }
+            if (MAXIMUM != 0u) {
+                float greatest = max(max(value.x, value.y), max(value.z, value.w));
+                result = first ? greatest : max(result, greatest);
+            } else {
+                result += value.x + value.y + value.z + value.w;
+            }
+            first = false;
+        }
+    }
+    if (MAXIMUM == 0u) result /= float(max(rows * cols, 1));
+    OutTensor(operand(args.y, 3)).v[id] = store_element(COMPUTE_T(result));
+}

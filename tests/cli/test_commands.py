@@ -1,0 +1,204 @@
+"""Each command on a device: what it prints, its JSON, what it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vkep
+from vkep.kernels.softmax import SOFTMAX
+
+pytestmark = pytest.mark.gpu
+
+
+def json_of(result: Any) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_devices(run: Callable[..., Any]) -> None:
+    found = json_of(run("devices", "--json"))["devices"]
+    assert [d["name"] for d in found] == [d.name for d in vkep.devices()]
+    assert sum(d["default"] for d in found) == 1
+    chosen = next(d for d in found if d["default"])
+    assert chosen["usable"]
+    assert "buffer_device_address" in chosen["features"]
+    printed = run("devices").stdout
+    for device in found:
+        assert device["name"] in printed
+        assert device["uuid"] in printed
+        assert all(problem in printed for problem in device["problems"])
+    assert "(default)" in printed
+
+
+def test_the_default_device_follows_the_environment(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKEP_DEVICE", "no such device")
+    result = run("devices", "--json")
+    assert result.exit_code == 1
+    assert not any(d["default"] for d in json.loads(result.stdout)["devices"])
+
+
+def test_run_prints_placement_times_and_outputs(run: Callable[..., Any], models: Path) -> None:
+    result = run("run", models / "add.onnx", "--runs", "4", "--report")
+    assert result.exit_code == 0, result.output
+    for expected in ("1 vulkan", "first run", "of 3", "output y: float32 [2, 3]", "vulkan   Add"):
+        assert expected in result.stdout
+
+
+def test_run_writes_what_it_computed(run: Callable[..., Any], models: Path, tmp_path: Path) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "x.npy", x)
+    arguments = ("-i", f"x={tmp_path / 'x.npy'}", "-i", "x2=ones")
+    assert run("run", models / "add.onnx", *arguments, "-o", tmp_path / "out").exit_code == 0
+    assert np.array_equal(np.load(tmp_path / "out" / "y.npy"), x + 1)
+    found = json_of(run("run", models / "add.onnx", *arguments, "-o", tmp_path / "out.npz", "--json"))
+    with np.load(tmp_path / "out.npz") as stored:
+        assert np.array_equal(stored["y"], x + 1)
+    assert found["written"] == [str(tmp_path / "out.npz")]
+    assert found["outputs"]["y"] == {
+        "dtype": "float32",
+        "shape": [2, 3],
+        "not_finite": 0,
+        "min": 1.0,
+        "max": 6.0,
+        "mean": 3.5,
+    }
+    assert found["report"]["counts"] == {"vulkan": 1}
+    assert found["latency"] is None
+    assert found["check"] is None
+
+
+def test_run_checks_against_an_archive_and_the_cpu(run: Callable[..., Any], models: Path) -> None:
+    found = json_of(
+        run("run", models / "softmax.onnx", "--check", models / "softmax.npz", "--check-cpu", "--runs", 3, "--json")
+    )
+    first, second = found["check"]["outputs"]
+    assert found["check"]["ok"]
+    assert first["against"].endswith("softmax.npz")
+    assert second["against"].endswith("on the CPU")
+    assert max(first["relative_error"], second["relative_error"]) <= 1e-5
+    assert found["latency"]["runs"] == 2
+    assert found["latency"]["min_ms"] <= found["latency"]["median_ms"] <= found["latency"]["p90_ms"]
+
+
+def test_a_result_out_of_tolerance_fails(run: Callable[..., Any], models: Path, tmp_path: Path) -> None:
+    with np.load(models / "add.npz") as stored:
+        wrong = {key: stored[key] + (key == "out_y") * np.float32(0.5) for key in stored}
+    np.savez(tmp_path / "wrong.npz", **wrong)
+    result = run("run", models / "add.onnx", "--check", tmp_path / "wrong.npz")
+    assert result.exit_code == 1
+    assert "NOT within 0.0001" in result.stdout
+    assert run("run", models / "add.onnx", "--check", tmp_path / "wrong.npz", "--tolerance", 10).exit_code == 0
+
+
+def test_run_sizes_a_dynamic_model(run: Callable[..., Any], models: Path) -> None:
+    by_shape = json_of(run("run", models / "dynamic.onnx", "-s", "z=4x5", "--check-cpu", "--json"))
+    assert by_shape["inputs"] == {"x": [4, 8], "z": [4, 5]}
+    by_dim = json_of(run("run", models / "dynamic.onnx", "--dim", "batch=4", "--dim", "length=5", "--json"))
+    assert by_dim["outputs"] == by_shape["outputs"]  # the same seed, so the same values
+
+
+def test_run_says_what_runs_on_the_cpu_and_why(run: Callable[..., Any], models: Path) -> None:
+    result = run("run", models / "mixed.onnx", "--check-cpu")
+    assert result.exit_code == 0, result.output
+    assert "NonZero" in result.stdout
+    assert "no Vulkan kernel for NonZero" in result.stdout
+    refused = run("run", models / "mixed.onnx", "--fallback", "error")
+    assert refused.exit_code == 1
+    assert "no Vulkan kernel for NonZero" in refused.stderr
+
+
+def test_profile_writes_a_trace(run: Callable[..., Any], models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    result = run("run", models / "mixed.onnx", "--profile", path, "--runs", 2)  # islands inside a deferred part too
+    assert result.exit_code == 0, result.output
+    trace = json.loads(path.read_text())
+    complete = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert {"open", "first run", "run"} <= {e["name"] for e in complete}
+    gpu = [e for e in complete if "kernel" in e["args"]]
+    assert len({e["tid"] for e in gpu}) == 2
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in complete)
+    assert sum(e["dur"] for e in gpu) > 0
+
+
+def test_bench(run: Callable[..., Any], models: Path) -> None:
+    arguments = ("bench", models / "add.onnx", models / "softmax.onnx", "-n", 3, "--warmup", 2)
+    found = json_of(run(*arguments, "--json"))["results"]
+    assert [Path(r["model"]).name for r in found] == ["add.onnx", "softmax.onnx"]
+    for result in found:
+        assert result["latency"]["runs"] == 3
+        assert 0 < result["latency"]["min_ms"] <= result["latency"]["median_ms"]
+        assert result["open_ms"] > 0
+        assert result["first_run_ms"] > 0
+        assert result["placement"] == {"vulkan": 1}
+    printed = run(*arguments).stdout
+    assert "median ms" in printed
+    assert "softmax" in printed
+    batch = json_of(run("bench", models / "dynamic.onnx", "--shape", "z=16x4", "-n", 1, "--json"))["results"][0]
+    assert batch["shapes"] == {"x": [16, 8], "z": [16, 4]}
+
+
+def test_explain_a_plan(run: Callable[..., Any], models: Path) -> None:
+    found = json_of(run("explain", models / "softmax.onnx", "--plan", "--json"))
+    (island,) = found["islands"]
+    assert island["dispatches"] == 1
+    (dispatch,) = island["plan"]
+    assert dispatch["kernel"] == "softmax.comp"
+    assert {"input 'x'", "output 'y'"} <= set(dispatch["operands"].values())
+    assert {name for name, _ in SOFTMAX.params} <= set(dispatch["params"])
+    assert all(size > 0 for size in dispatch["grid"] + dispatch["workgroup"])
+    printed = run("explain", models / "softmax.onnx", "--plan", "--nodes").stdout
+    assert "softmax.comp" in printed
+    assert "input 'x'" in printed
+    assert "vulkan   Softmax" in printed
+
+
+def test_explain_times(run: Callable[..., Any], models: Path) -> None:
+    found = json_of(run("explain", models / "mixed.onnx", "--time", "--json"))
+    times = [t["nanoseconds"] for t in found["times"]]
+    assert times == sorted(times, reverse=True)
+    assert found["total_ns"] == pytest.approx(sum(times))
+    assert sum(t["share"] for t in found["times"]) == pytest.approx(1.0)
+    assert {t["island"] for t in found["times"]} == {0, 1}
+    printed = run("explain", models / "softmax.onnx", "--time").stdout
+    assert "100.0%" in printed
+    assert "GB/s" in printed
+
+
+def test_explain_limits_the_times_printed(run: Callable[..., Any], models: Path) -> None:
+    printed = run("explain", models / "mixed.onnx", "--time", "--top", 1).stdout
+    assert "and 1 more" in printed
+    assert "more" not in run("explain", models / "mixed.onnx", "--time", "--top", 0).stdout
+
+
+def test_explain_a_dynamic_model(run: Callable[..., Any], models: Path) -> None:
+    unplanned = run("explain", models / "dynamic.onnx")
+    assert unplanned.exit_code == 0
+    assert "not planned yet" in unplanned.stdout
+    assert "--dim SYMBOL=N" in unplanned.stdout
+    planned = json_of(run("explain", models / "dynamic.onnx", "--dim", "batch=2", "--dim", "length=3", "--json"))
+    assert planned["counts"] == {"vulkan": 2}
+
+
+def test_contexts_of_the_command_line(run: Callable[..., Any], models: Path) -> None:
+    found = json_of(run("run", models / "add.onnx", "--token", "mine", "--group", 3, "--sync", "none", "--json"))
+    assert found["report"]["context"] == "mine:3"
+    missing = run("run", models / "add.onnx", "--token", "mine", "--mode", "lookup_only")
+    assert missing.exit_code == 1
+    assert "no live context has token 'mine' and group 0" in missing.stderr.replace("\n", " ")
+
+
+def test_verbose_logs_to_standard_error_only(run: Callable[..., Any], models: Path) -> None:
+    quiet, loud = run("run", models / "add.onnx", "--json"), run("run", models / "add.onnx", "--json", "-vv")
+    assert quiet.stderr == ""
+    assert "DEBUG gpu_shared" in loud.stderr
+    assert json.loads(loud.stdout)["report"]["counts"] == {"vulkan": 1}
+
+
+def test_version(run: Callable[..., Any]) -> None:
+    assert run("--version").stdout == f"vkep {vkep.__version__}\n"

@@ -1,0 +1,123 @@
+"""What every test shares: the driver that must be there, one context, and validation layers that must be silent."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gpu_shared.errors import DriverNotFoundError
+
+if TYPE_CHECKING:
+    from gpu_shared import DeviceInfo, SharedGpuContext
+    from vkep import InferenceSession
+
+#: a test that asks for one of these uses the GPU, and is marked so
+GPU_FIXTURES = {"vulkan", "shared_context", "own_context", "open_session", "no_leak"}
+Alive = Callable[[], dict[str, int]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow_data (gigabytes of disk)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if GPU_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("gpu")
+        if "needs_gigabytes" in getattr(item, "fixturenames", ()) and not config.getoption("--run-slow"):
+            item.add_marker(pytest.mark.skip(reason="writes gigabytes: --run-slow runs it"))
+
+
+@pytest.fixture
+def needs_gigabytes() -> None:
+    """Asked for by tests that run only with --run-slow."""
+
+
+@pytest.fixture(scope="session")
+def vulkan() -> DeviceInfo:
+    """The device that the tests run on. Without one tests fail, unless VKEP_ALLOW_NO_GPU=1 lets them be skipped."""
+    import gpu_shared
+
+    try:
+        return gpu_shared.select_device(gpu_shared.list_devices())
+    except DriverNotFoundError as error:
+        if os.environ.get("VKEP_ALLOW_NO_GPU") == "1":
+            pytest.skip(f"no Vulkan driver: {error}")
+        pytest.fail(f"no Vulkan driver (VKEP_ALLOW_NO_GPU=1 skips these tests): {error}")
+
+
+@pytest.fixture(autouse=True)
+def validation_is_silent() -> Iterator[None]:
+    """With VKEP_VALIDATION=1 the layers watch every test; what they say fails the test that made them say it."""
+    before = len(_validation_log())
+    yield
+    said = _validation_log()[before:]
+    assert [str(message) for message in said] == []
+
+
+def _validation_log() -> list[Any]:
+    module = sys.modules.get("gpu_shared.instance")  # pure tests never load Vulkan
+    return [] if module is None else module.validation_log
+
+
+@pytest.fixture(scope="session")
+def shared_context(vulkan: DeviceInfo) -> Iterator[SharedGpuContext]:
+    """One context for all tests that do not look at a context itself."""
+    import gpu_shared
+
+    with gpu_shared.SharedGpuContext.create({"gpu_shared_context_token": "test session"}, device=vulkan) as context:
+        yield context
+
+
+@pytest.fixture
+def no_leak(vulkan: DeviceInfo) -> Iterator[Alive]:
+    """At the test's end, as many Vulkan objects live as at its start; called, it counts those made since."""
+    import gpu_shared
+
+    gc.collect()
+    before = gpu_shared.live_counts()
+
+    def since() -> dict[str, int]:
+        now = gpu_shared.live_counts()
+        return {kind: n for kind in now | before if (n := now.get(kind, 0) - before.get(kind, 0))}
+
+    yield since
+    gc.collect()
+    assert since() == {}
+
+
+@pytest.fixture
+def own_context(vulkan: DeviceInfo, no_leak: Alive) -> Iterator[SharedGpuContext]:
+    """A context of the test's own, with nothing left behind."""
+    import gpu_shared
+
+    with gpu_shared.SharedGpuContext.create({"gpu_shared_context_token": "test"}, device=vulkan) as context:
+        yield context
+
+
+@pytest.fixture
+def open_session(shared_context: SharedGpuContext) -> Iterator[Callable[..., InferenceSession]]:
+    """Opens sessions on the shared context, closed at the test's end."""
+    from vkep import InferenceSession
+
+    opened: list[InferenceSession] = []
+
+    def open_(model: Any, **options: Any) -> InferenceSession:
+        options.setdefault("context", shared_context)
+        opened.append(InferenceSession(model, **options))
+        return opened[-1]
+
+    yield open_
+    for session in opened:
+        session.close()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20261121)

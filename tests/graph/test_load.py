@@ -1,0 +1,260 @@
+"""Reading models: what is right comes out as written, what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from vkep.errors import InvalidModelError
+from vkep.graph import load_model
+
+GOOD = parser.parse_model(
+    '<ir_version: 9, opset_import: ["": 18]> g (float[n, 3] x, float[3] w) => (float[n, 3] y) { s = Add(x, w) y = Relu(s) }'
+)
+
+
+def _changed(**fields: Any) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(GOOD)
+    for name, value in fields.items():
+        setattr(proto, name, value)
+    return proto
+
+
+def test_a_model_as_it_was_written() -> None:
+    proto = _changed(producer_name="tests", producer_version="2")
+    proto.metadata_props.add(key="k", value="v")
+    model = load_model(proto)
+    assert [n.title for n in model.graph.nodes] == ["Add 'Add_0'", "Relu 'Relu_1'"]
+    assert [(v.name, v.elem_type, v.shape) for v in model.graph.inputs] == [("x", 1, ("n", 3)), ("w", 1, (3,))]
+    assert model.opsets == {"": 18} and model.producer == "tests 2" and model.metadata == {"k": "v"}
+    assert [n.since_version for n in model.graph.nodes] == [14, 14]
+
+
+def test_constants_and_initializers_are_weights() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[2] x, float[2] w) => (float[2] y) '
+        "{ c = Constant<value = float[2] {1, 2}>() s = Add(x, c) y = Mul(s, w) }"
+    )
+    proto.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, [2], [3, 4]))
+    graph = load_model(proto).graph
+    assert [v.name for v in graph.inputs] == ["x"], "old models list initializers as inputs too"
+    np.testing.assert_array_equal(graph.weights["c"].array(), [1, 2])
+    np.testing.assert_array_equal(graph.weights["w"].array(), [3, 4])
+    assert [n.op_type for n in graph.nodes] == ["Add", "Mul"]
+
+
+def test_equal_content_has_one_key() -> None:
+    def weight(name: str, values: np.ndarray) -> Any:
+        proto = _changed()
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+        return load_model(proto).graph.weights[name]
+
+    a = np.arange(3, dtype=np.float32)
+    assert weight("p", a).key == weight("q", a).key
+    assert len({weight("p", v).key for v in (a, a[None], a.view(np.int32), a + 1)}) == 4
+
+
+def test_bodies_say_what_they_capture() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]> g (bool c, float[2] x) => (float[2] y) {
+        d = Add(x, x) e = Neg(x)
+        y = If (c) <then_branch = t () => (float[2] r) { q = Mul(d, x) r = Neg(q) },
+                    else_branch = f () => (float[2] r) { r = Identity(e) }> }"""
+    )
+    node = load_model(proto).graph.nodes[2]
+    assert set(node.captures) == {"d", "x", "e"} and node.reads == ("c", *node.captures)
+
+
+def test_local_functions_are_inlined() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18, "local": 1]>
+        g (float[2] x) => (float[2] y) { y = local.twice(x) }
+        <domain: "local", opset_import: ["": 18]> twice (a) => (b) { b = Add(a, a) }"""
+    )
+    assert [n.op_type for n in load_model(proto).graph.nodes] == ["Add"]
+
+
+# ---- what is no model
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no model file at .*missing\.onnx"):
+        load_model(tmp_path / "missing.onnx")
+    with pytest.raises(FileNotFoundError, match="no model file at"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no ONNX model: it has no opset import"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, "is no ONNX model"),
+        (b"not a model at all, but some text\n" * 20, "is no ONNX model"),
+        (np.random.default_rng(0).bytes(5000), "is no ONNX model"),
+        (GOOD.SerializeToString()[:-9], "no ONNX model, or is truncated"),
+    ],
+    ids=["empty", "picture", "text", "random", "truncated"],
+)
+def test_bytes_that_are_no_model(data: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidModelError, match=message):
+        load_model(data)
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(data)
+    with pytest.raises(InvalidModelError, match=r"bad\.onnx"):
+        load_model(path)
+
+
+def test_every_truncation_is_refused_or_whole() -> None:
+    """A message may happen to end where it is cut; what is then missing is said too."""
+    data = GOOD.SerializeToString()
+    for length in range(len(data)):
+        with pytest.raises(InvalidModelError):
+            load_model(data[:length])
+
+
+def test_random_damage_never_crashes() -> None:
+    rng = np.random.default_rng(1)
+    data = np.frombuffer(GOOD.SerializeToString(), np.uint8)
+    refused = 0
+    for _ in range(2000):
+        damaged = data.copy()
+        at = rng.integers(0, data.size, 1 + rng.integers(0, 4))
+        damaged[at] = rng.integers(0, 256, at.size, dtype=np.uint8)
+        try:
+            load_model(damaged.tobytes())
+        except InvalidModelError:
+            refused += 1
+    assert refused > 400
+
+
+def test_wrong_kinds_of_source() -> None:
+    with pytest.raises(TypeError, match=r"a model is a path, bytes or onnx\.ModelProto; got int"):
+        load_model(3)  # type: ignore[arg-type]
+
+
+# ---- models that break the specification
+
+
+def _graph(text: str, opsets: str = '"": 18') -> onnx.ModelProto:
+    return parser.parse_model(f"<ir_version: 9, opset_import: [{opsets}]> g (float[2] x) => (float[2] y) {{ {text} }}")
+
+
+@pytest.mark.parametrize(
+    ("proto", "message"),
+    [
+        (_graph("y = Relu(x)", '"": 9999'), r"uses ai.onnx opset 9999; the installed onnx package knows up to \d+"),
+        (_graph("y = Relu(x)", '"other": 1'), "Relu needs an opset import for ai.onnx"),
+        (_graph("y = LeakyRelu<slope=0.5>(x)"), "(?s)LeakyRelu.*[Uu]nrecognized attribute: slope"),
+        (_graph('y = LeakyRelu<alpha="much">(x)'), "(?s)LeakyRelu.*alpha"),
+        (_graph("y = Concat(x, x)"), "(?s)Concat.*axis"),
+        (_graph("y = Add(x)"), "Add.*has input size 1 not in range"),
+        (_graph("y, z = Relu(x)"), "Relu.*has output size 2 not in range"),
+        (
+            _graph("a = Add(x, b) b = Relu(a) y = Neg(b)"),
+            "Add 'Add_0' reads 'b', which no input, weight or earlier node",
+        ),
+        (_graph("y = Add(x, nowhere)"), "reads 'nowhere'"),
+        (_graph("y = Relu(x) y = Neg(x)"), "Neg 'Neg_1' defines 'y' a second time"),
+        (_graph("x = Relu(x) y = Neg(x)"), "defines 'x' a second time"),
+        (_graph("z = Relu(x)"), "output 'y' is made by no node"),
+        (_graph("y = Upsample(x, x)"), "(?s)Upsample.*deprecated"),
+    ],
+    ids=lambda v: None if isinstance(v, str) else v.graph.node[0].op_type,
+)
+def test_a_model_that_breaks_the_specification(proto: onnx.ModelProto, message: str) -> None:
+    with pytest.raises(InvalidModelError, match=message):
+        load_model(proto)
+
+
+def test_weights_whose_bytes_do_not_fit() -> None:
+    proto = _changed()
+    bad = helper.make_tensor("w", TensorProto.FLOAT, [3], b"\0" * 12, raw=True)
+    bad.raw_data = b"\0" * 10
+    proto.graph.initializer.append(bad)
+    weight = load_model(proto).graph.weights["w"]
+    with pytest.raises(InvalidModelError, match=r"weight 'w': its data does not fit type float and shape \(3,\)"):
+        weight.array()
+
+
+# ---- external data
+
+
+def _external(folder: Path, **change: str) -> Path:
+    proto = _changed()
+    values = np.arange(3, dtype=np.float32)
+    (folder / "w.bin").write_bytes(b"\xff" * 8 + values.tobytes())
+    tensor = helper.make_tensor("w", TensorProto.FLOAT, [3], values.tobytes(), raw=True)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    entries: dict[str, str] = {"location": "w.bin", "offset": "8", "length": "12", **change}
+    for key, value in entries.items():
+        if value:
+            tensor.external_data.add(key=key, value=value)
+    proto.graph.initializer.append(tensor)
+    path = folder / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def test_external_data_is_mapped(tmp_path: Path) -> None:
+    weight = load_model(_external(tmp_path)).graph.weights["w"]
+    assert isinstance(weight.array(), np.memmap)
+    np.testing.assert_array_equal(weight.array(), [0, 1, 2])
+    without = load_model(_external(tmp_path, length="")).graph.weights["w"]
+    np.testing.assert_array_equal(without.array(), [0, 1, 2])
+
+
+def test_external_data_of_a_model_given_as_bytes(tmp_path: Path) -> None:
+    data = _external(tmp_path).read_bytes()
+    with pytest.raises(InvalidModelError, match=r"'w' lies in the external file 'w.bin'.*pass the folder.*base_dir"):
+        load_model(data)
+    np.testing.assert_array_equal(load_model(data, base_dir=tmp_path).graph.weights["w"].array(), [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"location": "other.bin"}, "external data file .*other.bin does not exist"),
+        ({"location": "../w.bin"}, r"location '\.\./w\.bin' is not inside"),
+        ({"location": "/etc/hostname"}, "location '/etc/hostname' is not inside"),
+        ({"location": "a/../../w.bin"}, "is not inside"),
+        ({"location": ""}, "location '' is not inside"),
+        ({"offset": "9"}, "needs 12 bytes at offset 9 .* the file has 20 bytes"),
+        ({"offset": "-8"}, "needs 12 bytes at offset -8"),
+        ({"length": "8"}, "the model says length 8"),
+        ({"offset": "some"}, "offset or length is no number"),
+        ({"offset": str(2**63)}, "needs 12 bytes at offset 9223372036854775808"),
+    ],
+)
+def test_wrong_external_data(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "w.bin").write_bytes(bytes(40))
+    with pytest.raises(InvalidModelError, match=f"weight 'w'.*{message}"):
+        load_model(_external(folder, **change))
+
+
+def test_a_link_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret.bin").write_bytes(bytes(40))
+    try:
+        (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    except OSError:
+        pytest.skip("no symbolic links here")
+    with pytest.raises(InvalidModelError, match=r"'link\.bin' is not inside"):
+        load_model(_external(folder, location="link.bin"))
+
+
+def test_external_data_truncated(tmp_path: Path) -> None:
+    path = _external(tmp_path)
+    with open(tmp_path / "w.bin", "r+b") as file:
+        file.truncate(15)
+    with pytest.raises(InvalidModelError, match="the file has 15 bytes"):
+        load_model(path)

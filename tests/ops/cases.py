@@ -1,0 +1,110 @@
+"""One-operator models, run wholly on Vulkan, beside ONNX's reference evaluator or onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from vkep import InferenceSession
+
+Array = np.ndarray[Any, Any]
+OPSET = 23
+
+
+def model_of(
+    op_type: str,
+    inputs: Mapping[str, Array | None],
+    *,
+    outputs: Sequence[str] = ("y",),
+    constants: Sequence[str] = (),
+    domain: str = "",
+    opset: int = OPSET,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """A model of one node. Inputs of value None are absent; those named in ``constants`` are initializers."""
+    names = ["" if value is None else name for name, value in inputs.items()]
+    given = {name: value for name, value in inputs.items() if value is not None}
+    node = helper.make_node(op_type, names, list(outputs), domain=domain, **attributes)
+    return graph_of([node], given, outputs, constants, opset, domain)
+
+
+def graph_of(
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, Array],
+    outputs: Sequence[str],
+    constants: Sequence[str] = (),
+    opset: int = OPSET,
+    domain: str = "",
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in values.items()
+            if name not in constants
+        ],
+        [onnx.ValueInfoProto(name=name) for name in outputs if name],
+        [numpy_helper.from_array(values[name], name) for name in constants],
+    )
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def on_vulkan(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
+    """The outputs, with every node on Vulkan or folded; `UnsupportedModelError` says what was declined."""
+    given = {i.name: values[i.name] for i in model.graph.input}
+    with InferenceSession(model, fallback="error") as session:
+        return session.run(None, given)
+
+
+def by_reference(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(model).run(None, {i.name: values[i.name] for i in model.graph.input})
+
+
+def by_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {i.name: values[i.name] for i in model.graph.input})
+
+
+def assert_like(got: Sequence[Array], expected: Sequence[Array], rtol: float = 1e-5, atol: float = 1e-5) -> None:
+    """Equal shapes and dtypes, and values that are near (integers: equal)."""
+    assert len(got) == len(expected)
+    for k, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        theirs = np.asarray(theirs)
+        assert ours.dtype == theirs.dtype, f"output {k}"
+        assert ours.shape == theirs.shape, f"output {k}"
+        if theirs.dtype.kind in "iub":
+            np.testing.assert_array_equal(ours, theirs, err_msg=f"output {k}")
+        else:
+            np.testing.assert_allclose(
+                ours.astype(np.float64), theirs.astype(np.float64), rtol=rtol, atol=atol, err_msg=f"output {k}"
+            )
+
+
+def check(
+    op_type: str,
+    inputs: Mapping[str, Array | None],
+    *,
+    against: str = "reference",
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+    **rest: Any,
+) -> list[Array]:
+    """Run one node on Vulkan and hold it against another implementation; the outputs."""
+    model = model_of(op_type, inputs, **rest)
+    values = {name: value for name, value in inputs.items() if value is not None}
+    got = on_vulkan(model, values)
+    expected = (by_reference if against == "reference" else by_onnxruntime)(model, values)
+    assert_like(got, expected, rtol, atol)
+    return got

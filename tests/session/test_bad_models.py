@@ -1,0 +1,103 @@
+"""Bad models: a clear error, nothing left behind, other sessions go on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import vkep
+from tests.session.models import ADD_RELU, model
+from vkep import InferenceSession, InvalidModelError, SharedGpuContext, UnsupportedModelError, VkepError
+
+X = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+
+
+@pytest.fixture
+def context(own_context: SharedGpuContext) -> Any:
+    """A context on which another session lives before and after."""
+    with InferenceSession(ADD_RELU, context=own_context) as other:
+        before = own_context.users
+        yield own_context
+        assert own_context.users == before, "a session that failed to open holds nothing"
+        np.testing.assert_array_equal(other.run(None, X)[0], np.full((2, 3), 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("missing.onnx", FileNotFoundError, "no model file at missing.onnx"),
+        (b"\0\1\2", InvalidModelError, "no ONNX model"),
+        (ADD_RELU.SerializeToString()[:-20], InvalidModelError, "truncated|no ONNX model"),
+        (model("g (float[2] x) => (float[2] y) { y = Nonsense(x) }"), UnsupportedModelError, "(?s)neither.*Nonsense"),
+        (
+            model("g (float[2] x) => (float[2] y) { y = far.Away(x) }", domains=', "far": 3'),
+            UnsupportedModelError,
+            r"far\.Away",
+        ),
+        (model("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=999), InvalidModelError, "knows up to"),
+        (model("g (float[2] x) => (float[2] y) { y = Elu<beta=1.0>(x) }"), InvalidModelError, "beta"),
+        (model("g (float[2] x) => (float[2] y) { y = Add(x, z) z = Neg(y) }"), InvalidModelError, "reads 'z'"),
+    ],
+    ids=["missing", "bytes", "truncated", "operator", "domain", "opset", "attribute", "cycle"],
+)
+def test_models_that_do_not_open(context: SharedGpuContext, source: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        InferenceSession(source, context=context)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("y = Transpose<perm=[0,1,5]>(x)", "no permutation"),
+        ("y = Transpose<perm=[0]>(x)", ""),
+        ("s = Constant<value = int64[1] {7}>() y = Reshape(x, s)", "cannot reshape"),
+        ("y = Softmax<axis=9>(x)", "axis 9 is out of range for rank 2"),
+        ("y = Concat<axis=0>(x, b)", ""),
+        ("y = MatMul(x, x)", "inner dimensions differ"),
+        ("z = Constant<value = float[2] {1, 2}>() y = Add(x, z)", "do not broadcast"),
+        ("i = Constant<value = int64[1] {9}>() y = Gather(x, i)", "index 9 is out of range"),
+        ("y = Flatten<axis=7>(x)", ""),
+        ("y = MaxPool<kernel_shape=[9, 9]>(x)", ""),
+        ("k = Constant<value = int64[1] {9}>() y, z = TopK(x, k)", ""),
+        ("y = Conv(x, x)", "spatial axes"),
+    ],
+)
+def test_nodes_whose_shapes_cannot_be(context: SharedGpuContext, text: str, reason: str) -> None:
+    """Vulkan declines them with the reason; the CPU engine, whose word counts, refuses them when they run."""
+    proto = model(f"g (float[2,3] x, float[3] b) => (float[] y) {{ {text} }}")
+    with InferenceSession(proto, context=context) as session:
+        [node] = [n for n in session.report().nodes if n.where == "cpu"]
+        assert reason in node.reason and node.reason
+        with pytest.raises(VkepError, match=f"on the CPU .*{node.op_type}"):
+            session.run(None, X)
+    with pytest.raises(UnsupportedModelError, match=re.escape(node.reason)):
+        InferenceSession(proto, context=context, fallback="error")
+
+
+def test_external_data_that_is_gone_when_it_is_read(context: SharedGpuContext, tmp_path: Path) -> None:
+    proto = model("g (float[4096] x) => (float[4096] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(4096, np.float32), "w"))
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    with InferenceSession(path, context=context) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": np.zeros(4096, np.float32)})[0], np.ones(4096))
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(InvalidModelError, match=r"w\.bin does not exist"):
+        InferenceSession(path, context=context)
+
+
+def test_no_driver_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vkep.session.contexts as contexts
+
+    def none(*args: Any, **options: Any) -> None:
+        raise vkep.DriverNotFoundError("loading Vulkan", hint="install a driver")
+
+    monkeypatch.setattr(contexts.SharedGpuContext, "create", none)
+    with pytest.raises(vkep.DriverNotFoundError, match="install a driver"):
+        InferenceSession(ADD_RELU, token="no driver")

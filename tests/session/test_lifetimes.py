@@ -1,0 +1,269 @@
+"""Sessions, tensors and contexts end in any order, by any way, and nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import subprocess
+import sys
+import textwrap
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpu_shared
+from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, TWO_OUTPUTS, model
+from vkep import InferenceSession, SharedGpuContext
+from vkep.memory import ArenaOutOfMemory
+
+Alive = Callable[[], dict[str, int]]
+X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
+B = np.array([1, 1, 1], np.float32)
+FEEDS = {"x": X, "b": B}
+DEFERRED = model("g (float[n] x) => (float[m] y) { i = NonZero(x) t = Transpose(i) y = GatherND(x, t) }")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::5], ids=lambda o: "".join(map(str, o)))
+def test_closed_in_every_order(vulkan: object, no_leak: Alive, order: tuple[int, ...]) -> None:
+    """Three sessions and two tensors on one context that only they hold."""
+    a = InferenceSession(ADD_RELU, token="orders")
+    b = InferenceSession(DYNAMIC, token="orders")
+    c = InferenceSession(ADD_RELU, token="orders")
+    tensors = a.device_tensor(X), b.empty_device_tensor((2, 3))
+    binding = c.io_binding()
+    binding.bind_input("x", tensors[0])
+    binding.bind_cpu_input("b", B)
+    binding.bind_output("y", tensors[1])
+    c.run_with_iobinding(binding)
+    b.run(None, FEEDS)
+    things: list[Any] = [a, b, c, *tensors]
+    del binding
+    for index in order:
+        things[index].close()
+        if index != 2 and not {2, 3} & set(order[: order.index(index) + 1]):
+            assert c.run(None, {"x": tensors[0], "b": B})[0].shape == (2, 3), "the others go on"
+    assert no_leak() == {}, "the context went with its last user, and was not waited for"
+
+
+@pytest.mark.parametrize(
+    "proto", [ADD_RELU, DYNAMIC, CPU_MIDDLE, DEFERRED], ids=["static", "dynamic", "cpu", "deferred"]
+)
+def test_dropped_without_close(vulkan: object, no_leak: Alive, proto: Any) -> None:
+    session = InferenceSession(proto, token="dropped")
+    feeds = {"x": np.array([1, 0, 2], np.float32)} if proto is DEFERRED else FEEDS
+    session.run(None, {"x": np.ones((2, 3, 3), np.float32)} if proto is CPU_MIDDLE else feeds)
+    watch = weakref.ref(session)
+    del session
+    assert watch() is None, "a session is no part of a reference cycle"
+    assert no_leak() == {}
+
+
+def test_dropped_in_a_cycle(vulkan: object, no_leak: Alive) -> None:
+    session = InferenceSession(ADD_RELU, token="cycle")
+    tensor = session.device_tensor(X)
+    session.run(None, {"x": tensor, "b": B})
+    session.cycle = (session, tensor)  # type: ignore[attr-defined]
+    del session, tensor
+    gc.collect()
+    for _ in range(100):  # a thread ends what the collector found: it may have interrupted code that holds locks
+        if no_leak() == {}:
+            break
+        time.sleep(0.05)
+    assert no_leak() == {}
+
+
+def test_a_collection_inside_a_locked_section(own_context: SharedGpuContext) -> None:
+    """The collector may find a session or a tensor while its own thread holds the arena's and the store's locks."""
+    with InferenceSession(ADD_RELU, context=own_context) as session:
+        garbage = InferenceSession(ADD_RELU, context=own_context)
+        garbage.run(None, FEEDS)
+        cycle: list[Any] = [garbage, garbage.device_tensor(X)]
+        cycle.append(cycle)
+        watch = weakref.ref(garbage)
+        delegate = session._parts.delegate
+        with delegate.arena._bfc._lock, delegate.constants._lock:
+            del garbage, cycle
+            gc.collect()
+            assert watch() is None
+        users = len(own_context.users)
+        for _ in range(100):
+            if len(own_context.users) < users:
+                break
+            time.sleep(0.05)
+        assert len(own_context.users) < users
+        np.testing.assert_array_equal(session.run(None, FEEDS)[0], np.maximum(X + B, 0))
+
+
+def test_a_bound_result_outlives_binding_and_session(vulkan: object, no_leak: Alive) -> None:
+    session = InferenceSession(ADD_RELU, token="outlives")
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_cpu_input("b", B)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    [result] = binding.get_outputs()
+    session.close()
+    del binding, session
+    assert no_leak()["device"] == 1
+    del result
+    assert no_leak() == {}
+
+
+def test_an_error_in_a_run_leaves_the_session_usable(own_context: SharedGpuContext, monkeypatch: Any) -> None:
+    from vkep.device.recorded import RecordedPlan
+
+    with InferenceSession(ADD_RELU, context=own_context, concurrency=1) as session:
+        real = RecordedPlan.submit
+        monkeypatch.setattr(RecordedPlan, "submit", lambda *a: (_ for _ in ()).throw(RuntimeError("in the run")))
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="in the run"):
+                session.run(None, FEEDS)
+        monkeypatch.setattr(RecordedPlan, "submit", real)
+        np.testing.assert_array_equal(session.run(None, FEEDS)[0], np.maximum(X + B, 0))
+
+
+def test_an_error_while_opening_leaves_nothing(vulkan: object, no_leak: Alive, monkeypatch: Any) -> None:
+    from vkep.device.constants import ConstantStore
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no upload")
+
+    monkeypatch.setattr(ConstantStore, "_upload", fail)
+    proto = model("g (float[2] x) => (float[2] y) { c = Constant<value_floats=[1.0, 2.0]>() y = Add(x, c) }")
+    with pytest.raises(RuntimeError, match="no upload"):
+        InferenceSession(proto, token="opening")
+    gc.collect()
+    assert no_leak() == {}
+
+
+def test_many_sessions_leave_no_trace(own_context: SharedGpuContext) -> None:
+    def turn(count: int) -> None:
+        for i in range(count):
+            with InferenceSession((ADD_RELU, TWO_OUTPUTS)[i % 2], context=own_context) as session:
+                session.run(None, (FEEDS, {"x": np.ones(4, np.float32)})[i % 2])
+
+    with InferenceSession(ADD_RELU, context=own_context), InferenceSession(TWO_OUTPUTS, context=own_context):
+        turn(60)
+        gc.collect()
+        before, rss = gpu_shared.live_counts(), _rss()
+        turn(200)
+        gc.collect()
+        assert gpu_shared.live_counts() == before
+        assert _rss() - rss < 4 << 20
+
+
+def _rss() -> int:
+    """Resident bytes of this process."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("no /proc/self/status")
+    return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmRSS")))
+
+
+# ---- memory
+
+
+def test_out_of_memory_is_clear_and_leaves_all_usable(vulkan: object, no_leak: Alive) -> None:
+    big = model("g (float[n] x) => (float[m] y) { a = Exp(x) b = Concat<axis=0>(a, x) y = Concat<axis=0>(b, b, b, a) }")
+    with InferenceSession(ADD_RELU, context_mode="disabled", arena={"arena.max_mem": 32 << 20}) as small:
+        context = small.context
+        with InferenceSession(big, context=context) as session:
+            for _ in range(2):
+                with pytest.raises(ArenaOutOfMemory, match=r"(?s)arena\.max_mem|max_mem"):
+                    session.run(None, {"x": np.zeros(8 << 20, np.float32)})
+            np.testing.assert_array_equal(
+                session.run(None, {"x": np.zeros(3, np.float32)})[0], [1, 1, 1, 0, 0, 0] * 3 + [1] * 3
+            )
+            np.testing.assert_array_equal(small.run(None, FEEDS)[0], np.maximum(X + B, 0))
+            with pytest.raises(ArenaOutOfMemory):
+                small.empty_device_tensor((64 << 20,))
+        np.testing.assert_array_equal(small.run(None, FEEDS)[0], np.maximum(X + B, 0))
+        del context
+    assert no_leak() == {}
+
+
+def test_a_model_larger_than_memory(vulkan: object, no_leak: Alive, rng: np.random.Generator) -> None:
+    from onnx import numpy_helper
+
+    proto = model("g (float[2048] x) => (float[2048] y) { y = MatMul(x, w) }")
+    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((2048, 2048), np.float32), "w"))
+    with InferenceSession(ADD_RELU, context_mode="disabled", arena={"arena.max_mem": 8 << 20}) as small:
+        with pytest.raises(ArenaOutOfMemory, match="16"):
+            InferenceSession(proto, context=small.context)
+        np.testing.assert_array_equal(small.run(None, FEEDS)[0], np.maximum(X + B, 0))
+    assert no_leak() == {}
+
+
+# ---- processes
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT), str(ROOT / "registry")]
+    prelude = f"import sys; sys.path[:0] = {paths!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
+def test_a_forked_child_gets_an_error_at_once(vulkan: object) -> None:
+    done = _python(
+        """
+        import os, time
+        import numpy as np
+        import vkep
+        from tests.session.models import ADD_RELU
+        feeds = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+        session = vkep.InferenceSession(ADD_RELU)
+        tensor = session.device_tensor(feeds["x"])
+        session.run(None, feeds)
+        child = os.fork()
+        if child == 0:
+            begin = time.monotonic()
+            uses = [lambda: session.run(None, feeds), lambda: session.run(None, {**feeds, "x": tensor}), tensor.numpy,
+                    lambda: session.device_tensor(feeds["x"])]
+            for use in uses:
+                try:
+                    use()
+                except vkep.ForkedProcessError:
+                    continue
+                sys.exit("no error")
+            session.close()
+            tensor.close()
+            del session, tensor
+            sys.exit(0 if time.monotonic() - begin < 2 else "slow")
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+        assert session.run(None, feeds)[0].shape == (2, 3)
+        session.close()
+        print("parent done")
+        """
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "parent done" and not done.stderr, done.stderr
+
+
+def test_the_interpreter_ends_with_everything_open(vulkan: object) -> None:
+    done = _python(
+        """
+        import numpy as np
+        import vkep
+        from tests.session.models import ADD_RELU, DYNAMIC
+        feeds = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+        sessions = [vkep.InferenceSession(m) for m in (ADD_RELU, DYNAMIC)]
+        tensors = [s.device_tensor(feeds["x"]) for s in sessions]
+        binding = sessions[0].io_binding()
+        binding.bind_cpu_input("x", feeds["x"])
+        binding.bind_cpu_input("b", feeds["b"])
+        binding.bind_output("y")
+        for _ in range(10):
+            sessions[0].run_with_iobinding(binding)
+        sessions[1].run(None, feeds)
+        """
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr

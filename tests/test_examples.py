@@ -1,0 +1,128 @@
+"""Every example, and the code on documentation pages, runs as its text says; the pages name what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+from tools.models.catalog import write_model
+
+ROOT = Path(__file__).resolve().parents[1]
+#: example: the model it takes (of tools/models; None: it brings its own), and what it must print
+EXAMPLES = {
+    "run_model.py": ("op_softmax_512x128", ["output y: float32 [4, 128, 128], mean 0.0078125", "nodes: 1 vulkan"]),
+    "shared_context.py": (
+        "op_matmul_256",
+        ["one context: True", "the context owns the device: False", "'device': 1", "the device is open still: True"],
+    ),
+    "io_binding.py": (None, ["largest difference from numpy"]),
+    "dynamic_shapes.py": (None, ["not planned yet", "batch 32: (32, 10)", "refused: input 'x': got shape (8, 63)"]),
+    "own_shader.py": (None, ["uvec2 x at 0, uvec2 y at 8, uint n at 16, float a at 20", "right"]),
+}
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example(example: str, tmp_path: Path) -> None:
+    model, expected = EXAMPLES[example]
+    arguments = [str(write_model(model, tmp_path))] if model else []
+    path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / example), *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""  # the validation layers, where they are on, log there
+    for text in expected:
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize("example", [name for name, (model, _) in EXAMPLES.items() if model])
+def test_an_example_without_its_model_says_how_to_call_it(example: str) -> None:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / example)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert f"python examples/{example} MODEL.onnx" in result.stderr
+
+
+PAGES = ["README.md", "docs/python-api.md", "docs/contexts.md"]
+DYNAMIC = (
+    '<ir_version: 8, opset_import: ["" : 17]> any_batch (float[batch, 64] x) => (float[batch, 64] y) { y = Tanh(x) }'
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    """The page's Python blocks, one after another, where model.onnx and dynamic.onnx lie."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    write_model("op_softmax_512x128", tmp_path).rename(tmp_path / "model.onnx")
+    onnx.save(onnx.parser.parse_model(DYNAMIC), tmp_path / "dynamic.onnx")
+    path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    broken = [link for link in links if not ((ROOT / page).parent / link.partition("#")[0]).exists()]
+    assert not broken
+
+
+def test_the_options_of_the_page_are_those_of_the_session() -> None:
+    from vkep.session import SessionOptions
+
+    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    table = page[page.index("| option |") : page.index("`InferenceSession(model, context=c)`")]
+    named = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
+    assert named == {field.name for field in dataclasses.fields(SessionOptions)}
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "explain"])
+def test_every_option_of_a_command_is_on_its_page(command: str) -> None:
+    from typer.main import get_command
+
+    from vkep.cli import app
+
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    options = [o for parameter in get_command(app).commands[command].params for o in parameter.opts if o[0] == "-"]
+    short = {"--input": "-i ", "--shape": "-s ", "--output": "-o ", "--runs": "-n "}
+    missing = [o for o in options if o.startswith("--") and o not in page and short.get(o, o) not in page]
+    assert not missing

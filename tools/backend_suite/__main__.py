@@ -1,0 +1,75 @@
+"""One command for the suite: runs it, prints counts, writes ``docs/operators.md`` and the baseline.
+
+    python -m tools.backend_suite                     # everything; prints counts and what failed
+    python -m tools.backend_suite --match 'resize'    # cases whose name matches
+    python -m tools.backend_suite --write             # also docs/operators.md and the baseline
+    python -m tools.backend_suite --check             # exit code 1 where a case of the baseline no longer passes
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+from tools.backend_suite import baseline, table
+from tools.backend_suite.cases import KINDS, load_cases
+from tools.backend_suite.outcome import FAILED, STATES, Outcome, counts
+from tools.backend_suite.worker import run_cases
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.backend_suite", description=__doc__.splitlines()[0])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--match", default="", help="regular expression over case names")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one case")
+    parser.add_argument("--results", type=Path, help="write every outcome here, as JSON lines")
+    parser.add_argument("--write", action="store_true", help=f"write {table.PATH.name} and {baseline.PATH.name}")
+    parser.add_argument("--check", action="store_true", help="fail where a case of the baseline no longer passes")
+    parser.add_argument("--quiet", action="store_true", help="counts only")
+    args = parser.parse_args(argv)
+
+    pattern = re.compile(args.match)
+    names = [n for n, c in load_cases().items() if c.kind in args.kinds and pattern.search(n)]
+    started = time.perf_counter()
+    outcomes: list[Outcome] = []
+    for outcome in run_cases(names, jobs=args.jobs, timeout=args.timeout):
+        outcomes.append(outcome)
+        if outcome.state == FAILED and not args.quiet:
+            print(f"FAILED {outcome.name}: {outcome.reasons[0]}", flush=True)
+    outcomes.sort(key=lambda o: names.index(o.name))
+    print_counts(outcomes, time.perf_counter() - started)
+    if args.results:
+        args.results.write_text("".join(baseline.to_json(o) + "\n" for o in outcomes))
+    if args.write:
+        if len(names) != len(load_cases()):
+            parser.error("--write needs the whole suite: leave --match and --kinds out")
+        table.write(outcomes)
+        baseline.write(outcomes)
+    if args.check:
+        lost = baseline.regressions(outcomes)
+        for line in lost:
+            print(f"REGRESSED {line}")
+        return 1 if lost else 0
+    return 0
+
+
+def print_counts(outcomes: list[Outcome], seconds: float) -> None:
+    """A line for each kind and one for all."""
+    header = f"{'kind':<20}{'cases':>7}{'Vulkan':>8}{'of them folded':>16}{'some CPU':>10}{'declined':>10}{'failed':>8}"
+    print(header)
+    for kind in (*KINDS, "all"):
+        part = [o for o in outcomes if kind in ("all", o.name.partition("/")[0])]
+        if part:
+            by_state = counts(part)
+            vulkan, cpu, declined, failed = (by_state[s] for s in STATES)
+            folded = sum(o.folded for o in part)
+            print(f"{kind:<20}{len(part):>7}{vulkan:>8}{folded:>16}{cpu:>10}{declined:>10}{failed:>8}")
+    print(f"{seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The cases of the installed onnx package: models, inputs and expected outputs, ready to run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.backend.test.loader as loader
+from onnx import numpy_helper
+from onnx.backend.test.runner import Runner
+
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
+_DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: ``name`` is its kind and ONNX's name, as in ``node/test_abs``."""
+
+    name: str
+    source: Any  #: onnx's TestCase
+    rtol: float
+    atol: float
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("/")[0]
+
+    def model(self) -> onnx.ModelProto:
+        if self.source.model is not None:
+            return self.source.model
+        return onnx.load(_folder(self.source) / "model.onnx" if self.source.model_dir else _light(self.source))
+
+    def data(self, model: onnx.ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
+        """Inputs and expected outputs of each data set."""
+        if self.source.data_sets is not None:
+            for inputs, outputs in self.source.data_sets:
+                yield [_array(v) for v in inputs], [_array(v) for v in outputs]
+        elif self.source.model_dir is None:
+            weights = {t.name for t in model.graph.initializer}
+            infos = [i for i in model.graph.input if i.name not in weights]
+            stem = _light(self.source).with_suffix("")
+            outputs = [_read(stem.parent / f"{stem.name}_output_{k}.pb") for k in range(len(model.graph.output))]
+            yield [Runner.generate_dummy_data(i) for i in infos], outputs
+        else:
+            for folder in sorted(_folder(self.source).glob("test_data_set*")):
+                yield (
+                    [_read(folder / f"input_{k}.pb", i.type) for k, i in enumerate(_present(folder, "input", model))],
+                    [_read(folder / f"output_{k}.pb", o.type) for k, o in enumerate(_present(folder, "output", model))],
+                )
+
+    def operator(self) -> str:
+        """The operator that the case is about: its model's only one, else what most of the name says."""
+        nodes = self.model().graph.node
+        kinds = {(n.domain, n.op_type) for n in nodes if n.op_type != "Constant"}
+        if len(kinds) == 1:
+            domain, op_type = kinds.pop()
+            return f"{domain}.{op_type}" if domain not in ("", "ai.onnx") else op_type
+        return "(graphs)"
+
+
+@functools.cache
+def load_cases() -> dict[str, Case]:
+    """Every case by name; loading computes the node cases, which takes some seconds."""
+    found: dict[str, Case] = {}
+    for kind in KINDS:
+        for source in loader.load_model_tests(kind="real" if kind == "light" else kind):
+            name = f"{kind}/{source.name}"
+            found[name] = Case(name, source, source.rtol, source.atol)
+    return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].kind), item[0])))
+
+
+def check_outputs(case: Case, expected: list[Any], got: list[Any]) -> None:
+    """ONNX's own comparison, with the case's tolerances; `AssertionError` where they differ."""
+    if len(expected) != len(got):
+        raise AssertionError(f"{len(got)} outputs, expected {len(expected)}")
+    Runner.assert_similar_outputs(expected, got, case.rtol, case.atol)
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    if isinstance(value, (list, np.ndarray)) or value is None:
+        return value
+    return np.asarray(value)
+
+
+def _folder(source: Any) -> Path:
+    return Path(source.model_dir)
+
+
+def _light(source: Any) -> Path:
+    return _DATA / "light" / Path(source.url).name
+
+
+def _present(folder: Path, what: str, model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    count = len(list(folder.glob(f"{what}_*.pb")))
+    return list(model.graph.input if what == "input" else model.graph.output)[:count]
+
+
+def _read(path: Path, type_proto: onnx.TypeProto | None = None) -> Any:
+    data = path.read_bytes()
+    if type_proto is not None and type_proto.HasField("sequence_type"):
+        return numpy_helper.to_list(onnx.SequenceProto.FromString(data))
+    if type_proto is not None and type_proto.HasField("optional_type"):
+        return numpy_helper.to_optional(onnx.OptionalProto.FromString(data))
+    return numpy_helper.to_array(onnx.TensorProto.FromString(data))

@@ -1,0 +1,133 @@
+"""Running cases: in worker processes, so that a crash or a hang costs one case and not the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from tools.backend_suite.cases import Case, check_outputs, load_cases
+from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome
+
+
+def run_case(case: Case) -> Outcome:
+    """Run one case in this process on the default Vulkan device."""
+    from vkep.backend import VulkanBackend
+    from vkep.errors import UnsupportedModelError
+
+    started = time.perf_counter()
+
+    def outcome(state: str, reasons: Sequence[str] = (), folded: bool = False) -> Outcome:
+        took = round(time.perf_counter() - started, 3)
+        return Outcome(case.name, case.operator(), state, tuple(dict.fromkeys(reasons)), folded, took, dtypes)
+
+    dtypes: tuple[str, ...] = ()
+    reasons: list[str] = []
+    vulkan = on_cpu = False
+    try:
+        model = case.model()
+        prepared = VulkanBackend.prepare(model)
+        try:
+            for inputs, expected in case.data(model):
+                dtypes = tuple(dict.fromkeys(str(getattr(v, "dtype", type(v).__name__)) for v in [*inputs, *expected]))
+                got = list(prepared.run(inputs))
+                check_outputs(case, expected, got)
+                for node in prepared.report().nodes:
+                    if node.where in ("cpu", "deferred"):
+                        on_cpu = True
+                        reasons.append(f"{node.op_type}: {node.reason}")
+                    vulkan |= node.where == "vulkan"
+        finally:
+            prepared.close()
+    except UnsupportedModelError as error:
+        return outcome(DECLINED, [str(error)])
+    except AssertionError as error:
+        return outcome(FAILED, ["wrong: " + " ".join(str(error).split())[:600]])
+    except Exception as error:  # whatever a broken case raises is its result
+        return outcome(FAILED, [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"])
+    return outcome(CPU, reasons) if on_cpu else outcome(VULKAN, folded=not vulkan)
+
+
+def run_cases(names: Sequence[str], *, jobs: int, timeout: float) -> Iterator[Outcome]:
+    """Run cases in ``jobs`` processes; one that gives no result in ``timeout`` seconds is ended and counts as failed."""
+    queue = list(reversed(names))
+    workers = [_Worker(timeout) for _ in range(max(1, min(jobs, len(names))))]
+    try:
+        while queue or any(w.current for w in workers):
+            for worker in workers:
+                if worker.current is None and queue:
+                    worker.give(queue.pop())
+            busy = [w for w in workers if w.current]
+            wait([w.pipe for w in busy], timeout=1.0)
+            for worker in busy:
+                outcome = worker.poll()
+                if outcome is not None:
+                    yield outcome
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+class _Worker:
+    """One process that runs cases one after another; started again after a crash or a hang."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.current: str | None = None
+        self.since = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+        context: Any = multiprocessing.get_context(method)
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, self.pipe), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def give(self, name: str) -> None:
+        self.current, self.since = name, time.monotonic()
+        self.pipe.send(name)
+
+    def poll(self) -> Outcome | None:
+        assert self.current is not None
+        try:
+            if self.pipe.poll():
+                outcome: Outcome = self.pipe.recv()
+                self.current = None
+                return outcome
+        except (EOFError, ConnectionResetError):
+            self.process.join(10)
+            return self._lost(f"crashed: the process ended with exit code {self.process.exitcode}")
+        if time.monotonic() - self.since > self.timeout:
+            self.process.kill()
+            self.process.join(10)
+            return self._lost(f"hung: no result in {self.timeout:.0f} s")
+        return None
+
+    def _lost(self, why: str) -> Outcome:
+        name = self.current or ""
+        self.current = None
+        self.pipe.close()
+        self._start()
+        return Outcome(name, load_cases()[name].operator(), FAILED, (why,))
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+def _serve(pipe: Connection, theirs: Connection) -> None:
+    theirs.close()
+    cases = load_cases()
+    run: Callable[[Case], Outcome] = run_case
+    while True:
+        try:
+            name = pipe.recv()
+        except (EOFError, OSError):
+            return
+        pipe.send(run(cases[name]))

@@ -1,0 +1,120 @@
+"""``vkep bench``: latency of vkep alone. Comparisons with other engines are made by ``python -m tools.bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vkep.cli import common
+from vkep.cli.common import ContextMode, Fallback, SyncMode
+
+if TYPE_CHECKING:
+    from vkep.cli.measure import Latency
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One model's times, in milliseconds."""
+
+    model: str
+    shapes: dict[str, list[int]]
+    device: str
+    placement: dict[str, int]
+    open_ms: float
+    first_run_ms: float
+    latency: Latency
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "latency": self.latency.to_dict()}
+
+
+def bench_command(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="One or more .onnx files.")],
+    runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Timed runs of each model.")] = 20,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Runs before them; the first is reported.")] = 3,
+    inputs: common.InputOption = None,
+    shape: common.ShapeOption = None,
+    dim: common.DimOption = None,
+    seed: common.SeedOption = 0,
+    device: common.DeviceOption = None,
+    token: common.TokenOption = None,
+    group: common.GroupOption = 0,
+    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
+    sync: common.SyncOption = SyncMode.TIMELINE,
+    fallback: common.FallbackOption = Fallback.CPU,
+    json_output: common.JsonFlag = False,
+    verbose: common.VerboseOption = 0,
+) -> None:
+    """Measure latency of vkep alone, numpy in and out: median, 90th percentile, least, first run, time to open.
+
+    To compare with other engines in one run: python -m tools.bench (in a checkout).
+    """
+    with common.command(json_output, verbose):
+        options = common.session_options(device, token, group, mode, sync, fallback)
+        results = []
+        for model in models:
+            with common.progress_bars(show=not json_output) as progress:
+                results.append(bench_model(model, options, runs, warmup, (inputs, shape, dim, seed), progress))
+        if json_output:
+            common.print_json({"results": [r.to_dict() for r in results]})
+        else:
+            print_results(results)
+
+
+def bench_model(
+    model: Path,
+    options: Mapping[str, Any],
+    runs: int,
+    warmup: int,
+    given: tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int],
+    progress: common.Progress | None = None,
+) -> BenchResult:
+    """Open a model, warm it up and time it. Raises `UsageError` and the errors of `vkep.InferenceSession`."""
+    from vkep.cli.inputs import make_inputs, read_sources
+    from vkep.cli.measure import Latency, Spans, time_runs
+
+    inputs, shapes, dims, seed = given
+    sources = read_sources(inputs, shapes, dims, seed)
+    spans = Spans()
+    with spans.span("open"):
+        session = common.open_session(model, options, progress)
+    with session:
+        feeds = make_inputs(session.get_inputs(), sources)
+
+        def run() -> object:
+            return session.run(None, feeds)
+
+        time_runs(run, warmup, spans, "warmup")
+        time_runs(run, runs, spans)
+        report = session.report()
+        latency = Latency.of(spans.ms("run"))
+        assert latency is not None
+        return BenchResult(
+            str(model),
+            {name: list(value.shape) for name, value in feeds.items()},
+            report.device,
+            report.counts,
+            spans.ms("open")[0],
+            spans.ms("warmup")[0],
+            latency,
+        )
+
+
+def print_results(results: Sequence[BenchResult]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model")
+    for name in ("median ms", "p90", "min", "first run", "open"):
+        table.add_column(name, justify="right")
+    table.add_column("nodes")
+    for r in results:
+        times = (r.latency.median_ms, r.latency.p90_ms, r.latency.min_ms, r.first_run_ms, r.open_ms)
+        nodes = ", ".join(f"{count} {where}" for where, count in r.placement.items())
+        table.add_row(Path(r.model).stem, *(f"{t:.2f}" for t in times), nodes)
+    common.print_table(table)
+    typer.echo(f"{results[0].latency.runs} runs each, numpy in and out, on {results[0].device}")

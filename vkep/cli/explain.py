@@ -1,0 +1,153 @@
+"""``vkep explain``: where each node runs and why, the plan's dispatches, and where the GPU's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vkep.cli import common
+from vkep.cli.common import ContextMode, Fallback, SyncMode
+
+if TYPE_CHECKING:
+    from vkep.cli.inputs import Sources
+    from vkep.cli.plans import DispatchTime
+    from vkep.session import InferenceSession, Report
+
+
+def explain_command(
+    model: common.ModelArgument,
+    inputs: common.InputOption = None,
+    shape: common.ShapeOption = None,
+    dim: common.DimOption = None,
+    seed: common.SeedOption = 0,
+    nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="List every dispatch: kernel, grid, constants, addresses.")
+    ] = False,
+    time: Annotated[bool, typer.Option("--time", help="Rank the dispatches by measured GPU time.")] = False,
+    runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Profiled runs; each dispatch's median counts.")] = 3,
+    top: Annotated[int, typer.Option("--top", min=0, help="Print that many dispatches of --time; 0: all.")] = 20,
+    device: common.DeviceOption = None,
+    token: common.TokenOption = None,
+    group: common.GroupOption = 0,
+    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
+    sync: common.SyncOption = SyncMode.TIMELINE,
+    fallback: common.FallbackOption = Fallback.CPU,
+    json_output: common.JsonFlag = False,
+    verbose: common.VerboseOption = 0,
+) -> None:
+    """Explain a model: where its nodes run and why, what is dispatched, where the GPU's time goes."""
+    with common.command(json_output, verbose):
+        from vkep.cli import plans
+        from vkep.cli.inputs import make_inputs, read_sources
+
+        options = common.session_options(device, token, group, mode, sync, fallback)
+        sources = read_sources(inputs, shape, dim, seed)
+        with (
+            common.progress_bars(show=not json_output) as progress,
+            common.open_session(model, options, progress) as session,
+        ):
+            times: list[DispatchTime] | None = None
+            if time:
+                times = plans.profile(session, make_inputs(session.get_inputs(), sources), runs)
+            else:
+                plan_for(session, sources)
+            report = session.report()
+            described = [plans.describe_plan(i.plan) for i in session.islands()] if plan else None
+        if json_output:
+            common.print_json(to_json(report, described, times))
+        else:
+            print_explanation(report, nodes, described, times, top)
+
+
+def plan_for(session: InferenceSession, sources: Sources) -> None:
+    """Plan a dynamic model for the shapes that the command line gives; without any, it stays unplanned (the report says
+    so). Raises `UsageError`.
+    """
+    from vkep.cli.inputs import resolve_shapes
+
+    asked = bool(sources.arrays or sources.shapes or sources.dims or sources.generated)
+    if not asked and not session.islands():
+        return
+    shapes = resolve_shapes(session.get_inputs(), sources)
+    session.plan(shapes)
+
+
+def to_json(
+    report: Report, described: Sequence[Sequence[dict[str, Any]]] | None, times: Sequence[DispatchTime] | None
+) -> dict[str, Any]:
+    """The report, with each island's dispatches as ``plan`` (``--plan``), and ``times``, slowest first (``--time``)."""
+    data = report.to_dict()
+    if described is not None:
+        data["islands"] = [
+            {**island, "plan": list(plan)} for island, plan in zip(data["islands"], described, strict=True)
+        ]
+    if times is not None:
+        data["times"] = [t.to_dict() for t in ranked(times)]
+        data["total_ns"] = sum(t.nanoseconds for t in times)
+    return data
+
+
+def ranked(times: Sequence[DispatchTime]) -> list[DispatchTime]:
+    """Slowest first."""
+    return sorted(times, key=lambda t: -t.nanoseconds)
+
+
+def print_explanation(
+    report: Report,
+    nodes: bool,
+    described: Sequence[Sequence[dict[str, Any]]] | None,
+    times: Sequence[DispatchTime] | None,
+    top: int,
+) -> None:
+    from vkep.cli.plans import format_dispatch
+
+    typer.echo(str(report))
+    if not report.nodes:
+        typer.echo("  here: --shape NAME=AxB or --dim SYMBOL=N")
+    if nodes:
+        for node in report.nodes:
+            reason = f"  ({node.reason})" if node.reason else ""
+            typer.echo(f"    {node.where:8s} {node.op_type:22s} {node.name}{reason}")
+    for index, dispatches in enumerate(described or ()):
+        typer.echo(f"island {index}: the plan")
+        for dispatch in dispatches:
+            for line in format_dispatch(dispatch):
+                typer.echo(line)
+    if times is not None:
+        print_times(times, top)
+
+
+def print_times(times: Sequence[DispatchTime], top: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    total = sum(t.nanoseconds for t in times)
+    shown = ranked(times)[: top or None]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("share", "us", "GFLOP/s", "GB/s"):
+        table.add_column(name, justify="right")
+    for name in ("dispatch", "kernel", "nodes"):
+        table.add_column(name, overflow="fold")
+    for t in shown:
+        label = t.label if len(t.label) < 80 else t.label[:77] + "..."
+        table.add_row(
+            f"{t.share:6.1%}",
+            f"{t.nanoseconds / 1e3:.1f}",
+            f"{t.gflops_per_s:.2f}",
+            f"{t.gbytes_per_s:.2f}",
+            f"{t.island}.{t.index}",
+            t.kernel,
+            Text(label),
+        )
+    common.print_table(table)
+    rest = len(times) - len(shown)
+    if rest:
+        more = total - sum(t.nanoseconds for t in shown)
+        typer.echo(f"and {rest} more: {more / 1e3:.1f} us")
+    typer.echo(
+        f"{total / 1e3:.1f} us of GPU time in {len(times)} dispatches, each waiting for the one before "
+        "(GFLOP/s and GB/s count what the plan needs at least)"
+    )

@@ -1,0 +1,237 @@
+"""Timing runs, and holding results against a reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vkep.cli.common import Progress, UsageError
+from vkep.cli.inputs import INPUT_PREFIX, OUTPUT_PREFIX
+
+Array = np.ndarray[Any, Any]
+#: relative error that is taken for equal, by the result's dtype; integers and booleans must be equal
+TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something the host did: seconds of `time.perf_counter`. What overlaps lies on a ``track`` of its own."""
+
+    name: str
+    start: float
+    end: float
+    track: str = "main"
+
+    @property
+    def ms(self) -> float:
+        return (self.end - self.start) * 1e3
+
+
+@dataclass
+class Spans:
+    """The spans of one command, in the order of their ends."""
+
+    items: list[Span] = field(default_factory=list)
+    _began: float = 0.0  #: where the current span, and so a first phase in it, began
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        start = self._began = time.perf_counter()
+        yield
+        self.items.append(Span(name, start, time.perf_counter()))
+
+    def watch(self, progress: Progress | None) -> Progress:
+        """A progress callback that notes each phase as a span, and passes calls on. A callback comes after a piece of
+        work, so a phase begins where it ended last time, or where its span began. Phases may run in threads of their own.
+        """
+        starts: dict[str, float] = {}
+        ends: dict[str, float] = {}
+
+        def noted(phase: str, done: int, total: int, what: str) -> None:
+            start = starts.setdefault(phase, max(ends.get(phase, 0.0), self._began))
+            if done == total:
+                ends[phase] = time.perf_counter()
+                self.items.append(Span(phase, start, ends[phase], track=phase))
+                del starts[phase]
+            if progress is not None:
+                progress(phase, done, total, what)
+
+        return noted
+
+    def ms(self, name: str) -> list[float]:
+        """Milliseconds of every span of this name."""
+        return [s.ms for s in self.items if s.name == name]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds over ``runs`` runs; percentiles by nearest rank."""
+
+    runs: int
+    median_ms: float
+    p90_ms: float
+    min_ms: float
+    max_ms: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Latency | None:
+        """None without samples."""
+        if not samples:
+            return None
+        ordered = sorted(samples)
+        p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
+        return cls(len(ordered), statistics.median(ordered), p90, ordered[0], ordered[-1])
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def time_runs(run: Callable[[], Any], runs: int, spans: Spans, name: str = "run") -> Any:
+    """Call ``run`` so often, each as a span; the last result."""
+    result = None
+    for _ in range(runs):
+        with spans.span(name):
+            result = run()
+    return result
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output against its reference: the largest difference, and that relative to the reference's largest magnitude.
+
+    ``against`` names the reference; ``problem`` says why two arrays cannot be compared ("" where they can).
+    """
+
+    name: str
+    against: str
+    max_difference: float
+    relative_error: float
+    tolerance: float
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem and self.relative_error <= self.tolerance
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+
+def compare(
+    outputs: Mapping[str, Any], reference: Mapping[str, Any], against: str, tolerance: float | None = None
+) -> list[Comparison]:
+    """Compare each output that the reference has. ``tolerance`` replaces the defaults of `TOLERANCES`. NaN and infinities
+    must lie at the same places. Raises `UsageError` where the two have no name in common.
+    """
+    names = [n for n in outputs if n in reference]
+    if not names:
+        raise UsageError(f"{against} has none of the outputs {list(outputs)}; it has {sorted(reference)}")
+    return [_compare(n, against, np.asarray(outputs[n]), np.asarray(reference[n]), tolerance) for n in names]
+
+
+def _compare(name: str, against: str, got: Array, expected: Array, tolerance: float | None) -> Comparison:
+    allowed = TOLERANCES.get(got.dtype.name, 0.0) if tolerance is None else tolerance
+
+    def refused(problem: str) -> Comparison:
+        return Comparison(name, against, math.inf, math.inf, allowed, problem)
+
+    if got.shape != expected.shape:
+        return refused(f"shape {got.shape}, the reference has {expected.shape}")
+    if got.dtype.kind in "OUS" or expected.dtype.kind in "OUS":
+        return Comparison(name, against, 0.0, 0.0, 0.0) if np.array_equal(got, expected) else refused("other text")
+    if got.dtype.kind in "iub" and expected.dtype.kind in "iub" and np.array_equal(got, expected):
+        return Comparison(name, against, 0.0, 0.0, allowed)  # also where float64 could not tell large integers apart
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+        return refused("NaN or infinity at other places than in the reference")
+    difference = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+    scale = float(np.max(np.abs(b[finite]), initial=0.0)) or 1.0
+    return Comparison(name, against, difference, difference / scale, allowed)
+
+
+def reference_outputs(archive: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs in an archive: keys ``out_*``; where there are none, every key that is no input."""
+    found = {k[len(OUTPUT_PREFIX) :]: v for k, v in archive.items() if k.startswith(OUTPUT_PREFIX)}
+    return found or {k: v for k, v in archive.items() if not k.startswith(INPUT_PREFIX)}
+
+
+def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The model's outputs on the CPU, and the name of what computed them: onnxruntime where it is installed and opens the
+    model, else onnx's reference evaluator. Raises `VkepError` with the evaluator's message.
+    """
+    from vkep.errors import VkepError
+
+    engine, refused = "onnx.reference", ""
+    run: Any = None
+    if importlib.util.find_spec("onnxruntime"):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        try:
+            run = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"]).run
+            engine = "onnxruntime"
+        except Exception as error:  # its own types, one a status code: a model newer than it, an operator it lacks
+            refused = f"; onnxruntime does not open the model: {error}"
+    try:
+        if run is None:
+            from onnx.reference import ReferenceEvaluator
+
+            run = ReferenceEvaluator(str(model)).run
+        results = run(list(names), dict(feeds))
+    except Exception as error:  # evaluators raise any type
+        raise VkepError(f"the reference on the CPU ({engine}) failed: {error}{refused}") from error
+    return dict(zip(names, results, strict=True)), engine
+
+
+def statistics_of(value: Any) -> dict[str, Any]:
+    """Dtype, shape and, for numbers, range, mean and what is not finite."""
+    if not isinstance(value, np.ndarray):
+        return {"type": type(value).__name__}
+    found: dict[str, Any] = {"dtype": value.dtype.name, "shape": list(value.shape)}
+    if value.size and value.dtype.kind not in "OUS":
+        numbers = value.astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        found["not_finite"] = int(numbers.size - finite.size)
+        if finite.size:
+            found |= {"min": float(finite.min()), "max": float(finite.max()), "mean": float(finite.mean())}
+    return found
+
+
+def save_outputs(outputs: Mapping[str, Any], target: Path) -> list[Path]:
+    """Write the outputs: one archive where ``target`` ends in .npz, else a .npy file each in that folder."""
+    arrays = {name: np.asarray(value) for name, value in outputs.items()}
+    if target.suffix == ".npz":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # not savez(**arrays): an output may be named like one of its parameters
+        import zipfile
+
+        with zipfile.ZipFile(target, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        return [target]
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, array in arrays.items():
+        path = target / f"{file_name(name)}.npy"
+        if path in written:
+            raise UsageError(f"two outputs would be written to {path}: give an .npz file instead")
+        np.save(path, array, allow_pickle=False)
+        written.append(path)
+    return written
+
+
+def file_name(name: str) -> str:
+    """An output's name as a file name: what a folder could not hold becomes an underscore."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"

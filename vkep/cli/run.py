@@ -1,0 +1,218 @@
+"""``vkep run``: one model, from inputs to outputs, with what ran where, how fast and how close."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vkep.cli import common
+from vkep.cli.common import FAILED, ContextMode, Fallback, Progress, SyncMode, UsageError
+
+if TYPE_CHECKING:
+    from vkep.cli.measure import Comparison, Latency, Spans
+    from vkep.cli.plans import DispatchTime
+    from vkep.session import Report
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do besides running: files to read and write."""
+
+    runs: int = 1
+    check: Path | None = None
+    check_cpu: bool = False
+    tolerance: float | None = None
+    profile: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave. Times in milliseconds."""
+
+    outputs: dict[str, Any]
+    input_shapes: dict[str, list[int]]
+    report: Report
+    open_ms: float
+    first_ms: float
+    latency: Latency | None  #: of the runs after the first
+    comparisons: list[Comparison]
+    spans: Spans
+    times: list[DispatchTime]
+    gpu_start: float
+
+    @property
+    def ok(self) -> bool:
+        return all(c.ok for c in self.comparisons)
+
+    def to_dict(self) -> dict[str, Any]:
+        from vkep.cli.measure import statistics_of
+
+        return {
+            "report": self.report.to_dict(),
+            "inputs": self.input_shapes,
+            "outputs": {name: statistics_of(value) for name, value in self.outputs.items()},
+            "open_ms": self.open_ms,
+            "first_run_ms": self.first_ms,
+            "latency": self.latency.to_dict() if self.latency else None,
+            "check": {"ok": self.ok, "outputs": [c.to_dict() for c in self.comparisons]} if self.comparisons else None,
+        }
+
+
+def run_command(
+    model: common.ModelArgument,
+    inputs: common.InputOption = None,
+    shape: common.ShapeOption = None,
+    dim: common.DimOption = None,
+    seed: common.SeedOption = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs: an .npz file, or a folder of .npy files.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Runs; those after the first are timed.")] = 1,
+    device: common.DeviceOption = None,
+    token: common.TokenOption = None,
+    group: common.GroupOption = 0,
+    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
+    sync: common.SyncOption = SyncMode.TIMELINE,
+    fallback: common.FallbackOption = Fallback.CPU,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", help="Compare with an .npz file: keys NAME or out_NAME; in_NAME are taken as inputs."),
+    ] = None,
+    check_cpu: Annotated[
+        bool, typer.Option("--check-cpu", help="Compare with onnxruntime on the CPU (else onnx's evaluator).")
+    ] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", min=0.0, help="Relative error allowed; default: 1e-4 (float32), 1e-2 (float16)."),
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="List every node, and where it runs.")] = False,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="TRACE.json", help="Write GPU and host times for Perfetto."),
+    ] = None,
+    json_output: common.JsonFlag = False,
+    verbose: common.VerboseOption = 0,
+) -> None:
+    """Run a model and print what ran where, how fast, and the outputs' shapes and ranges."""
+    with common.command(json_output, verbose):
+        from vkep.cli import measure
+
+        options = common.session_options(device, token, group, mode, sync, fallback)
+        request = Request(runs, check, check_cpu, tolerance, profile)
+        with common.progress_bars(show=not json_output) as progress:
+            outcome = execute(model, options, request, (inputs, shape, dim, seed), progress)
+        written = measure.save_outputs(outcome.outputs, output) if output else []
+        if profile is not None:
+            write_trace(outcome, profile, str(model))
+        if json_output:
+            files = {"written": [str(p) for p in written], "trace": str(profile) if profile else None}
+            common.print_json({**outcome.to_dict(), **files})
+        else:
+            print_outcome(outcome, report, [*written, *([profile] if profile else [])])
+        if not outcome.ok:
+            raise typer.Exit(FAILED)
+
+
+def execute(
+    model: Path,
+    options: Mapping[str, Any],
+    request: Request,
+    given: tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int],
+    progress: Progress | None = None,
+) -> Outcome:
+    """Open, run, compare. ``given``: the texts of ``--input``, ``--shape``, ``--dim``, and the seed. Raises `UsageError`
+    and the errors of `vkep.InferenceSession`.
+    """
+    from vkep.cli import measure, plans
+    from vkep.cli.inputs import make_inputs, read_archive, read_sources
+
+    archive = read_archive(request.check) if request.check else None
+    inputs, shapes, dims, seed = given
+    sources = read_sources(inputs, shapes, dims, seed, archive)
+    spans = measure.Spans()
+    with spans.span("open"):
+        session = common.open_session(model, options, spans.watch(progress))
+    with session:
+        feeds = make_inputs(session.get_inputs(), sources)
+        names = [o.name for o in session.get_outputs()]
+        results = measure.time_runs(lambda: session.run(None, feeds), 1, spans, "first run")
+        if request.runs > 1:
+            results = measure.time_runs(lambda: session.run(None, feeds), request.runs - 1, spans)
+        outputs = dict(zip(names, results, strict=True))
+        gpu_start, times = time.perf_counter(), []
+        if request.profile is not None:
+            times = plans.profile(session, feeds)
+        comparisons = []
+        if archive is not None:
+            expected = measure.reference_outputs(archive)
+            comparisons += measure.compare(outputs, expected, str(request.check), request.tolerance)
+        if request.check_cpu:
+            expected, engine = measure.cpu_reference(model, names, feeds)
+            comparisons += measure.compare(outputs, expected, f"{engine} on the CPU", request.tolerance)
+        return Outcome(
+            outputs,
+            {name: list(value.shape) for name, value in feeds.items()},
+            session.report(),
+            spans.ms("open")[0],
+            spans.ms("first run")[0],
+            measure.Latency.of(spans.ms("run")),
+            comparisons,
+            spans,
+            times,
+            gpu_start,
+        )
+
+
+def write_trace(outcome: Outcome, path: Path, model: str) -> None:
+    """Write the profiled run and the host's spans as a Chrome trace. Raises `UsageError` for an unwritable path."""
+    from vkep.cli.trace import chrome_trace
+
+    trace = chrome_trace(outcome.spans.items, outcome.times, outcome.report.device, outcome.gpu_start, model)
+    try:
+        path.write_text(json.dumps(trace), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--profile {path}: {error.strerror}") from error
+
+
+def print_outcome(outcome: Outcome, every_node: bool, written: Sequence[Path]) -> None:
+    from vkep.cli.measure import statistics_of
+
+    typer.echo(str(outcome.report))
+    if every_node:
+        for node in outcome.report.nodes:
+            reason = f"  ({node.reason})" if node.reason else ""
+            typer.echo(f"    {node.where:8s} {node.op_type:22s} {node.name}{reason}")
+    times = [f"open {outcome.open_ms:.2f} ms", f"first run {outcome.first_ms:.2f} ms"]
+    if outcome.latency is not None:
+        found = outcome.latency
+        times.append(
+            f"then median {found.median_ms:.2f} ms, p90 {found.p90_ms:.2f}, min {found.min_ms:.2f} of {found.runs}"
+        )
+    typer.echo(", ".join(times))
+    for name, value in outcome.outputs.items():
+        found_statistics = statistics_of(value)
+        numbers = ", ".join(f"{k} {found_statistics[k]:.6g}" for k in ("min", "max", "mean") if k in found_statistics)
+        bad = found_statistics.get("not_finite", 0)
+        shape = found_statistics.get("shape", found_statistics.get("type"))
+        typer.echo(
+            f"output {name}: {found_statistics.get('dtype', '')} {shape} {numbers}"
+            + (f", {bad} not finite" * bool(bad))
+        )
+    for comparison in outcome.comparisons:
+        verdict = "within" if comparison.ok else "NOT within"
+        typer.echo(
+            f"check {comparison.name}: "
+            + (
+                comparison.problem
+                or f"relative error {comparison.relative_error:.2e}, {verdict} {comparison.tolerance:g}"
+            )
+            + f" (against {comparison.against})"
+        )
+    for path in written:
+        typer.echo(f"written: {path}")

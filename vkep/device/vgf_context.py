@@ -1,0 +1,84 @@
+"""What a context needs to run data graphs: the driver's own extensions, or the emulation layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_shared import arm_abi
+from gpu_shared.context import SharedGpuContext
+from gpu_shared.data_graph import check_data_graphs, graph_features
+from gpu_shared.device import Selector
+from gpu_shared.errors import ContextIncompatibleError, GpuError
+from gpu_shared.instance import list_devices, select_device
+from gpu_shared.layers import LayersMissing, emulation_layers
+from vkep.shaders.cache import cache_root
+
+#: extensions beside the two, switched on where the device has them
+_HELPFUL = (
+    arm_abi.TOSA_EXTENSION,
+    "VK_KHR_synchronization2",
+    "VK_KHR_deferred_host_operations",
+)
+
+
+@dataclass(frozen=True)
+class GraphSupport:
+    """How a device comes to data graphs: ``source`` is "driver", "emulation layers" or "none", ``reason`` says why
+    none.
+    """
+
+    source: str
+    reason: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)  #: for `SharedGpuContext.create`
+
+
+def graph_support(device: Selector = None) -> GraphSupport:
+    """What to pass to `SharedGpuContext.create` for a context on ``device`` that runs data graphs.
+
+    The driver's extensions are used where it has them, else the emulation layers. Raises `DriverNotFoundError`,
+    `DeviceNotFoundError`.
+    """
+    chosen = select_device(list_devices(), device).capabilities
+    if _has_graphs(chosen.extensions):
+        return GraphSupport("driver", arguments=_arguments(chosen.extensions))
+    try:
+        layers = emulation_layers(cache_root() / "layers")
+    except (LayersMissing, OSError) as error:
+        return GraphSupport(
+            "none", f"{chosen.name} has no {', '.join(arm_abi.EXTENSIONS)}, and the layers that emulate them: {error}"
+        )
+    return GraphSupport(
+        "emulation layers",
+        arguments={
+            **_arguments(chosen.extensions),
+            "extra_instance_layers": layers.names,
+            "layer_paths": [layers.folder],
+        },
+    )
+
+
+def _has_graphs(extensions: frozenset[str]) -> bool:
+    return all(name in extensions for name in arm_abi.EXTENSIONS)
+
+
+def _arguments(extensions: frozenset[str]) -> dict[str, Any]:
+    wanted = [name for name in _HELPFUL if name in extensions]
+    return {"extra_device_extensions": [*arm_abi.EXTENSIONS, *wanted], "feature_structs": graph_features()}
+
+
+def why_no_graphs(context: SharedGpuContext) -> str:
+    """Empty where ``context`` runs data graphs, else the reason."""
+    try:
+        check_data_graphs(context.device)
+    except ContextIncompatibleError as error:
+        return str(error)
+    return ""
+
+
+def create_graph_context(spec: Any = None, *, device: Selector = None, **options: Any) -> SharedGpuContext:
+    """A context that runs data graphs. Raises `GpuError` with the reason where neither driver nor layers can."""
+    support = graph_support(device)
+    if support.source == "none":
+        raise GpuError("creating a context for data graphs", hint=support.reason)
+    return SharedGpuContext.create(spec, device=device, **support.arguments, **options)

@@ -1,0 +1,369 @@
+"""Matrix products and convolutions in float16 on cooperative matrices, where a device has them.
+
+Selection is by capability: the device must list a subgroup-scope shape of float16 operands and float32 sums
+(VK_KHR_cooperative_matrix, "VkCooperativeMatrixPropertiesKHR"), and have room for a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
+from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.epilogue import Epilogue, call_arguments
+from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.partials import reduce_partials
+from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid
+
+if TYPE_CHECKING:
+    from vkep.kernels.matmul import MatMulProblem
+
+#: halves in the 16 bytes that a lane loads at a time
+VECTOR = 8
+_DEFINES = {"T": "float16_t"}
+_SPEC = {
+    "TILE_M": 128,
+    "TILE_N": 128,
+    "TILE_K": 32,
+    "SUB_M": 64,
+    "SUB_N": 32,
+    "MAT_M": 16,
+    "MAT_N": 16,
+    "MAT_K": 16,
+    "STAGES": 1,
+    "B_ALONG_K": 0,
+    "PARTIAL": 0,
+    "SUBGROUP_LANES": 32,
+    "STORE_VECTOR": 0,
+}
+
+
+def _uints(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, "uint") for name in names)
+
+
+MATMUL_COOPERATIVE = Kernel(
+    "matmul_coop.comp",
+    operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
+    params=(
+        *_uints("m", "n", "k", "batch1", "splits", "split_k", "a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
+        *_uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
+        ("alpha", "float"),
+    ),
+    spec={**_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 8},
+    variants=(_DEFINES,),
+)
+CONV_COOPERATIVE = Kernel(
+    "conv_coop.comp",
+    operands=(Operand("x"), Operand("w"), Operand("y", writes=True)),
+    params=(
+        *_uints("channels", "height", "width", "out_channels", "groups", "columns"),
+        *magic_fields("pixels", "out_width", "padded", "kernel_w"),
+        *_uints("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left"),
+        *_uints("k_size", "splits", "split_k", "y_batch"),
+    ),
+    spec={**_SPEC, "B_ALONG_K": 1, "WHOLE_TAPS": 1, "ONE_TAP": 0},
+    variants=(_DEFINES,),
+)
+
+
+@dataclass(frozen=True)
+class CooperativeTile:
+    """``m`` by ``n`` results a workgroup, ``sub_m`` by ``sub_n`` a subgroup, ``k`` steps a stage, 1 or 2 stages."""
+
+    m: int
+    n: int
+    k: int
+    sub_m: int
+    sub_n: int
+    stages: int = 1
+
+    @property
+    def subgroups(self) -> int:
+        return (self.m // self.sub_m) * (self.n // self.sub_n)
+
+    def shared_bytes(self, shape: CooperativeMatrixShape, b_along_k: bool) -> int:
+        """As the GLSL computes ``SHARED_UNITS``."""
+        line = self.n * (self.k // VECTOR + 1) if b_along_k else self.k * (self.n // VECTOR + 1)
+        staged = self.stages * (self.m * (self.k // VECTOR + 1) + line)
+        return 16 * max(staged, self.subgroups * shape.m * (self.sub_n // 4 + 1))
+
+    def runs_on(self, caps: DeviceCapabilities, shape: CooperativeMatrixShape, b_along_k: bool) -> bool:
+        lanes = self.subgroups * caps.subgroup_size
+        vectors = (self.m * self.k // VECTOR, self.n * self.k // VECTOR)
+        return (
+            lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+            and self.shared_bytes(shape, b_along_k) <= caps.max_shared_memory_bytes
+            and not (self.sub_m % shape.m or self.sub_n % shape.n or self.k % shape.k)
+            and not any(count % lanes for count in vectors)
+        )
+
+    def spec(self, shape: CooperativeMatrixShape, subgroup_size: int) -> dict[str, int]:
+        return {
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": self.k,
+            "SUB_M": self.sub_m,
+            "SUB_N": self.sub_n,
+            "MAT_M": shape.m,
+            "MAT_N": shape.n,
+            "MAT_K": shape.k,
+            "STAGES": self.stages,
+            "SUBGROUP_LANES": subgroup_size,
+        }
+
+
+#: from the most arithmetic a loaded byte to the most workgroups
+TILES = (
+    CooperativeTile(128, 256, 16, 64, 64, 2),
+    CooperativeTile(128, 128, 32, 64, 32),
+    CooperativeTile(64, 128, 32, 32, 64),
+    CooperativeTile(64, 64, 32, 32, 32),
+    CooperativeTile(32, 64, 32, 16, 32),
+)
+#: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
+_WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
+_WORKGROUPS_TO_FILL_SMALL = 24
+#: a split of k is at least this long, else adding the parts costs more than it brings
+_MIN_SPLIT_K = 128
+_MAX_SPLITS = 16
+#: fewer rows or columns than this leave most of a matrix unused
+_MIN_EDGE = 8
+
+
+def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
+    """The shape to multiply float16 matrices with float32 sums: the largest that the device lists, or None.
+
+    None too where subgroups cannot be made full and of a known size, which positions of results depend on.
+    """
+    fixed = caps.min_subgroup_size == caps.max_subgroup_size or caps.has("subgroup_size_control")
+    needed = ("cooperative_matrix", "float16", "storage_16bit", "compute_full_subgroups")
+    if not (fixed and caps.has(*needed)):
+        return None
+    usable = [
+        s
+        for s in caps.cooperative_matrix_shapes
+        if s.scope == "subgroup"
+        and (s.a_type, s.b_type, s.c_type, s.result_type) == ("float16", "float16", "float32", "float32")
+        and not (s.m % 8 or s.n % 8 or s.k % 8 or s.saturating)
+        and max(s.m, s.n, s.k) <= 32
+    ]
+    return max(usable, key=lambda s: (s.m * s.n * s.k, s.m), default=None)
+
+
+@dataclass(frozen=True)
+class CooperativeTiling:
+    tile: CooperativeTile
+    shape: CooperativeMatrixShape
+    splits: int
+    split_k: int  #: a multiple of ``tile.k``
+
+
+def cooperative_tiling(
+    m: int, n: int, k: int, batch: int, caps: DeviceCapabilities, b_along_k: bool, may_split: bool
+) -> CooperativeTiling | None:
+    """The tile for ``batch`` products of m by n by k and the parts that k is split into; None where no tile runs."""
+    shape = float16_shape(caps)
+    if shape is None:
+        return None
+    fitting = [t for t in TILES if t.runs_on(caps, shape, b_along_k)]
+    if not fitting:
+        return None
+    target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
+    groups = {t: batch * ceil_div(m, t.m) * ceil_div(n, t.n) for t in fitting}
+    # A tile that is mostly padding computes nothing; one that leaves the device idle gains nothing.
+    useful = [t for t in fitting if t.m < 2 * m and t.n < 2 * n] or fitting[-1:]
+    tile = next((t for t in useful if groups[t] >= target), useful[-1])
+    splits = 1
+    if may_split and k >= 2 * _MIN_SPLIT_K:
+        splits = max(1, min(target // groups[tile], k // _MIN_SPLIT_K, _MAX_SPLITS))
+    return tiling_of(tile, shape, k, splits)
+
+
+def tiling_of(tile: CooperativeTile, shape: CooperativeMatrixShape, k: int, splits: int) -> CooperativeTiling:
+    """``tile`` with k in at most ``splits`` parts, none of them empty."""
+    split_k = ceil_div(ceil_div(max(k, 1), splits), tile.k) * tile.k
+    return CooperativeTiling(tile, shape, ceil_div(max(k, 1), split_k), split_k)
+
+
+def matmul_cooperative(
+    problem: MatMulProblem,
+    caps: DeviceCapabilities,
+    a: Any,
+    b: Any,
+    y: Any,
+    epilogue: Epilogue | None = None,
+    scratch: Scratch | None = None,
+    tiling: CooperativeTiling | None = None,
+) -> list[KernelCall] | None:
+    """The dispatches of `matmul` on cooperative matrices; None where the device or the product has no use for them.
+
+    ``tiling`` overrides the choice of a tile. Arguments and errors otherwise as `vkep.kernels.matmul.matmul`.
+    """
+    if problem.dtype != "float16" or min(problem.m, problem.n) < _MIN_EDGE or problem.k == 0:
+        return None
+    batch = problem.batches[0] * problem.batches[1]
+    stride_a, stride_b, stride_y = (problem.strides(name) for name in "aby")
+    b_along_k = stride_b[2] == 1 and stride_b[3] != 1
+    tiling = tiling or cooperative_tiling(
+        problem.m, problem.n, problem.k, batch, caps, b_along_k, may_split=scratch is not None
+    )
+    if tiling is None:
+        return None
+    aligned = problem.alignment % (2 * VECTOR) == 0
+    partials = scratch(4 * tiling.splits * batch * problem.m * problem.n) if scratch and tiling.splits > 1 else None
+    if partials is None and tiling.splits > 1:
+        raise ValueError(f"matmul: {tiling.splits} splits of k need scratch memory, and none was given")
+    store_vector = problem.n % VECTOR == 0 and (partials is not None or (aligned and _in_vectors(stride_y, 3)))
+    tile = tiling.tile
+    grid = (ceil_div(problem.n, tile.n), ceil_div(problem.m, tile.m), batch * tiling.splits)
+    product = MATMUL_COOPERATIVE.call(
+        grid=check_grid(grid, caps, "matmul"),
+        operands={"a": a, "b": b, "y": y if partials is None else partials},
+        params={
+            "m": problem.m,
+            "n": problem.n,
+            "k": problem.k,
+            "batch1": problem.batches[1],
+            "alpha": problem.alpha,
+            "splits": tiling.splits,
+            "split_k": tiling.split_k,
+            **{
+                f"{name}_{axis}": stride
+                for name, strides in (("a", stride_a), ("b", stride_b), ("y", stride_y))
+                for axis, stride in zip(("batch0", "batch1", "row", "col"), strides, strict=True)
+            },
+        },
+        spec={
+            **tile.spec(tiling.shape, caps.subgroup_size),
+            "B_ALONG_K": int(b_along_k),
+            "A_VECTOR": int(aligned and problem.k % VECTOR == 0 and _in_vectors(stride_a, 3)),
+            "B_VECTOR": int(
+                aligned
+                and (problem.k if b_along_k else problem.n) % VECTOR == 0
+                and _in_vectors(stride_b, 2 if b_along_k else 3)
+            ),
+            "STORE_VECTOR": int(store_vector),
+            "PARTIAL": int(partials is not None),
+        },
+        local_size=(tile.subgroups * caps.subgroup_size, 1, 1),
+        subgroup_size=caps.subgroup_size,
+        flops=problem.flops,
+        **(call_arguments(epilogue, _DEFINES) if partials is None else {"defines": _DEFINES}),
+    )
+    if partials is None:
+        return [product]
+    strides = dict(zip(("y_batch0", "y_batch1", "y_row", "y_col"), stride_y, strict=True))
+    sizes = (problem.m, problem.n, batch, problem.batches[1])
+    return [
+        product,
+        reduce_partials(sizes, strides, tiling.splits, problem.alpha, "float16", caps, partials, y, epilogue),
+    ]
+
+
+def _in_vectors(strides: tuple[int, ...], along: int) -> bool:
+    """Whether elements are dense along one axis and every other stride keeps groups of eight aligned."""
+    return strides[along] == 1 and all(s % VECTOR == 0 for axis, s in enumerate(strides) if axis != along)
+
+
+def conv_cooperative(
+    problem: ConvProblem,
+    caps: DeviceCapabilities,
+    x: Any,
+    w: Any,
+    y: Any,
+    epilogue: Epilogue | None = None,
+    scratch: Scratch | None = None,
+    prepack: Prepack | None = None,
+    tiling: CooperativeTiling | None = None,
+) -> list[KernelCall] | None:
+    """The dispatches of `conv` on cooperative matrices; None where the device or the convolution has no use for them.
+
+    Weights must be constant (``prepack``). ``tiling`` overrides the choice of a tile. Arguments and errors otherwise
+    as `vkep.kernels.conv.conv`.
+    """
+    channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
+    flat = problem.d == problem.kd == problem.od == 1
+    if problem.dtype != "float16" or prepack is None or not flat or min(channels, out_channels) < _MIN_EDGE // 2:
+        return None
+    if out_channels < _MIN_EDGE:
+        return None
+    pixels = problem.oh * problem.ow
+    columns, padded = problem.n * pixels, ceil_div(channels, VECTOR) * VECTOR
+    k_size = taps * padded
+    tiling = tiling or cooperative_tiling(
+        out_channels, columns, k_size, problem.groups, caps, b_along_k=True, may_split=scratch is not None
+    )
+    if tiling is None:
+        return None
+    tile = tiling.tile
+    lanes = tile.subgroups * caps.subgroup_size
+    if lanes % tile.n:
+        raise ValueError(f"conv: {lanes} lanes cannot share {tile.n} columns evenly, expected a multiple")
+    total = problem.n * problem.oc * pixels
+    partials = scratch(4 * tiling.splits * total) if scratch and tiling.splits > 1 else None
+    if partials is None and tiling.splits > 1:
+        raise ValueError(f"conv: {tiling.splits} splits of k need scratch memory, and none was given")
+    packed = prepack(
+        lambda weights: pack_taps_first(weights, problem.groups, channels, taps),
+        f"conv-taps-{problem.groups}-{channels}-{taps}",
+    )
+    stored = pixels % VECTOR == 0 and (partials is not None or problem.y_batch % VECTOR == 0)
+    one_tap = taps == 1 and max(problem.pads) == 0
+    product = CONV_COOPERATIVE.call(
+        grid=check_grid(
+            (ceil_div(out_channels, tile.m), ceil_div(columns, tile.n), problem.groups * tiling.splits), caps, "conv"
+        ),
+        operands={"x": x, "w": packed, "y": y if partials is None else partials},
+        params={
+            "channels": channels,
+            "height": problem.h,
+            "width": problem.w,
+            "out_channels": out_channels,
+            "groups": problem.groups,
+            "columns": columns,
+            **magic_params("pixels", pixels),
+            **magic_params("out_width", problem.ow),
+            **magic_params("padded", padded),
+            **magic_params("kernel_w", problem.kw),
+            "stride_h": problem.stride[0],
+            "stride_w": problem.stride[1],
+            "dilation_h": problem.dilation[0],
+            "dilation_w": problem.dilation[1],
+            "pad_top": problem.pads[0],
+            "pad_left": problem.pads[1],
+            "k_size": k_size,
+            "splits": tiling.splits,
+            "split_k": tiling.split_k,
+            "y_batch": problem.y_batch,
+        },
+        spec={
+            **tile.spec(tiling.shape, caps.subgroup_size),
+            "B_ALONG_K": 1,
+            "STORE_VECTOR": int(stored and problem.alignment % (2 * VECTOR) == 0),
+            "PARTIAL": int(partials is not None),
+            "WHOLE_TAPS": int(channels % tile.k == 0),
+            "ONE_TAP": int(one_tap),
+        },
+        local_size=(lanes, 1, 1),
+        subgroup_size=caps.subgroup_size,
+        flops=problem.flops,
+        **(call_arguments(epilogue, _DEFINES) if partials is None else {"defines": _DEFINES}),
+    )
+    if partials is None:
+        return [product]
+    strides = {"y_row": pixels, "y_col": 1, "y_batch0": problem.y_batch, "y_batch1": 0}
+    sizes = (problem.oc, pixels, problem.n, 1)
+    return [product, reduce_partials(sizes, strides, tiling.splits, 1.0, "float16", caps, partials, y, epilogue)]
+
+
+def pack_taps_first(weights: np.ndarray, groups: int, channels: int, taps: int) -> np.ndarray:
+    """OIHW weights as [groups, out channels, taps, channels padded to a multiple of 8 with zeros]."""
+    grouped = np.ascontiguousarray(weights).reshape(groups, -1, channels, taps)
+    padded = np.zeros((*grouped.shape[:2], taps, ceil_div(channels, VECTOR) * VECTOR), grouped.dtype)
+    padded[..., :channels] = grouped.transpose(0, 1, 3, 2)
+    return padded

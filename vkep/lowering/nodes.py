@@ -1,0 +1,141 @@
+"""One node onto Vulkan: by its declared operator, else through the function body that ONNX gives it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from vkep.dtypes import DType
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.lowering.builder import Builder, NeedsValue
+from vkep.lowering.functions import has_body, lower_function
+from vkep.lowering.tensor import Tensor
+from vkep.ops import registry
+
+#: device features that storing and loading an element type needs
+_STORAGE_FEATURES = {
+    "float16": ("storage_16bit", "float16"),
+    "bfloat16": ("storage_16bit", "int16"),
+    "float64": ("float64",),
+    "int8": ("storage_8bit", "int8"),
+    "uint8": ("storage_8bit", "int8"),
+    "bool": ("storage_8bit", "int8"),
+    "int16": ("storage_16bit", "int16"),
+    "uint16": ("storage_16bit", "int16"),
+    "int64": ("int64",),
+    "uint64": ("int64",),
+    **dict.fromkeys(("int2", "uint2", "int4", "uint4"), ("storage_8bit", "int8")),
+}
+
+
+#: what an operator function runs into when shapes and attributes break the operator's definition
+_BROKEN = (IndexError, ValueError, ArithmeticError, struct.error)
+
+
+def check_known(node: Node) -> None:
+    """`Decline` a node that has neither a declaration nor a function body."""
+    if registry.find(node) is None and not has_body(node):
+        raise Decline(_why_undeclared(node))
+
+
+def lower_node(
+    b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int]
+) -> Sequence[Tensor]:
+    """The node's results; its operations are added to the builder. Raises `Decline`.
+
+    A declaration that declines is followed by the function body, where there is one; the reason told is the
+    declaration's.
+    """
+    check_known(node)
+    definition = registry.find(node)
+    declined: Decline | None = None
+    if definition is not None:
+        operations = len(b.ops)
+        try:
+            return _declared(b, node, arguments, definition)
+        except NeedsValue:
+            raise
+        except Decline as decline:
+            if not has_body(node):
+                raise
+            del b.ops[operations:]
+            declined = decline
+
+    outer = b.node
+
+    def inner(part: Node, inputs: Sequence[Tensor | None], versions: Mapping[str, int]) -> Sequence[Tensor]:
+        b.node = replace(part, name=outer.name if outer is not None else part.name)
+        try:
+            return lower_node(b, part, inputs, versions)
+        finally:
+            b.node = outer
+
+    try:
+        return lower_function(b, node, arguments, opsets, inner)
+    except NeedsValue:
+        raise
+    except Decline:
+        if declined is not None:
+            raise declined from None
+        raise
+
+
+def _declared(
+    b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef
+) -> Sequence[Tensor]:
+    for position, tensor in enumerate(arguments):
+        if tensor is None:
+            continue
+        _check_storage(b, tensor.dtype)
+        allowed = definition.types.get(_constraint(node, position, definition))
+        if allowed is not None and tensor.dtype.name not in allowed:
+            raise Decline(f"input {position} is {tensor.dtype}; the kernels take {', '.join(allowed)}")
+    results = _call(definition, node, b, list(arguments))
+    for tensor in results:
+        _check_storage(b, tensor.dtype)
+    return results
+
+
+def _check_storage(b: Builder, dtype: DType) -> None:
+    missing = [f for f in _STORAGE_FEATURES.get(dtype.name, ()) if not b.caps.has(f)]
+    if missing:
+        raise Decline(f"the device lacks {', '.join(missing)}, which {dtype} tensors need")
+
+
+def _call(
+    definition: registry.OperatorDef, node: Node, builder: Builder, tensors: list[Tensor | None]
+) -> Sequence[Tensor]:
+    while tensors and tensors[-1] is None and len(tensors) > definition.required_inputs:
+        tensors.pop()
+    most = len(definition.inputs)
+    if len(tensors) < definition.required_inputs or (len(tensors) > most and not definition.variadic):
+        raise Decline(f"{len(tensors)} inputs; the kernel takes {definition.required_inputs} to {most}")
+    attributes = dict(node.attributes)
+    unknown = set(attributes) - set(definition.attributes)
+    if unknown:
+        raise Decline(f"attribute {sorted(unknown)[0]!r} is not supported")
+    if definition.wants_opset:
+        attributes["opset"] = node.since_version
+    try:
+        result = definition.function(builder, *tensors, **attributes)
+    except _BROKEN as error:
+        raise Decline(f"its inputs and attributes do not fit together: {type(error).__name__}: {error}") from error
+    return result if isinstance(result, (tuple, list)) else (result,)
+
+
+def _constraint(node: Node, position: int, definition: registry.OperatorDef) -> str:
+    """The type constraint of a node's input, or the input's own name where the operator has no schema."""
+    if node.schema is None:
+        return definition.inputs[position] if position < len(definition.inputs) else ""
+    if not node.schema.inputs:
+        return ""
+    formal = node.schema.inputs[min(position, len(node.schema.inputs) - 1)]
+    return formal.type_str
+
+
+def _why_undeclared(node: Node) -> str:
+    if node.schema is None:
+        return f"{node.domain or 'ai.onnx'}.{node.op_type} is no operator that the onnx package or vkep knows"
+    return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"

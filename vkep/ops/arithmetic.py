@@ -1,0 +1,266 @@
+"""Elementwise operators of several inputs, with numpy's broadcasting (ONNX operators)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.lowering.builder import Builder
+from vkep.lowering.expr import Expr
+from vkep.lowering.tensor import Tensor
+from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
+from vkep.ops.registry import operator
+
+_BOOL = dtypes.DTYPES["bool"]
+
+
+def _legacy(b: Builder, x: Tensor, y: Tensor, axis: int | None, broadcast: int) -> Tensor:
+    """``y`` as it is taken before opset 7: of x's shape, or placed from ``axis`` on."""
+    if not broadcast or y.shape == x.shape:
+        return y
+    start = x.rank - y.rank if axis is None else b.axis(axis, x.rank)
+    return b.reshape(y, [*y.shape, *[1] * (x.rank - start - y.rank)])
+
+
+def _declare_binary(op_type: str, template: str, among: tuple[str, ...], boolean: bool = False) -> None:
+    dtype = _BOOL if boolean else None
+
+    def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+        return b.pointwise(template, x, y, dtype=dtype)
+
+    def lower_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
+        return b.pointwise(template, x, _legacy(b, x, y, axis, broadcast), dtype=dtype)
+
+    def lower_1_consuming(
+        b: Builder,
+        x: Tensor,
+        y: Tensor,
+        *,
+        axis: int | None = None,
+        broadcast: int = 0,
+        consumed_inputs: list[int] | None = None,
+    ) -> Tensor:
+        return lower_1(b, x, y, axis=axis, broadcast=broadcast)
+
+    lower.__name__ = op_type.lower()
+    types = {"T": every(op_type, among=among)}
+    operator(op_type, since=7, types=types)(lower)
+    consuming = op_type in ("Add", "Sub", "Mul", "Div")
+    operator(op_type, since=1, until=6, types=types)(lower_1_consuming if consuming else lower_1)
+
+
+_declare_binary("Add", "({0} + {1})", ARITHMETIC)
+_declare_binary("Sub", "({0} - {1})", ARITHMETIC)
+_declare_binary("Mul", "({0} * {1})", ARITHMETIC)
+_declare_binary("And", "({0} && {1})", ("bool",))
+_declare_binary("Or", "({0} || {1})", ("bool",))
+_declare_binary("Xor", "({0} != {1})", ("bool",))
+_declare_binary("Equal", "({0} == {1})", (*ARITHMETIC, "bool"), boolean=True)
+_declare_binary("Greater", "({0} > {1})", ARITHMETIC, boolean=True)
+_declare_binary("Less", "({0} < {1})", ARITHMETIC, boolean=True)
+
+
+@operator("GreaterOrEqual", since=12, types={"T": every("GreaterOrEqual", among=ARITHMETIC)})
+def greater_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    return b.pointwise("({0} >= {1})", x, y, dtype=_BOOL)
+
+
+@operator("LessOrEqual", since=12, types={"T": every("LessOrEqual", among=ARITHMETIC)})
+def less_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    return b.pointwise("({0} <= {1})", x, y, dtype=_BOOL)
+
+
+def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype.kind == "float":
+        return b.pointwise("({0} / {1})", x, y)
+    # an integer divided by zero is undefined in ONNX and must not trap on a CPU driver
+    return b.pointwise("({1} == {2} ? {2} : {0} / {1})", x, y, 0)
+
+
+@operator("Div", since=7, types={"T": every("Div", among=ARITHMETIC)})
+def div(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    return _divide(b, x, y)
+
+
+@operator("Div", since=1, until=6, types={"T": every("Div", among=ARITHMETIC)})
+def div_1(
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    *,
+    axis: int | None = None,
+    broadcast: int = 0,
+    consumed_inputs: list[int] | None = None,
+) -> Tensor:
+    return _divide(b, x, _legacy(b, x, y, axis, broadcast))
+
+
+@operator("PRelu", since=7, types={"T": every("PRelu", among=(*FLOATING, *SIGNED, *UNSIGNED))})
+def prelu(b: Builder, x: Tensor, slope: Tensor) -> Tensor:
+    return b.pointwise("({0} < {2} ? {0} * {1} : {0})", x, slope, 0)
+
+
+@operator("PRelu", since=1, until=6, types={"T": every("PRelu", among=FLOATING)})
+def prelu_1(b: Builder, x: Tensor, slope: Tensor, *, consumed_inputs: list[int] | None = None) -> Tensor:
+    if slope.size > 1:
+        slope = b.reshape(slope, [slope.size, *[1] * (x.rank - 2)])
+    return prelu(b, x, b.reshape(slope, []) if slope.size == 1 else slope)
+
+
+# ---- powers and remainders
+
+
+@operator("Pow", since=7, types={"T": every("Pow", among=(*SINGLE, "int32", "int64"))})
+def pow_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    exponent = y.array if y.size == 1 else None
+    if exponent is not None and x.dtype.kind == "float":
+        value = float(exponent.reshape(-1)[0])
+        simple = {1.0: "{0}", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", 0.5: "sqrt({0})", -0.5: "inversesqrt({0})"}
+        if value in simple:
+            return b.store(b.expr(simple[value], x), x.dtype, shape=np.broadcast_shapes(x.shape, y.shape))
+    if x.dtype.kind != "float" and y.dtype.kind != "float":
+        return _integer_power(b, x, y)
+    base = b.expr("{0}" if x.dtype.kind == "float" else "float({0})", x, ctype="float")
+    power = b.expr("{0}" if y.dtype.kind == "float" else "float({0})", y, ctype="float")
+    # GLSL's pow is undefined below zero; ONNX's is the real power for whole exponents
+    whole = b.expr("(floor({0}) == {0})", power, ctype="bool")
+    odd = b.expr("(mod({0}, 2.0) == 1.0)", power, ctype="bool")
+    size = b.expr("({1} == 0.0 ? 1.0 : pow(abs({0}), {1}))", base, power)
+    negative = b.expr("({1} ? ({2} ? -{0} : {0}) : uintBitsToFloat(0x7fc00000u))", size, whole, odd)
+    result = b.expr("({0} < 0.0 ? {2} : {1})", base, size, negative)
+    if x.dtype.kind != "float":
+        result = b.expr(f"{x.dtype.glsl_compute}(round({{0}}))", result, ctype=x.dtype.glsl_compute)
+    return b.store(result, x.dtype)
+
+
+def _integer_power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    """x**y exactly, wrapping as the type does, by squaring (six steps are as many bits as a useful exponent has)."""
+    kind = x.dtype.glsl_compute
+    base = b.expr("{0}", x)
+    left = b.expr(f"{kind}({{0}})", y, ctype=kind)
+    result = b.expr("({0} < {1} ? ({2} == {3} ? {3} : ({2} == -{3} ? {3} - ({0} & {3}) * ({3} + {3}) : {1})) : {3})",
+                    left, 0, base, 1)  # fmt: skip
+    for _ in range(6):
+        result = b.expr("({0} > {3} && ({0} & {4}) != {3} ? {1} * {2} : {1})", left, result, base, 0, 1)
+        base = b.expr("({0} * {0})", base)
+        left = b.expr("({0} > {1} ? {0} >> 1 : {0})", left, 0)
+    return b.store(result, x.dtype)
+
+
+@operator("Pow", since=1, until=6, types={"T": every("Pow", among=SINGLE)})
+def pow_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
+    return pow_(b, x, _legacy(b, x, y, axis, broadcast))
+
+
+@operator("Mod", types={"T": every("Mod", among=ARITHMETIC)})
+def mod(b: Builder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
+    if x.dtype.kind == "float":
+        return _float_mod(b, x, y, bool(fmod))
+    rest = b.expr("({1} == {2} ? {2} : {0} - {1} * ({0} / {1}))", x, y, 0)
+    if fmod or x.dtype.kind == "uint":
+        return b.store(rest, x.dtype)
+    # the sign of the divisor, as Python's %
+    return b.store(b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? {0} + {1} : {0})", rest, y, 0), x.dtype)
+
+
+def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
+    kind = x.dtype.glsl_compute
+    nan = f"{kind}(uintBitsToFloat(0x7fc00000u))"
+    a, d = b.expr("{0}", x), b.expr("{0}", y)
+    rest = b.expr("({0} - {1} * trunc({0} / {1}))", a, d)
+    # the quotient's rounding may leave a remainder as large as the divisor, or of the wrong sign
+    rest = b.expr("(abs({0}) >= abs({1}) || {0} * {2} < {3} ? {3} : {0})", rest, d, a, 0)
+    rest = b.expr("({0} == {3} ? ({2} < {3} || 1.0 / {2} < {3} ? -abs({0}) : abs({0})) : {0})", rest, d, a, 0)
+    rest = b.expr("(isinf({1}) ? {2} : {0})", rest, d, a)
+    if not fmod:
+        moved = b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? (isinf({1}) ? {1} : {0} + {1}) : {0})", rest, d, 0)
+        rest = b.expr("({0} == {2} ? ({1} < {2} ? -abs({0}) : abs({0})) : {0})", moved, d, 0)
+    invalid = b.expr("(isnan({0}) || isnan({1}) || isinf({0}) || {1} == {2})", a, d, 0, ctype="bool")
+    return b.store(b.expr(f"({{1}} ? {nan} : {{0}})", rest, invalid), x.dtype)
+
+
+# ---- bits
+
+
+def _declare_bitwise(op_type: str, sign: str) -> None:
+    def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+        return b.pointwise(f"({{0}} {sign} {{1}})", x, y)
+
+    lower.__name__ = op_type.lower()
+    operator(op_type, types={"T": every(op_type, among=ARITHMETIC)})(lower)
+
+
+_declare_bitwise("BitwiseAnd", "&")
+_declare_bitwise("BitwiseOr", "|")
+_declare_bitwise("BitwiseXor", "^")
+
+
+@operator("BitShift", types={"T": every("BitShift", among=ARITHMETIC)})
+def bit_shift(b: Builder, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
+    if direction not in ("LEFT", "RIGHT"):
+        b.decline(f"direction is {direction!r}, expected 'LEFT' or 'RIGHT'")
+    bits = 8 * x.dtype.itemsize
+    sign = "<<" if direction == "LEFT" else ">>"
+    # a shift by less than nothing or by all bits leaves what extending the sign would
+    beyond = "({0} < {2} ? -{4} : {2})" if direction == "RIGHT" and x.dtype.kind == "int" else "{2}"
+    below = "{1} < {2} || " if x.dtype.kind == "int" else ""
+    return b.pointwise(f"({below}{{1}} >= {{3}} ? {beyond} : {{0}} {sign} int({{1}}))", x, y, 0, bits, 1)
+
+
+# ---- limits
+
+
+@operator("Clip", since=6, until=10, types={"T": every("Clip", among=FLOATING)})
+def clip_6(b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38) -> Tensor:
+    return b.pointwise("({0} < {1} ? {1} : ({0} > {2} ? {2} : {0}))", x, min, max)
+
+
+@operator("Clip", since=11, types={"T": every("Clip", among=ARITHMETIC)})
+def clip(b: Builder, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    v = b.expr("{0}", x)
+    if min is not None:
+        v = b.expr("({0} < {1} ? {1} : {0})", v, b.reshape(min, []))
+    if max is not None:
+        v = b.expr("({0} > {1} ? {1} : {0})", v, b.reshape(max, []))
+    return b.store(v, x.dtype, shape=x.shape)
+
+
+def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], template: str) -> Expr:
+    result = b.expr("{0}", inputs[0])
+    for tensor in inputs[1:]:
+        result = b.expr(template, result, tensor)
+    return result
+
+
+def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*(t.shape for t in inputs))
+    except ValueError:
+        b.decline(f"shapes {[t.shape for t in inputs]} do not broadcast")
+
+
+def _declare_variadic(op_type: str, template: str, among: tuple[str, ...]) -> None:
+    def lower(b: Builder, *inputs: Tensor) -> Tensor:
+        # constants enter the expression without a leaf, so the shape is told
+        return b.store(_fold_variadic(b, inputs, template), inputs[0].dtype, shape=_broadcast(b, inputs))
+
+    lower.__name__ = op_type.lower()
+    operator(op_type, since=6, types={"T": every(op_type, among=among)})(lower)
+
+
+# NaN wins, as in numpy: a comparison with NaN is false, so the first branch tests for it
+_declare_variadic("Max", "({0} != {0} || {0} > {1} ? {0} : {1})", ARITHMETIC)
+_declare_variadic("Min", "({0} != {0} || {0} < {1} ? {0} : {1})", ARITHMETIC)
+_declare_variadic("Sum", "({0} + {1})", FLOATING)
+
+
+@operator("Mean", since=6, types={"T": every("Mean", among=FLOATING)})
+def mean(b: Builder, *inputs: Tensor) -> Tensor:
+    total = _fold_variadic(b, inputs, "({0} + {1})")
+    return b.store(b.expr("({0} / {1})", total, len(inputs)), inputs[0].dtype, shape=_broadcast(b, inputs))
+
+
+@operator("Where", types={"B": ("bool",), "T": every("Where")})
+def where(b: Builder, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    chosen = b.expr("({0} ? {1} : {2})", condition, x, y, ctype=x.dtype.glsl_compute)
+    return b.store(chosen, x.dtype, shape=_broadcast(b, (condition, x, y)))

@@ -1,0 +1,330 @@
+"""ONNX Runtime's common operators outside of the ONNX standard (domain com.microsoft): activations, norms, products.
+
+Semantics: ONNX Runtime, docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.kernels.norm import layer_norm
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.contraction import matrix_product, scaled
+from vkep.ops.elementwise import gelu
+from vkep.ops.gather import gather_
+from vkep.ops.reduction import reduce_axes
+from vkep.ops.registry import FLOATS, operator
+
+MICROSOFT = "com.microsoft"
+_FLOAT32, _INT32, _BOOL = DTYPES["float32"], DTYPES["int32"], DTYPES["bool"]
+
+
+def wants_output(b: Builder, index: int) -> bool:
+    """Whether the node being lowered names its output ``index``."""
+    return b.node is None or (len(b.node.outputs) > index and bool(b.node.outputs[index]))
+
+
+def outputs(b: Builder, *made: Tensor | None) -> list[Tensor]:
+    """The results in order up to the last that the node names; one that is None stands for an output it must not name."""
+    count = len(b.node.outputs) if b.node is not None else len(made)
+    result = []
+    for index, tensor in enumerate(made[:count]):
+        if tensor is None and wants_output(b, index):
+            b.decline(f"output {index} is not computed")
+        result.append(tensor if tensor is not None else b.full((), 0, _FLOAT32))
+    return result
+
+
+# ---- activations
+
+
+@operator("Gelu", domain=MICROSOFT, types={"x": FLOATS})
+def gelu_(b: Builder, x: Tensor) -> Tensor:
+    return gelu(b, x)
+
+
+@operator("BiasGelu", domain=MICROSOFT, types={"x": FLOATS})
+def bias_gelu(b: Builder, x: Tensor, bias: Tensor) -> Tensor:
+    return gelu(b, b.pointwise("({0} + {1})", x, bias, shape=x.shape))
+
+
+@operator("FastGelu", domain=MICROSOFT, types={"x": FLOATS})
+def fast_gelu(b: Builder, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is not None:
+        x = b.pointwise("({0} + {1})", x, bias, shape=x.shape)
+    return gelu(b, x, approximate="tanh")
+
+
+@operator("QuickGelu", domain=MICROSOFT, types={"x": FLOATS})
+def quick_gelu(b: Builder, x: Tensor, *, alpha: float = 1.702) -> Tensor:
+    return b.pointwise("({0} / (1.0 + exp(-{1} * {0})))", x, alpha)
+
+
+@operator("BiasDropout", domain=MICROSOFT, types={"data": FLOATS})
+def bias_dropout(
+    b: Builder,
+    data: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    ratio: Tensor | None = None,
+    training_mode: Tensor | None = None,
+    *,
+    seed: int = 0,
+) -> list[Tensor]:
+    if training_mode is not None and bool(b.value(training_mode, "training_mode").reshape(-1)[0]):
+        rate = 0.5 if ratio is None else float(b.value(ratio, "ratio").reshape(-1)[0])
+        if rate:
+            b.decline("training mode with random dropout")
+    total = b.expr("({0} + {1})", data, bias)
+    if residual is not None:
+        total = b.expr("({0} + {1})", total, residual)
+    return outputs(b, b.store(total, data.dtype, shape=data.shape), b.full(data.shape, True, _BOOL))
+
+
+# ---- norms
+
+
+def row_norm(
+    b: Builder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float,
+    rms: bool = False,
+    mean: bool = False,
+    inv_std: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Layer norm (or RMS norm) over the axes from ``axis`` on: the result and, where asked for, its statistics."""
+    first = b.axis(axis, x.rank)
+    rows, size = math.prod(x.shape[:first]), math.prod(x.shape[first:])
+    affine = [b.contiguous(b.cast(t, x.dtype).expand(x.shape[first:])) for t in (scale, bias) if t is not None]
+    out = b.empty(x.dtype, x.shape)
+    lead = [*x.shape[:first], *([1] * (x.rank - first))]
+    means = b.empty(_FLOAT32, lead) if mean else None
+    deviations = b.empty(_FLOAT32, lead) if inv_std else None
+    stats = [t for t in (means, deviations) if t is not None]
+    b.kernel(
+        [b.contiguous(x), *affine],
+        [out, *stats],
+        lambda t, i, o, _: layer_norm(
+            rows,
+            size,
+            x.dtype.name,
+            t.caps,
+            i[0],
+            o[0],
+            scale=i[1],
+            bias=i[2] if len(i) > 2 else None,
+            epsilon=epsilon,
+            rms=rms,
+            mean=o[1] if mean else None,
+            inv_std=o[-1] if inv_std else None,
+        ),
+        flops=8 * x.size,
+    )
+    return out, means, deviations
+
+
+@operator("SimplifiedLayerNormalization", types={"x": FLOATS, "scale": FLOATS}, schema=False)
+def simplified_layer_normalization(
+    b: Builder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> list[Tensor]:
+    out, _, inv_std = row_norm(b, x, scale, axis=axis, epsilon=epsilon, rms=True, inv_std=wants_output(b, 1))
+    return outputs(b, out, inv_std)
+
+
+operator("SimplifiedLayerNormalization", domain=MICROSOFT, types={"x": FLOATS, "scale": FLOATS})(
+    simplified_layer_normalization
+)
+
+
+def _with_skip(b: Builder, x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
+    total = b.expr("({0} + {1})", x, skip)
+    if bias is not None:
+        total = b.expr("({0} + {1})", total, bias)
+    return b.store(total, x.dtype, shape=x.shape)
+
+
+@operator("SkipLayerNormalization", domain=MICROSOFT, types={"x": FLOATS})
+def skip_layer_normalization(
+    b: Builder,
+    x: Tensor,
+    skip: Tensor,
+    gamma: Tensor,
+    beta: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> list[Tensor]:
+    total = _with_skip(b, x, skip, bias)
+    stats = {"mean": wants_output(b, 1), "inv_std": wants_output(b, 2)}
+    out, mean, inv_std = row_norm(b, total, gamma, beta, epsilon=epsilon, **stats)
+    return outputs(b, out, mean, inv_std, total)
+
+
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, types={"x": FLOATS})
+def skip_simplified_layer_normalization(
+    b: Builder, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
+) -> list[Tensor]:
+    total = _with_skip(b, x, skip, bias)
+    out, _, inv_std = row_norm(b, total, gamma, epsilon=epsilon, rms=True, inv_std=wants_output(b, 2))
+    return outputs(b, out, None, inv_std, total)
+
+
+@operator("EmbedLayerNormalization", domain=MICROSOFT, types={"word_embedding": FLOATS})
+def embed_layer_normalization(
+    b: Builder,
+    input_ids: Tensor,
+    segment_ids: Tensor | None,
+    word_embedding: Tensor,
+    position_embedding: Tensor,
+    segment_embedding: Tensor | None = None,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
+) -> list[Tensor]:
+    if gamma is None or beta is None:
+        b.decline("the layer norm's scale or bias is missing")
+    batch, length = input_ids.shape
+    total = b.expr("{0}", gather_(b, word_embedding, input_ids, axis=0))
+    if position_ids is not None:
+        positions = gather_(b, position_embedding, position_ids, axis=0)
+    else:
+        if length > position_embedding.shape[0]:
+            b.decline(f"{length} positions; the table holds {position_embedding.shape[0]}")
+        positions = position_embedding.slice(0, 0, length)
+    total = b.expr("({0} + {1})", total, positions)
+    if segment_ids is not None and segment_embedding is not None:
+        total = b.expr("({0} + {1})", total, gather_(b, segment_embedding, segment_ids, axis=0))
+    summed = b.store(total, word_embedding.dtype, shape=(batch, length, word_embedding.shape[1]))
+    out, _, _ = row_norm(b, summed, gamma, beta, epsilon=epsilon)
+    index = b.full((batch,), 0, _INT32)
+    if mask is not None and wants_output(b, 1):
+        index = reduce_axes(b, "sum", b.cast(mask, _INT32), [1], False)
+    return outputs(b, out, index, summed)
+
+
+# ---- products
+
+
+@operator("FusedMatMul", domain=MICROSOFT, types={"x": (*FLOATS, "bfloat16", "float64")})
+def fused_matmul(
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Tensor:
+    x, y = _oriented(x, transA, transBatchA), _oriented(y, transB, transBatchB)
+    product = matrix_product(b, x, y)
+    return product if alpha == 1.0 else scaled(b, product, alpha)
+
+
+def _oriented(x: Tensor, swap: int, batch: int) -> Tensor:
+    if batch and x.rank > 2:  # the first axis goes behind the batch axes
+        x = x.transpose((*range(1, x.rank - 1), 0, x.rank - 1))
+    if swap and x.rank >= 2:
+        x = x.transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))
+    return x
+
+
+@operator("FusedGemm", domain=MICROSOFT, types={"x": FLOATS})
+def fused_gemm(
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    activation: str = "",
+    activation_alpha: float | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+) -> Tensor:
+    from vkep.ops.contraction import general_product
+
+    out = general_product(b, x, y, c, alpha, beta, transA, transB)
+    given = [v for v in (activation_alpha, activation_beta, activation_gamma) if v is not None]
+    return activated(b, out, activation, given)
+
+
+def activated(b: Builder, x: Tensor, activation: str, values: Sequence[float]) -> Tensor:
+    """The activation that a fused operator names, with its parameters in the order of ONNX's attributes."""
+    templates = {
+        "": ("{0}", ()),
+        "Relu": ("({0} < 0.0 ? 0.0 : {0})", ()),
+        "LeakyRelu": ("({0} < 0.0 ? {0} * {1} : {0})", (0.01,)),
+        "Sigmoid": ("(1.0 / (1.0 + exp(-{0})))", ()),
+        "Tanh": ("tanh(clamp({0}, -20.0, 20.0))", ()),
+        "Clip": ("clamp({0}, {1}, {2})", (-3.4e38, 3.4e38)),
+        "HardSigmoid": ("clamp({0} * {1} + {2}, 0.0, 1.0)", (0.2, 0.5)),
+    }
+    if activation not in templates:
+        b.decline(f"activation {activation!r}; the kernels take {', '.join(n for n in templates if n)}")
+    template, defaults = templates[activation]
+    return b.pointwise(template, x, *values[: len(defaults)], *defaults[len(values) :])
+
+
+@operator("FusedConv", domain=MICROSOFT, types={"x": FLOATS})
+def fused_conv(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    z: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    activation: str = "",
+    activation_params: Sequence[float] = (),
+) -> Tensor:
+    from vkep.ops.convolution import conv_
+
+    out = conv_(
+        b,
+        x,
+        w,
+        bias,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    if z is not None:
+        out = b.pointwise("({0} + {1})", out, z)
+    return activated(b, out, activation, activation_params)
+
+
+def unpacked_codes(b: Builder, packed: Tensor, bits: int) -> Tensor:
+    """uint8 codes [..., n * 8 / bits] from bytes [..., n]; the first lies in the lowest bits."""
+    each = 8 // bits
+    if each == 1:
+        return packed
+    wide = packed.view((*packed.shape, each), (*packed.strides, 0))
+    shifts = b.constant(np.arange(0, 8, bits, dtype=np.uint32))
+    code = b.expr(f"(({{0}} >> {{1}}) & {(1 << bits) - 1}u)", wide, shifts, ctype="uint")
+    return b.reshape(b.store(code, packed.dtype), (*packed.shape[:-1], packed.shape[-1] * each))

@@ -1,0 +1,285 @@
+"""ONNX Runtime's operators on quantised tensors (domain com.microsoft).
+
+Semantics: ONNX Runtime, docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vkep.dtypes import DTYPES, DType
+from vkep.graph.weights import PackedWeight, pack
+from vkep.kernels.matmul_nbits import FEW_ROWS, matmul_nbits
+from vkep.lowering import expr as ex
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.contraction import matrix_product
+from vkep.ops.contrib import MICROSOFT, unpacked_codes
+from vkep.ops.gather import gather_
+from vkep.ops.quantization import (
+    dequantize_linear,
+    dynamic_quantize_linear,
+    integer_product,
+    quantize_linear,
+    rounded_to,
+)
+from vkep.ops.registry import FLOATS, operator
+
+_BYTES = ("int8", "uint8")
+_UINT8 = DTYPES["uint8"]
+
+operator("QuantizeLinear", domain=MICROSOFT, types={"x": FLOATS})(quantize_linear)
+operator("DequantizeLinear", domain=MICROSOFT, types={"x": (*_BYTES, "int32", "int16", "uint16", "int4", "uint4")})(
+    dequantize_linear
+)
+
+
+# ---- weights in blocks of few bits
+
+
+@operator("MatMulNBits", domain=MICROSOFT, types={"a": FLOATS, "weights": ("uint8",), "scales": FLOATS})
+def matmul_nbits_(
+    b: Builder,
+    a: Tensor,
+    weights: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None = None,
+    g_idx: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    K: int,
+    N: int,
+    bits: int = 4,
+    block_size: int,
+    accuracy_level: int = 0,
+    weight_prepacked: int = 0,
+) -> Tensor:
+    if g_idx is not None:
+        b.decline("weights reordered by g_idx")
+    if bits not in (2, 4, 8) or weight_prepacked:
+        b.decline(f"weights of {bits} bits{', prepacked' if weight_prepacked else ''}; the kernels take 2, 4 or 8")
+    blocks = -(-K // block_size)
+    bytes_a_block = block_size * bits // 8
+    if a.shape[-1] != K or weights.size != N * blocks * bytes_a_block or scales.size != N * blocks:
+        b.decline(f"sizes of {a.shape}, {weights.shape} and {scales.shape} do not fit K {K}, N {N}, blocks of {block_size}")
+    rows = a.size // K
+    scales = b.reshape(b.cast(scales, a.dtype), (N, blocks))
+    codes = b.reshape(weights, (N, blocks, bytes_a_block))
+    zero_bytes = -(-blocks * bits // 8)
+    packed_zeros = zero_points is None or (zero_points.dtype is _UINT8 and zero_points.size == N * zero_bytes)
+    if rows <= FEW_ROWS and packed_zeros and codes.offset % 4 == 0:
+        out = b.empty(a.dtype, (*a.shape[:-1], N))
+        inputs = [b.contiguous(t) for t in (a, codes, scales, zero_points) if t is not None]
+        b.kernel(
+            inputs,
+            [out],
+            lambda t, i, o, _: matmul_nbits(
+                rows, N, K, bits, block_size, a.dtype.name, t.caps, i[0], i[1], i[2], (*i, None)[3], o[0]
+            ),
+            flops=2 * rows * N * K,
+        )
+    else:
+        zeros = _zero_points(b, zero_points, N, blocks, zero_bytes, bits)
+        matrix = _dequantized_blocks(b, unpacked_codes(b, codes, bits), scales, zeros, bits, a.dtype)
+        columns = b.reshape(matrix, (N, blocks * block_size)).slice(1, 0, K).transpose((1, 0))
+        out = matrix_product(b, a, columns)
+    return out if bias is None else b.pointwise("({0} + {1})", out, bias, shape=out.shape)
+
+
+def _zero_points(
+    b: Builder, zero_points: Tensor | None, columns: int, blocks: int, packed_bytes: int, bits: int
+) -> Tensor | None:
+    """Zero points [columns, blocks]: packed bytes, rows of whole bytes, or values of the scales' type."""
+    if zero_points is None:
+        return None
+    if zero_points.dtype is not _UINT8:
+        return b.reshape(zero_points, (columns, blocks))
+    if zero_points.size != columns * packed_bytes:
+        b.decline(f"zero points of shape {zero_points.shape}; expected {columns} rows of {packed_bytes} bytes")
+    codes = unpacked_codes(b, b.reshape(zero_points, (columns, packed_bytes)), bits)
+    return codes.slice(1, 0, blocks)
+
+
+def _dequantized_blocks(
+    b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: DType
+) -> Tensor:
+    """``(codes - zeros) * scales``: codes [..., block], the others [...]."""
+    value = b.expr("float({0})", codes, ctype="float")
+    if zeros is None:
+        value = b.expr("({0} - {1})", value, float(1 << (bits - 1)))
+    else:
+        value = b.expr("({0} - float({1}))", value, _each(zeros), ctype="float")
+    return b.store(b.expr("({0} * {1})", value, _each(scales), ctype="float"), dtype, shape=codes.shape)
+
+
+def _each(t: Tensor) -> Tensor:
+    return t.view((*t.shape, 1), (*t.strides, 0))
+
+
+@operator(
+    "GatherBlockQuantized",
+    domain=MICROSOFT,
+    types={"data": ("int4", "uint4", "uint8"), "indices": ("int32", "int64"), "scales": (*FLOATS, "bfloat16")},
+)
+def gather_block_quantized(
+    b: Builder,
+    data: Tensor,
+    indices: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Tensor:
+    gather_axis, quantize_axis = b.axis(gather_axis, data.rank), b.axis(quantize_axis, data.rank)
+    if gather_axis == quantize_axis:
+        b.decline("the axis that is gathered is the one in blocks")
+    table, packed = _packed_table(b, data, gather_axis)
+    rows = gather_(b, table, indices, axis=gather_axis)
+    if packed:
+        rows = unpacked_codes(b, rows, data.dtype.bits if data.dtype.sub_byte_bits else bits)
+    factors = gather_(b, scales, indices, axis=gather_axis)
+    zeros = None
+    if zero_points is not None:
+        zeros = gather_(b, zero_points, indices, axis=gather_axis)
+        if data.dtype is _UINT8 and bits < 8:
+            zeros = unpacked_codes(b, zeros, bits)
+    axis = quantize_axis + (indices.rank - 1 if quantize_axis > gather_axis else 0)
+    length, blocks = rows.shape[axis], factors.shape[axis]
+    if zeros is not None:
+        zeros = zeros.slice(axis, 0, blocks)
+    value = b.expr("int({0})", rows, ctype="int")
+    if packed and data.dtype.kind == "int":
+        value = b.expr(ex.sign_extended("{0}", data.dtype.bits), value)
+    if zeros is not None:
+        value = b.expr("({0} - int({1}))", value, _repeated(b, zeros, axis, block_size, length), ctype="int")
+    elif data.dtype is _UINT8:
+        value = b.expr("({0} - {1})", value, 1 << (bits - 1))
+    factor = _repeated(b, factors, axis, block_size, length)
+    result = b.expr("(float({0}) * {1})", value, factor, ctype="float")
+    return b.store(ex.Expr("float", ex.rounded(scales.dtype, "{0}"), (result,)), scales.dtype, shape=rows.shape)
+
+
+def _packed_table(b: Builder, data: Tensor, gather_axis: int) -> tuple[Tensor, bool]:
+    """The table as bytes of packed codes, where its rows are whole bytes: uint8 tables are, constants can be made so."""
+    if data.dtype is _UINT8:
+        return data, True
+    weight, each = data.storage.weight, 8 // data.dtype.bits
+    if weight is None or not data.is_whole or data.shape[-1] % each or gather_axis == data.rank - 1:
+        return data, False
+    made = b.weight(PackedWeight(weight, 0, lambda values: pack(values, data.dtype), f"{weight.key}/packed"))
+    return b.reshape(made, (*data.shape[:-1], data.shape[-1] // each)), True
+
+
+def _repeated(b: Builder, t: Tensor, axis: int, block: int, length: int) -> Tensor:
+    """Each element along ``axis`` ``block`` times, ``length`` in all."""
+    wide = t.view((*t.shape[: axis + 1], 1, *t.shape[axis + 1 :]), (*t.strides[: axis + 1], 0, *t.strides[axis + 1 :]))
+    wide = wide.expand((*t.shape[: axis + 1], block, *t.shape[axis + 1 :]))
+    return b.reshape(wide, (*t.shape[:axis], t.shape[axis] * block, *t.shape[axis + 1 :])).slice(axis, 0, length)
+
+
+# ---- products and sums of 8-bit tensors
+
+
+@operator("MatMulIntegerToFloat", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES, "a_scale": FLOATS})
+def matmul_integer_to_float(
+    b: Builder,
+    a: Tensor,
+    y: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_zero_point: Tensor | None = None,
+    b_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    product = integer_product(b, a, y, a_zero_point, b_zero_point)
+    return _scaled_to_float(b, product, a_scale, b_scale, bias)
+
+
+@operator("DynamicQuantizeMatMul", domain=MICROSOFT, types={"a": ("float32",), "y": _BYTES, "b_scale": ("float32",)})
+def dynamic_quantize_matmul(
+    b: Builder,
+    a: Tensor,
+    y: Tensor,
+    b_scale: Tensor,
+    b_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    codes, scale, zero_point = dynamic_quantize_linear(b, a)
+    product = integer_product(b, codes, y, zero_point, b_zero_point)
+    return _scaled_to_float(b, product, scale, b_scale, bias)
+
+
+def _scaled_to_float(b: Builder, product: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> Tensor:
+    factor = b.expr("({0} * {1})", a_scale, b_scale, ctype="float")
+    value = b.expr("(float({0}) * {1})", product, factor, ctype="float")
+    if bias is not None:
+        value = b.expr("({0} + {1})", value, bias)
+    return b.store(value, a_scale.dtype, shape=product.shape)
+
+
+def _declare_qlinear(op_type: str, template: str) -> None:
+    def lower(
+        b: Builder,
+        x: Tensor,
+        x_scale: Tensor,
+        x_zero_point: Tensor | None,
+        y: Tensor,
+        y_scale: Tensor,
+        y_zero_point: Tensor | None,
+        z_scale: Tensor,
+        z_zero_point: Tensor | None = None,
+    ) -> Tensor:
+        left, right = _real(b, x, x_scale, x_zero_point), _real(b, y, y_scale, y_zero_point)
+        value = b.expr("({0} / {1})", b.expr(template, left, right), z_scale, ctype="float")
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        return b.store(rounded_to(b, value, z_zero_point, x.dtype), x.dtype, shape=shape)
+
+    lower.__name__ = op_type.lower()
+    operator(op_type, domain=MICROSOFT, types={"x": _BYTES, "y": _BYTES})(lower)
+
+
+def _real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.Expr:
+    value = b.expr("int({0})", x, ctype="int")
+    if zero_point is not None:
+        value = b.expr("({0} - int({1}))", value, zero_point, ctype="int")
+    return b.expr("(float({0}) * {1})", value, scale, ctype="float")
+
+
+_declare_qlinear("QLinearAdd", "({0} + {1})")
+_declare_qlinear("QLinearMul", "({0} * {1})")
+
+
+@operator("QGemm", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES})
+def qgemm(
+    b: Builder,
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero_point: Tensor,
+    y: Tensor,
+    b_scale: Tensor,
+    b_zero_point: Tensor,
+    c: Tensor | None = None,
+    y_scale: Tensor | None = None,
+    y_zero_point: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    a = a.transpose((1, 0)) if transA else a
+    if transB:
+        y = y.transpose((1, 0))
+    total = integer_product(b, a, y, a_zero_point, b_zero_point)
+    value = b.expr("{0}", total)
+    if c is not None:
+        value = b.expr("({0} + {1})", value, c)
+    factor = b.expr("({0} * {1} * {2})", a_scale, b_scale, alpha, ctype="float")
+    result = b.expr("(float({0}) * {1})", value, factor, ctype="float")
+    if y_scale is None:
+        return b.store(result, a_scale.dtype, shape=total.shape)
+    dtype = y_zero_point.dtype if y_zero_point is not None else a.dtype
+    result = rounded_to(b, b.expr("({0} / {1})", result, y_scale, ctype="float"), y_zero_point, dtype)
+    return b.store(result, dtype, shape=total.shape)

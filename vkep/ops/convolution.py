@@ -1,0 +1,308 @@
+"""Convolutions: Conv, ConvTranspose, DeformConv, and the windows that Col2Im undoes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from vkep.dtypes import DTYPES, DType
+from vkep.kernels.col2im import col2im
+from vkep.kernels.conv import ConvProblem, conv
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.deform import deform_columns
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.pad import pad
+from vkep.lowering.builder import Builder
+from vkep.lowering.lir import Target
+from vkep.lowering.tensor import Tensor, alignment
+from vkep.ops.contraction import matrix_product, prepack, scratch
+from vkep.ops.registry import FLOATS, operator
+from vkep.ops.spatial import Window, resolve_window
+
+CONV_TYPES = (*FLOATS, "bfloat16", "float64")
+
+
+def convolution(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    dtype: DType | None = None,
+) -> Tensor:
+    """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``."""
+    dtype = dtype or x.dtype
+    if dtype.name == "bfloat16":  # sums are kept in float32
+        x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
+    if x.rank < 3 or w.rank != x.rank:
+        b.decline(f"convolution of {x.shape} with weights {w.shape}; both need a batch, channels and spatial axes")
+    if x.shape[1] != w.shape[1] * group:
+        b.decline(f"{x.shape[1]} input channels; the weights {w.shape} with {group} groups take {w.shape[1] * group}")
+    if group < 1 or w.shape[0] % group:
+        b.decline(f"{w.shape[0]} output channels do not divide into {group} groups")
+    window = resolve_window(b, x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations, auto_pad)
+    if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
+        out = _by_columns(b, x, w, window, group, dtype if dtype.name != "bfloat16" else x.dtype)
+    else:
+        out = _by_kernel(b, x, w, window, group)
+    return b.cast(out, dtype)
+
+
+def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
+    out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
+    problem = _conv_problem(b, x, w, window, group)
+
+    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
+        placed = dataclasses.replace(
+            problem, y_batch_stride=o[0].strides[0] if x.shape[0] > 1 else None, alignment=alignment(i[0], o[0])
+        )
+        return conv(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), prepack(t, i[1]))
+
+    flops = 2 * out.size * w.shape[1] * math.prod(window.kernel)
+    b.kernel([b.contiguous(x), b.contiguous(w)], [out], emit, row_axis=1, strided_output=True, flops=flops)
+    return out
+
+
+def _by_columns(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, dtype: DType) -> Tensor:
+    """A product of the weights with the windows laid out as columns: for types and ranks without a kernel of their own."""
+    images, channels, spatial = x.shape[0], x.shape[1], len(window.kernel)
+    half = len(window.pads) // 2
+    padded = padded_with_zeros(b, x, window.pads[:half], window.pads[half:])
+    steps = padded.strides[2:]
+    taps = [s * d for s, d in zip(steps, window.dilations, strict=True)]
+    moves = [s * d for s, d in zip(steps, window.strides, strict=True)]
+    columns = padded.view((images, channels, *window.kernel, *window.out), (*padded.strides[:2], *taps, *moves))
+    depth, pixels = channels // group * math.prod(window.kernel), math.prod(window.out)
+    columns = b.reshape(columns, (images, group, depth, pixels))
+    weights = b.reshape(w, (1, group, w.shape[0] // group, depth))
+    out = matrix_product(b, weights, columns, dtype)
+    return b.reshape(out, (images, w.shape[0], *window.out[:spatial]))
+
+
+def padded_with_zeros(b: Builder, x: Tensor, begins: Sequence[int], ends: Sequence[int]) -> Tensor:
+    """``x`` with zeros around its last axes; negative amounts crop."""
+    lead = [0] * (x.rank - len(begins))
+    before, after = [*lead, *begins], [*lead, *ends]
+    if not any(before) and not any(after):
+        return x
+    out = b.empty(x.dtype, [d + p + q for d, p, q in zip(x.shape, before, after, strict=True)])
+    b.kernel(
+        [b.contiguous(x)],
+        [out],
+        lambda t, i, o, _: pad(x.shape, before, after, "constant", x.dtype.name, t.caps, i[0], o[0], 0),
+    )
+    return out
+
+
+def with_bias(b: Builder, x: Tensor, bias: Tensor | None) -> Tensor:
+    """``x`` plus a vector over its channels."""
+    if bias is None:
+        return x
+    return b.pointwise("({0} + {1})", x, b.reshape(bias, (1, bias.size, *([1] * (x.rank - 2)))))
+
+
+@operator("Conv", types={"T": CONV_TYPES})
+def conv_(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    out = convolution(
+        b,
+        x,
+        w,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return with_bias(b, out, bias)
+
+
+def _conv_problem(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> ConvProblem:
+    """The window as three axes; one and two axes are three with leading axes of one element."""
+    lead = 3 - len(window.kernel)
+    (d, h, width), (kd, kh, kw) = (1,) * lead + x.shape[2:], (1,) * lead + window.kernel
+    stride, dilation = (1,) * lead + window.strides, (1,) * lead + window.dilations
+    half = len(window.pads) // 2
+    begins, ends = (0,) * lead + window.pads[:half], (0,) * lead + window.pads[half:]
+    try:
+        return ConvProblem(
+            n=x.shape[0],
+            c=x.shape[1],
+            h=h,
+            w=width,
+            oc=w.shape[0],
+            kh=kh,
+            kw=kw,
+            stride=(stride[1], stride[2]),
+            dilation=(dilation[1], dilation[2]),
+            pads=(begins[1], begins[2], ends[1], ends[2]),
+            groups=group,
+            dtype=x.dtype.name,
+            d=d,
+            kd=kd,
+            stride_d=stride[0],
+            dilation_d=dilation[0],
+            pads_d=(begins[0], ends[0]),
+        )
+    except ValueError as error:
+        b.decline(str(error))
+
+
+def transposed_convolution(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    window: Window,
+    group: int,
+) -> Tensor:
+    """The transpose of a convolution: a product gives each tap's contribution, which `col2im` adds up (ONNX ConvTranspose).
+
+    ``window.out`` is the result's spatial shape; its strides move over the result.
+    """
+    images, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    out_channels, taps = w.shape[1] * group, math.prod(window.kernel)
+    weights = b.reshape(w, (1, group, channels // group, w.shape[1] * taps)).transpose((0, 1, 3, 2))
+    columns = matrix_product(b, weights, b.reshape(x, (images, group, channels // group, pixels)))
+    return sum_of_windows(b, columns, (images, out_channels), x.shape[2:], window)
+
+
+def sum_of_windows(b: Builder, columns: Tensor, lead: tuple[int, int], counts: Sequence[int], window: Window) -> Tensor:
+    """Add up windows, [*lead, taps, windows], where they lie in ``lead + window.out`` (ONNX Col2Im)."""
+    if len(window.out) > 3:
+        b.decline(f"windows over {len(window.out)} axes; the kernel takes 1 to 3")
+    out = b.empty(columns.dtype, (*lead, *window.out))
+    half = len(window.pads) // 2
+    b.kernel(
+        [b.contiguous(columns)],
+        [out],
+        lambda t, i, o, epilogue: col2im(
+            lead,
+            window.out,
+            counts,
+            window.kernel,
+            window.strides,
+            window.dilations,
+            window.pads[:half],
+            columns.dtype.name,
+            t.caps,
+            i[0],
+            o[0],
+            epilogue,
+        ),
+        row_axis=1 if columns.dtype.glsl_compute == "float" else None,
+        flops=columns.size,
+    )
+    return out
+
+
+@operator("ConvTranspose", types={"T": CONV_TYPES})
+def conv_transpose(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None,
+    output_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    rank = x.rank - 2
+    if rank < 1 or w.rank != x.rank or x.shape[1] != w.shape[0] or group < 1 or x.shape[1] % group:
+        b.decline(f"input {x.shape}, weights {w.shape} and {group} groups do not fit together")
+    kernel = tuple(kernel_shape or w.shape[2:])
+    step, spread = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    extra = tuple(output_padding or (0,) * rank)
+    amounts = list(pads or (0,) * 2 * rank)
+    out = []
+    for axis, size in enumerate(x.shape[2:]):
+        full = step[axis] * (size - 1) + extra[axis] + (kernel[axis] - 1) * spread[axis] + 1
+        wanted = list(output_shape)[-rank:][axis] if output_shape else None
+        if wanted is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            wanted = size * step[axis]
+        if wanted is not None:  # the padding follows from the size (ONNX ConvTranspose)
+            total = max(0, full - wanted)
+            large, small = total - total // 2, total // 2
+            # the odd element goes to the end with SAME_UPPER, else to the beginning
+            amounts[axis], amounts[rank + axis] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+            out.append(wanted)
+        else:
+            if auto_pad == "VALID":
+                amounts[axis] = amounts[rank + axis] = 0
+            out.append(full - amounts[axis] - amounts[rank + axis])
+    if min(out) < 1:
+        b.decline(f"the result would have shape {out}")
+    window = Window(kernel, step, spread, tuple(amounts), tuple(out))
+    dtype = x.dtype
+    if dtype.name == "bfloat16":
+        x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
+    return with_bias(b, b.cast(transposed_convolution(b, x, w, window, group), dtype), bias)
+
+
+@operator("DeformConv", types={"T": FLOATS})
+def deform_conv(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    offset: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    offset_group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    if x.rank != 4:
+        b.decline(f"a deformable convolution over {x.rank - 2} axes; the kernel takes 2")
+    window = resolve_window(b, x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations)
+    depth, pixels = w.shape[1] * math.prod(window.kernel), math.prod(window.out)
+    columns = b.empty(x.dtype, (x.shape[0], group, depth, pixels))
+    inputs = [b.contiguous(t) for t in (x, offset, mask) if t is not None]
+    b.kernel(
+        inputs,
+        [columns],
+        lambda t, i, o, _: deform_columns(
+            x.shape,
+            window.kernel,
+            window.out,
+            window.strides,
+            window.dilations,
+            window.pads[:2],
+            offset_group,
+            x.dtype.name,
+            t.caps,
+            i[0],
+            i[1],
+            i[2] if len(i) > 2 else None,
+            o[0],
+        ),
+        flops=12 * columns.size,
+    )
+    weights = b.reshape(w, (1, group, w.shape[0] // group, depth))
+    out = b.reshape(matrix_product(b, weights, columns), (x.shape[0], w.shape[0], *window.out))
+    return with_bias(b, out, bias)

@@ -1,0 +1,239 @@
+"""Operators whose values come from positions or from chance: masks, ranges, one-hot codes, random numbers."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from vkep import dtypes
+from vkep.dtypes import DTYPES, DType
+from vkep.kernels.random import random
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
+from vkep.ops.registry import operator
+
+
+def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
+    """0, 1, ... as a constant vector."""
+    return b.constant(np.arange(size, dtype=dtype))
+
+
+@operator("Trilu", types={"T": every("Trilu")})
+def trilu(b: Builder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
+    if x.rank < 2:
+        b.decline(f"rank {x.rank}, expected at least 2")
+    shift = 0 if k is None else int(b.value(k, "k").reshape(-1)[0])
+    rows = b.reshape(positions(b, x.shape[-2]), [x.shape[-2], 1])
+    cols = positions(b, x.shape[-1])
+    keep = b.expr("({1} - {0} >= {2})" if upper else "({1} - {0} <= {2})", rows, cols, shift, ctype="bool")
+    zero = "false" if x.dtype.kind == "bool" else f"{x.dtype.glsl_compute}(0)"
+    return b.store(b.expr(f"({{1}} ? {{0}} : {zero})", x, keep), x.dtype, shape=x.shape)
+
+
+def _numeric(b: Builder, number: int, default: DType) -> DType:
+    found = dtypes.from_onnx(number) if number else default
+    if found is None:
+        b.decline(f"no kernel makes {dtypes.onnx_name(number)}")
+    return found
+
+
+@operator("EyeLike", types={"T1": every("EyeLike", "T1")})
+def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
+    if x.rank != 2:
+        b.decline(f"rank {x.rank}, expected 2")
+    made = _numeric(b, dtype or 0, x.dtype)
+    rows = b.reshape(positions(b, x.shape[0]), [x.shape[0], 1])
+    cols = positions(b, x.shape[1])
+    on = b.expr("({1} - {0} == {2})", rows, cols, k, ctype="bool")
+    code = "{0}" if made.kind == "bool" else f"({{0}} ? {made.glsl_compute}(1) : {made.glsl_compute}(0))"
+    return b.store(b.expr(code, on, ctype=made.glsl_compute), made, shape=x.shape)
+
+
+@operator("OneHot", since=9, types={"T1": every("OneHot", "T1", ARITHMETIC), "T3": every("OneHot", "T3")})
+def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
+    count = int(b.value(depth, "depth").reshape(-1)[0])
+    where = b.axis(axis, indices.rank + 1)
+    shape = [*indices.shape[:where], count, *indices.shape[where:]]
+    spread = b.reshape(indices, [*indices.shape[:where], 1, *indices.shape[where:]])
+    place = b.reshape(positions(b, count), [count, *[1] * (indices.rank - where)])
+    kind = indices.dtype.glsl_compute
+    at = b.expr(f"{kind}({{0}})", place, ctype=kind)
+    if indices.dtype.kind != "uint":  # a negative index counts from the end; one out of range is nowhere
+        spread_e = b.expr("({0} < {1} ? {0} + {2} : {0})", spread, 0, count)
+    else:
+        spread_e = b.expr("{0}", spread)
+    on = b.expr("({0} == {1})", spread_e, at, ctype="bool")
+    off_value, on_value = values.slice(0, 0, 1), values.slice(0, 1, 1)
+    chosen = b.expr("({0} ? {1} : {2})", on, on_value, off_value, ctype=values.dtype.glsl_compute)
+    return b.store(chosen, values.dtype, shape=shape)
+
+
+@operator("Range", until=26, types={"T": every("Range", among=ARITHMETIC)})
+def range_11(b: Builder, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    return range_(b, start, limit, delta)
+
+
+@operator("Range", since=27, types={"T": every("Range", among=ARITHMETIC)})
+def range_(b: Builder, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
+    first, last, step = (
+        b.value(t, what).reshape(-1)[0].item() for t, what in ((start, "start"), (limit, "limit"), (delta, "delta"))
+    )
+    if step == 0:
+        b.decline("delta is 0")
+    count = max(math.ceil((last - first) / step), 0)
+    kind = start.dtype.glsl_compute
+    at = b.expr(f"{kind}({{0}})", positions(b, count), ctype=kind)
+    return b.store(b.expr("({0} * {1} + {2})", at, step, first), start.dtype, shape=[count])
+
+
+@operator("ConstantOfShape", since=9, types={"T1": ("int64",)})
+def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | None = None) -> Tensor:
+    dims = [int(d) for d in b.value(shape, "shape").reshape(-1)]
+    fill = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
+    dtype = dtypes.from_onnx(value.data_type) if value is not None else DTYPES["float32"]
+    if dtype is None:
+        b.decline(f"no kernel makes {fill.dtype}")
+    return b.constant(fill.reshape(-1)[:1].reshape(())).expand(tuple(dims))
+
+
+# ---- random numbers: the seed and an element's position decide its value; without a seed one is drawn while planning,
+# so that the runs of one plan give the same numbers
+
+
+def _seed(b: Builder, seed: float | None) -> int:
+    if seed is None:
+        return secrets.randbits(64)
+    place = b.node.index if b.node is not None else 0  # two nodes of one seed differ
+    return struct.unpack("<I", struct.pack("<f", seed))[0] | place << 32
+
+
+def _random(
+    b: Builder, distribution: str, shape: Sequence[int], dtype: DType, seed: float | None, shift: float, scale: float
+) -> Tensor:
+    if dtype.name not in FLOATING:
+        b.decline(f"random numbers of {dtype}, expected a float type")
+    made = b.empty(DTYPES["float32"], shape)
+    chosen = _seed(b, seed)
+    b.kernel([], [made], lambda t, i, o, _: random(distribution, made.size, chosen, shift, scale, t.caps, o[0]))
+    return b.cast(made, dtype)
+
+
+def _declare_random(op_type: str, distribution: str) -> None:
+    low, high = ("low", "high") if distribution == "uniform" else ("mean", "scale")
+
+    def span(first: float, second: float) -> tuple[float, float]:
+        return (first, second - first) if distribution == "uniform" else (first, second)
+
+    if distribution == "uniform":
+
+        def fresh(
+            b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None,
+            low: float = 0.0, high: float = 1.0,
+        ) -> Tensor:  # fmt: skip
+            return _random(b, distribution, shape, _numeric(b, dtype, DTYPES["float32"]), seed, *span(low, high))
+
+        def like(
+            b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None,
+            low: float = 0.0, high: float = 1.0,
+        ) -> Tensor:  # fmt: skip
+            return _random(b, distribution, x.shape, _numeric(b, dtype or 0, x.dtype), seed, *span(low, high))
+    else:
+
+        def fresh(  # type: ignore[misc]
+            b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None,
+            mean: float = 0.0, scale: float = 1.0,
+        ) -> Tensor:  # fmt: skip
+            return _random(b, distribution, shape, _numeric(b, dtype, DTYPES["float32"]), seed, mean, scale)
+
+        def like(  # type: ignore[misc]
+            b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None,
+            mean: float = 0.0, scale: float = 1.0,
+        ) -> Tensor:  # fmt: skip
+            return _random(b, distribution, x.shape, _numeric(b, dtype or 0, x.dtype), seed, mean, scale)
+
+    operator(op_type, types={"T": every(op_type, among=FLOATING)})(fresh)
+    operator(f"{op_type}Like", types={"T1": every(f"{op_type}Like", "T1", (*ARITHMETIC, "bool"))})(like)
+
+
+_declare_random("RandomUniform", "uniform")
+_declare_random("RandomNormal", "normal")
+
+
+@operator("Bernoulli", types={"T1": every("Bernoulli", "T1", FLOATING)})
+def bernoulli(b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
+    made = _numeric(b, dtype or 0, x.dtype)
+    chance = _random(b, "uniform", x.shape, DTYPES["float32"], seed, 0.0, 1.0)
+    compute = made.glsl_compute
+    code = "({0} < float({1}))" if made.kind == "bool" else f"({{0}} < float({{1}}) ? {compute}(1) : {compute}(0))"
+    return b.store(b.expr(code, chance, x, ctype=compute), made, shape=x.shape)
+
+
+_SINGLE_WINDOWS = {
+    # coefficients of 1, cos and cos of twice the angle
+    "HannWindow": (0.5, -0.5, 0.0),
+    "HammingWindow": (25 / 46, -21 / 46, 0.0),
+    "BlackmanWindow": (0.42, -0.5, 0.08),
+}
+
+
+def _declare_window(op_type: str, terms: tuple[float, float, float]) -> None:
+    def lower(b: Builder, size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
+        count = int(b.value(size, "size").reshape(-1)[0])
+        made = _numeric(b, output_datatype, DTYPES["float32"])
+        if made.name not in SINGLE and made.name != "float64":
+            b.decline(f"a window of {made}, expected a float type")
+        angle = 2 * np.pi * np.arange(count) / max(count if periodic else count - 1, 1)
+        values = terms[0] + terms[1] * np.cos(angle) + terms[2] * np.cos(2 * angle)
+        return b.constant(values.astype(made.numpy))
+
+    lower.__name__ = op_type.lower()
+    operator(op_type, types={"T1": every(op_type, "T1", ("int32", "int64"))})(lower)
+
+
+for _name, _terms in _SINGLE_WINDOWS.items():
+    _declare_window(_name, _terms)
+
+
+@operator("MelWeightMatrix", types={"T1": ("int32", "int64"), "T2": every("MelWeightMatrix", "T2", FLOATING)})
+def mel_weight_matrix(
+    b: Builder,
+    num_mel_bins: Tensor,
+    dft_length: Tensor,
+    sample_rate: Tensor,
+    lower_edge_hertz: Tensor,
+    upper_edge_hertz: Tensor,
+    *,
+    output_datatype: int = 1,
+) -> Tensor:
+    """Triangular filters over the spectrum's bins, spaced evenly in mels (2595 log10(1 + f / 700))."""
+    bins, length, rate = (
+        int(b.value(t, what).reshape(-1)[0])
+        for t, what in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
+    )
+    edges = [
+        float(b.value(t, what).reshape(-1)[0])
+        for t, what in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
+    ]
+    made = _numeric(b, output_datatype, DTYPES["float32"])
+    low, high = (2595 * math.log10(1 + e / 700) for e in edges)
+    mels = low + np.arange(bins + 2) * ((high - low) / (bins + 2))
+    centres = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)
+    matrix = np.zeros((length // 2 + 1, bins))
+    for i in range(bins):
+        lower, centre, upper = centres[i : i + 3]
+        if centre == lower:
+            matrix[centre, i] = 1
+        else:
+            rising = np.arange(lower, centre + 1)
+            matrix[rising, i] = (rising - lower) / (centre - lower)
+        if upper > centre:
+            falling = np.arange(centre, upper)
+            matrix[falling, i] = (upper - falling) / (upper - centre)
+    return b.constant(matrix.astype(made.numpy))

@@ -1,0 +1,368 @@
+"""Quantisation: QuantizeLinear and its inverse, and products and convolutions of quantised tensors.
+
+Semantics: ONNX QuantizeLinear and its relatives: rounding to the nearest, ties to even, saturation to the type's range, sums
+in int32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.dtypes import DTYPES, DType
+from vkep.graph.weights import PackedWeight, pack
+from vkep.lowering import expr as ex
+from vkep.lowering.builder import Builder
+from vkep.lowering.expr import Expr
+from vkep.lowering.tensor import Tensor
+from vkep.ops.contraction import matrix_product
+from vkep.ops.convolution import convolution
+from vkep.ops.reduction import reduce_axes
+from vkep.ops.registry import operator
+
+_INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
+_SCALES = ("float32", "float16", "bfloat16")
+_QUANTIZED = tuple(n for n in ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2") if n in DTYPES)
+_BYTES = ("int8", "uint8")
+
+
+def value_range(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest value of an integer type."""
+    bits = dtype.bits
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.kind == "int" else (0, (1 << bits) - 1)
+
+
+# ---- blocks: an axis of x may share one scale over runs of elements
+
+
+class Blocks:
+    """How scales lie along ``x``: x as [before, blocks, block, after], scales as [before or 1, blocks, 1, after or 1]."""
+
+    def __init__(self, b: Builder, x: Tensor, scale: Tensor, axis: int, block_size: int) -> None:
+        self.b = b
+        if scale.size == 1:
+            self.shape: tuple[int, ...] = (1, 1, 1, x.size)
+            self._scales, self._tail = (1, 1, 1, 1), 0
+            return
+        axis = b.axis(axis, x.rank)
+        before, length, after = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+        if not block_size:
+            if scale.size != length:
+                b.decline(f"{scale.size} scales for {length} elements along axis {axis} of {x.shape}")
+            self.shape, self._scales, self._tail = (before, length, 1, after), (1, length, 1, 1), 0
+            return
+        blocks = -(-length // block_size)
+        if scale.shape != (*x.shape[:axis], blocks, *x.shape[axis + 1 :]):
+            b.decline(f"scales of shape {scale.shape} for {x.shape} in blocks of {block_size} along axis {axis}")
+        if length % block_size:  # the last block is short: scales are spread over all elements
+            self.shape, self._scales, self._tail = (before, length, 1, after), (before, blocks, 1, after), length
+            self._block = block_size
+        else:
+            self.shape, self._scales, self._tail = (before, blocks, block_size, after), (before, blocks, 1, after), 0
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Scales or zero points, shaped to broadcast against ``shape``."""
+        view = self.b.reshape(values, self._scales)
+        if not self._tail:
+            return view
+        before, blocks, _, after = self._scales
+        wide = view.expand((before, blocks, self._block, after))
+        return self.b.reshape(wide, (before, blocks * self._block, 1, after)).slice(1, 0, self._tail)
+
+
+# ---- QuantizeLinear, DequantizeLinear
+
+
+def quantized(b: Builder, x: Expr, scale: Expr | Tensor, zero_point: Expr | Tensor | None, to: DType) -> Expr:
+    """``saturate(round(x / scale) + zero_point)`` of float expressions."""
+    # one step of refinement makes the quotient right to the last bit where a GPU's division is not, as ties need
+    quotient = b.expr("({0} / {1})", x, scale, ctype="float")
+    exact = b.expr("(abs({0}) < 1e30 ? {0} + fma(-{0}, {2}, {1}) / {2} : {0})", quotient, x, scale, ctype="float")
+    return rounded_to(b, exact, zero_point, to)
+
+
+def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DType) -> Expr:
+    """``saturate(round(value) + zero_point)``."""
+    low, high = value_range(to)
+    shifted = b.expr("roundEven({0})", value)
+    if zero_point is not None:
+        shifted = b.expr("({0} + float({1}))", shifted, zero_point, ctype="float")
+    kind = to.glsl_compute
+    return b.expr(f"{kind}(clamp({{0}}, {low}.0, {high}.0))", shifted, ctype=kind)
+
+
+@operator(
+    "QuantizeLinear",
+    since=10,
+    types={
+        "T1": (*_SCALES, "int32"),
+        "T2": (*_SCALES, *_BYTES, "int32", "int16", "uint16", "int4", "uint4"),  # zero points before version 23, then scales
+        "T3": _QUANTIZED,
+    },
+)
+def quantize_linear(
+    b: Builder,
+    x: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> Tensor:
+    to = y_zero_point.dtype if y_zero_point is not None else dtypes.from_onnx(output_dtype) if output_dtype else None
+    to = to or (DTYPES["uint8"] if not output_dtype else None)
+    if to is None or to.name not in _QUANTIZED:
+        b.decline(f"no kernel quantizes to {dtypes.onnx_name(output_dtype)}")
+    blocks = Blocks(b, x, y_scale, axis, block_size)
+    scale = blocks.spread(y_scale)
+    division = (dtypes.from_onnx(precision) if precision else y_scale.dtype) or _FLOAT32
+    if division.name not in (*_SCALES, "int32"):
+        b.decline(f"a division in {division}")
+    value = b.expr("float({0})", b.reshape(x, blocks.shape), ctype="float")
+    factor = b.expr("float({0})", scale, ctype="float")
+    zero = None if y_zero_point is None else blocks.spread(y_zero_point)
+    if division.name in ("float16", "bfloat16"):
+        quotient = ex.Expr("float", ex.rounded(division, "({0} / {1})"), (value, factor))
+        result = rounded_to(b, quotient, zero, to)
+    else:
+        result = quantized(b, value, factor, zero, to)
+    return b.reshape(b.store(result, to, shape=blocks.shape), x.shape)
+
+
+@operator(
+    "DequantizeLinear",
+    since=10,
+    types={
+        "T": ("int8", "uint8", "int32"),
+        "T1": (*_QUANTIZED, "int32"),
+        "T2": _SCALES,
+        "T3": _SCALES,
+    },
+)
+def dequantize_linear(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Tensor:
+    to = dtypes.from_onnx(output_dtype) if output_dtype else x_scale.dtype
+    if to is None or to.name not in _SCALES:
+        b.decline(f"no kernel dequantizes to {dtypes.onnx_name(output_dtype)}")
+    return dequantized(b, x, x_scale, x_zero_point, to, axis, block_size)
+
+
+def dequantized(
+    b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None, to: DType, axis: int, block_size: int
+) -> Tensor:
+    """``(x - zero_point) * scale``; constants of fewer than 8 bits stay packed in memory."""
+    blocks = Blocks(b, x, scale, axis, block_size)
+    shape = blocks.shape
+    factor, zero = blocks.spread(scale), None if zero_point is None else blocks.spread(zero_point)
+    packed = _packed(b, x, shape)
+    if packed is not None:  # several elements a byte: the innermost axis is split into bytes and their parts
+        value, each = packed
+        shape = (*shape[:-1], shape[-1] // each, each) if shape[-1] > 1 else (*shape[:2], shape[2] // each, each, 1)
+        factor = _split(b, factor, blocks.shape, each)
+        zero = None if zero is None else _split(b, zero, blocks.shape, each)
+    else:
+        value = b.expr("int({0})", b.reshape(x, shape), ctype="int")
+    if zero is not None:
+        value = b.expr("({0} - int({1}))", value, zero, ctype="int")
+    result = b.expr("(float({0}) * {1})", value, factor, ctype="float")
+    return b.reshape(b.store(ex.Expr("float", ex.rounded(to, "{0}"), (result,)), to, shape=shape), x.shape)
+
+
+def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | None:
+    """A constant of fewer than 8 bits an element, packed: the value in an expression, and the elements of a byte."""
+    weight = x.storage.weight
+    inner = shape[-1] if shape[-1] > 1 else shape[-2]
+    if not x.dtype.sub_byte_bits or weight is None or not x.is_whole or inner % (8 // x.dtype.bits):
+        return None
+    bits, each = x.dtype.bits, 8 // x.dtype.bits
+    made = b.weight(PackedWeight(weight, 0, lambda values: pack(values, x.dtype), f"{weight.key}/packed"))
+    split = (*shape[:-1], inner // each, each) if shape[-1] > 1 else (*shape[:-2], inner // each, each, 1)
+    lead = split[: len(split) - (1 if shape[-1] > 1 else 2)]
+    ones = (1,) * (len(split) - len(lead))
+    view = b.reshape(made, (*lead, *ones)).expand(split)
+    shifts = b.constant(np.arange(0, 8, bits, dtype=np.uint32)).view((each, *ones[1:]), (1, *(0,) * len(ones[1:])))
+    part = b.expr(f"(({{0}} >> {{1}}) & {(1 << bits) - 1}u)", view, shifts, ctype="uint")
+    code = ex.sign_extended("int({0})", bits) if x.dtype.kind == "int" else "int({0})"
+    return b.expr(code, part, ctype="int"), each
+
+
+def _split(b: Builder, t: Tensor, shape: Sequence[int], each: int) -> Tensor:
+    """Scales of ``shape``'s kind after its innermost axis (of more than one element) is split into bytes and their parts."""
+    if shape[-1] > 1:
+        dims = (t.shape[-1] // each, each) if t.shape[-1] > 1 else (1, 1)
+        return b.reshape(t, (*t.shape[:-1], *dims))
+    dims = (t.shape[-2] // each, each) if t.shape[-2] > 1 else (1, 1)
+    return b.reshape(t, (*t.shape[:-2], *dims, 1))
+
+
+@operator("DynamicQuantizeLinear", types={"T1": ("float32",)})
+def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
+    if not x.size:
+        b.decline("an empty tensor has no range")
+    axes = list(range(x.rank))
+    highest, lowest = (reduce_axes(b, op, x, axes, False) for op in ("max", "min"))
+    spread = b.expr("(max({0}, 0.0) - min({1}, 0.0))", highest, lowest)
+    scale = b.store(b.expr("(({0} == 0.0 ? 1.0 : {0}) / 255.0)", spread), x.dtype)
+    uint8 = DTYPES["uint8"]
+    initial = b.expr("(0.0 - min({0}, 0.0) / {1})", lowest, scale)
+    zero_point = b.store(b.expr("uint(roundEven(clamp({0}, 0.0, 255.0)))", initial, ctype="uint"), uint8, shape=())
+    y = b.store(quantized(b, b.expr("{0}", x), scale, zero_point, uint8), uint8, shape=x.shape)
+    return [y, scale, zero_point]
+
+
+# ---- products
+
+
+def _centred(b: Builder, x: Tensor, zero_point: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """``x`` minus its zero point, viewed under ``shape``: int16, which holds every difference of 8-bit values."""
+    if zero_point is None:
+        return x
+    known = zero_point.array
+    if known is not None and not known.any():
+        return x
+    values, int16 = x.array, DTYPES["int16"]
+    if values is not None and known is not None:
+        return b.constant((values.astype(np.int32) - known.reshape(shape).astype(np.int32)).astype(np.int16))
+    difference = b.expr("(int({0}) - int({1}))", x, b.reshape(zero_point, shape), ctype="int")
+    return b.store(difference, int16, shape=x.shape)
+
+
+def _rows(b: Builder, a: Tensor, values: Tensor) -> Tensor:
+    """Per-row values of a matrix (or its stack), shaped to broadcast (MatMulInteger: [M], or [..., M, 1])."""
+    return b.reshape(values, (values.size, 1)) if values.rank == 1 and values.size > 1 else values
+
+
+def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
+    """``(x - x_zero) @ (y - y_zero)`` in int32."""
+    x_shape = _rows(b, x, x_zero).shape if x_zero is not None else ()
+    y_shape = y_zero.shape if y_zero is not None else ()
+    x, y = _centred(b, x, x_zero, x_shape), _centred(b, y, y_zero, y_shape)
+    return matrix_product(b, x, y, _INT32)
+
+
+@operator("MatMulInteger", types={"T1": _BYTES, "T2": _BYTES})
+def matmul_integer(
+    b: Builder, a: Tensor, y: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
+) -> Tensor:
+    return integer_product(b, a, y, a_zero_point, b_zero_point)
+
+
+@operator(
+    "QLinearMatMul",
+    types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "TS": _SCALES},
+)
+def qlinear_matmul(
+    b: Builder,
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero_point: Tensor,
+    y: Tensor,
+    b_scale: Tensor,
+    b_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+) -> Tensor:
+    product = integer_product(b, a, y, a_zero_point, b_zero_point)
+    factor = b.expr("({0} * {1} / {2})", _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale), ctype="float")
+    value = b.expr("(float({0}) * {1})", product, factor, ctype="float")
+    result = rounded_to(b, value, _rows(b, a, y_zero_point), y_zero_point.dtype)
+    return b.store(result, y_zero_point.dtype, shape=product.shape)
+
+
+# ---- convolutions
+
+
+def _channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
+    """Per-channel values (or one for all), shaped to broadcast along ``axis``."""
+    shape = [1] * rank
+    shape[axis] = values.size
+    return b.reshape(values, shape)
+
+
+def integer_convolution(
+    b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, **window: object
+) -> Tensor:
+    """A convolution of 8-bit tensors in int32; the padding is the zero point."""
+    w_shape = () if w_zero is None else _channels(b, w_zero, w.rank, 0).shape
+    if x_zero is not None and x_zero.size != 1:
+        b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
+    x, w = _centred(b, x, x_zero, (1,) * x.rank), _centred(b, w, w_zero, w_shape)
+    return convolution(b, x, w, dtype=_INT32, **window)  # type: ignore[arg-type]
+
+
+@operator("ConvInteger", types={"T1": _BYTES, "T2": _BYTES})
+def conv_integer(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    x_zero_point: Tensor | None = None,
+    w_zero_point: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = {
+        "auto_pad": auto_pad,
+        "dilations": dilations,
+        "group": group,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+    }
+    return integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
+
+
+@operator("QLinearConv", types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "T4": ("int32",)})
+def qlinear_conv(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = {
+        "auto_pad": auto_pad,
+        "dilations": dilations,
+        "group": group,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+    }
+    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
+    shape = total.shape
+    value = b.expr("{0}", total)
+    if bias is not None:
+        value = b.expr("({0} + {1})", value, _channels(b, bias, len(shape), 1))
+    factor = b.expr("({0} * {1} / {2})", x_scale, _channels(b, w_scale, len(shape), 1), y_scale, ctype="float")
+    result = rounded_to(b, b.expr("(float({0}) * {1})", value, factor, ctype="float"), y_zero_point, y_zero_point.dtype)
+    return b.store(result, y_zero_point.dtype, shape=shape)

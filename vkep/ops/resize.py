@@ -1,0 +1,262 @@
+"""Resampling images: Resize and Upsample, GridSample, AffineGrid, RoiAlign, Col2Im, CenterCropPad; and Det."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.kernels.resize import ResizeMode, resize
+from vkep.kernels.sampling import col2im, determinant, grid_sample, roi_align
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.allowed import ARITHMETIC, SINGLE, every
+from vkep.ops.registry import operator
+
+_RESIZED = ("float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64")
+
+
+def _resize(
+    b: Builder,
+    x: Tensor,
+    scales: Sequence[float],
+    shape: Sequence[int],
+    mode: ResizeMode,
+    roi: Sequence[float] | None = None,
+) -> Tensor:
+    out = b.empty(x.dtype, shape)
+    b.kernel(
+        [b.contiguous(x)],
+        [out],
+        lambda t, i, o, _: resize(x.shape, shape, scales, mode, x.dtype.name, t.caps, i[0], o[0], t, roi),
+        flops=2 * out.size,
+    )
+    return out
+
+
+def _by_scales(b: Builder, x: Tensor, scales: Sequence[float], mode: ResizeMode) -> Tensor:
+    if len(scales) != x.rank:
+        b.decline(f"{len(scales)} scales for rank {x.rank}")
+    shape = [math.floor(d * np.float32(s)) for d, s in zip(x.shape, scales, strict=True)]
+    return _resize(b, x, scales, shape, mode)
+
+
+def _floats(b: Builder, tensor: Tensor, what: str) -> list[float]:
+    return [float(v) for v in b.value(tensor, what).reshape(-1)]
+
+
+@operator("Upsample", since=7, until=8, types={"T": every("Upsample", among=_RESIZED)})
+def upsample_7(b: Builder, x: Tensor, *, scales: Sequence[float], mode: str = "nearest") -> Tensor:
+    return _by_scales(b, x, scales, ResizeMode(mode=mode, coordinates="asymmetric", nearest="floor"))
+
+
+@operator("Upsample", since=9, until=9, types={"T": every("Upsample", among=_RESIZED)})
+def upsample(b: Builder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
+    made = ResizeMode(mode=mode, coordinates="asymmetric", nearest="floor")
+    return _by_scales(b, x, _floats(b, scales, "scales"), made)
+
+
+@operator("Resize", since=10, until=10, types={"T": every("Resize", among=_RESIZED)})
+def resize_10(b: Builder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
+    return upsample(b, x, scales, mode=mode)
+
+
+@operator("Resize", since=11, until=17, types={"T1": every("Resize", "T1", _RESIZED)})
+def resize_11(
+    b: Builder,
+    x: Tensor,
+    roi: Tensor | None = None,
+    scales: Tensor | None = None,
+    sizes: Tensor | None = None,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Tensor:
+    return resize_18(
+        b, x, roi, scales, sizes, coordinate_transformation_mode=coordinate_transformation_mode,
+        cubic_coeff_a=cubic_coeff_a, exclude_outside=exclude_outside, extrapolation_value=extrapolation_value,
+        mode=mode, nearest_mode=nearest_mode,
+    )  # fmt: skip
+
+
+@operator("Resize", since=18, types={"T1": every("Resize", "T1", _RESIZED)})
+def resize_18(
+    b: Builder,
+    x: Tensor,
+    roi: Tensor | None = None,
+    scales: Tensor | None = None,
+    sizes: Tensor | None = None,
+    *,
+    antialias: int = 0,
+    axes: Sequence[int] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Tensor:
+    chosen = [b.axis(a, x.rank) for a in axes] if axes is not None else list(range(x.rank))
+    try:
+        made = ResizeMode(
+            mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias),
+            extrapolation_value,
+        )  # fmt: skip
+    except ValueError as error:
+        b.decline(str(error))
+    factors, shape = [1.0] * x.rank, list(x.shape)
+    if sizes is not None and sizes.size:
+        wanted = b.ints(sizes, "sizes") or []
+        ratios = [size / x.shape[a] for size, a in zip(wanted, chosen, strict=True)]
+        if keep_aspect_ratio_policy != "stretch":
+            one = min(ratios) if keep_aspect_ratio_policy == "not_larger" else max(ratios)
+            ratios = [one] * len(chosen)
+            wanted = [math.floor(one * x.shape[a] + 0.5) for a in chosen]
+        for a, size, ratio in zip(chosen, wanted, ratios, strict=True):
+            shape[a], factors[a] = size, ratio
+    elif scales is not None:
+        for a, scale in zip(chosen, _floats(b, scales, "scales"), strict=True):
+            shape[a], factors[a] = math.floor(x.shape[a] * np.float32(scale)), scale
+    else:
+        b.decline("neither scales nor sizes are given")
+    box = None
+    if coordinate_transformation_mode == "tf_crop_and_resize":
+        if roi is None:
+            b.decline("tf_crop_and_resize without a roi")
+        given = _floats(b, roi, "roi")
+        box = [0.0] * x.rank + [1.0] * x.rank
+        for k, a in enumerate(chosen):
+            box[a], box[x.rank + a] = given[k], given[len(chosen) + k]
+    return _resize(b, x, factors, shape, made, box)
+
+
+@operator(
+    "GridSample", until=19, types={"T1": every("GridSample", "T1", SINGLE), "T2": every("GridSample", "T2", SINGLE)}
+)
+def grid_sample_16(
+    b: Builder, x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> Tensor:
+    return _grid_sample(b, x, grid, align_corners, mode, padding_mode)
+
+
+@operator(
+    "GridSample", since=20, types={"T1": every("GridSample", "T1", SINGLE), "T2": every("GridSample", "T2", SINGLE)}
+)
+def grid_sample_(
+    b: Builder, x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Tensor:
+    return _grid_sample(b, x, grid, align_corners, mode, padding_mode)
+
+
+def _grid_sample(b: Builder, x: Tensor, grid: Tensor, align_corners: int, mode: str, padding_mode: str) -> Tensor:
+    method = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    points = grid.shape[1:-1]
+    out = b.empty(x.dtype, [*x.shape[:2], *points])
+    b.kernel(
+        [b.contiguous(x), b.contiguous(grid)],
+        [out],
+        lambda t, i, o, _: grid_sample(
+            x.shape, points, method, padding_mode, bool(align_corners), x.dtype.name, grid.dtype.name, t.caps,
+            i[0], i[1], o[0],
+        ),
+    )  # fmt: skip
+    return out
+
+
+@operator("AffineGrid", types={"T1": every("AffineGrid", "T1", SINGLE), "T2": ("int64",)})
+def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
+    batch, _, *spatial = b.ints(size, "size") or [0, 0]
+    rank = len(spatial)
+    total = None
+    for column, axis in enumerate(reversed(range(rank))):  # theta's columns are x first, the last axis
+        length = spatial[axis]
+        if align_corners:
+            places = np.linspace(-1.0, 1.0, length) if length > 1 else np.zeros(length)
+        else:
+            places = (2 * np.arange(length) + 1) / max(length, 1) - 1
+        place = b.constant(places.astype(np.float32).reshape([length, *[1] * (rank - axis)]))
+        factor = b.reshape(theta.slice(2, column, 1), [batch, *[1] * rank, rank])
+        term = b.expr("({0} * {1})", factor, place)
+        total = term if total is None else b.expr("({0} + {1})", total, term)
+    shift = b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank])
+    return b.store(b.expr("({0} + {1})", total, shift), theta.dtype, shape=[batch, *spatial, rank])
+
+
+def _roi_align(
+    b: Builder, x: Tensor, rois: Tensor, indices: Tensor, half_pixel: bool, mode: str, height: int, width: int,
+    sampling_ratio: int, spatial_scale: float,
+) -> Tensor:  # fmt: skip
+    if x.rank != 4 or mode not in ("avg", "max"):
+        b.decline(f"rank {x.rank} and mode {mode!r}, expected rank 4 and 'avg' or 'max'")
+    out = b.empty(x.dtype, [rois.shape[0], x.shape[1], height, width])
+    b.kernel(
+        [b.contiguous(t) for t in (x, rois, indices)],
+        [out],
+        lambda t, i, o, _: roi_align(
+            x.shape, rois.shape[0], (height, width), sampling_ratio, spatial_scale, half_pixel, mode == "max",
+            x.dtype.name, indices.dtype.name, t.caps, i[0], i[1], i[2], o[0],
+        ),
+    )  # fmt: skip
+    return out
+
+
+@operator("RoiAlign", since=10, until=15, types={"T1": every("RoiAlign", "T1", SINGLE), "T2": ("int64",)})
+def roi_align_10(
+    b: Builder, x: Tensor, rois: Tensor, batch_indices: Tensor, *, mode: str = "avg", output_height: int = 1,
+    output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    return _roi_align(
+        b, x, rois, batch_indices, False, mode, output_height, output_width, sampling_ratio, spatial_scale
+    )
+
+
+@operator("RoiAlign", since=16, types={"T1": every("RoiAlign", "T1", SINGLE), "T2": ("int64",)})
+def roi_align_16(
+    b: Builder, x: Tensor, rois: Tensor, batch_indices: Tensor, *, coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg", output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    half = coordinate_transformation_mode == "half_pixel"
+    return _roi_align(
+        b, x, rois, batch_indices, half, mode, output_height, output_width, sampling_ratio, spatial_scale
+    )
+
+
+@operator("Col2Im", types={"T": every("Col2Im", among=ARITHMETIC)})
+def col2im_(
+    b: Builder, x: Tensor, image_shape: Tensor, block_shape: Tensor, *, dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    image, block = b.ints(image_shape, "image_shape") or [], b.ints(block_shape, "block_shape") or []
+    rank = len(image)
+    steps, holes, edges = list(strides or [1] * rank), list(dilations or [1] * rank), list(pads or [0] * 2 * rank)
+    windows = [
+        (image[k] + edges[k] + edges[rank + k] - holes[k] * (block[k] - 1) - 1) // steps[k] + 1 for k in range(rank)
+    ]
+    channels = x.shape[1] // math.prod(block)
+    out = b.empty(x.dtype, [x.shape[0], channels, *image])
+    b.kernel(
+        [b.contiguous(x)],
+        [out],
+        lambda t, i, o, _: col2im(
+            x.shape[0] * channels, image, block, windows, steps, holes, edges[:rank], x.dtype.name, t.caps, i[0], o[0]
+        ),
+        flops=x.size,
+    )
+    return out
+
+
+@operator("Det", types={"T": every("Det", among=(*SINGLE, "float64"))})
+def det(b: Builder, x: Tensor) -> Tensor:
+    if x.rank < 2 or x.shape[-1] != x.shape[-2]:
+        b.decline(f"shape {x.shape}, expected square matrices")
+    n = x.shape[-1]
+    out = b.empty(x.dtype, x.shape[:-2])
+    b.kernel([b.contiguous(x)], [out], lambda t, i, o, _: determinant(out.size, n, x.dtype.name, t.caps, i[0], o[0], t))
+    return out

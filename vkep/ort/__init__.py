@@ -1,0 +1,66 @@
+"""vkep as an ONNX Runtime plugin execution provider: ``VulkanExecutionProvider``.
+
+    import onnxruntime, vkep.ort
+
+    vkep.ort.register()
+    session = onnxruntime.InferenceSession("model.onnx", providers=["VulkanExecutionProvider"])
+
+Needs ``onnxruntime`` 1.29 or later (``pip install vkep[ort]``) and, at the first use, a C compiler (`vkep.ort.library`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from vkep.ort.options import EP_NAME
+
+REGISTRATION_NAME = "vkep"
+
+__all__ = ["EP_NAME", "get_ep_name", "get_ep_names", "get_library_path", "register", "unregister"]
+
+
+def get_library_path() -> str:
+    """The plugin library's path, for ``onnxruntime.register_execution_provider_library``; compiled at the first call.
+
+    Raises `vkep.ort.library.LibraryError`.
+    """
+    importlib.import_module("vkep.ort.factory")  # binds the callbacks before ONNX Runtime asks for them
+    from vkep.ort import library
+
+    return str(library.load().__file__)
+
+
+def get_ep_name() -> str:
+    """The provider's name."""
+    return EP_NAME
+
+
+def get_ep_names() -> list[str]:
+    """The names of all providers of the library."""
+    return [EP_NAME]
+
+
+def register(name: str = REGISTRATION_NAME) -> None:
+    """Register the provider with ONNX Runtime; a second call does nothing.
+
+    Raises `LibraryError` where the library cannot be built, ``ImportError`` without onnxruntime, and ONNX Runtime's own
+    exception where it refuses the library.
+    """
+    onnxruntime = _onnxruntime()
+    if not any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
+        onnxruntime.register_execution_provider_library(name, get_library_path())
+
+
+def unregister(name: str = REGISTRATION_NAME) -> None:
+    """Take the registration back; close the sessions that use it first."""
+    _onnxruntime().unregister_execution_provider_library(name)
+
+
+def _onnxruntime() -> Any:
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise ImportError(
+            "vkep.ort needs onnxruntime 1.29 or later, which is not installed: pip install 'vkep[ort]'"
+        ) from error

@@ -1,0 +1,152 @@
+struct OrtModelEditorApi {
+  void *unused_0[6];
+  OrtStatus *(*CreateNode)(const char *op_type, const char *domain, const char *name, const char *const *inputs,
+      size_t input_count, const char *const *outputs, size_t output_count, OrtOpAttr **attributes,
+      size_t attribute_count, OrtNode **out);  /* 6 */
+};
+
+/* What vkep implements. */
+
+struct OrtEpFactory {
+  uint32_t ort_version_supported;
+  const char *(*GetName)(const OrtEpFactory *);
+  const char *(*GetVendor)(const OrtEpFactory *);
+  OrtStatus *(*GetSupportedDevices)(OrtEpFactory *, const OrtHardwareDevice *const *devices, size_t count,
+      OrtEpDevice **out, size_t room, size_t *made);
+  OrtStatus *(*CreateEp)(OrtEpFactory *, const OrtHardwareDevice *const *devices,
+      const OrtKeyValuePairs *const *metadata, size_t count, const OrtSessionOptions *options,
+      const OrtLogger *logger, OrtEp **out);
+  void (*ReleaseEp)(OrtEpFactory *, OrtEp *);
+  uint32_t (*GetVendorId)(const OrtEpFactory *);
+  const char *(*GetVersion)(const OrtEpFactory *);
+  OrtStatus *(*ValidateCompiledModelCompatibilityInfo)(OrtEpFactory *, const OrtHardwareDevice *const *devices,
+      size_t count, const char *info, int *out);
+  OrtStatus *(*CreateAllocator)(OrtEpFactory *, const OrtMemoryInfo *info, const OrtKeyValuePairs *options,
+      OrtAllocator **out);
+  void (*ReleaseAllocator)(OrtEpFactory *, OrtAllocator *);
+  OrtStatus *(*CreateDataTransfer)(OrtEpFactory *, OrtDataTransferImpl **out);
+  _Bool (*IsStreamAware)(const OrtEpFactory *);
+  OrtStatus *(*CreateSyncStreamForDevice)(OrtEpFactory *, const OrtMemoryDevice *device,
+      const OrtKeyValuePairs *options, OrtSyncStreamImpl **out);
+  OrtStatus *(*GetHardwareDeviceIncompatibilityDetails)(OrtEpFactory *, const OrtHardwareDevice *device,
+      OrtDeviceEpIncompatibilityDetails *details);
+  void *CreateExternalResourceImporterForDevice;
+  void *GetNumCustomOpDomains;
+  void *GetCustomOpDomains;
+  void *InitGraphicsInterop;
+  void *DeinitGraphicsInterop;
+  void *SelectBestModelCandidate;
+};
+
+struct OrtEp {
+  uint32_t ort_version_supported;
+  const char *(*GetName)(const OrtEp *);
+  OrtStatus *(*GetCapability)(OrtEp *, const OrtGraph *graph, OrtEpGraphSupportInfo *info);
+  OrtStatus *(*Compile)(OrtEp *, const OrtGraph **graphs, const OrtNode **fused, size_t count,
+      OrtNodeComputeInfo **infos, OrtNode **context_nodes);
+  void (*ReleaseNodeComputeInfos)(OrtEp *, OrtNodeComputeInfo **infos, size_t count);
+  void *GetPreferredDataLayout;
+  void *ShouldConvertDataLayoutForOp;
+  OrtStatus *(*SetDynamicOptions)(OrtEp *, const char *const *keys, const char *const *values, size_t count);
+  OrtStatus *(*OnRunStart)(OrtEp *, const OrtRunOptions *options);
+  OrtStatus *(*OnRunEnd)(OrtEp *, const OrtRunOptions *options, _Bool sync_stream);
+  OrtStatus *(*CreateAllocator)(OrtEp *, const OrtMemoryInfo *info, OrtAllocator **out);
+  OrtStatus *(*CreateSyncStreamForDevice)(OrtEp *, const OrtMemoryDevice *device, OrtSyncStreamImpl **out);
+  const char *(*GetCompiledModelCompatibilityInfo)(OrtEp *, const OrtGraph *graph);
+  OrtStatus *(*GetKernelRegistry)(OrtEp *, const OrtKernelRegistry **out);
+  OrtStatus *(*IsConcurrentRunSupported)(OrtEp *, _Bool *out);
+  OrtStatus *(*Sync)(OrtEp *);
+  OrtStatus *(*CreateProfiler)(OrtEp *, OrtEpProfilerImpl **out);
+  _Bool (*IsGraphCaptureEnabled)(const OrtEp *);
+  _Bool (*IsGraphCaptured)(const OrtEp *, int id);
+  OrtStatus *(*ReplayGraph)(OrtEp *, int id);
+  int (*GetGraphCaptureNodeAssignmentPolicy)(const OrtEp *);
+  OrtStatus *(*GetAvailableResource)(const OrtEp *, OrtResourceCount *out);
+  OrtStatus *(*OnSessionInitializationEnd)(OrtEp *);
+  OrtStatus *(*GetDefaultMemoryDevice)(const OrtEp *, const OrtMemoryDevice **out);
+  OrtStatus *(*ReleaseCapturedGraph)(OrtEp *, int id);
+  void *GetWeightlessSupport;
+};
+
+struct OrtNodeComputeInfo {
+  uint32_t ort_version_supported;
+  OrtStatus *(*CreateState)(OrtNodeComputeInfo *, OrtNodeComputeContext *context, void **state);
+  OrtStatus *(*Compute)(OrtNodeComputeInfo *, void *state, OrtKernelContext *context);
+  void (*ReleaseState)(OrtNodeComputeInfo *, void *state);
+};
+
+struct OrtKernelImpl {
+  uint32_t ort_version_supported;
+  uint32_t flags;
+  OrtStatus *(*Compute)(OrtKernelImpl *, OrtKernelContext *context);
+  void (*Release)(OrtKernelImpl *);
+  void *PrePackWeight;
+  void *SetSharedPrePackedWeight;
+};
+
+struct OrtAllocator {
+  uint32_t version;
+  void *(*Alloc)(OrtAllocator *, size_t bytes);
+  void (*Free)(OrtAllocator *, void *pointer);
+  const OrtMemoryInfo *(*Info)(const OrtAllocator *);
+  void *(*Reserve)(OrtAllocator *, size_t bytes);
+  OrtStatus *(*GetStats)(const OrtAllocator *, OrtKeyValuePairs **out);
+  void *(*AllocOnStream)(OrtAllocator *, size_t bytes, OrtSyncStream *stream);
+  OrtStatus *(*Shrink)(OrtAllocator *);
+};
+
+struct OrtDataTransferImpl {
+  uint32_t ort_version_supported;
+  void (*Release)(OrtDataTransferImpl *);
+  _Bool (*CanCopy)(const OrtDataTransferImpl *, const OrtMemoryDevice *source, const OrtMemoryDevice *target);
+  OrtStatus *(*CopyTensors)(OrtDataTransferImpl *, const OrtValue **sources, OrtValue **targets,
+      OrtSyncStream **streams, size_t count);
+};
+
+struct OrtSyncStreamImpl {
+  uint32_t ort_version_supported;
+  void (*Release)(OrtSyncStreamImpl *);
+  void *(*GetHandle)(OrtSyncStreamImpl *);
+  OrtStatus *(*CreateNotification)(OrtSyncStreamImpl *, OrtSyncNotificationImpl **out);
+  OrtStatus *(*Flush)(OrtSyncStreamImpl *);
+  OrtStatus *(*OnSessionRunEnd)(OrtSyncStreamImpl *);
+};
+
+struct OrtSyncNotificationImpl {
+  uint32_t ort_version_supported;
+  void (*Release)(OrtSyncNotificationImpl *);
+  OrtStatus *(*Activate)(OrtSyncNotificationImpl *);
+  OrtStatus *(*WaitOnDevice)(OrtSyncNotificationImpl *, OrtSyncStream *consumer);
+  OrtStatus *(*WaitOnHost)(OrtSyncNotificationImpl *);
+};
+
+struct OrtEpProfilerImpl {
+  uint32_t ort_version_supported;
+  void (*Release)(OrtEpProfilerImpl *);
+  OrtStatus *(*StartProfiling)(OrtEpProfilerImpl *, int64_t offset_ns);
+  OrtStatus *(*StartEvent)(OrtEpProfilerImpl *, uint64_t correlation);
+  OrtStatus *(*StopEvent)(OrtEpProfilerImpl *, uint64_t correlation, const OrtProfilingEvent *event);
+  OrtStatus *(*EndProfiling)(OrtEpProfilerImpl *, OrtProfilingEventsContainer *container);
+};
+
+/* vkep's own C helpers (shim.c): many calls of a run as one. */
+
+typedef struct VkepTensor {
+  void *data;           /* NULL: an optional input that is absent, or a tensor without elements */
+  const int64_t *dims;
+  size_t rank;
+  int32_t type;         /* ONNX element type, 0 where absent */
+  int32_t on_device;    /* 1: data is a device pointer */
+} VkepTensor;
+
+/* Reads inputs `which` of a run; writes (type, rank, dims) of each to `signature` and returns its length, or -1 with
+ * *status set. The signature needs room for count * 18 numbers, and no tensor may have more than 16 dimensions. */
+int64_t vkep_gather(const OrtApi *, const OrtEpApi *, const OrtKernelContext *, size_t count, const size_t *which,
+    VkepTensor *out, int64_t *signature, OrtStatus **status);
+
+/* Makes output `index` of a run. */
+OrtStatus *vkep_output(const OrtApi *, const OrtEpApi *, OrtKernelContext *, size_t index, const int64_t *dims,
+    size_t rank, VkepTensor *out);
+
+/* What a tensor value is and where it lies. */
+OrtStatus *vkep_tensor(const OrtApi *, const OrtEpApi *, const OrtValue *, VkepTensor *out);

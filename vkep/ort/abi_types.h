@@ -1,0 +1,68 @@
+/* What vkep uses of ONNX Runtime's C interface, API level 29 (ONNX Runtime 1.29). The tables and structures grow only
+ * at their ends, so a later release serves this level unchanged. Read by cffi and by the C compiler. The number behind
+ * a function is its place in its table; places that vkep does not use are skipped. Enumerations travel as int.
+ */
+
+typedef struct OrtStatus OrtStatus;
+typedef struct OrtLogger OrtLogger;
+typedef struct OrtMemoryInfo OrtMemoryInfo;
+typedef struct OrtMemoryDevice OrtMemoryDevice;
+typedef struct OrtValue OrtValue;
+typedef struct OrtValueInfo OrtValueInfo;
+typedef struct OrtTypeInfo OrtTypeInfo;
+typedef struct OrtTensorTypeAndShapeInfo OrtTensorTypeAndShapeInfo;
+typedef struct OrtExternalInitializerInfo OrtExternalInitializerInfo;
+typedef struct OrtGraph OrtGraph;
+typedef struct OrtNode OrtNode;
+typedef struct OrtOpAttr OrtOpAttr;
+typedef struct OrtKeyValuePairs OrtKeyValuePairs;
+typedef struct OrtHardwareDevice OrtHardwareDevice;
+typedef struct OrtEpDevice OrtEpDevice;
+typedef struct OrtSessionOptions OrtSessionOptions;
+typedef struct OrtRunOptions OrtRunOptions;
+typedef struct OrtKernelContext OrtKernelContext;
+typedef struct OrtKernelInfo OrtKernelInfo;
+typedef struct OrtKernelRegistry OrtKernelRegistry;
+typedef struct OrtKernelDef OrtKernelDef;
+typedef struct OrtKernelDefBuilder OrtKernelDefBuilder;
+typedef struct OrtDataType OrtDataType;
+typedef struct OrtOpSchema OrtOpSchema;
+typedef struct OrtOpSchemaTypeConstraint OrtOpSchemaTypeConstraint;
+typedef struct OrtEpGraphSupportInfo OrtEpGraphSupportInfo;
+typedef struct OrtNodeComputeContext OrtNodeComputeContext;
+typedef struct OrtSyncStream OrtSyncStream;
+typedef struct OrtDeviceEpIncompatibilityDetails OrtDeviceEpIncompatibilityDetails;
+typedef struct OrtProfilingEvent OrtProfilingEvent;
+typedef struct OrtProfilingEventsContainer OrtProfilingEventsContainer;
+
+typedef struct OrtApi OrtApi;
+typedef struct OrtEpApi OrtEpApi;
+typedef struct OrtModelEditorApi OrtModelEditorApi;
+typedef struct OrtEp OrtEp;
+typedef struct OrtEpFactory OrtEpFactory;
+typedef struct OrtAllocator OrtAllocator;
+typedef struct OrtNodeComputeInfo OrtNodeComputeInfo;
+typedef struct OrtKernelImpl OrtKernelImpl;
+typedef struct OrtDataTransferImpl OrtDataTransferImpl;
+typedef struct OrtSyncStreamImpl OrtSyncStreamImpl;
+typedef struct OrtSyncNotificationImpl OrtSyncNotificationImpl;
+typedef struct OrtEpProfilerImpl OrtEpProfilerImpl;
+
+typedef OrtStatus *(*OrtKernelCreateFunc)(void *state, const OrtKernelInfo *info, OrtKernelImpl **out);
+
+typedef struct OrtApiBase {
+  const OrtApi *(*GetApi)(uint32_t level);
+  const char *(*GetVersionString)(void);
+} OrtApiBase;
+
+typedef struct OrtNodeFusionOptions {
+  uint32_t ort_version_supported;
+  _Bool drop_constant_initializers;
+} OrtNodeFusionOptions;
+
+typedef struct OrtResourceCount {
+  uint32_t kind;
+  uint32_t reserved;
+  uint64_t words[6];
+} OrtResourceCount;
+

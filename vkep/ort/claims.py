@@ -1,0 +1,152 @@
+"""Which nodes of an ONNX Runtime graph Vulkan takes, as convex sets: the lowering itself decides.
+
+Where all shapes are known the graph is lowered as it stands, and the plans made here are those that `Compile` uses.
+Where some are not, it is lowered for sample sizes: a node that lowers for one of them is claimed, and planned anew for
+each signature that a run brings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep import dtypes
+from vkep.errors import UnsupportedModelError
+from vkep.graph.model import Dim, Node, ValueInfo
+from vkep.lowering.partition import Known, lower
+from vkep.lowering.program import HostValue, IslandStep, Program, ValueSpec
+from vkep.ops import registry
+from vkep.ort.graph import OrtGraphView
+
+logger = logging.getLogger("vkep.ort")
+
+#: sizes tried for dimensions that the model leaves open. Symbols that a model relates (past + new = total) contradict
+#: each other at any one size but 1, where everything broadcasts.
+SAMPLE_SIZES = (4, 1)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Sets of nodes to fuse, the reasons for the others, and the plans where they could be made."""
+
+    islands: tuple[tuple[Node, ...], ...]
+    declined: Mapping[str, str]  #: node title -> reason
+    program: Program | None
+
+    def step_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> IslandStep | None:
+        """The island already planned that computes exactly ``nodes`` (folded ones aside) and gives ``outputs``."""
+        if self.program is None:
+            return None
+        folded = {p.node.outputs for p in self.program.placements if p.where == "folded"}
+        wanted = {n.outputs for n in nodes} - folded
+        for step in self.program.steps:
+            if isinstance(step, IslandStep) and {n.outputs for n in step.nodes} == wanted:
+                if set(outputs) <= {p.name for p in step.plan.outputs}:
+                    return step
+        return None
+
+
+@dataclass
+class _Verdicts:
+    """What lowering said of each node, by its outputs."""
+
+    taken: dict[tuple[str, ...], bool] = field(default_factory=dict)  #: value: whether it is real work (not folded)
+    reasons: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+
+def claim(
+    view: OrtGraphView, caps: DeviceCapabilities, *, min_partition_size: int = 1, fallback: str = "cpu"
+) -> Claims:
+    """The islands of a graph. Raises `UnsupportedModelError` where ``fallback`` is "error" and a node is declined."""
+    graph = view.graph
+    static = all(v.is_static or not v.elem_type for v in graph.inputs)
+    verdicts, program = _Verdicts(), None
+    for size in (1,) if static else SAMPLE_SIZES:
+        made = lower(graph.nodes, known_values(view, lambda dim, n=size: n), view.outputs, view.opsets, caps)  # type: ignore[misc]
+        program = made if static else None
+        _judge(view, made, verdicts)
+    declined = {n.title: verdicts.reasons[n.outputs] for n in graph.nodes if n.outputs not in verdicts.taken}
+    if declined and fallback == "error":
+        lines = "\n  ".join(f"{title}: {reason}" for title, reason in declined.items())
+        raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
+    for title, reason in declined.items():
+        logger.info("not on Vulkan: %s: %s", title, reason)
+    islands = _islands(view, verdicts, min_partition_size)
+    return Claims(tuple(islands), declined, program)
+
+
+def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:
+    """What planning knows at the start; ``size`` chooses the dimensions that the model leaves open. Values whose rank
+    nobody knows are left out: what reads them is planned when they are there.
+    """
+    known: dict[str, Known] = dict(view.graph.weights)
+    for info in view.graph.inputs:
+        dtype = dtypes.from_onnx(info.elem_type)
+        if dtype is None or dtype.sub_byte_bits:
+            # (elements narrower than a byte are packed in ONNX Runtime's memory and not in vkep's)
+            known[info.name] = HostValue(dtypes.onnx_name(info.elem_type) if info.elem_type else "no tensor")
+        elif info.shape is not None:
+            known[info.name] = ValueSpec(dtype, tuple(d if isinstance(d, int) else size(d) for d in info.shape))
+    return known
+
+
+def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
+    for placement in program.placements:
+        node = placement.node
+        if node.outputs in verdicts.taken or _assigned_elsewhere(view, node):
+            verdicts.reasons.setdefault(node.outputs, "another execution provider has it")
+        elif placement.where in ("vulkan", "folded"):
+            verdicts.taken[node.outputs] = placement.where == "vulkan"
+        elif placement.where == "deferred":
+            reason = _why_not_later(view, node)
+            if reason:
+                verdicts.reasons[node.outputs] = reason
+            else:
+                verdicts.taken[node.outputs] = True
+        else:
+            verdicts.reasons.setdefault(node.outputs, placement.reason)
+
+
+def _assigned_elsewhere(view: OrtGraphView, node: Node) -> bool:
+    api = view.ort.api
+    return bool(view.ort.text(api.Node_GetEpName, view.pointer_of(node)))
+
+
+def _why_not_later(view: OrtGraphView, node: Node) -> str:
+    """Why a node whose inputs' shapes only a run tells will not run on Vulkan; empty where it may."""
+    definition = registry.find(node)
+    if definition is None or node.captures:
+        return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"
+    for position, name in enumerate(node.inputs):
+        info = _info(view, name)
+        dtype = dtypes.from_onnx(info.elem_type) if info else None
+        if name and (dtype is None or dtype.sub_byte_bits):
+            return f"input {position} has an element type that no kernel takes"
+        if dtype is not None and node.schema is not None and node.schema.inputs:
+            formal = node.schema.inputs[min(position, len(node.schema.inputs) - 1)]
+            allowed = definition.types.get(formal.type_str)
+            if allowed is not None and dtype.name not in allowed:
+                return f"input {position} is {dtype}; the kernels take {', '.join(allowed)}"
+    return ""
+
+
+def _info(view: OrtGraphView, name: str) -> ValueInfo | None:
+    return view.value_info(name) if name else None
+
+
+def _islands(view: OrtGraphView, verdicts: _Verdicts, min_partition_size: int) -> list[tuple[Node, ...]]:
+    """Group the nodes taken by stage: a node's stage is the latest of its inputs', plus one where an input is made on the
+    other side. No path leaves a stage and comes back, so each group is convex.
+    """
+    stages: dict[str, tuple[bool, int]] = {}
+    groups: dict[int, list[Node]] = {}
+    for node in view.graph.nodes:
+        ours = node.outputs in verdicts.taken
+        stage = max((s + (side != ours) for side, s in (stages[n] for n in node.reads if n in stages)), default=0)
+        stages.update({n: (ours, stage) for n in node.outputs if n})
+        if ours:
+            groups.setdefault(stage, []).append(node)
+    work = {stage: sum(verdicts.taken[n.outputs] for n in nodes) for stage, nodes in groups.items()}
+    return [tuple(nodes) for stage, nodes in sorted(groups.items()) if work[stage] >= max(1, min_partition_size)]

@@ -1,0 +1,134 @@
+"""One OrtEpDevice for each Vulkan device, matched to the hardware devices that ONNX Runtime lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpu_shared.capabilities import DeviceCapabilities
+from gpu_shared.errors import DriverNotFoundError
+from gpu_shared.instance import list_devices
+from vkep.ort.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, READ_ONLY_ALLOCATOR
+from vkep.ort.boundary import NULL, ffi
+
+if TYPE_CHECKING:
+    from vkep.ort.api import Ort
+
+#: metadata of an OrtEpDevice by which a session's device is found again
+UUID_KEY = "vulkan_uuid"
+_ALIGNMENT = 256
+
+
+class EpDevices:
+    """The Vulkan devices, their memory infos, and the hardware devices made up for those that ONNX Runtime does not list."""
+
+    def __init__(self, ort: Ort, factory: Any) -> None:
+        self._ort, self._factory = ort, factory
+        try:
+            infos = list_devices()
+        except DriverNotFoundError:
+            infos = []
+        self.devices: list[DeviceCapabilities] = [i.capabilities for i in infos if not i.problems]
+        self.refused: list[tuple[DeviceCapabilities, Sequence[str]]] = [
+            (i.capabilities, i.problems) for i in infos if i.problems
+        ]
+        self._memory: dict[str, tuple[Any, Any]] = {}
+        self._virtual: list[Any] = []
+        self.host_memory = ort.get(ort.api.CreateMemoryInfo_V2, "OrtMemoryInfo *", b"Cpu", CPU, 0, 0, DEFAULT_MEMORY, 0, 0)
+        for number, device in enumerate(self.devices):
+            kinds = (DEVICE_ALLOCATOR, READ_ONLY_ALLOCATOR)
+            self._memory[device.uuid] = tuple(self._memory_info(device, number, k) for k in kinds)  # type: ignore[assignment]
+
+    def announce(self, hardware: Sequence[Any], room: int) -> list[Any]:
+        """Make the OrtEpDevices (ONNX Runtime owns them), at most ``room``. Two Vulkan devices of one model take two
+        listed hardware devices of that model; what is left over, and every CPU driver, gets a virtual one.
+        """
+        ort, api = self._ort, self._ort.api
+        free = [h for h in hardware if api.HardwareDevice_Type(h) == GPU]
+        made = []
+        for device in self.devices[:room]:
+            listed = None
+            if device.device_type != "cpu":
+                ids = (device.vendor_id, device.device_id)
+                same = (h for h in free if (api.HardwareDevice_VendorId(h), api.HardwareDevice_DeviceId(h)) == ids)
+                listed = next(same, None)
+            if listed is None:
+                listed = self._virtual_hardware(device)
+            else:
+                free.remove(listed)
+            metadata = {
+                UUID_KEY: device.uuid,
+                "vulkan_device_name": device.name,
+                "vulkan_device_type": device.device_type,
+                "vulkan_driver": f"{device.driver_name} {device.driver_info}".strip(),
+            }
+            with ort.temporary_pairs(metadata) as pairs:
+                ep_device = ort.get(
+                    ort.ep_api.CreateEpDevice, "OrtEpDevice *", self._factory, listed, pairs, NULL
+                )
+            for info in self._memory[device.uuid]:
+                ort.check(ort.ep_api.EpDevice_AddAllocatorInfo(ep_device, info))
+            made.append(ep_device)
+        return made
+
+    def by_uuid(self, uuid: str) -> DeviceCapabilities:
+        """Raises `ValueError` for a device that is not there."""
+        for device in self.devices:
+            if device.uuid == uuid:
+                return device
+        raise ValueError(f"no Vulkan device has the UUID {uuid!r}; there are {[d.uuid for d in self.devices]}")
+
+    def by_number(self, number: int) -> DeviceCapabilities:
+        """The device of a memory info's device id."""
+        if not 0 <= number < len(self.devices):
+            raise ValueError(f"no Vulkan device has the number {number}; there are {len(self.devices)}")
+        return self.devices[number]
+
+    def memory_info(self, device: DeviceCapabilities, *, read_only: bool = False) -> Any:
+        """The OrtMemoryInfo of a device's memory; it lives as long as this object."""
+        return self._memory[device.uuid][read_only]
+
+    @property
+    def vendor_ids(self) -> frozenset[int]:
+        return frozenset(d.vendor_id for d in self.devices)
+
+    def _memory_info(self, device: DeviceCapabilities, number: int, kind: int) -> Any:
+        return self._ort.get(
+            self._ort.api.CreateMemoryInfo_V2,
+            "OrtMemoryInfo *",
+            b"Vulkan",
+            GPU,
+            device.vendor_id,
+            number,
+            DEFAULT_MEMORY,
+            _ALIGNMENT,
+            kind,
+        )
+
+    def _virtual_hardware(self, device: DeviceCapabilities) -> Any:
+        # the UUID's first bytes tell two virtual devices of one model apart
+        number = int(device.uuid[:8], 16) ^ device.device_id
+        with self._ort.temporary_pairs({"is_virtual": "1", UUID_KEY: device.uuid}) as pairs:
+            made = self._ort.get(
+                self._ort.ep_api.CreateHardwareDevice,
+                "OrtHardwareDevice *",
+                GPU,
+                device.vendor_id,
+                number & 0xFFFFFFFF,
+                device.name.encode(),
+                pairs,
+            )
+        self._virtual.append(made)
+        return made
+
+    def release_virtual(self) -> None:
+        """After ONNX Runtime has let go of the devices."""
+        for device in self._virtual:
+            self._ort.ep_api.ReleaseHardwareDevice(device)
+        self._virtual.clear()
+
+
+def metadata_uuid(ort: Ort, pairs: Any) -> str:
+    """The device that an OrtEpDevice's metadata names."""
+    value = ort.api.GetKeyValue(pairs, UUID_KEY.encode())
+    return "" if value == NULL else ffi.string(value).decode()

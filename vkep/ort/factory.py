@@ -1,0 +1,151 @@
+"""OrtEpFactory and the library's two entry points."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import vkep
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.ort import memory
+from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, DataTransfer, ReadOnlyAllocator
+from vkep.ort.api import Ort
+from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, status, value
+from vkep.ort.devices import EpDevices, metadata_uuid
+from vkep.ort.ep import Ep
+from vkep.ort.options import EP_NAME, EpOptions, arena_options
+from vkep.ort.runtime import session_options
+from vkep.ort.streams import SyncStream
+from vkep.session.contexts import resolve_context
+
+logger = logging.getLogger("vkep.ort")
+_NAME = ffi.new("char[]", EP_NAME.encode())
+_VENDOR = ffi.new("char[]", b"vkep")
+_VERSION = ffi.new("char[]", vkep.__version__.encode())
+_INCOMPATIBLE_DRIVER, _INCOMPATIBLE_DEVICE = 1, 2  # OrtDeviceEpIncompatibilityReason
+
+
+class Factory(CStruct, struct="OrtEpFactory"):
+    """One registration of the library. The object stays after ONNX Runtime lets it go, because a session that lives on
+    still calls it (`ReleaseEp`, `ReleaseAllocator`).
+    """
+
+    def __init__(self, ort: Ort) -> None:
+        super().__init__()
+        self.ort = ort
+        self.devices = EpDevices(ort, self.pointer)
+
+    @value(NULL)
+    def GetName(self) -> Any:
+        return _NAME
+
+    @value(NULL)
+    def GetVendor(self) -> Any:
+        return _VENDOR
+
+    @value(0)
+    def GetVendorId(self) -> int:
+        return self.devices.devices[0].vendor_id if self.devices.devices else 0
+
+    @value(NULL)
+    def GetVersion(self) -> Any:
+        return _VERSION
+
+    @status
+    def GetSupportedDevices(self, devices: Any, count: int, out: Any, room: int, made: Any) -> None:
+        made[0] = 0
+        found = self.devices.announce([devices[i] for i in range(count)], room)
+        for index, device in enumerate(found):
+            out[index] = device
+        made[0] = len(found)
+
+    @status
+    def CreateEp(self, devices: Any, metadata: Any, count: int, options: Any, log: Any, out: Any) -> None:
+        out[0] = NULL
+        if not count:
+            raise ValueError(f"{EP_NAME} was given no device")
+        uuids = [metadata_uuid(self.ort, metadata[i]) for i in range(count)]
+        if count > 1:
+            names = [self.devices.by_uuid(u).name for u in uuids]
+            logger.warning("a session runs on one Vulkan device; of %s it takes the first", names)
+        entries = self.ort.take_pairs(self.ort.api.GetSessionOptionsConfigEntries, options)
+        chosen = EpOptions.from_entries(entries, self._environment())
+        out[0] = Ep(self.ort, self.devices, self.devices.by_uuid(uuids[0]), chosen).pointer
+
+    @value(None)
+    def ReleaseEp(self, ep: Any) -> None:
+        behind(ep).release()
+
+    @status
+    def CreateAllocator(self, info: Any, options: Any, out: Any) -> None:
+        api = self.ort.api
+        device = self.devices.by_number(self.ort.get(api.MemoryInfoGetId, "int", info))
+        read_only = self.ort.get(api.MemoryInfoGetType, "int", info) == READ_ONLY_ALLOCATOR
+        arena = {**arena_options(self._environment()), **self.ort.pairs(options)}
+        chosen = EpOptions(arena={k: v for k, v in arena.items() if k.startswith("arena.")})
+        session_options(device, chosen).arena_config()  # wrong options are refused now, not at the first allocation
+        maker = ReadOnlyAllocator if read_only else ArenaAllocator
+        own = self.devices.memory_info(device, read_only=read_only)
+        out[0] = maker(self.ort, own, self._opener(device, chosen)).pointer
+
+    @value(None)
+    def ReleaseAllocator(self, allocator: Any) -> None:
+        behind(allocator).release()
+
+    @status
+    def CreateDataTransfer(self, out: Any) -> None:
+        out[0] = DataTransfer(self.ort, self.devices.vendor_ids).pointer
+
+    @value(False)
+    def IsStreamAware(self) -> bool:
+        return True
+
+    @status
+    def CreateSyncStreamForDevice(self, device: Any, options: Any, out: Any) -> None:
+        number = self.ort.ep_api.MemoryDevice_GetDeviceId(device)
+        opener = self._opener(self.devices.by_number(number), EpOptions())
+        out[0] = SyncStream(self.ort, opener()).pointer
+
+    @status
+    def GetHardwareDeviceIncompatibilityDetails(self, device: Any, details: Any) -> None:
+        api = self.ort.api
+        ids = (api.HardwareDevice_VendorId(device), api.HardwareDevice_DeviceId(device))
+        for refused, problems in self.devices.refused:
+            if (refused.vendor_id, refused.device_id) == ids:
+                notes = f"{refused.name}: {'; '.join(problems)}"
+                self._incompatible(details, _INCOMPATIBLE_DEVICE, notes)
+                return
+        known = {(d.vendor_id, d.device_id) for d in self.devices.devices}
+        metadata = self.ort.pairs(api.HardwareDevice_Metadata(device))
+        if ids not in known and "vulkan_uuid" not in metadata:
+            notes = "no Vulkan 1.3 driver lists this device; vulkaninfo shows what there is"
+            self._incompatible(details, _INCOMPATIBLE_DRIVER, notes)
+
+    def _incompatible(self, details: Any, reasons: int, notes: str) -> None:
+        set_details = self.ort.ep_api.DeviceEpIncompatibilityDetails_SetDetails
+        self.ort.check(set_details(details, reasons, 0, notes.encode()))
+
+    def _environment(self) -> dict[str, str]:
+        return self.ort.take_pairs(self.ort.ep_api.GetEnvConfigEntries)
+
+    def _opener(self, device: DeviceCapabilities, chosen: EpOptions) -> Callable[[], memory.MemoryDomain]:
+        def open_domain() -> memory.MemoryDomain:
+            session = session_options(device, chosen)
+            return memory.acquire(resolve_context(session), session.arena_config())
+
+        return open_domain
+
+
+@entry_point("vkep_CreateEpFactories")
+def _create_factories(name: Any, base: Any, log: Any, factories: Any, room: int, made: Any) -> None:
+    made[0] = 0
+    if room < 1:
+        raise OrtError("ONNX Runtime has no room for an execution provider's factory")
+    factories[0] = Factory(Ort(base)).pointer
+    made[0] = 1
+
+
+@entry_point("vkep_ReleaseEpFactory")
+def _release_factory(factory: Any) -> None:
+    behind(factory).devices.release_virtual()

@@ -1,0 +1,262 @@
+"""ONNX Runtime's graphs as vkep's: nodes, the values they start from, weights that stay where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from vkep import dtypes
+from vkep.graph.load import read_graph
+from vkep.graph.model import Dim, Graph, Node, ValueInfo
+from vkep.graph.weights import Weight, unpack
+from vkep.ort.boundary import NULL, OrtError, ffi
+from vkep.ort.tensors import byte_count, describe, host_bytes, shape_of
+
+if TYPE_CHECKING:
+    from vkep.ort.api import Ort
+
+_INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 6, 7, 8  # OrtOpAttrType
+
+
+class OrtWeight(Weight):
+    """A constant initializer in ONNX Runtime's memory, copied at its first use (ONNX Runtime drops its own later)."""
+
+    def __init__(self, name: str, tensor: Any) -> None:
+        super().__init__(name, shape_of(tensor), tensor.type)
+        self._tensor: Any = tensor
+        self._array: np.ndarray | None = None
+
+    def array(self) -> np.ndarray:
+        if self._array is None:
+            self._array = tensor_array(self._tensor)
+            self._tensor = None
+        return self._array
+
+
+class MappedWeight(Weight):
+    """A constant initializer in an external data file, mapped."""
+
+    def __init__(self, name: str, tensor: Any, path: Path, offset: int) -> None:
+        super().__init__(name, shape_of(tensor), tensor.type)
+        dtype = dtypes.from_onnx(tensor.type)
+        assert dtype is not None
+        self._mapped = np.memmap(path, dtype.numpy, "r", offset, self.shape)
+
+    def array(self) -> np.ndarray:
+        return self._mapped
+
+
+class OrtGraphView:
+    """One OrtGraph: ``graph`` is vkep's view of it, ``pointers`` its OrtNodes by the name of their first output.
+
+    ``graph.inputs`` are all values that the nodes read and that neither they nor constants make (values of an outer
+    graph included).
+    """
+
+    def __init__(self, ort: Ort, pointer: Any) -> None:
+        self.ort, self.pointer = ort, pointer
+        api = ort.api
+        self.ir_version = ort.get(api.Graph_GetOnnxIRVersion, "int64_t", pointer)
+        self.opsets = self._opsets()
+        path = ort.text(api.Graph_GetModelPath, pointer)
+        self._folder = Path(path).parent if path else None
+        self._infos: dict[str, Any] = {}
+        nodes = ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", pointer)
+        self.pointers: dict[str, Any] = {}
+        proto = onnx.GraphProto()
+        for node in nodes:
+            made = self._node(node, proto)
+            self.pointers[next(o for o in made.output if o)] = node
+        self.outputs = [
+            self._name(v)
+            for v in ort.items(api.Graph_GetNumOutputs, api.Graph_GetOutputs, "OrtValueInfo const *", pointer)
+        ]
+        read = read_graph(proto, self.opsets, None, self.ir_version, "")
+        weights, inputs = self._starts(read)
+        outputs = tuple(self.value_info(n) for n in self.outputs if n in self._infos)
+        self.graph: Graph = dataclasses.replace(read, weights={**weights, **read.weights}, inputs=inputs, outputs=outputs)
+
+    def pointer_of(self, node: Node) -> Any:
+        return self.pointers[next(o for o in node.outputs if o)]
+
+    def value_info(self, name: str) -> ValueInfo:
+        """What ONNX Runtime knows of a value."""
+        ort, api = self.ort, self.ort.api
+        kind = ort.get(api.GetValueInfoTypeInfo, "OrtTypeInfo const *", self._infos[name])
+        tensor = NULL if kind == NULL else ort.get(api.CastTypeInfoToTensorInfo, "OrtTensorTypeAndShapeInfo const *", kind)
+        if tensor == NULL:
+            return ValueInfo(name, 0, None)
+        elem_type = ort.get(api.GetTensorElementType, "int", tensor)
+        rank = ort.get(api.GetDimensionsCount, "size_t", tensor)
+        sizes, symbols = ffi.new("int64_t[]", rank or 1), ffi.new("char const *[]", rank or 1)
+        ort.check(api.GetDimensions(tensor, sizes, rank))
+        ort.check(api.GetSymbolicDimensions(tensor, symbols, rank))
+        dims: list[Dim] = []
+        for i in range(rank):
+            symbol = "" if symbols[i] == NULL else ffi.string(symbols[i]).decode()
+            dims.append(sizes[i] if sizes[i] >= 0 else symbol or None)
+        return ValueInfo(name, elem_type, tuple(dims))
+
+    # ---- reading
+
+    def _opsets(self) -> dict[str, int]:
+        ort, api = self.ort, self.ort.api
+        count = ort.get(api.Graph_GetNumOperatorSets, "size_t", self.pointer)
+        domains, versions = ffi.new("char const *[]", count or 1), ffi.new("int64_t[]", count or 1)
+        ort.check(api.Graph_GetOperatorSets(self.pointer, domains, versions, count))
+        found = {ffi.string(domains[i]).decode(): int(versions[i]) for i in range(count)}
+        return {("" if d == "ai.onnx" else d): v for d, v in found.items()}
+
+    def _name(self, info: Any) -> str:
+        if info == NULL:
+            return ""
+        name = self.ort.text(self.ort.api.GetValueInfoName, info)
+        if name:
+            self._infos.setdefault(name, info)
+        return name
+
+    def _node(self, pointer: Any, graph: onnx.GraphProto) -> onnx.NodeProto:
+        ort, api = self.ort, self.ort.api
+        proto = graph.node.add(
+            name=ort.text(api.Node_GetName, pointer),
+            op_type=ort.text(api.Node_GetOperatorType, pointer),
+            domain=ort.text(api.Node_GetDomain, pointer),
+        )
+        kind = "OrtValueInfo const *"
+        proto.input.extend(map(self._name, ort.items(api.Node_GetNumInputs, api.Node_GetInputs, kind, pointer)))
+        proto.output.extend(map(self._name, ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, pointer)))
+        for info in ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer):
+            self._name(info)
+        for attribute in ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer):
+            self._attribute(attribute, proto)
+        self._bodies(pointer, proto)
+        return proto
+
+    def _attribute(self, pointer: Any, node: onnx.NodeProto) -> None:
+        ort, api = self.ort, self.ort.api
+        kind = ort.get(api.OpAttr_GetType, "int", pointer)
+        if kind == _GRAPH:
+            return  # read by `_bodies`
+        proto = node.attribute.add(name=ort.text(api.OpAttr_GetName, pointer), type=_PROTO_TYPES[kind])
+        if kind == _TENSOR:
+            value = ort.get(api.OpAttr_GetTensorAttributeAsOrtValue, "OrtValue *", pointer)
+            try:
+                array = tensor_array(describe(ort, value))
+            finally:
+                api.ReleaseValue(value)
+            proto.t.CopyFrom(onnx.numpy_helper.from_array(array))
+            return
+        data = self._attribute_bytes(pointer, kind)
+        if kind == _STRING:
+            proto.s = data
+        elif kind == _STRINGS:
+            proto.strings.extend(data.split(b"\0")[:-1])
+        elif kind in (_INT, _INTS):
+            numbers = np.frombuffer(data, np.int64).tolist()
+            if kind == _INT:
+                proto.i = numbers[0]
+            else:
+                proto.ints.extend(numbers)
+        else:
+            reals = np.frombuffer(data, np.float32).tolist()
+            if kind == _FLOAT:
+                proto.f = reals[0]
+            else:
+                proto.floats.extend(reals)
+
+    def _attribute_bytes(self, pointer: Any, kind: int) -> bytes:
+        """The bytes of an attribute; a first call, which fails for lack of room, tells how many."""
+        ort, api = self.ort, self.ort.api
+        needed = ffi.new("size_t *")
+        status = api.ReadOpAttr(pointer, kind, NULL, 0, needed)
+        if status != NULL:
+            api.ReleaseStatus(status)
+        if not needed[0]:
+            return b""
+        buffer = ffi.new("char[]", needed[0])
+        ort.check(api.ReadOpAttr(pointer, kind, buffer, needed[0], needed))
+        return bytes(ffi.buffer(buffer, needed[0]))
+
+    def _bodies(self, pointer: Any, node: onnx.NodeProto) -> None:
+        """The bodies of If, Loop and Scan, enough to know what they read."""
+        ort, api = self.ort, self.ort.api
+        count = ort.get(api.Node_GetNumSubgraphs, "size_t", pointer)
+        if not count:
+            return
+        graphs, names = ffi.new("OrtGraph const *[]", count), ffi.new("char const *[]", count)
+        ort.check(api.Node_GetSubgraphs(pointer, graphs, count, names))
+        for i in range(count):
+            attribute = node.attribute.add(name=ffi.string(names[i]).decode(), type=onnx.AttributeProto.GRAPH)
+            body = attribute.g
+            body.name = ort.text(api.Graph_GetName, graphs[i])
+            kind = "OrtValueInfo const *"
+            for info in ort.items(api.Graph_GetNumInputs, api.Graph_GetInputs, kind, graphs[i]):
+                body.input.add(name=ort.text(api.GetValueInfoName, info))
+            for info in ort.items(api.Graph_GetNumInitializers, api.Graph_GetInitializers, kind, graphs[i]):
+                body.initializer.add(name=ort.text(api.GetValueInfoName, info))
+            for inner in ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", graphs[i]):
+                self._node(inner, body)
+            for info in ort.items(api.Graph_GetNumOutputs, api.Graph_GetOutputs, kind, graphs[i]):
+                body.output.add(name=ort.text(api.GetValueInfoName, info))
+
+    def _starts(self, graph: Graph) -> tuple[Mapping[str, Weight], tuple[ValueInfo, ...]]:
+        """Constants and inputs: what the nodes read and do not make."""
+        made = {o for node in graph.nodes for o in node.outputs} | set(graph.weights)
+        weights: dict[str, Weight] = {}
+        inputs: dict[str, ValueInfo] = {}
+        for name in [*(n for node in graph.nodes for n in node.reads), *self.outputs]:
+            if name in made or name in weights or name in inputs or name not in self._infos:
+                continue
+            info = self._infos[name]
+            if self.ort.get(self.ort.api.ValueInfo_IsConstantInitializer, "_Bool", info):
+                weights[name] = self._weight(name, info)
+            else:
+                inputs[name] = self.value_info(name)
+        return weights, tuple(inputs.values())
+
+    def _weight(self, name: str, info: Any) -> Weight:
+        ort, api = self.ort, self.ort.api
+        value = ort.get(api.ValueInfo_GetInitializerValue, "OrtValue const *", info)
+        if value == NULL:
+            raise OrtError(f"the constant {name!r} has no value")
+        tensor = describe(ort, value)
+        external = ort.get(api.ValueInfo_GetExternalInitializerInfo, "OrtExternalInitializerInfo *", info)
+        if external == NULL:
+            return OrtWeight(name, tensor)
+        try:
+            path = Path(ffi.string(api.ExternalInitializerInfo_GetFilePath(external)).decode())
+            offset = api.ExternalInitializerInfo_GetFileOffset(external)
+        finally:
+            api.ReleaseExternalInitializerInfo(external)
+        if not path.is_absolute() and self._folder is not None:
+            path = self._folder / path
+        dtype = dtypes.from_onnx(tensor.type)
+        if dtype is None or dtype.sub_byte_bits or not path.is_file() or not byte_count(tensor):
+            return OrtWeight(name, tensor)
+        return MappedWeight(name, tensor, path, offset)
+
+
+_PROTO_TYPES = {
+    _INT: onnx.AttributeProto.INT,
+    _INTS: onnx.AttributeProto.INTS,
+    _FLOAT: onnx.AttributeProto.FLOAT,
+    _FLOATS: onnx.AttributeProto.FLOATS,
+    _STRING: onnx.AttributeProto.STRING,
+    _STRINGS: onnx.AttributeProto.STRINGS,
+    _TENSOR: onnx.AttributeProto.TENSOR,
+}
+
+
+def tensor_array(tensor: Any) -> np.ndarray:
+    """A copy of a described host tensor. Raises `TypeError` for strings."""
+    dtype = dtypes.from_onnx(tensor.type)
+    data = host_bytes(tensor.data, byte_count(tensor))
+    assert dtype is not None
+    if dtype.sub_byte_bits:
+        return unpack(data, dtype, shape_of(tensor))
+    return data.copy().view(dtype.numpy).reshape(shape_of(tensor))

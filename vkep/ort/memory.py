@@ -1,0 +1,270 @@
+"""Device memory as ONNX Runtime sees it: pointers that it passes on but never follows.
+
+A pointer is a device address (buffer device address) with the number of its memory domain in the bits above bit 48, so
+that two contexts, whose addresses may coincide, never mix; the first domain's number is 0, and its pointers are plain
+addresses. ONNX Runtime adds offsets to pointers, which this survives.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu_shared.errors import GpuError
+from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DType
+from vkep.memory.config import ArenaConfig
+from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
+from vkep.memory.records import ArenaOutOfMemory
+from vkep.memory.upload import Uploader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_shared.context import SharedGpuContext
+
+NUMBER_SHIFT = 48
+_ADDRESS_MASK = (1 << NUMBER_SHIFT) - 1
+Bytes = np.ndarray[Any, Any]  # contiguous uint8, one axis
+#: blocks of equal sizes (in grains) change hands without the arena: the next run asks for what this one gave back
+_GRAIN = 256
+_MOST_SPARE_BYTES = 64 << 20
+
+
+class MemoryDomain:
+    """The memory of one context as pointers, with transfers of its own. Counted: `acquire` and `release`. Thread-safe.
+
+    All work on a context is ordered on its one timeline, so a block that is given back may be taken again at once by work
+    submitted later; only the host, where it reaches the memory itself, has to wait.
+    """
+
+    def __init__(self, context: SharedGpuContext, config: ArenaConfig | None, number: int) -> None:
+        self.context = context
+        self.number = number
+        self.users = 0
+        self._lock = threading.RLock()
+        self._bases: list[int] = []
+        self._blocks: dict[int, tuple[DeviceBlock, int]] = {}  # address -> block, size class (0: none)
+        self._spares: dict[int, list[DeviceBlock]] = {}
+        self._spare_bytes = 0
+        self.lease = context.lease("onnxruntime memory")
+        try:
+            self._shared = shared_device_arena(context, config)
+            self.arena: DeviceArena = self._shared.value
+            self._uploader = Uploader(self.lease)
+        except BaseException:
+            self.lease.close()
+            raise
+
+    # ---- blocks
+
+    def alloc(self, nbytes: int) -> int:
+        """A pointer to ``nbytes``. Raises `ArenaOutOfMemory`, `GpuError`."""
+        size = -(-nbytes // _GRAIN) * _GRAIN
+        with self._lock:
+            spares = self._spares.get(size)
+            if spares:
+                self._spare_bytes -= size
+                return self._enter(spares.pop(), size)
+        try:
+            block = self.arena.alloc(size, self.context.timeline)
+        except ArenaOutOfMemory:
+            if not self.trim():
+                raise
+            block = self.arena.alloc(size, self.context.timeline)
+        return self._enter(block, size)
+
+    def reserve(self, nbytes: int) -> int:
+        """As `alloc`, in a buffer of its own outside the arena's bins: for what stays."""
+        return self._enter(self.arena.reserve(nbytes), 0)
+
+    def free(self, pointer: int) -> None:
+        """Give a block back; the memory is used again when the GPU is done with what was submitted so far."""
+        address = pointer & _ADDRESS_MASK
+        with self._lock:
+            block, size = self._blocks.pop(address, (None, 0))
+            if block is None:
+                raise ValueError(f"no block starts at {pointer:#x} (freed before?)")
+            del self._bases[bisect_left(self._bases, address)]
+            if size and self._spare_bytes + size <= _MOST_SPARE_BYTES:
+                self._spares.setdefault(size, []).append(block)
+                self._spare_bytes += size
+                return
+        timeline = self.context.timeline
+        block.free(stream=timeline, sync_value=timeline.submitted)
+
+    def trim(self) -> int:
+        """Give the blocks kept for the next allocation of their size back to the arena; returns their bytes."""
+        with self._lock:
+            spares, self._spares = self._spares, {}
+            freed, self._spare_bytes = self._spare_bytes, 0
+        timeline = self.context.timeline
+        for blocks in spares.values():
+            for block in blocks:
+                block.free(stream=timeline, sync_value=timeline.submitted)
+        return freed
+
+    def shrink(self) -> int:
+        """Give all that is free back to the device; returns its bytes."""
+        self.trim()
+        return self.arena.shrink()
+
+    def _enter(self, block: DeviceBlock, size: int) -> int:
+        if block.address & ~_ADDRESS_MASK:
+            block.free()
+            raise GpuError("allocating for ONNX Runtime", hint=f"the device's address {block.address:#x} has over 48 bits")
+        with self._lock:
+            self._blocks[block.address] = (block, size)
+            insort(self._bases, block.address)
+        return block.address | self.number << NUMBER_SHIFT
+
+    def find(self, pointer: int) -> tuple[DeviceBlock, int]:
+        """The block that a pointer points into, and the byte offset. Raises `ValueError`."""
+        address = pointer & _ADDRESS_MASK
+        with self._lock:
+            at = bisect_right(self._bases, address) - 1
+            block = self._blocks[self._bases[at]][0] if at >= 0 else None
+        if block is None or address >= block.address + block.size:
+            raise ValueError(f"the pointer {pointer:#x} lies in no block of {self.context.label}")
+        return block, address - block.address
+
+    @property
+    def live_blocks(self) -> int:
+        return len(self._blocks)
+
+    # ---- transfers
+
+    def upload(self, pointer: int, data: Bytes) -> None:
+        """Copy contiguous bytes in; work submitted later sees them. ``data`` may go on return."""
+        if not data.nbytes:
+            return
+        block, offset = self.find(pointer)
+        mapped = block.mapped
+        if mapped is not None:  # unified memory: the host writes it itself, once the GPU reads it no more
+            self.lease.wait()
+            np.frombuffer(mapped, np.uint8, data.nbytes, offset)[:] = data
+        else:
+            with self._lock:
+                self._uploader.upload(block, data, offset=offset)
+
+    def download(self, pointer: int, out: Bytes) -> None:
+        """Copy bytes out, when everything submitted so far is done."""
+        if not out.nbytes:
+            return
+        block, offset = self.find(pointer)
+        mapped = block.mapped
+        if mapped is not None:
+            self.lease.wait()
+            out[:] = np.frombuffer(mapped, np.uint8, out.nbytes, offset)
+        else:
+            with self._lock:
+                self._uploader.download(block, out, offset=offset)
+
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy on the device, in order with what is submitted before and after."""
+        if not nbytes:
+            return
+        (from_block, from_offset), (to_block, to_offset) = self.find(source), self.find(target)
+        with self._lock:
+            commands = self.lease.allocate("onnxruntime copy")
+            commands.begin(one_time=True)
+            commands.barrier_before_transfer()
+            commands.copy_buffer(
+                from_block.buffer,
+                to_block.buffer,
+                nbytes,
+                from_block.offset + from_offset,
+                to_block.offset + to_offset,
+            )
+            commands.barrier_after_transfer()
+            commands.end()
+            self.lease.submit(self.lease.prepare([commands]))
+            commands.close()
+
+    def wait(self, value: int | None = None) -> None:
+        """Block until the timeline reaches ``value`` (None: all that is submitted)."""
+        self.lease.wait(value)
+
+    # ---- life
+
+    def release(self) -> None:
+        """One user less; the last one's release gives the memory back."""
+        with _registry_lock:
+            self.users -= 1
+            if self.users or _domains.get(self.number) is not self:
+                return
+            del _domains[self.number]
+        self._uploader.close()
+        self.trim()
+        for block, _size in self._blocks.values():
+            block.free()
+        self._blocks.clear()
+        self._bases.clear()
+        self._shared.release()
+        self.lease.close()
+        del self.arena
+
+
+_registry_lock = threading.Lock()
+_domains: dict[int, MemoryDomain] = {}
+
+
+def acquire(context: SharedGpuContext, config: ArenaConfig | None = None) -> MemoryDomain:
+    """The domain of a context, made for its first user; `MemoryDomain.release` it."""
+    with _registry_lock:
+        for domain in _domains.values():
+            if domain.context is context:
+                domain.users += 1
+                return domain
+        number = next(n for n in range(1 << 15) if n not in _domains)
+        domain = _domains[number] = MemoryDomain(context, config, number)
+        domain.users = 1
+        return domain
+
+
+def domain_of(pointer: int) -> MemoryDomain:
+    """The domain that a pointer belongs to. Raises `ValueError`."""
+    domain = _domains.get(pointer >> NUMBER_SHIFT)
+    if domain is None:
+        raise ValueError(f"{pointer:#x} is no pointer of vkep's to device memory (of a closed session, perhaps)")
+    return domain
+
+
+def live_domains() -> dict[str, int]:
+    """Blocks that ONNX Runtime holds, by context."""
+    with _registry_lock:
+        return {f"{d.context.label}#{d.number}": d.live_blocks for d in _domains.values()}
+
+
+class PointerTensor(DeviceTensor):
+    """A tensor in memory that ONNX Runtime holds, for one run."""
+
+    def __init__(self, domain: MemoryDomain, pointer: int, dtype: DType, shape: Sequence[int], nbytes: int) -> None:
+        # Deliberately not DeviceTensor's: nothing is allocated, and nothing to give back.
+        self.dtype, self.shape, self.nbytes = dtype, tuple(shape), nbytes
+        self.pointer = pointer
+        self.address = pointer & _ADDRESS_MASK
+        self.written_at = 0
+        self._domain = domain
+
+    @property
+    def context_key(self) -> object:
+        return self._domain.context
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    def write(self, array: Bytes) -> None:
+        self._domain.upload(self.pointer, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def numpy(self) -> Bytes:
+        out = np.empty(self.shape, self.dtype.numpy)
+        self._domain.download(self.pointer, out.reshape(-1).view(np.uint8))
+        return out
+
+    def close(self) -> None:
+        """Nothing: ONNX Runtime frees the memory."""

@@ -1,0 +1,109 @@
+"""Options of the execution provider, from ONNX Runtime's configuration entries."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gpu_shared.compile_spec import ContextMode, Prefer, SyncMode
+from vkep.memory.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
+
+EP_NAME = "VulkanExecutionProvider"
+SESSION_PREFIX = session_prefix(EP_NAME)
+FACTORY_PREFIX = factory_prefix(EP_NAME)
+
+
+@dataclass(frozen=True)
+class EpOptions:
+    """What a session tells its provider. Values arrive as texts (provider options).
+
+    token, group_id, context_mode, sync_mode: which shared context, as `vkep.SessionOptions`. Without a token, sessions
+        on the default device share its default context with plain vkep sessions, and others one for each device.
+    prefer: which delegate's partitioner goes first, where a session has two.
+    min_partition_size: an island with fewer nodes stays with the next provider.
+    fallback: "cpu": what Vulkan declines goes to the next provider, and a node that turns out not to run at a shape that
+        only a run tells is computed on the CPU inside the provider (and logged); "error": both are refused.
+    io: "device": the inputs and outputs of an island lie in device memory; "host": in host memory.
+    plan_cache_size, concurrency: as `vkep.SessionOptions`.
+    enable_graph_capture: replay whole runs with bound inputs and outputs.
+    arena: the ``arena.*`` options, as texts.
+    """
+
+    token: str | None = None
+    group_id: int = 0
+    context_mode: str = "lookup_or_create"
+    sync_mode: str = "timeline"
+    prefer: str = "auto"
+    min_partition_size: int = 1
+    fallback: str = "cpu"
+    io: str = "device"
+    plan_cache_size: int = 16
+    concurrency: int = 2
+    enable_graph_capture: bool = False
+    arena: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_entries(cls, entries: Mapping[str, str], environment: Mapping[str, str] | None = None) -> EpOptions:
+        """Read a session's configuration entries (``ep.vulkanexecutionprovider.<option>``) and the environment's
+        (``ep_factory.VulkanExecutionProvider.arena.*``), which the session's override. Entries of others are ignored.
+
+        Raises:
+            ValueError: an unknown option, or a value that does not parse; the text names the option.
+        """
+        arena = arena_options(environment or {})
+        known = {f.name: f for f in fields(cls) if f.name != "arena"}
+        values: dict[str, Any] = {}
+        for key, text in entries.items():
+            if not key.startswith(SESSION_PREFIX):
+                continue
+            name = key[len(SESSION_PREFIX) :]
+            if name.startswith(KEY_PREFIX):
+                arena[name] = text
+            elif name in known:
+                values[name] = _parse(name, text)
+            else:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise ValueError(
+                    f"unknown option {name!r} of {EP_NAME}{hint}; known: {', '.join(known)} and {KEY_PREFIX}*"
+                )
+        ArenaConfig.from_options(arena)  # refused here, with the option's name, rather than at the first allocation
+        return cls(**values, arena=arena)
+
+
+def arena_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """The ``arena.*`` options of ONNX Runtime's environment, without the provider's prefix."""
+    start = FACTORY_PREFIX + KEY_PREFIX
+    return {k[len(FACTORY_PREFIX) :]: v for k, v in environment.items() if k.startswith(start)}
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "context_mode": tuple(m.value for m in ContextMode),
+    "sync_mode": tuple(m.value for m in SyncMode),
+    "prefer": tuple(p.value for p in Prefer),
+    "fallback": ("cpu", "error"),
+    "io": ("device", "host"),
+}
+_LEAST = {"group_id": 0, "min_partition_size": 1, "plan_cache_size": 1, "concurrency": 1}
+_TRUTH = {"1": True, "true": True, "0": False, "false": False}
+
+
+def _parse(name: str, text: str) -> Any:
+    if name in _CHOICES:
+        if text not in _CHOICES[name]:
+            raise ValueError(f"option {name!r} is {text!r}, expected one of {', '.join(_CHOICES[name])}")
+        return text
+    if name in _LEAST:
+        if not text.strip().isdecimal() or int(text) < _LEAST[name]:
+            raise ValueError(f"option {name!r} is {text!r}, expected a whole number of at least {_LEAST[name]}")
+        return int(text)
+    if name == "token":
+        if not text:
+            raise ValueError("option 'token' is empty, expected a name")
+        return text
+    truth = _TRUTH.get(text.strip().lower())
+    if truth is None:
+        raise ValueError(f"option {name!r} is {text!r}, expected 1 or 0")
+    return truth

@@ -1,0 +1,60 @@
+/* The plugin library's C side: two exported functions, and the calls of a run that are many and small. */
+
+static OrtStatus *describe(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue *value, VkepTensor *out) {
+  int type = 0;
+  OrtStatus *status = api->GetTensorElementTypeAndShapeDataReference(value, &type, &out->dims, &out->rank);
+  if (status != NULL) return status;
+  out->type = type;
+  const OrtMemoryDevice *device = ep_api->Value_GetMemoryDevice(value);
+  /* a GPU's (1) default memory (0); its host-accessible memory (5) is the host's */
+  out->on_device = device != NULL && ep_api->MemoryDevice_GetDeviceType(device) == 1 &&
+                   ep_api->MemoryDevice_GetMemoryType(device) == 0;
+  return api->GetTensorMutableData((OrtValue *)value, &out->data);
+}
+
+OrtStatus *vkep_tensor(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue *value, VkepTensor *out) {
+  return describe(api, ep_api, value, out);
+}
+
+int64_t vkep_gather(const OrtApi *api, const OrtEpApi *ep_api, const OrtKernelContext *context, size_t count,
+                    const size_t *which, VkepTensor *out, int64_t *signature, OrtStatus **status) {
+  int64_t *at = signature;
+  for (size_t i = 0; i < count; ++i) {
+    const OrtValue *value = NULL;
+    memset(&out[i], 0, sizeof out[i]);
+    *status = api->KernelContext_GetInput(context, which[i], &value);
+    if (*status != NULL) return -1;
+    if (value != NULL) {
+      *status = describe(api, ep_api, value, &out[i]);
+      if (*status != NULL) return -1;
+    }
+    if (out[i].rank > 16) {
+      *status = api->CreateStatus(2, "vkep: an input has more than 16 dimensions");
+      return -1;
+    }
+    *at++ = out[i].type;
+    *at++ = (int64_t)out[i].rank;
+    if (out[i].rank) memcpy(at, out[i].dims, out[i].rank * sizeof *at);
+    at += out[i].rank;
+  }
+  *status = NULL;
+  return at - signature;
+}
+
+OrtStatus *vkep_output(const OrtApi *api, const OrtEpApi *ep_api, OrtKernelContext *context, size_t index,
+                       const int64_t *dims, size_t rank, VkepTensor *out) {
+  OrtValue *value = NULL;
+  OrtStatus *status = api->KernelContext_GetOutput(context, index, dims, rank, &value);
+  memset(out, 0, sizeof *out);
+  if (status != NULL || value == NULL) return status;
+  return describe(api, ep_api, value, out);
+}
+
+#define EXPORTED __attribute__((visibility("default")))
+
+EXPORTED OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base, const OrtLogger *logger,
+                                      OrtEpFactory **factories, size_t room, size_t *made) {
+  return vkep_CreateEpFactories(name, base, logger, factories, room, made);
+}
+
+EXPORTED OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) { return vkep_ReleaseEpFactory(factory); }

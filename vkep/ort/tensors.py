@@ -1,0 +1,54 @@
+"""ONNX Runtime's tensors as numpy arrays and device tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.ort.boundary import ffi, lib
+
+if TYPE_CHECKING:
+    from vkep.ort.api import Ort
+
+Array = np.ndarray[Any, Any]
+
+
+def describe(ort: Ort, value: Any) -> Any:
+    """Where a tensor value lies and what it is: a ``VkepTensor``. Raises `OrtError` for what is no tensor."""
+    out = ffi.new("VkepTensor *")
+    ort.check(lib.vkep_tensor(ort.api, ort.ep_api, value, out))
+    return out
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.dims[0 : tensor.rank]) if tensor.rank else ()
+
+
+def byte_count(tensor: Any) -> int:
+    """Bytes of a tensor in ONNX Runtime's memory, where elements narrower than a byte are packed.
+
+    Raises `TypeError` for an element type without a fixed size (strings).
+    """
+    dtype = dtypes.from_onnx(tensor.type)
+    if dtype is None:
+        raise TypeError(f"a tensor of {dtypes.onnx_name(tensor.type)} cannot be on the device")
+    return -(-math.prod(shape_of(tensor)) * dtype.bits // 8)
+
+
+def host_bytes(pointer: Any, nbytes: int) -> Array:
+    """Host memory as bytes, without a copy."""
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(ffi.buffer(pointer, nbytes), np.uint8)
+
+
+def host_array(pointer: Any, dtype: dtypes.DType, shape: tuple[int, ...], nbytes: int) -> Array:
+    """Host memory as an array, without a copy (of a dtype whose elements are whole bytes)."""
+    return host_bytes(pointer, nbytes).view(dtype.numpy).reshape(shape)
+
+
+def address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))

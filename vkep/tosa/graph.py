@@ -1,0 +1,302 @@
+"""A TOSA 1.0 graph being built: values, constants, operations, and axes that are reordered only where they must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from vkep.errors import Decline
+
+Array = np.ndarray[Any, Any]
+#: MLIR's element types by numpy's names
+MLIR_TYPES = {
+    "float32": "f32", "float16": "f16", "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "uint8": "ui8",
+    "int64": "i64",
+}  # fmt: skip
+#: what TOSA 1.0 graphs that vkep makes may hold (int64 is an extension of TOSA 1.1, uint8 only RESCALE's)
+ELEMENT_TYPES = frozenset({"float32", "float16", "bool", "int8", "int16", "int32"})
+MAX_RANK = 6  # TOSA 1.0, level 8K
+
+
+@dataclass(eq=False)
+class Value:
+    """A result or constant as TOSA sees it. ``shape`` has no rank 0: a scalar is (1,). ``array`` is set for constants."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    array: Array | None = None
+    is_shape: bool = False  #: of the type !tosa.shape
+
+
+@dataclass(eq=False)
+class Op:
+    """``name`` without the dialect; ``attributes`` as MLIR text by name."""
+
+    name: str
+    operands: list[Value]
+    result: Value
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may lie otherwise.
+
+    Logical axis ``i`` is axis ``perm[i]`` of the value. ``scalar``: of rank 0 in ONNX, over a value of shape (1,).
+    """
+
+    value: Value
+    perm: tuple[int, ...]
+    scalar: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return () if self.scalar else tuple(self.value.shape[p] for p in self.perm)
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.scalar else len(self.perm)
+
+    @property
+    def dtype(self) -> str:
+        return self.value.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.value.shape)
+
+    @property
+    def array(self) -> Array | None:
+        """The content of a constant, in ONNX's axes; None for what the graph computes."""
+        array = self.value.array
+        if array is None:
+            return None
+        return array.reshape(()) if self.scalar else array.transpose(self.perm)
+
+
+class GraphBuilder:
+    """Collects operations. Operator functions (``vkep.tosa.ops``) call its methods; they raise `Decline`."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self._shapes: dict[tuple[int, ...], Value] = {}
+        self._moved: dict[tuple[Value, tuple[int, ...]], Value] = {}
+
+    def decline(self, reason: str) -> NoReturn:
+        raise Decline(reason)
+
+    # ---- rolling back what a declining operator left
+
+    def mark(self) -> int:
+        return len(self.ops)
+
+    def rollback(self, mark: int) -> None:
+        gone = {op.result for op in self.ops[mark:]}
+        del self.ops[mark:]
+        self._moved = {k: v for k, v in self._moved.items() if v not in gone and k[0] not in gone}
+
+    # ---- making tensors
+
+    def input(self, dtype: str, shape: Sequence[int]) -> Tensor:
+        return self.tensor(Value(dtype, tuple(shape) or (1,)), scalar=not shape)
+
+    @staticmethod
+    def tensor(value: Value, *, scalar: bool = False) -> Tensor:
+        """A tensor whose axes are the value's."""
+        return Tensor(value, tuple(range(len(value.shape))), scalar)
+
+    def constant(self, array: Any, dtype: str | None = None) -> Tensor:
+        """A constant (any numpy dtype: what TOSA lacks may still be looked at, but not computed with)."""
+        array = np.asarray(array) if dtype is None else np.asarray(array).astype(dtype)
+        return self.tensor(
+            Value(array.dtype.name, array.shape or (1,), array.reshape(array.shape or (1,))), scalar=array.ndim == 0
+        )
+
+    def fill(self, like: Tensor, number: float) -> Tensor:
+        """A constant of one element of ``like``'s type, that broadcasts."""
+        return self.constant(np.array(number, np.dtype(like.dtype)))
+
+    def op(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        shape: Sequence[int],
+        dtype: str | None = None,
+        **attributes: str,
+    ) -> Value:
+        """Append an operation; ``dtype`` defaults to the first operand's. Checks types and rank."""
+        result = Value(dtype or operands[0].dtype, tuple(int(d) for d in shape))
+        for value in (*operands, result):
+            if value.is_shape:
+                continue
+            if value.dtype not in ELEMENT_TYPES and not (name == "rescale" and value.dtype == "uint8"):
+                self.decline(f"TOSA 1.0 has no {value.dtype} tensors")
+            if len(value.shape) > MAX_RANK:
+                self.decline(f"a tensor of rank {len(value.shape)}; TOSA's level 8K goes up to {MAX_RANK}")
+            if 0 in value.shape:
+                self.decline(f"an empty tensor {value.shape}; TOSA has none")
+        self.ops.append(Op(name, list(operands), result, attributes))
+        return result
+
+    def shape_value(self, sizes: Sequence[int]) -> Value:
+        """A constant of the type !tosa.shape."""
+        key = tuple(int(s) for s in sizes)
+        if key not in self._shapes:
+            array = np.array(key, np.int64)
+            self._shapes[key] = Value("index", (len(key),), array, is_shape=True)
+        return self._shapes[key]
+
+    def zero_point(self, dtype: str, number: int = 0) -> Value:
+        """A constant of one element."""
+        return Value(dtype, (1,), np.array([number], np.dtype(dtype)))
+
+    # ---- axes
+
+    def ordered(self, tensor: Tensor, order: Sequence[int] | None = None) -> Value:
+        """The value whose axis ``j`` is the logical axis ``order[j]`` (None: ONNX's order), transposed if need be."""
+        order = tuple(range(len(tensor.perm))) if order is None else tuple(order)
+        wanted = tuple(tensor.perm[axis] for axis in order)
+        value = tensor.value
+        if wanted == tuple(range(len(wanted))):
+            return value
+        key = (value, wanted)
+        if key not in self._moved:
+            if value.array is not None:
+                moved = np.ascontiguousarray(value.array.transpose(wanted))
+                self._moved[key] = Value(value.dtype, moved.shape, moved)
+            else:
+                self._moved[key] = self._transposed(value, wanted)
+        return self._moved[key]
+
+    def _transposed(self, value: Value, wanted: tuple[int, ...]) -> Value:
+        shape = [value.shape[p] for p in wanted]
+        long = [p for p in wanted if value.shape[p] != 1]
+        if long == sorted(long):  # only axes of size 1 move: the bytes stay
+            return self.op("reshape", [value, self.shape_value(shape)], shape)
+        perms = "array<i32: " + ", ".join(map(str, wanted)) + ">"
+        return self.op("transpose", [value], shape, perms=perms)
+
+    @staticmethod
+    def from_order(value: Value, order: Sequence[int]) -> Tensor:
+        """The tensor whose logical axis ``order[j]`` is axis ``j`` of ``value``."""
+        return Tensor(value, tuple(int(i) for i in np.argsort(order)))
+
+    @staticmethod
+    def permute(tensor: Tensor, perm: Sequence[int]) -> Tensor:
+        """ONNX's Transpose: costs nothing until someone needs the order."""
+        return Tensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar)
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        shape = tuple(int(d) for d in shape)
+        if shape == tensor.shape:
+            return tensor
+        value = self.ordered(tensor)
+        physical = shape or (1,)
+        if value.array is not None:
+            return self.tensor(Value(value.dtype, physical, value.array.reshape(physical)), scalar=not shape)
+        if value.shape != physical:
+            value = self.op("reshape", [value, self.shape_value(physical)], physical)
+        return self.tensor(value, scalar=not shape)
+
+    # ---- elementwise
+
+    def elementwise(self, name: str, *tensors: Tensor, dtype: str | None = None, tail: Sequence[Value] = (), **attributes: str) -> Tensor:
+        """Apply an operation element by element, with numpy's broadcasting.
+
+        ``tail`` are further operands (MUL's shift); ``dtype`` the result's where it is not the first operand's. The
+        axes stay as most operands have them.
+        """
+        shape = np.broadcast_shapes(*(t.shape for t in tensors))
+        rank = max(len(shape), 1)
+        wide = [self._widen(t, rank) for t in tensors]
+        computed = [t for t in wide if t.array is None and t.size > 1] or wide
+        lead = max(computed, key=lambda t: t.size)
+        order = tuple(int(i) for i in np.argsort(lead.perm))
+        values = [self.ordered(t, order) for t in wide]
+        physical = [(*shape, 1)[i] if not shape else shape[i] for i in order]
+        result = self.op(name, [*values, *tail], physical, dtype, **attributes)
+        return Tensor(result, lead.perm, scalar=not shape)
+
+    def _widen(self, tensor: Tensor, rank: int) -> Tensor:
+        """Axes of size 1 in front, up to ``rank``."""
+        missing = rank - len(tensor.perm)
+        if not missing:
+            return Tensor(tensor.value, tensor.perm)
+        if tensor.value.array is None and tensor.perm != tuple(range(len(tensor.perm))):
+            # keep the order of the value: the new axes go in front of it
+            value = tensor.value
+            grown = (1,) * missing + value.shape
+            made = self.op("reshape", [value, self.shape_value(grown)], grown)
+            return Tensor(made, (*range(missing), *(p + missing for p in tensor.perm)))
+        shape = tensor.shape if not tensor.scalar else (1,)
+        return self.reshape(Tensor(tensor.value, tensor.perm), (1,) * missing + shape)
+
+    def unary(self, name: str, x: Tensor, **attributes: str) -> Tensor:
+        return self.elementwise(name, x, **attributes)
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.elementwise("mul", x, y, tail=[self.zero_point("int8")])
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.elementwise("add", x, y)
+
+    def sub(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.elementwise("sub", x, y)
+
+    def negate(self, x: Tensor) -> Tensor:
+        zero = self.zero_point(x.dtype)
+        return self.elementwise("negate", x, tail=[zero, zero])
+
+    def maximum(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.elementwise("maximum", x, y, nan_mode=PROPAGATE)
+
+    def minimum(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.elementwise("minimum", x, y, nan_mode=PROPAGATE)
+
+    def select(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self.elementwise("select", condition, x, y, dtype=x.dtype)
+
+    def clamp(self, x: Tensor, low: float | int | None, high: float | int | None) -> Tensor:
+        """Limit to [low, high]; None is no limit. NaN stays."""
+        kind = np.dtype(x.dtype)
+        info = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+        low = float(info.min) if low is None else low
+        high = float(info.max) if high is None else high
+        # an infinite limit as it stands: -inf and inf are not cut to the largest finite number
+        low_text, high_text = (number(v, x.dtype) for v in (low, high))
+        return self.unary("clamp", x, min_val=low_text, max_val=high_text, nan_mode=PROPAGATE)
+
+    # ---- reductions
+
+    def reduce(self, name: str, x: Tensor, axes: Sequence[int], **attributes: str) -> Tensor:
+        """Reduce the logical ``axes``, which stay with size 1."""
+        value = x.value
+        for axis in sorted(axes):
+            p = x.perm[axis]
+            shape = list(value.shape)
+            shape[p] = 1
+            value = self.op(name, [value], shape, axis=f"{p} : i32", **attributes)
+        return Tensor(value, x.perm, x.scalar)
+
+
+PROPAGATE = "#tosa.nan_mode<PROPAGATE>"
+
+
+def number(value: float | int, dtype: str) -> str:
+    """A number as MLIR attribute text."""
+    kind = MLIR_TYPES[dtype]
+    if np.dtype(dtype).kind != "f":
+        return f"{int(value)} : {kind}"
+    bits = np.array(value, np.dtype(dtype))
+    if np.isfinite(bits):
+        return f"{float(bits):.9e} : {kind}"
+    return f"0x{bits.view(f'u{bits.itemsize}').item():0{bits.itemsize * 2}X} : {kind}"
+
+
+def ints(values: Sequence[int], kind: str = "i64") -> str:
+    """An MLIR dense array attribute."""
+    return f"array<{kind}: " + ", ".join(str(int(v)) for v in values) + ">"

@@ -1,0 +1,309 @@
+"""Operators that move elements: shapes, axes, slices, pads, gathers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.tosa.graph import GraphBuilder, Tensor, Value
+from vkep.tosa.registry import ANY, axis_of, constant_of, tosa_operator
+
+
+@tosa_operator("Reshape", types=ANY, since=5)
+def reshape(b: GraphBuilder, x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
+    sizes = [int(s) for s in constant_of(shape, "the shape")]
+    if not allowzero:
+        sizes = [x.shape[i] if s == 0 else s for i, s in enumerate(sizes)]
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = x.size // max(1, math.prod(s for s in sizes if s != -1))
+    return b.reshape(x, sizes)
+
+
+@tosa_operator("Flatten", types=ANY)
+def flatten(b: GraphBuilder, x: Tensor, *, axis: int = 1) -> Tensor:
+    axis = axis + x.rank if axis < 0 else axis
+    return b.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
+
+@tosa_operator("Transpose", types=ANY)
+def transpose(b: GraphBuilder, x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
+    if x.scalar:
+        return x
+    return b.permute(x, tuple(perm) if perm is not None else tuple(reversed(range(x.rank))))
+
+
+def _squeeze(b: GraphBuilder, x: Tensor, axes: Sequence[int] | None) -> Tensor:
+    gone = {axis_of(a, x.rank) for a in axes} if axes is not None else {i for i, s in enumerate(x.shape) if s == 1}
+    return b.reshape(x, [s for i, s in enumerate(x.shape) if i not in gone])
+
+
+@tosa_operator("Squeeze", types=ANY, until=12)
+def squeeze_1(b: GraphBuilder, x: Tensor, *, axes: Sequence[int] | None = None) -> Tensor:
+    return _squeeze(b, x, axes)
+
+
+@tosa_operator("Squeeze", types=ANY, since=13)
+def squeeze(b: GraphBuilder, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    return _squeeze(b, x, None if axes is None else [int(a) for a in constant_of(axes, "the axes")])
+
+
+def _unsqueeze(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+    rank = x.rank + len(axes)
+    new = {axis_of(int(a), rank) for a in axes}
+    sizes = iter(x.shape)
+    return b.reshape(x, [1 if i in new else next(sizes) for i in range(rank)])
+
+
+@tosa_operator("Unsqueeze", types=ANY, until=12)
+def unsqueeze_1(b: GraphBuilder, x: Tensor, *, axes: Sequence[int]) -> Tensor:
+    return _unsqueeze(b, x, axes)
+
+
+@tosa_operator("Unsqueeze", types=ANY, since=13)
+def unsqueeze(b: GraphBuilder, x: Tensor, axes: Tensor) -> Tensor:
+    return _unsqueeze(b, x, constant_of(axes, "the axes").reshape(-1))
+
+
+# ---- slices
+
+
+def slice_of(b: GraphBuilder, x: Tensor, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """A contiguous block of every logical axis."""
+    if tuple(sizes) == x.shape:
+        return x
+    if 0 in sizes:
+        b.decline("an empty slice; TOSA has no empty tensors")
+    start, size = [0] * x.rank, [0] * x.rank
+    for axis, p in enumerate(x.perm):
+        start[p], size[p] = starts[axis], sizes[axis]
+    value = b.op("slice", [x.value, b.shape_value(start), b.shape_value(size)], size)
+    return Tensor(value, x.perm)
+
+
+def _slice(
+    b: GraphBuilder, x: Tensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
+) -> Tensor:
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis = axis_of(int(axis), x.rank)
+        size = x.shape[axis]
+        first, last, step = slice(int(start), int(end), int(step)).indices(size)
+        count = len(range(first, last, step))
+        if step < 0:
+            x = _reverse(b, x, axis)
+            first, step = size - 1 - first, -step
+        x = _strided(b, x, axis, first, count, step)
+    return x
+
+
+def _reverse(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
+    value = b.op("reverse", [x.value], x.value.shape, axis=f"{x.perm[axis]} : i32")
+    return Tensor(value, x.perm)
+
+
+def _strided(b: GraphBuilder, x: Tensor, axis: int, first: int, count: int, step: int) -> Tensor:
+    """Every ``step``-th of an axis: whole periods, cut, then the first of each."""
+
+    def block(t: Tensor, at: int, start: int, size: int) -> Tensor:
+        sizes = list(t.shape)
+        sizes[at] = size
+        starts = [0] * t.rank
+        starts[at] = start
+        return slice_of(b, t, starts, sizes)
+
+    if step == 1 or count <= 1:
+        return block(x, axis, first, count)
+    wanted = count * step
+    room = x.shape[axis] - first
+    x = block(x, axis, first, min(room, wanted))
+    if room < wanted:
+        pads = [(0, 0)] * x.rank
+        pads[axis] = (0, wanted - room)
+        x = pad_of(b, x, pads, 0)
+    shape = x.shape
+    split = b.reshape(x, (*shape[:axis], count, step, *shape[axis + 1 :]))
+    return b.reshape(block(split, axis + 1, 0, 1), (*shape[:axis], count, *shape[axis + 1 :]))
+
+
+@tosa_operator("Slice", types=ANY, until=9)
+def slice_1(
+    b: GraphBuilder, x: Tensor, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None
+) -> Tensor:
+    return _slice(b, x, starts, ends, axes if axes is not None else range(len(starts)), [1] * len(starts))
+
+
+@tosa_operator("Slice", types=ANY, since=10)
+def slice_10(
+    b: GraphBuilder,
+    x: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    axes: Tensor | None = None,
+    steps: Tensor | None = None,
+) -> Tensor:
+    first = constant_of(starts, "starts").reshape(-1)
+    return _slice(
+        b,
+        x,
+        first,
+        constant_of(ends, "ends").reshape(-1),
+        constant_of(axes, "axes").reshape(-1) if axes is not None else range(len(first)),
+        constant_of(steps, "steps").reshape(-1) if steps is not None else [1] * len(first),
+    )
+
+
+def _split(b: GraphBuilder, x: Tensor, sizes: Sequence[int], axis: int) -> list[Tensor]:
+    axis = axis_of(axis, x.rank)
+    results, at = [], 0
+    for size in sizes:
+        starts, shape = [0] * x.rank, list(x.shape)
+        starts[axis], shape[axis] = at, int(size)
+        results.append(slice_of(b, x, starts, shape))
+        at += int(size)
+    return results
+
+
+@tosa_operator("Split", types=ANY, since=2, until=12)
+def split_2(b: GraphBuilder, x: Tensor, *, split: Sequence[int] | None = None, axis: int = 0) -> list[Tensor]:
+    if split is None:
+        b.decline("Split without sizes: the number of outputs decides, which a lowering does not see")
+    return _split(b, x, split, axis)
+
+
+@tosa_operator("Split", types=ANY, since=13)
+def split_13(
+    b: GraphBuilder, x: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int = 0
+) -> list[Tensor]:
+    if split is not None:
+        return _split(b, x, constant_of(split, "the sizes").reshape(-1), axis)
+    if not num_outputs:
+        b.decline("Split without sizes: the number of outputs decides, which a lowering does not see")
+    size = x.shape[axis_of(axis, x.rank)]
+    each = -(-size // num_outputs)
+    return _split(b, x, [min(each, size - i * each) for i in range(num_outputs)], axis)
+
+
+@tosa_operator("Concat", types=ANY, since=4)
+def concat(b: GraphBuilder, *inputs: Tensor, axis: int) -> Tensor:
+    if len(inputs) == 1:
+        return inputs[0]
+    axis = axis_of(axis, inputs[0].rank)
+    lead = max((t for t in inputs if t.array is None), key=lambda t: t.size, default=inputs[0])
+    order = tuple(int(i) for i in np.argsort(lead.perm))
+    values = [b.ordered(t, order) for t in inputs]
+    shape = list(values[0].shape)
+    place = lead.perm[axis]
+    shape[place] = sum(v.shape[place] for v in values)
+    return Tensor(b.op("concat", values, shape, axis=f"{place} : i32"), lead.perm)
+
+
+# ---- pads and repeats
+
+
+def pad_of(b: GraphBuilder, x: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
+    """Pad logical axes (before, after) with a constant; none of them negative."""
+    if not any(any(p) for p in pads):
+        return x
+    flat = [(0, 0)] * x.rank
+    shape = [0] * x.rank
+    for axis, p in enumerate(x.perm):
+        flat[p] = pads[axis]
+        shape[p] = x.shape[axis] + sum(pads[axis])
+    amounts = b.shape_value([n for pair in flat for n in pair])
+    value = Value(x.dtype, (1,), np.array([fill], np.dtype(x.dtype)))
+    return Tensor(b.op("pad", [x.value, amounts, value], shape), x.perm)
+
+
+def _pad(b: GraphBuilder, x: Tensor, pads: Sequence[int], axes: Sequence[int], mode: str, fill: float) -> Tensor:
+    if mode != "constant":
+        b.decline(f"TOSA's PAD has no mode {mode!r}")
+    pairs = [(0, 0)] * x.rank
+    for i, axis in enumerate(axes):
+        pairs[axis_of(int(axis), x.rank)] = (int(pads[i]), int(pads[i + len(axes)]))
+    starts = [max(0, -before) for before, _ in pairs]
+    sizes = [s - st - max(0, -after) for s, st, (_, after) in zip(x.shape, starts, pairs, strict=True)]
+    x = slice_of(b, x, starts, sizes)
+    return pad_of(b, x, [(max(0, before), max(0, after)) for before, after in pairs], fill)
+
+
+@tosa_operator("Pad", types=("float32", "float16"), since=2, until=10)
+def pad_2(b: GraphBuilder, x: Tensor, *, pads: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+    return _pad(b, x, pads, range(x.rank), mode, value)
+
+
+@tosa_operator("Pad", types=ANY, since=11)
+def pad_11(
+    b: GraphBuilder,
+    x: Tensor,
+    pads: Tensor,
+    constant_value: Tensor | None = None,
+    axes: Tensor | None = None,
+    *,
+    mode: str = "constant",
+) -> Tensor:
+    fill = constant_of(constant_value, "the fill value").reshape(-1)[0] if constant_value is not None else 0
+    where = constant_of(axes, "the axes").reshape(-1) if axes is not None else range(x.rank)
+    return _pad(b, x, constant_of(pads, "the pads").reshape(-1), where, mode, fill)
+
+
+def tile_of(b: GraphBuilder, x: Tensor, repeats: Sequence[int]) -> Tensor:
+    """Repeat logical axes."""
+    if all(n == 1 for n in repeats):
+        return x
+    flat, shape = [0] * x.rank, [0] * x.rank
+    for axis, p in enumerate(x.perm):
+        flat[p], shape[p] = int(repeats[axis]), x.shape[axis] * int(repeats[axis])
+    return Tensor(b.op("tile", [x.value, b.shape_value(flat)], shape), x.perm)
+
+
+@tosa_operator("Tile", types=ANY, since=6)
+def tile(b: GraphBuilder, x: Tensor, repeats: Tensor) -> Tensor:
+    return tile_of(b, x, [int(n) for n in constant_of(repeats, "the repeats")])
+
+
+@tosa_operator("Expand", types=ANY, since=8)
+def expand(b: GraphBuilder, x: Tensor, shape: Tensor) -> Tensor:
+    wanted = np.broadcast_shapes(x.shape, tuple(int(s) for s in constant_of(shape, "the shape")))
+    grown = b.reshape(x, (1,) * (len(wanted) - x.rank) + x.shape)
+    if grown.scalar:
+        return grown
+    return tile_of(b, grown, [w // s for w, s in zip(wanted, grown.shape, strict=True)])
+
+
+@tosa_operator("DepthToSpace", types=ANY)
+def depth_to_space(b: GraphBuilder, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    n, c, h, w = x.shape
+    s, rest = blocksize, c // blocksize**2
+    if mode == "DCR":
+        moved = b.permute(b.reshape(x, (n, s, s, rest, h, w)), (0, 3, 4, 1, 5, 2))
+    else:
+        moved = b.permute(b.reshape(x, (n, rest, s, s, h, w)), (0, 1, 4, 2, 5, 3))
+    return b.reshape(moved, (n, rest, h * s, w * s))
+
+
+@tosa_operator("SpaceToDepth", types=ANY)
+def space_to_depth(b: GraphBuilder, x: Tensor, *, blocksize: int) -> Tensor:
+    n, c, h, w = x.shape
+    s = blocksize
+    moved = b.permute(b.reshape(x, (n, c, h // s, s, w // s, s)), (0, 3, 5, 1, 2, 4))
+    return b.reshape(moved, (n, c * s * s, h // s, w // s))
+
+
+@tosa_operator("Gather", types=("float32", "float16", "int32", "int16", "int8"))
+def gather(b: GraphBuilder, x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    """TOSA's GATHER picks rows: values [N, K, C], indices [N, W] to [N, W, C]."""
+    axis = axis_of(axis, x.rank)
+    size = x.shape[axis]
+    wanted = constant_of(indices, "the indices")  # int64 in most models, which TOSA 1.0 has not
+    wanted = np.where(wanted < 0, wanted + size, wanted)
+    if wanted.size == 0 or wanted.min() < 0 or wanted.max() >= size:
+        b.decline("indices outside the axis, or none")
+    order = (axis, *(i for i in range(x.rank) if i != axis))
+    rest = [x.shape[i] for i in order[1:]]
+    rows = b.reshape(b.permute(x, order), (1, size, math.prod(rest)))
+    numbers = Value("int32", (1, wanted.size), wanted.reshape(1, -1).astype(np.int32))
+    value = b.op("gather", [b.ordered(rows), numbers], (1, wanted.size, math.prod(rest)))
+    made = b.reshape(b.tensor(value), (*wanted.shape, *rest))
+    k = wanted.ndim
+    return b.permute(made, (*range(k, k + axis), *range(k), *range(k + axis, k + len(rest))))

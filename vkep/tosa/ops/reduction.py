@@ -1,0 +1,123 @@
+"""Reductions, softmax and norms over axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
+from vkep.tosa.ops.elementwise import sqrt
+from vkep.tosa.registry import FLOATS, NUMBERS, axis_of, constant_of, tosa_operator
+
+
+def _sum(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+    return b.reduce("reduce_sum", x, axes)
+
+
+def mean_of(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The mean over axes, which stay with size 1."""
+    return b.mul(_sum(b, x, axes), b.fill(x, 1 / math.prod(x.shape[a] for a in axes)))
+
+
+def _square(b: GraphBuilder, x: Tensor) -> Tensor:
+    return b.mul(x, x)
+
+
+_REDUCTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor, Sequence[int]], Tensor], tuple[str, ...], int]] = {
+    "ReduceSum": (_sum, FLOATS, 13),
+    "ReduceMean": (mean_of, FLOATS, 18),
+    "ReduceMax": (lambda b, x, a: b.reduce("reduce_max", x, a, nan_mode=PROPAGATE), NUMBERS, 18),
+    "ReduceMin": (lambda b, x, a: b.reduce("reduce_min", x, a, nan_mode=PROPAGATE), NUMBERS, 18),
+    "ReduceProd": (lambda b, x, a: b.reduce("reduce_product", x, a), FLOATS, 18),
+    "ReduceSumSquare": (lambda b, x, a: _sum(b, _square(b, x), a), FLOATS, 18),
+    "ReduceL1": (lambda b, x, a: _sum(b, b.unary("abs", x), a), FLOATS, 18),
+    "ReduceL2": (lambda b, x, a: sqrt(b, _sum(b, _square(b, x), a)), FLOATS, 18),
+    "ReduceLogSum": (lambda b, x, a: b.unary("log", _sum(b, x, a)), FLOATS, 18),
+    "ReduceLogSumExp": (lambda b, x, a: _log_sum_exp(b, x, a), FLOATS, 18),
+}
+
+
+def _log_sum_exp(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+    top = b.reduce("reduce_max", x, axes, nan_mode=PROPAGATE)
+    return b.add(b.unary("log", _sum(b, b.unary("exp", b.sub(x, top)), axes)), top)
+
+
+def _reduced(
+    b: GraphBuilder,
+    x: Tensor,
+    axes: Sequence[int] | None,
+    keepdims: int,
+    noop: int,
+    function: Callable[[GraphBuilder, Tensor, Sequence[int]], Tensor],
+) -> Tensor:
+    if x.scalar:
+        b.decline("a reduction of a scalar")
+    if axes is None or not len(axes):
+        if noop:
+            b.decline("a reduction over no axes")
+        axes = range(x.rank)
+    chosen = sorted({axis_of(int(a), x.rank) for a in axes})
+    made = function(b, x, chosen)
+    return made if keepdims else b.reshape(made, [s for i, s in enumerate(x.shape) if i not in chosen])
+
+
+def _declare(name: str) -> None:
+    function, types, version = _REDUCTIONS[name]
+
+    def old(b: GraphBuilder, x: Tensor, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Tensor:
+        return _reduced(b, x, axes, keepdims, 0, function)
+
+    def new(
+        b: GraphBuilder, x: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Tensor:
+        which = constant_of(axes, "the axes").reshape(-1) if axes is not None else None
+        return _reduced(b, x, which, keepdims, noop_with_empty_axes, function)
+
+    tosa_operator(name, types=types, until=version - 1)(old)
+    tosa_operator(name, types=types, since=version)(new)
+
+
+for _name in _REDUCTIONS:
+    _declare(_name)
+
+
+@tosa_operator("Softmax", types=FLOATS, since=13)
+def softmax(b: GraphBuilder, x: Tensor, *, axis: int = -1) -> Tensor:
+    which = [axis_of(axis, x.rank)]
+    powers = b.unary("exp", b.sub(x, b.reduce("reduce_max", x, which, nan_mode=PROPAGATE)))
+    return b.mul(powers, b.unary("reciprocal", _sum(b, powers, which)))
+
+
+@tosa_operator("LogSoftmax", types=FLOATS, since=13)
+def log_softmax(b: GraphBuilder, x: Tensor, *, axis: int = -1) -> Tensor:
+    which = [axis_of(axis, x.rank)]
+    shifted = b.sub(x, b.reduce("reduce_max", x, which, nan_mode=PROPAGATE))
+    return b.sub(shifted, b.unary("log", _sum(b, b.unary("exp", shifted), which)))
+
+
+def _normalized(b: GraphBuilder, x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
+    centered = b.sub(x, mean_of(b, x, axes))
+    variance = mean_of(b, _square(b, centered), axes)
+    return b.mul(centered, b.unary("rsqrt", b.add(variance, b.fill(x, epsilon))))
+
+
+@tosa_operator("LayerNormalization", types=("float32",))
+def layer_normalization(
+    b: GraphBuilder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Tensor:
+    made = b.mul(_normalized(b, x, range(axis_of(axis, x.rank), x.rank), epsilon), scale)
+    return b.add(made, bias) if bias is not None else made
+
+
+@tosa_operator("InstanceNormalization", types=("float32",), since=6)
+def instance_normalization(b: GraphBuilder, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    channel = (x.shape[1],) + (1,) * (x.rank - 2)
+    made = _normalized(b, x, range(2, x.rank), epsilon)
+    return b.add(b.mul(made, b.reshape(scale, channel)), b.reshape(bias, channel))

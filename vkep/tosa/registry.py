@@ -1,0 +1,141 @@
+"""How an ONNX operator becomes TOSA: one function each, whose signature is the ONNX schema.
+
+    @tosa_operator("Relu", types=FLOATS)
+    def relu(b: GraphBuilder, x: Tensor) -> Tensor:
+        return b.clamp(x, 0.0, None)
+
+Positional parameters are the inputs (a default of None: optional; ``*inputs``: any number), keyword parameters the
+attributes with ONNX's defaults. The function adds operations to the builder, or raises `Decline` with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.tosa.graph import GraphBuilder, Tensor
+
+FLOATS = ("float32", "float16")
+#: what TOSA's integer arithmetic takes at full width
+NUMBERS = (*FLOATS, "int32")
+ANY = (*FLOATS, "int32", "int16", "int8", "bool")
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class TosaOperator:
+    op_type: str
+    domain: str
+    since: int
+    until: int | None
+    types: tuple[str, ...]  #: of the first input
+    function: Function
+    required: int
+    most: int | None  #: None: any number of inputs
+    attributes: Mapping[str, Any]
+    wants_version: bool
+
+    def accepts_version(self, version: int) -> bool:
+        return self.since <= version and (self.until is None or version <= self.until)
+
+
+_OPERATORS: dict[tuple[str, str], list[TosaOperator]] = {}
+
+
+def tosa_operator(
+    op_type: str,
+    *,
+    types: Collection[str],
+    domain: str = "",
+    since: int = 1,
+    until: int | None = None,
+) -> Callable[[Function], Function]:
+    """Declare the lowering of an ONNX operator, from version ``since`` of its definition through ``until``.
+
+    ``types`` are the element types of its first input. A parameter named ``version`` gets the definition's version.
+    """
+
+    def declare(function: Function) -> Function:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        made = TosaOperator(
+            op_type=op_type,
+            domain=domain,
+            since=since,
+            until=until,
+            types=tuple(types),
+            function=function,
+            required=sum(p.default is p.empty for p in positional),
+            most=None if variadic else len(positional),
+            attributes={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "version"},
+            wants_version=any(p.name == "version" for p in parameters),
+        )
+        others = _OPERATORS.setdefault((domain, op_type), [])
+        for other in others:
+            if max(since, other.since) <= min(until or 10**9, other.until or 10**9):
+                raise ValueError(f"{op_type}: versions from {max(since, other.since)} are declared twice")
+        others.append(made)
+        return function
+
+    return declare
+
+
+def find(node: Node) -> TosaOperator | None:
+    """The declaration that serves a node, or None."""
+    for operator in _OPERATORS.get((node.domain, node.op_type), ()):
+        if operator.accepts_version(node.since_version or operator.since):
+            return operator
+    return None
+
+
+def declared() -> list[TosaOperator]:
+    """Every declaration, by domain and name."""
+    return [operator for key in sorted(_OPERATORS) for operator in _OPERATORS[key]]
+
+
+def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) -> list[Tensor]:
+    """The node's results; its operations are added to the builder. Raises `Decline`; the builder is as before then."""
+    operator = find(node)
+    if operator is None:
+        raise Decline(f"no TOSA lowering of {node.op_type} (version {node.since_version})")
+    inputs = list(arguments)
+    while inputs and inputs[-1] is None and len(inputs) > operator.required:
+        inputs.pop()
+    if len(inputs) < operator.required or (operator.most is not None and len(inputs) > operator.most):
+        raise Decline(f"{len(inputs)} inputs; the TOSA lowering takes {operator.required} to {operator.most}")
+    first = inputs[0] if inputs else None
+    if first is not None and first.dtype not in operator.types:
+        raise Decline(f"input 0 is {first.dtype}; the TOSA lowering takes {', '.join(operator.types)}")
+    unknown = set(node.attributes) - set(operator.attributes)
+    if unknown:
+        raise Decline(f"the TOSA lowering knows no attribute {sorted(unknown)[0]!r}")
+    attributes = dict(node.attributes)
+    if operator.wants_version:
+        attributes["version"] = node.since_version
+    mark = b.mark()
+    try:
+        made = operator.function(b, *inputs, **attributes)
+    except Decline:
+        b.rollback(mark)
+        raise
+    return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+def constant_of(tensor: Tensor | None, what: str) -> Any:
+    """The content of an input that must be known when the graph is made. Raises `Decline`."""
+    array = tensor.array if tensor is not None else None
+    if array is None:
+        raise Decline(f"{what} must be a constant for TOSA")
+    return array
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis from 0 on. Raises `Decline` outside the rank."""
+    if not -rank <= axis < rank:
+        raise Decline(f"axis {axis} of a tensor of rank {rank}")
+    return axis % rank

@@ -1,0 +1,20 @@
+"""VGF files: TOSA made into them by the ML SDK's converter, and any of them taken apart into plain data."""
+
+from vkep.vgf.convert import ConvertError, converter_version, mlir_to_vgf
+from vkep.vgf.decode import decode, find_vgf
+from vkep.vgf.records import Constant, InvalidVgfError, Module, Resource, Segment, Slot, Vgf
+
+__all__ = [
+    "Constant",
+    "ConvertError",
+    "InvalidVgfError",
+    "Module",
+    "Resource",
+    "Segment",
+    "Slot",
+    "Vgf",
+    "converter_version",
+    "decode",
+    "find_vgf",
+    "mlir_to_vgf",
+]

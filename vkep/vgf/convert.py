@@ -1,0 +1,75 @@
+"""TOSA to VGF, by the ML SDK's model converter (the package ai-ml-sdk-model-converter)."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import subprocess
+import tempfile
+from pathlib import Path
+
+from vkep.errors import VkepError
+
+_PROJECT = "ai-ml-sdk-model-converter"
+_LONGEST_MESSAGE = 2000
+
+
+class ConvertError(VkepError):
+    """The converter is missing, or refuses the model: its own words."""
+
+
+@functools.cache
+def converter() -> Path:
+    """The converter's executable. Raises `ConvertError` where it is not installed."""
+    try:
+        spec = importlib.util.find_spec("model_converter")
+    except (ImportError, ValueError) as error:
+        raise ConvertError(f"looking for the package {_PROJECT}: {error}") from error
+    if spec is None or not spec.submodule_search_locations:
+        raise ConvertError(f"TOSA to VGF needs the package {_PROJECT}: pip install 'vkep[vgf]'")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    for path in sorted(folder.rglob("model-converter*")):
+        if path.is_file() and path.suffix in ("", ".exe"):
+            return path
+    raise ConvertError(f"the package {_PROJECT} in {folder} has no executable for this platform")
+
+
+@functools.cache
+def converter_version() -> str:
+    """What the converter says of itself. Raises `ConvertError`."""
+    return _run(["--version"], b"").decode("utf-8", "replace").strip()
+
+
+def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = ()) -> bytes:
+    """A VGF file from TOSA 1.0 (MLIR text or bytecode, or a TOSA flatbuffer).
+
+    Raises `ConvertError` with the converter's message for source that it does not take.
+    """
+    return _convert(source, options)
+
+
+def mlir_to_flatbuffer(source: str | bytes) -> bytes:
+    """A TOSA flatbuffer from MLIR, for the TOSA reference model. Raises `ConvertError`."""
+    return _convert(source, ("--tosa-flatbuffer",))
+
+
+def _convert(source: str | bytes, options: tuple[str, ...]) -> bytes:
+    data = source.encode() if isinstance(source, str) else source
+    with tempfile.TemporaryDirectory(prefix="vkep-vgf-") as folder:
+        target = Path(folder) / "out"
+        _run(["--output", str(target), *options], data)
+        if not target.is_file():
+            raise ConvertError("the model converter ended without an error and without a file")
+        return target.read_bytes()
+
+
+def _run(arguments: list[str], data: bytes) -> bytes:
+    path = converter()
+    try:
+        result = subprocess.run([str(path), *arguments], input=data, capture_output=True, check=False, timeout=600)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConvertError(f"{path} cannot be run: {error}") from error
+    if result.returncode:
+        said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()
+        raise ConvertError(f"the model converter failed ({result.returncode}): {said[:_LONGEST_MESSAGE]}")
+    return result.stdout
