@@ -18,8 +18,8 @@
 #include "args.glsl"
 #include "epilogue.glsl"
 
-layout(constant_id = 17) const uint WHOLE_TAPS = 1;
-layout(constant_id = 18) const uint ONE_TAP = 0;  // 1x1 without padding: no bounds within the image
+layout(constant_id = 18) const uint WHOLE_TAPS = 1;
+layout(constant_id = 19) const uint ONE_TAP = 0;  // 1x1 without padding: no bounds within the image
 
 TENSOR(T, Elements)
 TENSOR(float, Partial)
@@ -57,7 +57,8 @@ void begin_stage(uint k) {
 }
 
 uvec4 load_a(uint row, uint k) {
-    return k < k_end ? w_units.v[(w0 + min(row0 + row, args.out_channels - 1) * args.k_size + k) / 8] : uvec4(0);
+    if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
+    return w_units.v[(w0 + min(row0 + row, args.out_channels - 1) * args.k_size + k) / 8];
 }
 
 uvec4 load_b(uint column, uint k) {
@@ -67,17 +68,21 @@ uvec4 load_b(uint column, uint k) {
         uint tap = fast_divmod(k, args.padded, args.padded_mul, args.padded_shift, channel);
         find_tap(tap, at, inside);
     }
-    if (!inside || k >= k_end) return uvec4(0);
-    at += channel * plane;
+    if (WHOLE_K == 0) inside = inside && k < k_end;
+    // Lanes outside load an element inside, so that loads need no branch.
+    at = inside ? at + channel * plane : 0;
+    uint spacing = inside ? plane : 0;
     f16vec2 pairs[4];
     [[unroll]] for (uint i = 0; i < 4; i++) {
         [[unroll]] for (uint j = 0; j < 2; j++) {
             uint step = 2 * i + j;
             // Whole taps have no padded channels.
-            bool real = WHOLE_TAPS == 1 || channel + step < args.channels;
-            pairs[i][j] = real ? x.v[at + step * plane] : float16_t(0.0);
+            bool real = WHOLE_TAPS == 1 || (inside && channel + step < args.channels);
+            pairs[i][j] = x.v[real ? at + step * spacing : 0];
+            if (WHOLE_TAPS == 0 && !real) pairs[i][j] = float16_t(0.0);
         }
     }
+    if (!inside) return uvec4(0);
     return uvec4(packFloat2x16(pairs[0]), packFloat2x16(pairs[1]), packFloat2x16(pairs[2]), packFloat2x16(pairs[3]));
 }
 

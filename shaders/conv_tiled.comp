@@ -14,10 +14,14 @@
 #include "epilogue.glsl"
 
 layout(constant_id = 11) const uint PARTIAL = 0;
+// 1: k runs over taps, then channels, as packed weights do; a stage lies within one tap. 0: over channels, then taps.
+layout(constant_id = 15) const uint TAPS_FIRST = 0;
 
 TENSOR(T, Elements)
 TENSOR(float, Partial)
+layout(buffer_reference, std430, buffer_reference_align = 8) buffer WideElements { WIDE_T v[]; };
 Elements x, w;
+WideElements w_wide;
 uint row0, x0, w0, k_size, k_end;
 int top, left;  // where the receptive field of this lane's pixel starts; a lane always loads the same column
 bool pixel_inside;
@@ -25,7 +29,22 @@ bool pixel_inside;
 float load_a(uint row, uint k) {
     return row0 + row < args.out_channels && k < k_end ? float(w.v[w0 + (row0 + row) * k_size + k]) : 0.0;
 }
+vec4 load_a_wide(uint row, uint k) {
+    return row0 + row < args.out_channels && k < k_end ? vec4(w_wide.v[(w0 + (row0 + row) * k_size + k) / 4]) : vec4(0.0);
+}
+uint stage_k, stage_at;  // TAPS_FIRST: the k of the tap's channel 0, and its element of x
+bool stage_inside;
+void begin_stage(uint k) {
+    if (TAPS_FIRST == 0) return;
+    uint tap = k / args.channels, tap_w;
+    uint tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
+    uint h = uint(top + int(tap_h * args.dilation_h)), v = uint(left + int(tap_w * args.dilation_w));
+    stage_k = tap * args.channels;
+    stage_inside = pixel_inside && h < args.height && v < args.width;
+    stage_at = x0 + h * args.width + v;
+}
 float load_b(uint column, uint k) {
+    if (TAPS_FIRST == 1) return stage_inside ? float(x.v[stage_at + (k - stage_k) * args.height * args.width]) : 0.0;
     uint tap, tap_w;
     uint channel = fast_divmod(k, args.taps, args.taps_mul, args.taps_shift, tap);
     uint tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
@@ -33,6 +52,7 @@ float load_b(uint column, uint k) {
     bool inside = pixel_inside && k < k_end && uint(h) < args.height && uint(v) < args.width;
     return inside ? float(x.v[x0 + (channel * args.height + uint(h)) * args.width + uint(v)]) : 0.0;
 }
+vec4 load_b_wide(uint column, uint k) { return vec4(0.0); }  // B_WIDE is never set: neighbours may lie in other rows
 #include "shared_tile.glsl"
 
 // channels and out_channels are those of one group.
@@ -43,6 +63,7 @@ void main() {
     row0 = gl_WorkGroupID.y * TILE_M;
     x = Elements(operand(args.x, 0));
     w = Elements(operand(args.w, 1));
+    w_wide = WideElements(operand(args.w, 1));
     k_size = args.channels * args.taps;
     x0 = image_group * args.channels * args.height * args.width;
     w0 = group * args.out_channels * k_size;

@@ -17,6 +17,7 @@ layout(constant_id = 13) const uint B_ALONG_K = 0;  // 1: b is staged with k run
 layout(constant_id = 14) const uint PARTIAL = 0;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 layout(constant_id = 16) const uint STORE_VECTOR = 0;  // 1: results lie in aligned groups of eight along a row
+layout(constant_id = 17) const uint WHOLE_K = 0;  // 1: k is whole stages, so that no load needs to look for its end
 
 uint pack_halves(float a, float b) { return packFloat2x16(f16vec2(a, b)); }
 uvec4 pack_eight(vec4 low, vec4 high) {

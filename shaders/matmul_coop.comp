@@ -14,9 +14,9 @@
 #include "args.glsl"
 #include "epilogue.glsl"
 
-layout(constant_id = 17) const uint A_VECTOR = 1;
-layout(constant_id = 18) const uint B_VECTOR = 1;
-layout(constant_id = 19) const uint BAND = 8;
+layout(constant_id = 18) const uint A_VECTOR = 1;
+layout(constant_id = 19) const uint B_VECTOR = 1;
+layout(constant_id = 20) const uint BAND = 8;
 
 TENSOR(T, Elements)
 TENSOR(float, Partial)
@@ -31,7 +31,7 @@ void begin_stage(uint k) {}
 
 // Rows and columns past the edge repeat the last one: their results are not stored.
 uvec4 load_a(uint row, uint k) {
-    if (k >= k_end) return uvec4(0);
+    if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     uint at = a0 + min(row0 + row, args.m - 1) * args.a_row;
     if (A_VECTOR == 1) return a_units.v[(at + k) / 8];
     uvec4 units;
@@ -44,7 +44,7 @@ uvec4 load_a(uint row, uint k) {
 }
 
 uvec4 load_b(uint column, uint k) {
-    if (k >= k_end) return uvec4(0);
+    if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     column += column0;
     if (B_VECTOR == 1)
         return b_units.v[(b0 + (B_ALONG_K == 1 ? min(column, args.n - 1) * args.b_col + k : k * args.b_row + min(column, args.n - 8))) / 8];

@@ -16,7 +16,9 @@ layout(constant_id = 11) const uint PARTIAL = 0;
 
 TENSOR(T, Elements)
 TENSOR(float, Partial)
+layout(buffer_reference, std430, buffer_reference_align = 8) buffer WideElements { WIDE_T v[]; };
 Elements a, b;
+WideElements a_wide, b_wide;
 uint row0, column0, a0, b0, k_end;
 
 float load_a(uint row, uint k) {
@@ -25,6 +27,16 @@ float load_a(uint row, uint k) {
 float load_b(uint column, uint k) {
     return column0 + column < args.n && k < k_end ? float(b.v[b0 + k * args.b_row + (column0 + column) * args.b_col]) : 0.0;
 }
+// Four elements from an aligned address, all inside the operand or none.
+vec4 load_a_wide(uint row, uint k) {
+    bool inside = row0 + row < args.m && k < k_end;
+    return inside ? vec4(a_wide.v[(a0 + (row0 + row) * args.a_row + k * args.a_col) / 4]) : vec4(0.0);
+}
+vec4 load_b_wide(uint column, uint k) {
+    bool inside = column0 + column < args.n && k < k_end;
+    return inside ? vec4(b_wide.v[(b0 + k * args.b_row + (column0 + column) * args.b_col) / 4]) : vec4(0.0);
+}
+void begin_stage(uint k) {}
 #include "shared_tile.glsl"
 
 void main() {
@@ -34,6 +46,8 @@ void main() {
     column0 = gl_WorkGroupID.x * TILE_N;
     a = Elements(operand(args.a, 0));
     b = Elements(operand(args.b, 1));
+    a_wide = WideElements(operand(args.a, 0));
+    b_wide = WideElements(operand(args.b, 1));
     a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
     b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1;
     k_end = min((split + 1) * args.split_k, args.k);

@@ -1,8 +1,9 @@
 // A TILE_M x TILE_N tile of a matrix product a workgroup, staged TILE_K steps of k at a time through shared memory;
 // each lane keeps MICRO_M x MICRO_N results in registers. The next stage is loaded while this one is multiplied.
 //
-// A kernel defines load_a(row, k) and load_b(column, k) in the workgroup's tile (zero outside the operand) before it
-// includes this; the workgroup has (TILE_M / MICRO_M) * (TILE_N / MICRO_N) lanes, at least TILE_N of them.
+// A kernel defines load_a(row, k) and load_b(column, k) in the workgroup's tile (zero outside the operand), load_a_wide and
+// load_b_wide for four elements at a time (A_WIDE, B_WIDE: along k, or along the rows or columns where A_ALONG_K or B_ALONG_K
+// is 0) and begin_stage(k), before it includes this; the workgroup has (TILE_M / MICRO_M) * (TILE_N / MICRO_N) lanes.
 #ifndef VKEP_SHARED_TILE_GLSL
 #define VKEP_SHARED_TILE_GLSL
 layout(constant_id = 4) const uint TILE_M = 64;
@@ -12,6 +13,10 @@ layout(constant_id = 7) const uint MICRO_M = 4;
 layout(constant_id = 8) const uint MICRO_N = 4;
 layout(constant_id = 9) const uint A_ALONG_K = 1;  // 1: neighbouring lanes load a along k, 0: along its rows
 layout(constant_id = 10) const uint B_ALONG_K = 0;
+
+layout(constant_id = 12) const uint STAGES = 1;  // 2: a stage is filled while the other is read
+layout(constant_id = 13) const uint A_WIDE = 0;
+layout(constant_id = 14) const uint B_WIDE = 0;
 
 const uint LANES = (TILE_M / MICRO_M) * (TILE_N / MICRO_N);
 const uint A_LOADS = TILE_M * TILE_K / LANES;
@@ -23,8 +28,8 @@ const uint B_PITCH = TILE_N + 4;
 const uint RUN_M = MICRO_M < 4 ? MICRO_M : 4;
 const uint RUN_N = MICRO_N < 4 ? MICRO_N : 4;
 
-shared float tile_a[TILE_K * A_PITCH];
-shared float tile_b[TILE_K * B_PITCH];
+shared vec4 tile_a[STAGES * TILE_K * A_PITCH / 4];
+shared vec4 tile_b[STAGES * TILE_K * B_PITCH / 4];
 float next_a[A_LOADS], next_b[B_LOADS];
 float acc[MICRO_M * MICRO_N];
 
@@ -44,24 +49,83 @@ uint micro_column(uint j) {
 }
 
 void load_stage(uint k) {
-    [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
-        uint e = gl_LocalInvocationIndex + i * LANES;
-        next_a[i] = load_a(a_row_of(e), k + a_k_of(e));
+    begin_stage(k);
+    if (A_WIDE == 1) {
+        [[unroll]] for (uint i = 0; i < A_LOADS / 4; i++) {
+            uint e = 4 * (gl_LocalInvocationIndex + i * LANES);
+            vec4 v = load_a_wide(a_row_of(e), k + a_k_of(e));
+            [[unroll]] for (uint c = 0; c < 4; c++) next_a[4 * i + c] = v[c];
+        }
+    } else {
+        [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
+            uint e = gl_LocalInvocationIndex + i * LANES;
+            next_a[i] = load_a(a_row_of(e), k + a_k_of(e));
+        }
     }
-    [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
-        uint e = gl_LocalInvocationIndex + i * LANES;
-        next_b[i] = load_b(b_column_of(e), k + b_k_of(e));
+    if (B_WIDE == 1) {
+        [[unroll]] for (uint i = 0; i < B_LOADS / 4; i++) {
+            uint e = 4 * (gl_LocalInvocationIndex + i * LANES);
+            vec4 v = load_b_wide(b_column_of(e), k + b_k_of(e));
+            [[unroll]] for (uint c = 0; c < 4; c++) next_b[4 * i + c] = v[c];
+        }
+    } else {
+        [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
+            uint e = gl_LocalInvocationIndex + i * LANES;
+            next_b[i] = load_b(b_column_of(e), k + b_k_of(e));
+        }
     }
 }
 
-void store_stage() {
-    [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
-        uint e = gl_LocalInvocationIndex + i * LANES;
-        tile_a[a_k_of(e) * A_PITCH + a_row_of(e)] = next_a[i];
+void store_stage(uint stage) {
+    uint a0 = stage * TILE_K * A_PITCH, b0 = stage * TILE_K * B_PITCH;
+    if (A_WIDE == 1) {
+        [[unroll]] for (uint i = 0; i < A_LOADS / 4; i++) {
+            uint e = 4 * (gl_LocalInvocationIndex + i * LANES), at = a0 + a_k_of(e) * A_PITCH + a_row_of(e);
+            if (A_ALONG_K == 0) tile_a[at / 4] = vec4(next_a[4 * i], next_a[4 * i + 1], next_a[4 * i + 2], next_a[4 * i + 3]);
+            else [[unroll]] for (uint c = 0; c < 4; c++) tile_a[(at + c * A_PITCH) / 4][at % 4] = next_a[4 * i + c];
+        }
+    } else {
+        [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
+            uint e = gl_LocalInvocationIndex + i * LANES, at = a0 + a_k_of(e) * A_PITCH + a_row_of(e);
+            tile_a[at / 4][at % 4] = next_a[i];
+        }
     }
-    [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
-        uint e = gl_LocalInvocationIndex + i * LANES;
-        tile_b[b_k_of(e) * B_PITCH + b_column_of(e)] = next_b[i];
+    if (B_WIDE == 1) {
+        [[unroll]] for (uint i = 0; i < B_LOADS / 4; i++) {
+            uint e = 4 * (gl_LocalInvocationIndex + i * LANES), at = b0 + b_k_of(e) * B_PITCH + b_column_of(e);
+            if (B_ALONG_K == 0) tile_b[at / 4] = vec4(next_b[4 * i], next_b[4 * i + 1], next_b[4 * i + 2], next_b[4 * i + 3]);
+            else [[unroll]] for (uint c = 0; c < 4; c++) tile_b[(at + c * B_PITCH) / 4][at % 4] = next_b[4 * i + c];
+        }
+    } else {
+        [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
+            uint e = gl_LocalInvocationIndex + i * LANES, at = b0 + b_k_of(e) * B_PITCH + b_column_of(e);
+            tile_b[at / 4][at % 4] = next_b[i];
+        }
+    }
+}
+
+void multiply_stage(uint stage) {
+    [[unroll]] for (uint s = 0; s < TILE_K; s++) {
+        uint a0 = (stage * TILE_K + s) * A_PITCH, b0 = (stage * TILE_K + s) * B_PITCH;
+        float a[MICRO_M], b[MICRO_N];
+        if (RUN_M == 4) {
+            [[unroll]] for (uint i = 0; i < MICRO_M; i += 4) {
+                vec4 v = tile_a[(a0 + micro_row(i)) / 4];
+                [[unroll]] for (uint c = 0; c < 4; c++) a[i + c] = v[c];
+            }
+        } else {
+            [[unroll]] for (uint i = 0; i < MICRO_M; i++) a[i] = tile_a[(a0 + micro_row(i)) / 4][micro_row(i) % 4];
+        }
+        if (RUN_N == 4) {
+            [[unroll]] for (uint j = 0; j < MICRO_N; j += 4) {
+                vec4 v = tile_b[(b0 + micro_column(j)) / 4];
+                [[unroll]] for (uint c = 0; c < 4; c++) b[j + c] = v[c];
+            }
+        } else {
+            [[unroll]] for (uint j = 0; j < MICRO_N; j++) b[j] = tile_b[(b0 + micro_column(j)) / 4][micro_column(j) % 4];
+        }
+        [[unroll]] for (uint i = 0; i < MICRO_M; i++)
+            [[unroll]] for (uint j = 0; j < MICRO_N; j++) acc[i * MICRO_N + j] = fma(a[i], b[j], acc[i * MICRO_N + j]);
     }
 }
 
@@ -69,17 +133,16 @@ void store_stage() {
 void multiply_tile(uint begin, uint end) {
     [[unroll]] for (uint i = 0; i < MICRO_M * MICRO_N; i++) acc[i] = 0.0;
     load_stage(begin);
+    store_stage(0);
+    barrier();
+    uint stage = 0;
     for (uint k = begin; k < end; k += TILE_K) {
-        store_stage();
-        barrier();
-        if (k + TILE_K < end) load_stage(k + TILE_K);
-        [[unroll]] for (uint s = 0; s < TILE_K; s++) {
-            float a[MICRO_M], b[MICRO_N];
-            [[unroll]] for (uint i = 0; i < MICRO_M; i++) a[i] = tile_a[s * A_PITCH + micro_row(i)];
-            [[unroll]] for (uint j = 0; j < MICRO_N; j++) b[j] = tile_b[s * B_PITCH + micro_column(j)];
-            [[unroll]] for (uint i = 0; i < MICRO_M; i++)
-                [[unroll]] for (uint j = 0; j < MICRO_N; j++) acc[i * MICRO_N + j] = fma(a[i], b[j], acc[i * MICRO_N + j]);
-        }
+        bool more = k + TILE_K < end;
+        if (more) load_stage(k + TILE_K);
+        multiply_stage(stage);
+        if (STAGES == 2) stage ^= 1;
+        else barrier();
+        if (more) store_stage(stage);
         barrier();
     }
 }

@@ -29,7 +29,9 @@ def test_products(dtype: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -
     x, y = (_values(dtype, *s) for s in shapes)
     [got] = on_vulkan(model_of("MatMul", {"x": x, "w": y}, outputs=("z",)), {"x": x, "w": y})
     wide = np.matmul(x.astype(np.float64), y.astype(np.float64)) if dtype == "float16" else np.matmul(x, y)
-    assert_like([got], [wide.astype(dtype)], rtol=1e-3 if dtype == "float16" else 1e-12, atol=1e-2 if dtype == "float16" else 0)
+    assert_like(
+        [got], [wide.astype(dtype)], rtol=1e-3 if dtype == "float16" else 1e-12, atol=1e-2 if dtype == "float16" else 0
+    )
 
 
 def test_integer_products_wrap() -> None:
@@ -51,9 +53,7 @@ def test_gemm(dtype: str, factors: tuple[float, float]) -> None:
     if integer and factors[0] == 0.5:
         pytest.skip("ONNX does not say how an integer times 0.5 rounds")
     inputs = {"a": _values(dtype, 7, 5), "b": _values(dtype, 6, 7), "c": _values(dtype, 6)}
-    [got] = on_vulkan(
-        model_of("Gemm", inputs, alpha=factors[0], beta=factors[1], transA=1, transB=1), inputs
-    )
+    [got] = on_vulkan(model_of("Gemm", inputs, alpha=factors[0], beta=factors[1], transA=1, transB=1), inputs)
     expected = factors[0] * (inputs["a"].T.astype(np.float64) @ inputs["b"].T) + factors[1] * inputs["c"]
     assert_like([got], [expected.astype(dtype)])
 
@@ -92,7 +92,11 @@ def test_einsum(case: tuple[Any, ...], dtype: str) -> None:
 @pytest.mark.parametrize("group", [1, 2])
 def test_convolution(dtype: str, rank: int, group: int) -> None:
     spatial, kernel = (9, 8, 7)[:rank], (3, 2, 3)[:rank]
-    inputs = {"x": _normal(2, 4, *spatial, dtype=dtype), "w": _normal(6, 4 // group, *kernel, dtype=dtype), "b": _normal(6, dtype=dtype)}
+    inputs = {
+        "x": _normal(2, 4, *spatial, dtype=dtype),
+        "w": _normal(6, 4 // group, *kernel, dtype=dtype),
+        "b": _normal(6, dtype=dtype),
+    }
     window = {"strides": [2, 1, 1][:rank], "dilations": [1, 2, 1][:rank], "pads": [1, 0, 2][:rank] + [0, 1, 1][:rank]}
     got = on_vulkan(model_of("Conv", inputs, group=group, **window), inputs)
     exact = {k: v.astype(np.float32) for k, v in inputs.items()}
@@ -105,7 +109,9 @@ def test_convolution(dtype: str, rank: int, group: int) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("group", [1, 2])
-@pytest.mark.parametrize("how", [{}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}, {"auto_pad": "VALID"}, {"padded": 1}])
+@pytest.mark.parametrize(
+    "how", [{}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}, {"auto_pad": "VALID"}, {"padded": 1}]
+)
 def test_transposed_convolution(rank: int, group: int, how: dict[str, Any]) -> None:
     spatial, kernel = (5, 4, 3)[:rank], (3, 2, 3)[:rank]
     inputs = {"x": _normal(2, 4, *spatial), "w": _normal(4, 3, *kernel), "b": _normal(3 * group)}

@@ -47,7 +47,8 @@ def test_blocks(axis: int, length: int) -> None:
     zero = RNG.integers(-5, 5, blocks).astype(np.int8)
     x = RNG.normal(0, 10, shape).astype(np.float32)
     q = np.clip(
-        np.rint(x / np.repeat(scale, 4, axis).take(range(length), axis)) + np.repeat(zero, 4, axis).take(range(length), axis),
+        np.rint(x / np.repeat(scale, 4, axis).take(range(length), axis))
+        + np.repeat(zero, 4, axis).take(range(length), axis),
         -128,
         127,
     ).astype(np.int8)
@@ -60,7 +61,9 @@ def test_blocks(axis: int, length: int) -> None:
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4])
 @pytest.mark.parametrize("constants", [(), ("x",), ("x", "z")])
-@pytest.mark.parametrize(("axis", "block", "scales"), [(0, 0, (6,)), (1, 0, (8,)), (1, 4, (6, 2)), (0, 2, (3, 8)), (0, 0, ())])
+@pytest.mark.parametrize(
+    ("axis", "block", "scales"), [(0, 0, (6,)), (1, 0, (8,)), (1, 4, (6, 2)), (0, 2, (3, 8)), (0, 0, ())]
+)
 def test_four_bits(dtype: Any, constants: tuple[str, ...], axis: int, block: int, scales: tuple[int, ...]) -> None:
     low, high = (-8, 8) if dtype is ml_dtypes.int4 else (0, 16)
     x = RNG.integers(low, high, (6, 8)).astype(dtype)

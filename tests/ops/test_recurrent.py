@@ -42,7 +42,9 @@ def _outputs(op_type: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("options", [(False, False, False), (True, False, True), (True, True, False), (True, True, True)])
+@pytest.mark.parametrize(
+    "options", [(False, False, False), (True, False, True), (True, True, False), (True, True, True)]
+)
 def test_directions(op_type: str, direction: str, options: tuple[bool, bool, bool]) -> None:
     bias, lengths, initial = options
     inputs = _inputs(op_type, 2 if direction == "bidirectional" else 1, bias=bias, lengths=lengths, initial=initial)
@@ -63,7 +65,15 @@ def test_directions(op_type: str, direction: str, options: tuple[bool, bool, boo
 @pytest.mark.parametrize("reset", [0, 1])
 def test_gru_reset(reset: int, initial: bool) -> None:
     inputs = _inputs("GRU", 1, bias=True, lengths=False, initial=initial)
-    check("GRU", inputs, outputs=("y", "y_h"), against="onnxruntime", opset=21, hidden_size=HIDDEN, linear_before_reset=reset)
+    check(
+        "GRU",
+        inputs,
+        outputs=("y", "y_h"),
+        against="onnxruntime",
+        opset=21,
+        hidden_size=HIDDEN,
+        linear_before_reset=reset,
+    )
 
 
 @pytest.mark.parametrize("forget", [0, 1])
@@ -89,7 +99,14 @@ def test_clip(op_type: str) -> None:
 )
 def test_activations(activations: list[str]) -> None:
     inputs = _inputs("LSTM", 1, bias=True, lengths=False, initial=True)
-    alpha = {"HardSigmoid": 0.3, "ScaledTanh": 0.7, "LeakyRelu": 0.1, "Elu": 0.4, "Affine": 0.6, "ThresholdedRelu": 0.05}
+    alpha = {
+        "HardSigmoid": 0.3,
+        "ScaledTanh": 0.7,
+        "LeakyRelu": 0.1,
+        "Elu": 0.4,
+        "Affine": 0.6,
+        "ThresholdedRelu": 0.05,
+    }
     beta = {"HardSigmoid": 0.4, "ScaledTanh": 0.9, "Affine": 0.2}
     values = {
         "activation_alpha": [alpha[a] for a in activations if a in alpha],

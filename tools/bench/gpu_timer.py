@@ -45,6 +45,7 @@ class KernelTimer:
         self._timeline = Timeline(self.device)
         self._pipelines: dict[Any, ComputePipeline] = {}
         self._layouts: dict[int, PipelineLayout] = {}
+        self._tables: list[Operand] = []
 
     def operand(self, data: np.ndarray | None = None, nbytes: int = 0) -> Operand:
         return Operand(data.nbytes if data is not None else nbytes, data)
@@ -112,6 +113,7 @@ class KernelTimer:
         pipeline = self._pipeline(call, far)
         if far:
             table = self.operand(np.frombuffer(block, np.uint8))
+            self._tables.append(table)  # the GPU reads it when the call runs
             block = struct.pack("<Q", self._address(table))
         return pipeline, block, call.grid
 

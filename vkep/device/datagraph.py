@@ -27,6 +27,7 @@ from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
 from gpu_shared.tensors import Tensor
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
 from vkep.plan.memory import Lifetime, align, place
 from vkep.vgf.records import STORAGE_BUFFER, TENSOR, UNIFORM_BUFFER, InvalidVgfError, Module, Resource, Segment, Vgf
@@ -275,6 +276,34 @@ class VgfRunner:
         self._pipelines: SharedResource[VgfPipelines] = delegate.context.shared_resource(
             key, lambda: VgfPipelines(device, vgf, code)
         )
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """One run from and to the host, for a file by itself; arrays in the file's order.
+
+        Raises ``ValueError`` for a wrong number of arrays, shape or dtype.
+        """
+        wanted = [self.vgf.resources[s.resource] for s in self.vgf.inputs]
+        if len(arrays) != len(wanted):
+            raise ValueError(f"{len(arrays)} inputs; the file has {len(wanted)}: {[s.name for s in self.vgf.inputs]}")
+        for slot, resource, array in zip(self.vgf.inputs, wanted, arrays, strict=True):
+            if array.dtype.name != resource.dtype or array.shape not in (resource.shape, resource.shape or (1,)):
+                raise ValueError(
+                    f"{slot.name!r}: got {array.dtype.name} {array.shape}, the file has {resource.dtype} {resource.shape}"
+                )
+        memory, made = self._delegate.memory, []
+        try:
+            for array in arrays:
+                made.append(DeviceTensor.from_numpy(memory, np.ascontiguousarray(array)))
+            for slot in self.vgf.outputs:
+                resource = self.vgf.resources[slot.resource]
+                made.append(DeviceTensor(memory, DTYPES[resource.dtype], _dense(resource)))
+            count = len(arrays)
+            self.submit(made[:count], made[count:])
+            return [t.numpy() for t in made[count:]]
+        finally:
+            self.forget(made)
+            for tensor in made:
+                tensor.close()
 
     def submit(self, inputs: Sequence[DeviceTensor], outputs: Sequence[DeviceTensor]) -> int:
         """Send a run off; returns the timeline value at which ``outputs`` are written.

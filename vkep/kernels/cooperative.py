@@ -39,6 +39,7 @@ _SPEC = {
     "PARTIAL": 0,
     "SUBGROUP_LANES": 32,
     "STORE_VECTOR": 0,
+    "WHOLE_K": 0,
 }
 
 
@@ -249,6 +250,7 @@ def matmul_cooperative(
             ),
             "STORE_VECTOR": int(store_vector),
             "PARTIAL": int(partials is not None),
+            "WHOLE_K": int(problem.k % tile.k == 0),
         },
         local_size=(tile.subgroups * caps.subgroup_size, 1, 1),
         subgroup_size=caps.subgroup_size,
@@ -346,6 +348,7 @@ def conv_cooperative(
             "B_ALONG_K": 1,
             "STORE_VECTOR": int(stored and problem.alignment % (2 * VECTOR) == 0),
             "PARTIAL": int(partials is not None),
+            "WHOLE_K": int(k_size % tile.k == 0),
             "WHOLE_TAPS": int(channels % tile.k == 0),
             "ONE_TAP": int(one_tap),
         },

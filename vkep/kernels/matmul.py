@@ -11,9 +11,11 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.cooperative import matmul_cooperative
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.matmul_rows import matmul_rows
 from vkep.kernels.partials import reduce_partials
 from vkep.kernels.tiles import (
     STORAGE,
+    TILED_DEFINES,
     Prepack,
     Scratch,
     ceil_div,
@@ -63,8 +65,11 @@ MATMUL_TILED = Kernel(
         "A_ALONG_K": 1,
         "B_ALONG_K": 0,
         "PARTIAL": 0,
+        "STAGES": 1,
+        "A_WIDE": 0,
+        "B_WIDE": 0,
     },
-    variants=_VARIANTS,
+    variants=tuple(TILED_DEFINES.values()),
 )
 #: elements of an operand must be addressable with a signed 32-bit index
 _MAX_ELEMENTS = 2**31
@@ -160,8 +165,10 @@ def matmul(
         return []
     if uses_subgroup_tiles(caps):
         return [_subgroup(problem, caps, a, b, y, epilogue, prepack)]
-    cooperative = matmul_cooperative(problem, caps, a, b, y, epilogue, scratch)
-    return _tiled(problem, caps, a, b, y, epilogue, scratch) if cooperative is None else cooperative
+    calls = matmul_rows(problem, caps, a, b, y, epilogue)
+    if calls is None:
+        calls = matmul_cooperative(problem, caps, a, b, y, epilogue, scratch)
+    return _tiled(problem, caps, a, b, y, epilogue, scratch) if calls is None else calls
 
 
 def _params(problem: MatMulProblem, operands: str, names: tuple[str, ...]) -> dict[str, int]:
@@ -236,7 +243,9 @@ def _tiled(
     batch = problem.batches[0] * problem.batches[1]
     tiling = shared_tiling(problem.m, problem.n, problem.k, batch, caps, may_split=scratch is not None)
     partials = scratch(4 * tiling.splits * batch * problem.m * problem.n) if scratch and tiling.splits > 1 else None
-    defines = {"T": storage_type(problem.dtype)}
+    defines = TILED_DEFINES[problem.dtype]
+    a_along_k = problem.strides("a")[3] == 1
+    b_along_k = problem.strides("b")[2] == 1 and problem.strides("b")[3] != 1
     grid = (ceil_div(problem.n, tiling.tile.n), ceil_div(problem.m, tiling.tile.m), batch * tiling.splits)
     product = MATMUL_TILED.call(
         grid=check_grid(grid, caps, "matmul"),
@@ -249,8 +258,10 @@ def _tiled(
         },
         spec={
             **tiling.tile.spec,
-            "A_ALONG_K": int(problem.strides("a")[3] == 1),
-            "B_ALONG_K": int(problem.strides("b")[2] == 1 and problem.strides("b")[3] != 1),
+            "A_ALONG_K": int(a_along_k),
+            "B_ALONG_K": int(b_along_k),
+            "A_WIDE": int(tiling.tile.loads_wide and _in_fours(problem, "a", 3 if a_along_k else 2)),
+            "B_WIDE": int(tiling.tile.loads_wide and _in_fours(problem, "b", 2 if b_along_k else 3)),
             "PARTIAL": int(partials is not None),
         },
         local_size=(tiling.tile.lanes, 1, 1),
@@ -267,3 +278,13 @@ def _tiled(
             sizes, y_strides, tiling.splits, problem.alpha, problem.dtype, caps, partials, y, epilogue
         ),
     ]
+
+
+def _in_fours(problem: MatMulProblem, operand: str, axis: int) -> bool:
+    """Whether a or b can be read in aligned groups of four along an axis (2: rows, 3: columns) of its strides."""
+    strides = problem.strides(operand)
+    length = {("a", 2): problem.m, ("a", 3): problem.k, ("b", 2): problem.k, ("b", 3): problem.n}[operand, axis]
+    itemsize = 4 if problem.dtype == "float32" else 2
+    others = (s for i, s in enumerate(strides) if i != axis)
+    aligned = problem.alignment % (4 * itemsize) == 0
+    return aligned and strides[axis] == 1 and length % 4 == 0 and all(s % 4 == 0 for s in others)

@@ -54,13 +54,6 @@ ROI_ALIGN = Kernel(
     spec={"MAXIMUM": 0},
     variants=({**element_defines("float32"), "INDEX_WORDS": "2"},),
 )
-_AXES3 = ("image", "block", "window", "stride", "dilation", "pad")
-COL2IM = Kernel(
-    "col2im.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("total", "uint"), *((f"{name}{k}", "int") for name in _AXES3 for k in range(3))),
-    variants=(element_defines("float32"),),
-)
 DETERMINANT = Kernel(
     "determinant.comp",
     operands=(Operand("x"), Operand("work", writes=True), Operand("y", writes=True)),
@@ -165,49 +158,6 @@ def roi_align(
             },
             spec={"MAXIMUM": int(maximum)},
             defines={**element_defines(dtype), "INDEX_WORDS": _index_words(index_dtype)},
-            local_size=(local,),
-        )
-    ]
-
-
-def col2im(
-    planes: int,
-    image: Sequence[int],
-    block: Sequence[int],
-    windows: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-) -> list[KernelCall]:
-    """ONNX Col2Im: ``y`` [planes, *image] from ``x`` [planes, prod(block), prod(windows)]; ``pads`` are the leading ones.
-
-    Raises `ValueError` for more than 3 spatial axes.
-    """
-    if len(image) > 3:
-        raise ValueError(f"col2im: {len(image)} spatial axes, expected at most 3")
-    total = element_count("col2im output", planes, *image)
-    element_count("col2im input", planes, *block, *windows)
-    if not total:
-        return []
-
-    def three(values: Sequence[int], fill: int) -> list[int]:
-        return [fill] * (3 - len(values)) + list(values)
-
-    axes = zip(_AXES3, (image, block, windows, strides, dilations, pads), (1, 1, 1, 1, 1, 0), strict=True)
-    local = lanes(caps, total)
-    return [
-        COL2IM.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "y": y},
-            params={
-                "total": total,
-                **{f"{name}{k}": v for name, values, fill in axes for k, v in enumerate(three(values, fill))},
-            },
-            defines=element_defines(dtype),
             local_size=(local,),
         )
     ]

@@ -21,6 +21,12 @@ STORAGE = {"float32": "float", "float16": "float16_t"}
 #: ``small_div`` (shaders/register_tile.glsl) divides numbers below this
 EXACT_DIVISION_LIMIT = 2**24
 
+#: the definitions of the shared-memory kernels for each element type
+TILED_DEFINES = {
+    "float32": {"T": "float", "WIDE_T": "vec4"},
+    "float16": {"T": "float16_t", "WIDE_T": "f16vec4"},
+}
+
 #: gives a temporary buffer of so many bytes, as an operand
 Scratch = Callable[[int], Any]
 #: prepack(transform, tag): registers ``transform(constant) -> packed`` on a constant operand, done once, and gives the
@@ -112,24 +118,38 @@ class SharedTile:
     k: int
     micro_m: int
     micro_n: int
+    stages: int = 1  #: 2: a stage is filled while the other is read
 
     @property
     def lanes(self) -> int:
         return (self.m // self.micro_m) * (self.n // self.micro_n)
 
     @property
+    def loads_wide(self) -> bool:
+        """Whether lanes can share the loads of a stage four elements at a time."""
+        return self.m * self.k % (4 * self.lanes) == 0 and self.n * self.k % (4 * self.lanes) == 0
+
+    @property
     def shared_bytes(self) -> int:
-        return 4 * self.k * (self.m + 4 + self.n + 4)
+        return 4 * self.stages * self.k * (self.m + 4 + self.n + 4)
 
     @property
     def spec(self) -> dict[str, int]:
-        return {"TILE_M": self.m, "TILE_N": self.n, "TILE_K": self.k, "MICRO_M": self.micro_m, "MICRO_N": self.micro_n}
+        return {
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": self.k,
+            "MICRO_M": self.micro_m,
+            "MICRO_N": self.micro_n,
+            "STAGES": self.stages,
+        }
 
 
 #: from the most arithmetic a loaded byte to the most workgroups
 SHARED_TILES = (
+    SharedTile(128, 128, 16, 8, 8, 2),
     SharedTile(128, 128, 16, 8, 8),
-    SharedTile(64, 64, 16, 4, 4),
+    SharedTile(64, 64, 16, 4, 4, 2),
     SharedTile(32, 32, 32, 2, 2),
 )
 #: for products of few rows

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from vkep.dtypes import from_numpy
-from vkep.errors import Decline
+from vkep.errors import Decline, InvalidModelError
 from vkep.graph.load import read_graph
 from vkep.graph.model import Node
 from vkep.lowering.builder import Builder, NeedsValue
@@ -33,7 +33,7 @@ def lower_function(
     A body that needs a value raises `NeedsValue` naming the node's inputs that the value is computed from.
     """
     body = _body(node, arguments, opsets.get(node.domain, 0))
-    versions = {o.domain: o.version for o in body.opset_import}
+    versions = {"": opsets.get("", onnx.defs.onnx_opset_version()), **{o.domain: o.version for o in body.opset_import}}
     env: dict[str, Tensor | None] = {}
     origin: dict[str, frozenset[str]] = {}  # a value's inputs of the node, where its content depends on theirs
     for name, argument, outer in zip(
@@ -131,7 +131,10 @@ def _with_constants(graph: onnx.GraphProto, versions: Mapping[str, int]) -> Sequ
     nodes: list[Node] = []
     for proto in graph.node:
         alone = onnx.GraphProto(name=graph.name, node=[proto])
-        found = read_graph(alone, versions, None, onnx.IR_VERSION, "")
+        try:
+            found = read_graph(alone, versions, None, onnx.IR_VERSION, "")
+        except InvalidModelError as error:
+            raise Decline(f"its function body cannot be read alone: {error}") from None
         if found.nodes:
             nodes += found.nodes
         else:

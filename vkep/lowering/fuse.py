@@ -241,7 +241,11 @@ def _elide_copies(ops: list[Op], kept: set[Storage]) -> list[Op]:
         if source.dtype is not copy.out.dtype or not source.is_whole or source.size != copy.out.size:
             continue
         storage = source.storage
-        if storage in kept or storage.is_constant or storage.port is not None or len(uses.writers[storage]) != 1:
+        if storage in kept or storage.is_constant or storage.port is not None:
+            continue
+        if len(uses.writers[storage]) != 1:
+            if _move_whole(storage, copy, uses):
+                gone.add(id(copy))
             continue
         [producer] = uses.writers[storage]
         place = copy.out.reshape(producer.outputs[0].shape) if len(producer.outputs) == 1 else None
@@ -264,6 +268,19 @@ def _elide_copies(ops: list[Op], kept: set[Storage]) -> list[Op]:
     return [op for op in ops if id(op) not in gone]
 
 
+def _move_whole(storage: Storage, copy: Pointwise, uses: _Uses) -> bool:
+    """Let all who write parts of a storage write where its copy would lie, when that is as dense."""
+    if not copy.out.is_contiguous:
+        return False
+    touching = [op for op in dict.fromkeys([*uses.writers[storage], *uses.readers[storage]]) if op is not copy]
+    for op in [copy, *touching]:
+        uses.remove(op)
+    for op in touching:
+        _retarget(op, storage, copy.out)
+        uses.add(op)
+    return True
+
+
 def _can_write(producer: Op, place: Tensor) -> bool:
     if isinstance(producer, Pointwise):
         return True
@@ -277,7 +294,7 @@ def _can_write(producer: Op, place: Tensor) -> bool:
 
 
 def _retarget(op: Op, storage: Storage, place: Tensor) -> None:
-    """Make an operation read a result at its new, dense place."""
+    """Make an operation read and write a result at its new, dense place."""
 
     def moved(tensor: Tensor) -> Tensor:
         if tensor.storage is not storage:
@@ -288,8 +305,9 @@ def _retarget(op: Op, storage: Storage, place: Tensor) -> None:
         ex.leaf(moved(node.tensor)) if node.tensor is not None and node.tensor.storage is storage else None
     )
     if isinstance(op, Pointwise):
+        op.out = moved(op.out)
         op.expr = ex.substitute(op.expr, replace)
     else:
-        op.inputs = [moved(t) for t in op.inputs]
+        op.inputs, op.outputs = [moved(t) for t in op.inputs], [moved(t) for t in op.outputs]
         if op.epilogue is not None:
             op.epilogue = ex.substitute(op.epilogue, replace)

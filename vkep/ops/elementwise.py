@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from vkep import dtypes
 from vkep.lowering.builder import Builder
@@ -43,9 +44,7 @@ _SINGLE = {
     "Atan": "atan({0})",
     "Cos": "cos({0})",
     "Cosh": "cosh({0})",
-    "Exp": "exp({0})",
     "HardSwish": "({0} * clamp({0} * (1.0 / 6.0) + 0.5, 0.0, 1.0))",
-    "Log": "log({0})",
     "Sigmoid": "(1.0 / (1.0 + exp(-{0})))",
     "Sin": "sin({0})",
     "Sinh": "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * {0} * (1.0 / 6.0 + {0} * {0} * (1.0 / 120.0))) : sinh({0}))",
@@ -68,6 +67,66 @@ for _name, _template in _EXACT.items():
     _declare_unary(_name, _template, FLOATING)
 for _name, _template in _SINGLE.items():
     _declare_unary(_name, _template, SINGLE)
+
+
+@operator("Exp", since=6, types={"T": every("Exp", among=FLOATING)})
+def exp(b: Builder, x: Tensor) -> Tensor:
+    if x.dtype.name == "float64":
+        return b.store(_double_exp(b, b.expr("{0}", x)), x.dtype)
+    return b.pointwise("exp({0})", x)
+
+
+@operator("Log", since=6, types={"T": every("Log", among=FLOATING)})
+def log(b: Builder, x: Tensor) -> Tensor:
+    if x.dtype.name == "float64":
+        return b.store(_double_log(b, b.expr("{0}", x)), x.dtype)
+    return b.pointwise("log({0})", x)
+
+
+def _polynomial(variable: str, coefficients: Sequence[float]) -> str:
+    """GLSL for a polynomial in double precision, the constant coefficient first (Horner's scheme)."""
+    code = f"{coefficients[-1]!r}lf"
+    for c in reversed(coefficients[:-1]):
+        code = f"({c!r}lf + {variable} * {code})"
+    return code
+
+
+def _double_exp(b: Builder, x: Expr) -> Expr:
+    """exp in double precision, which GLSL lacks: 2**n times the series of the rest, below ln(2) / 2 in size."""
+    n = b.expr("roundEven(clamp({0}, -800.0lf, 800.0lf) * 1.4426950408889634lf)", x)
+    # ln(2) in two parts, the first with few bits, so that the product with n is exact
+    rest = b.expr("({0} - {1} * 0.693147180369123816490lf - {1} * 1.90821492927058770002e-10lf)", x, n)
+    series = b.expr(_polynomial("{0}", [1 / math.factorial(k) for k in range(14)]), rest)
+    half = b.expr("(int({0}) / 2)", n, ctype="int")
+    power = "packDouble2x32(uvec2(0u, uint({0} + 1023) << 20))"
+    low = b.expr(power, half, ctype="double")
+    high = b.expr(power, b.expr("(int({0}) - {1})", n, half, ctype="int"), ctype="double")
+    infinity = "packDouble2x32(uvec2(0u, 0x7ff00000u))"
+    scaled = b.expr("({0} * {1} * {2})", series, low, high)
+    return b.expr(f"({{0}} > 709.79lf ? {infinity} : ({{0}} < -745.2lf ? 0.0lf : {{1}}))", x, scaled)
+
+
+def _double_log(b: Builder, x: Expr) -> Expr:
+    """log in double precision: the exponent's part, and the series of atanh for a mantissa near 1."""
+    normal = b.expr("({0} < 2.2250738585072014e-308lf ? {0} * 18014398509481984.0lf : {0})", x)  # 2**54
+    words = b.expr("unpackDouble2x32({0})", normal, ctype="uvec2")
+    mantissa = b.expr("packDouble2x32(uvec2({0}.x, ({0}.y & 0xfffffu) | 0x3ff00000u))", words, ctype="double")
+    above = b.expr("({0} > 1.4142135623730951lf)", mantissa, ctype="bool")
+    m = b.expr("({1} ? {0} * 0.5lf : {0})", mantissa, above)
+    exponent = b.expr(
+        "double(int({0}.y >> 20) - 1023 + ({1} ? 1 : 0) - ({2} < 2.2250738585072014e-308lf ? 54 : 0))",
+        words, above, x, ctype="double",
+    )  # fmt: skip
+    s = b.expr("(({0} - 1.0lf) / ({0} + 1.0lf))", m)
+    series = b.expr("(2.0lf * {0} * " + _polynomial("({0} * {0})", [1 / (2 * k + 1) for k in range(12)]) + ")", s)
+    result = b.expr("({0} * 1.90821492927058770002e-10lf + {1} + {0} * 0.693147180369123816490lf)", exponent, series)
+    special = "({0} == 0.0lf ? -{2} : ({0} < 0.0lf || isnan({0}) ? {0} * {3} : (isinf({0}) ? {0} : {1})))"
+    return b.expr(
+        special.replace("{2}", "packDouble2x32(uvec2(0u, 0x7ff00000u))").replace(
+            "{3}", "packDouble2x32(uvec2(0u, 0x7ff80000u))"
+        ),
+        x, result,
+    )  # fmt: skip
 
 
 def _log1p(b: Builder, x: Expr) -> Expr:

@@ -88,7 +88,7 @@ def gather_nd_(b: Builder, data: Tensor, indices: Tensor, *, batch_dims: int = 0
     return out
 
 
-def _scatter_elements(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
+def scatter_elements_(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
     axis = b.axis(axis, data.rank)
     out = b.empty(data.dtype, data.shape)
     b.kernel(
@@ -113,14 +113,14 @@ def _scatter_elements(b: Builder, data: Tensor, indices: Tensor, updates: Tensor
 
 @operator("ScatterElements", since=11, until=15, types={"T": every("ScatterElements"), "Tind": INDICES})
 def scatter_elements_11(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0) -> Tensor:
-    return _scatter_elements(b, data, indices, updates, axis, "none")
+    return scatter_elements_(b, data, indices, updates, axis, "none")
 
 
 @operator("ScatterElements", since=16, types={"T": every("ScatterElements"), "Tind": INDICES})
 def scatter_elements(
     b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
-    return _scatter_elements(b, data, indices, updates, axis, reduction)
+    return scatter_elements_(b, data, indices, updates, axis, reduction)
 
 
 def _scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:

@@ -11,7 +11,7 @@ from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_no
 from vkep.kernels.softmax import softmax
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor, alignment
-from vkep.ops.reduction import middle
+from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.registry import operator
 
@@ -67,8 +67,8 @@ def _batch_norm(
     return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
 
 
-@operator("BatchNormalization", since=7, until=8, types={"T": every("BatchNormalization", among=SINGLE)})
-def batch_normalization_7(
+@operator("BatchNormalization", since=1, until=8, types={"T": every("BatchNormalization", among=SINGLE)})
+def batch_normalization_1(
     b: Builder,
     x: Tensor,
     scale: Tensor,
@@ -78,7 +78,15 @@ def batch_normalization_7(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
+    is_test: int = 0,
+    spatial: int = 1,
+    consumed_inputs: list[int] | None = None,
+    opset: int = 7,
 ) -> Tensor:
+    if opset < 7 and not is_test:
+        b.decline("training mode of a version before 7")
+    if not spatial and scale.size != x.shape[1]:
+        b.decline("statistics of every element (spatial 0)")
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
 
@@ -109,10 +117,19 @@ def batch_normalization(
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     training_mode: int = 0,
-) -> Tensor:
-    if training_mode:
-        b.decline("training mode")
-    return _batch_norm(b, x, scale, bias, mean, var, epsilon)
+) -> list[Tensor]:
+    if not training_mode:
+        return [_batch_norm(b, x, scale, bias, mean, var, epsilon)]
+    axes = [0, *range(2, x.rank)]
+    wide = b.cast(x, DTYPES["float32"])
+    centre = reduce_axes(b, "mean", wide, axes, keepdims=True)
+    spread = reduce_axes(b, "mean", b.pointwise("(({0} - {1}) * ({0} - {1}))", wide, centre), axes, keepdims=True)
+    out = _batch_norm(b, x, scale, bias, b.reshape(centre, mean.shape), b.reshape(spread, var.shape), epsilon)
+    blend = "({0} * {2} + {1} * (1.0 - {2}))"
+    running = [
+        b.pointwise(blend, old, b.reshape(new, old.shape), momentum) for old, new in ((mean, centre), (var, spread))
+    ]
+    return [out, *running]
 
 
 @operator("LayerNormalization", since=17, types={"T": every("LayerNormalization", among=SINGLE)})
@@ -157,7 +174,11 @@ def layer_normalization(
     return [out, *stats]
 
 
-@operator("RMSNormalization", since=23, types={"T": every("RMSNormalization", among=SINGLE), "V": every("RMSNormalization", "V", SINGLE)})
+@operator(
+    "RMSNormalization",
+    since=23,
+    types={"T": every("RMSNormalization", among=SINGLE), "V": every("RMSNormalization", "V", SINGLE)},
+)
 def rms_normalization(
     b: Builder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.kernels.resize import ResizeMode, resize
-from vkep.kernels.sampling import col2im, determinant, grid_sample, roi_align
+from vkep.kernels.sampling import determinant, grid_sample, roi_align
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
+from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator
+from vkep.ops.spatial import Window
 
 _RESIZED = ("float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64")
 
@@ -234,22 +236,19 @@ def col2im_(
     pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     image, block = b.ints(image_shape, "image_shape") or [], b.ints(block_shape, "block_shape") or []
-    rank = len(image)
-    steps, holes, edges = list(strides or [1] * rank), list(dilations or [1] * rank), list(pads or [0] * 2 * rank)
-    windows = [
-        (image[k] + edges[k] + edges[rank + k] - holes[k] * (block[k] - 1) - 1) // steps[k] + 1 for k in range(rank)
-    ]
-    channels = x.shape[1] // math.prod(block)
-    out = b.empty(x.dtype, [x.shape[0], channels, *image])
-    b.kernel(
-        [b.contiguous(x)],
-        [out],
-        lambda t, i, o, _: col2im(
-            x.shape[0] * channels, image, block, windows, steps, holes, edges[:rank], x.dtype.name, t.caps, i[0], o[0]
-        ),
-        flops=x.size,
+    window = Window(
+        kernel=tuple(block),
+        strides=tuple(strides or (1,) * len(image)),
+        dilations=tuple(dilations or (1,) * len(image)),
+        pads=tuple(pads or (0,) * 2 * len(image)),
+        out=tuple(image),
     )
-    return out
+    rank = len(image)
+    counts = [
+        (image[k] + window.pads[k] + window.pads[rank + k] - window.dilations[k] * (block[k] - 1) - 1) // window.strides[k] + 1
+        for k in range(rank)
+    ]
+    return sum_of_windows(b, x, (x.shape[0], x.shape[1] // math.prod(block)), counts, window)
 
 
 @operator("Det", types={"T": every("Det", among=(*SINGLE, "float64"))})

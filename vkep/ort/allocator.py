@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.errors import GpuError
 from vkep.ort.boundary import NULL, CStruct, ffi, status, value
 from vkep.ort.memory import MemoryDomain, domain_of
 from vkep.ort.tensors import address, byte_count, describe, host_bytes
@@ -65,7 +66,14 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
 
     @staticmethod
     def _pointer(take: Callable[[int], int], nbytes: int) -> Any:
-        return ffi.cast("void *", take(nbytes)) if nbytes else NULL
+        if not nbytes:
+            return NULL
+        try:
+            return ffi.cast("void *", take(nbytes))
+        except (MemoryError, GpuError) as error:
+            # the interface has no status here: ONNX Runtime sees a NULL and says "Allocation failed"; this says why
+            logger.error("%s", error)
+            return NULL
 
     def release(self) -> None:
         super().release()

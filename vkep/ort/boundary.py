@@ -81,6 +81,7 @@ class CStruct:
                 cls._members[name] = callback
 
     def __init__(self) -> None:
+        """Call it when all that may fail is done: nobody releases what ONNX Runtime never got."""
         self.pointer = ffi.new(f"{self.struct} *")
         version = "version" if self.struct == "OrtAllocator" else "ort_version_supported"
         setattr(self.pointer, version, API_LEVEL)
@@ -104,6 +105,11 @@ def live_structs() -> dict[str, int]:
     for thing in list(_live.values()):
         counts[thing.struct] = counts.get(thing.struct, 0) + 1
     return counts
+
+
+def live(struct: str) -> list[Any]:
+    """The objects of one kind that ONNX Runtime holds."""
+    return [thing for thing in list(_live.values()) if thing.struct == struct]
 
 
 def behind(pointer: Any) -> Any:

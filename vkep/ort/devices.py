@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: metadata of an OrtEpDevice by which a session's device is found again
 UUID_KEY = "vulkan_uuid"
-_ALIGNMENT = 256
+_ALIGNMENT = 0  # of the device's name only: OrtDevice.make() makes such; the arena aligns to 256 in any case
 
 
 class EpDevices:

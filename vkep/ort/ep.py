@@ -30,15 +30,16 @@ class Ep(CStruct, struct="OrtEp"):
     """One session's provider. It may outlive the factory that made it."""
 
     def __init__(self, ort: Ort, devices: EpDevices, device: DeviceCapabilities, options: EpOptions) -> None:
-        super().__init__()
         self.ort, self._devices, self.options = ort, devices, options
-        self.runtime = Runtime(ort, device, options)
         self._claims: list[Claims] = []
+        self._failure: Exception | None = None
+        self.runtime = Runtime(ort, device, options)
         try:
             self._kernels = KernelRegistry(ort)
         except BaseException:
-            self.release()
+            self.runtime.close()
             raise
+        super().__init__()  # last: from here on ONNX Runtime holds it
 
     @value(NULL)
     def GetName(self) -> Any:
@@ -48,6 +49,13 @@ class Ep(CStruct, struct="OrtEp"):
 
     @status
     def GetCapability(self, graph: Any, info: Any) -> None:
+        try:
+            self._claim(graph, info)
+        except Exception as error:
+            self._failure = error  # ONNX Runtime logs the status and goes on without the provider
+            raise
+
+    def _claim(self, graph: Any, info: Any) -> None:
         view = OrtGraphView(self.ort, graph)
         options = self.options
         claims = claim(
@@ -108,6 +116,8 @@ class Ep(CStruct, struct="OrtEp"):
 
     @status
     def OnSessionInitializationEnd(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         self._claims.clear()  # and with them the host's copies of packed weights
 
     # ---- memory and order
@@ -154,7 +164,5 @@ class Ep(CStruct, struct="OrtEp"):
     def release(self) -> None:
         super().release()
         self._claims.clear()
-        kernels = getattr(self, "_kernels", None)
-        if kernels is not None:
-            kernels.close()
+        self._kernels.close()
         self.runtime.close()

@@ -16,6 +16,7 @@ from vkep.graph.weights import unpack
 from vkep.lowering.partition import Known, lower
 from vkep.lowering.program import CpuStep, HostValue, IslandStep, Placement, Program, ValueSpec
 from vkep.ort.boundary import CStruct, ffi, lib, status, value
+from vkep.ort.graph import OrtWeight
 from vkep.ort.memory import PointerTensor, domain_of
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
@@ -62,7 +63,6 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         *,
         name: str = "",
     ) -> None:
-        super().__init__()
         self.runtime, self.name = runtime, name
         self._graph: Graph | None = graph
         self._opsets, self._ir_version = opsets, ir_version
@@ -79,9 +79,17 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 dims = tuple(int(d) for d in infos[n].shape or ())  # type: ignore[arg-type]
                 signature += [infos[n].elem_type, len(dims), *dims]
             key = np.array(signature, np.int64).tobytes()
-            with self.cache.use(key, lambda: self._make(key, program)):
-                pass
-            self._graph = None  # ONNX Runtime holds every run to the shapes; the weights are on the device now
+            with self.cache.use(key, lambda: self._make(key, program)) as executable:
+                later = not all(isinstance(s, IslandExecutor) for s in executable.steps)
+            if not later:
+                executable.program = Program((), {}, executable.program.placements)  # lets the weights go
+            self._graph = None  # ONNX Runtime holds every run to the shapes
+        else:
+            later = True
+        for weight in graph.weights.values():
+            if isinstance(weight, OrtWeight):
+                weight.detach(keep=later)
+        super().__init__()  # last: from here on ONNX Runtime holds it
 
     # ---- ONNX Runtime's members
 
@@ -229,7 +237,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                     runner = PlanRunner(runtime.delegate, step.plan, step.weights, concurrency=options.concurrency)
                     steps.append(IslandExecutor(step, runner))
                 elif isinstance(step, CpuStep):
-                    steps.append(CpuRunner(step, self._opsets, self._ir_version))
+                    steps.append(CpuRunner(step, self._opsets))
                 else:
                     caps = runtime.delegate.capabilities
                     steps.append(DeferredExecutor(step, self._ready, self._opsets, caps, options.plan_cache_size))

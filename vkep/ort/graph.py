@@ -24,7 +24,11 @@ _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5
 
 
 class OrtWeight(Weight):
-    """A constant initializer in ONNX Runtime's memory, copied at its first use (ONNX Runtime drops its own later)."""
+    """A constant initializer in ONNX Runtime's memory, copied at its first use.
+
+    ONNX Runtime drops its own when the session is made, so before that whoever holds the weight says by `detach` whether
+    it will still be wanted.
+    """
 
     def __init__(self, name: str, tensor: Any) -> None:
         super().__init__(name, shape_of(tensor), tensor.type)
@@ -33,9 +37,17 @@ class OrtWeight(Weight):
 
     def array(self) -> np.ndarray:
         if self._array is None:
+            if self._tensor is None:
+                raise AssertionError(f"weight {self.name!r} is asked for after ONNX Runtime dropped it")
             self._array = tensor_array(self._tensor)
             self._tensor = None
         return self._array
+
+    def detach(self, *, keep: bool) -> None:
+        """ONNX Runtime's memory is about to go; ``keep``: copy it before."""
+        if keep and self._tensor is not None:
+            self.array()
+        self._tensor = None
 
 
 class MappedWeight(Weight):
@@ -183,26 +195,20 @@ class OrtGraphView:
         return bytes(ffi.buffer(buffer, needed[0]))
 
     def _bodies(self, pointer: Any, node: onnx.NodeProto) -> None:
-        """The bodies of If, Loop and Scan, enough to know what they read."""
+        """Stand-ins for the bodies of If, Loop and Scan that read what these read: vkep runs no body, it only must know."""
         ort, api = self.ort, self.ort.api
         count = ort.get(api.Node_GetNumSubgraphs, "size_t", pointer)
         if not count:
             return
         graphs, names = ffi.new("OrtGraph const *[]", count), ffi.new("char const *[]", count)
         ort.check(api.Node_GetSubgraphs(pointer, graphs, count, names))
+        kind = "OrtValueInfo const *"
+        reads = ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer)
         for i in range(count):
             attribute = node.attribute.add(name=ffi.string(names[i]).decode(), type=onnx.AttributeProto.GRAPH)
-            body = attribute.g
-            body.name = ort.text(api.Graph_GetName, graphs[i])
-            kind = "OrtValueInfo const *"
-            for info in ort.items(api.Graph_GetNumInputs, api.Graph_GetInputs, kind, graphs[i]):
-                body.input.add(name=ort.text(api.GetValueInfoName, info))
-            for info in ort.items(api.Graph_GetNumInitializers, api.Graph_GetInitializers, kind, graphs[i]):
-                body.initializer.add(name=ort.text(api.GetValueInfoName, info))
-            for inner in ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", graphs[i]):
-                self._node(inner, body)
-            for info in ort.items(api.Graph_GetNumOutputs, api.Graph_GetOutputs, kind, graphs[i]):
-                body.output.add(name=ort.text(api.GetValueInfoName, info))
+            attribute.g.name = f"body {i}"
+            for position, info in enumerate(reads):
+                attribute.g.node.add(op_type="Identity", input=[self._name(info)], output=[f"read {i} {position}"])
 
     def _starts(self, graph: Graph) -> tuple[Mapping[str, Weight], tuple[ValueInfo, ...]]:
         """Constants and inputs: what the nodes read and do not make."""

@@ -72,8 +72,7 @@ class Range:
         return (
             self.space is other.space
             and self.index == other.index
-            and self.start < other.end
-            and other.start < self.end
+            and max(self.start, other.start) < min(self.end, other.end)
         )
 
 

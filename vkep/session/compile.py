@@ -21,7 +21,7 @@ class Compiler:
 
     def __init__(self, delegate: VulkanDelegate, options: SessionOptions, model: Model) -> None:
         self._delegate, self._options = delegate, options
-        self._opsets, self._ir_version = model.opsets, model.ir_version
+        self._opsets = model.opsets
 
     def __call__(self, program: Program) -> Executable:
         """Compile and upload. Raises `UnsupportedModelError` where ``fallback="error"`` refuses the CPU, or a node runs
@@ -50,5 +50,5 @@ class Compiler:
             runner = PlanRunner(self._delegate, step.plan, step.weights, concurrency=concurrency, progress=progress)
             return IslandExecutor(step, runner)
         if isinstance(step, CpuStep):
-            return CpuRunner(step, self._opsets, self._ir_version)
+            return CpuRunner(step, self._opsets)
         return DeferredExecutor(step, self, self._opsets, self._delegate.capabilities, self._options.plan_cache_size)

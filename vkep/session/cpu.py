@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,26 @@ from vkep.lowering.program import CpuStep
 
 logger = logging.getLogger("vkep.cpu")
 
+#: runs the group: inputs by name to outputs in order
+Evaluate = Callable[[Mapping[str, Any]], Sequence[Any]]
+MakeEvaluator = Callable[[onnx.ModelProto, list[str]], Evaluate]
+
 
 class CpuRunner:
-    """A group of nodes on the CPU. The evaluator is made at the first run, when the inputs' types are known."""
+    """A group of nodes on the CPU.
 
-    def __init__(self, step: CpuStep, opsets: Mapping[str, int], ir_version: int) -> None:
+    The evaluator is chosen at the first run, when the inputs' types are known: onnxruntime, or onnx's reference where that
+    is not installed or refuses the nodes (an opset or type newer than it knows). ``engine`` says which.
+    """
+
+    def __init__(self, step: CpuStep, opsets: Mapping[str, int]) -> None:
         self.step = step
-        self._opsets, self._ir_version = opsets, ir_version
-        self._run: Any = None
-        self.engine = "onnxruntime" if importlib.util.find_spec("onnxruntime") else "onnx.reference"
+        self._opsets = opsets
+        self._run: Evaluate | None = None
+        self._engines: dict[str, MakeEvaluator] = {"onnx.reference": _reference}
+        if importlib.util.find_spec("onnxruntime"):
+            self._engines = {"onnxruntime": _onnxruntime, **self._engines}
+        self.engine = next(iter(self._engines))
         unknown = [
             f"{node.title}: {reason}"
             for node, reason in zip(step.nodes, step.reasons, strict=True)
@@ -38,35 +49,33 @@ class CpuRunner:
             )
 
     def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name. Raises `VkepError` with the evaluator's message when a node fails."""
+        """Outputs by name. Raises `VkepError` with the evaluators' messages when a node fails."""
         feeds = {name: values[name] for name in self.step.inputs}
-        try:
-            if self._run is None:
-                self._run = self._make(feeds)
-            results = self._run(feeds)
-        except VkepError:
-            raise
-        except Exception as error:  # whatever the evaluator raises, with where it came from
-            nodes = ", ".join(n.title for n in self.step.nodes)
-            raise VkepError(f"on the CPU ({self.engine}), {nodes}: {error}") from error
+        if self._run is None:
+            results = self._first_run(feeds)
+        else:
+            try:
+                results = self._run(feeds)
+            except Exception as error:  # whatever the evaluator raises, with where it came from
+                raise VkepError(f"on the CPU ({self.engine}), {self._nodes()}: {error}") from error
         return dict(zip(self.step.outputs, results, strict=True))
 
-    def _make(self, feeds: Mapping[str, Any]) -> Any:
-        model = self._model(feeds)
-        outputs = list(self.step.outputs)
-        if self.engine == "onnxruntime":
-            import onnxruntime
+    def _first_run(self, feeds: Mapping[str, Any]) -> Sequence[Any]:
+        failures = []
+        for engine, make in self._engines.items():
+            try:
+                evaluate = make(self._model(feeds), list(self.step.outputs))
+                results = evaluate(feeds)
+            except Exception as error:  # the next evaluator may take what this one refuses
+                failures.append(f"{engine}: {str(error).strip()}")
+                logger.info("%s refuses %s: %s", engine, self._nodes(), error)
+                continue
+            self.engine, self._run = engine, evaluate
+            return results
+        raise VkepError(f"on the CPU, {self._nodes()}:\n  " + "\n  ".join(failures))
 
-            options = onnxruntime.SessionOptions()
-            options.log_severity_level = 3
-            session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-            return lambda values: session.run(outputs, values)
-        from onnx.reference import ReferenceEvaluator
-
-        evaluator = ReferenceEvaluator(model)
-        return lambda values: evaluator.run(outputs, values)
+    def _nodes(self) -> str:
+        return ", ".join(n.title for n in self.step.nodes)
 
     def _model(self, feeds: Mapping[str, Any]) -> onnx.ModelProto:
         inputs = [onnx.ValueInfoProto(name=name, type=_type_of(value)) for name, value in feeds.items()]
@@ -81,6 +90,25 @@ class CpuRunner:
         # the least that the opsets need: an evaluator may be older than the model's IR version, which these nodes do not use
         ir_version = max(helper.find_min_ir_version_for(opsets, ignore_unknown=True), 8)
         return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+
+
+def _onnxruntime(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what it refuses is raised, and may be taken by the next evaluator
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    opaque = [o.type for o in session.get_outputs() if any(kind in o.type for kind in ("float8", "float4", "int4", "int2"))]
+    if opaque:  # onnxruntime hands these out as plain bytes
+        raise TypeError(f"onnxruntime has no numpy form for {opaque[0]}")
+    return lambda values: session.run(outputs, dict(values))
+
+
+def _reference(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(model)
+    return lambda values: list(evaluator.run(outputs, dict(values)))
 
 
 def _type_of(value: Any) -> onnx.TypeProto:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,6 +43,20 @@ class Op:
 
 
 @dataclass(frozen=True, eq=False)
+class Quantized:
+    """That a float tensor equals ``(ints - zero) * scale``: what QDQ models say of the tensors between their nodes.
+
+    ``ints`` is int8 (``zero`` of int8) or an int32 accumulator (``zero`` 0); ``scale`` a number, or one for each entry
+    of the logical axis ``axis``.
+    """
+
+    ints: Tensor
+    scale: Array
+    zero: int
+    axis: int = -1  #: -1: one scale for all
+
+
+@dataclass(frozen=True, eq=False)
 class Tensor:
     """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may lie otherwise.
 
@@ -52,6 +66,7 @@ class Tensor:
     value: Value
     perm: tuple[int, ...]
     scalar: bool = False
+    quantized: Quantized | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,12 +203,21 @@ class GraphBuilder:
     @staticmethod
     def permute(tensor: Tensor, perm: Sequence[int]) -> Tensor:
         """ONNX's Transpose: costs nothing until someone needs the order."""
-        return Tensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar)
+        known = tensor.quantized
+        if known is not None:
+            axis = list(perm).index(known.axis) if known.axis >= 0 else -1
+            known = Quantized(GraphBuilder.permute(known.ints, perm), known.scale, known.zero, axis)
+        return Tensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known)
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         shape = tuple(int(d) for d in shape)
         if shape == tensor.shape:
             return tensor
+        known = tensor.quantized
+        if known is not None and known.axis < 0:
+            plain = self.reshape(Tensor(tensor.value, tensor.perm, tensor.scalar), shape)
+            ints = self.reshape(known.ints, shape)
+            return replace(plain, quantized=Quantized(ints, known.scale, known.zero))
         value = self.ordered(tensor)
         physical = shape or (1,)
         if value.array is not None:
@@ -204,7 +228,14 @@ class GraphBuilder:
 
     # ---- elementwise
 
-    def elementwise(self, name: str, *tensors: Tensor, dtype: str | None = None, tail: Sequence[Value] = (), **attributes: str) -> Tensor:
+    def elementwise(
+        self,
+        name: str,
+        *tensors: Tensor,
+        dtype: str | None = None,
+        tail: Sequence[Value] = (),
+        attributes: Mapping[str, str] | None = None,
+    ) -> Tensor:
         """Apply an operation element by element, with numpy's broadcasting.
 
         ``tail`` are further operands (MUL's shift); ``dtype`` the result's where it is not the first operand's. The
@@ -218,7 +249,7 @@ class GraphBuilder:
         order = tuple(int(i) for i in np.argsort(lead.perm))
         values = [self.ordered(t, order) for t in wide]
         physical = [(*shape, 1)[i] if not shape else shape[i] for i in order]
-        result = self.op(name, [*values, *tail], physical, dtype, **attributes)
+        result = self.op(name, [*values, *tail], physical, dtype, **(attributes or {}))
         return Tensor(result, lead.perm, scalar=not shape)
 
     def _widen(self, tensor: Tensor, rank: int) -> Tensor:
@@ -236,7 +267,7 @@ class GraphBuilder:
         return self.reshape(Tensor(tensor.value, tensor.perm), (1,) * missing + shape)
 
     def unary(self, name: str, x: Tensor, **attributes: str) -> Tensor:
-        return self.elementwise(name, x, **attributes)
+        return self.elementwise(name, x, attributes=attributes)
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         return self.elementwise("mul", x, y, tail=[self.zero_point("int8")])
@@ -252,10 +283,10 @@ class GraphBuilder:
         return self.elementwise("negate", x, tail=[zero, zero])
 
     def maximum(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.elementwise("maximum", x, y, nan_mode=PROPAGATE)
+        return self.elementwise("maximum", x, y, attributes={"nan_mode": PROPAGATE})
 
     def minimum(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.elementwise("minimum", x, y, nan_mode=PROPAGATE)
+        return self.elementwise("minimum", x, y, attributes={"nan_mode": PROPAGATE})
 
     def select(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return self.elementwise("select", condition, x, y, dtype=x.dtype)

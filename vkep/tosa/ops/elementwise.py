@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from vkep import dtypes
+from vkep.errors import Decline
 from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
+from vkep.tosa.ops.quantized import added, clamped
 from vkep.tosa.registry import ANY, FLOATS, NUMBERS, constant_of, tosa_operator
 
 # ---- one TOSA operation
@@ -73,7 +75,7 @@ def tan(b: GraphBuilder, x: Tensor) -> Tensor:
 
 @tosa_operator("Relu", types=(*FLOATS, "int8", "int16"), since=6)
 def relu(b: GraphBuilder, x: Tensor) -> Tensor:
-    return b.clamp(x, 0, _top(x))
+    return clamped(b, x, b.clamp(x, 0, _top(x)), 0, None)
 
 
 def _top(x: Tensor) -> float | None:
@@ -94,7 +96,7 @@ def clip(b: GraphBuilder, x: Tensor, min: Tensor | None = None, max: Tensor | No
     high = float(constant_of(max, "max").reshape(-1)[0]) if max is not None else top
     if low is not None and high is not None and low > high:
         b.decline("min above max")
-    return b.clamp(x, low, high)
+    return clamped(b, x, b.clamp(x, low, high), low, high)
 
 
 @tosa_operator("LeakyRelu", types=FLOATS, since=6)
@@ -190,7 +192,7 @@ def gelu(b: GraphBuilder, x: Tensor, *, approximate: str = "none") -> Tensor:
 
 @tosa_operator("Add", types=NUMBERS, since=7)
 def add(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
-    return b.add(x, y)
+    return added(b, x, y, b.add(x, y))
 
 
 @tosa_operator("Sub", types=NUMBERS, since=7)
@@ -228,7 +230,7 @@ def pow_(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
             return b.unary("reciprocal", x)
     if y.dtype != x.dtype:
         b.decline(f"a base of {x.dtype} and an exponent of {y.dtype}")
-    b.decline("TOSA's POW has no result for a negative base")
+    raise Decline("TOSA's POW has no result for a negative base")
 
 
 for _onnx, _tosa in (("Greater", "greater"), ("Equal", "equal")):
@@ -293,8 +295,8 @@ def min_(b: GraphBuilder, *inputs: Tensor) -> Tensor:
 def _chain(b: GraphBuilder, name: str, inputs: tuple[Tensor, ...]) -> Tensor:
     result = inputs[0]
     for other in inputs[1:]:
-        extra = {"nan_mode": PROPAGATE} if name in ("maximum", "minimum") else {}
-        result = b.elementwise(name, result, other, **extra)
+        extra = {"nan_mode": PROPAGATE} if name in ("maximum", "minimum") else None
+        result = b.elementwise(name, result, other, attributes=extra)
     return result
 
 

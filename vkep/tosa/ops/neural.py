@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor, Value, ints
+from vkep.tosa.ops import quantized
 from vkep.tosa.ops.movement import pad_of, slice_of, tile_of
 from vkep.tosa.ops.reduction import mean_of
 from vkep.tosa.registry import FLOATS, constant_of, tosa_operator
@@ -88,6 +89,14 @@ def conv(
     strides, dilations = list(strides or [1] * spatial), list(dilations or [1] * spatial)
     window = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
     x, sides = exact(b, x, spatial_pads(b, x.shape[2:], window, strides, pads, auto_pad), window, strides)
+    known = quantized.product(x, w, 1, 0)
+    shift = quantized.bias_of(b, bias, known[2], w.shape[0]) if known is not None else None
+    if known is not None and shift is not None:
+        left, right, scale, axis = known
+        ints = convolve(
+            b, left.ints, right.ints, shift, sides, strides, dilations, group, left.zero, right.zero, "int32"
+        )
+        return quantized.accumulated(b, ints, scale, axis)
     if bias is None:
         bias = b.constant(np.zeros(w.shape[0], np.dtype(x.dtype)))
     return convolve(b, x, w, bias, sides, strides, dilations, group, 0, 0, x.dtype)
@@ -281,8 +290,13 @@ def max_pool(
     if x.rank != 4:
         b.decline(f"pooling over {x.rank - 2} axes")
     low = -math.inf if x.dtype in FLOATS else -128
+    known = quantized.same_everywhere(x)
     x, sides, steps = _pool_window(b, x, kernel_shape, strides, pads, auto_pad, ceil_mode, low)
-    return _pooled(b, "max_pool2d", x, kernel_shape, sides, steps)
+    made = _pooled(b, "max_pool2d", x, kernel_shape, sides, steps)
+    if known is None:
+        return made
+    ints, sides, steps = _pool_window(b, known.ints, kernel_shape, strides, pads, auto_pad, ceil_mode, -128)
+    return quantized.pooled(made, known, _pooled(b, "max_pool2d", ints, kernel_shape, sides, steps))
 
 
 @tosa_operator("AveragePool", types=FLOATS)
@@ -348,11 +362,20 @@ def matmul(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
     if y.rank == 1:
         made = matmul(b, x, b.reshape(y, (*y.shape, 1)))
         return b.reshape(made, made.shape[:-1])
+    known = quantized.product(x, y, max(x.rank, y.rank) - 1, y.rank - 1)
+    if known is not None:
+        left, right, scale, axis = known
+        ints = _matmul(b, left.ints, right.ints, "int32", left.zero, right.zero)
+        return quantized.accumulated(b, ints, scale, axis)
+    return _matmul(b, x, y, x.dtype, 0, 0)
+
+
+def _matmul(b: GraphBuilder, x: Tensor, y: Tensor, dtype: str, x_zero: int, y_zero: int) -> Tensor:
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     rows, inner, columns = x.shape[-2], x.shape[-1], y.shape[-1]
     if math.prod(y.shape[:-2]) == 1:  # one matrix for all rows
         left = b.ordered(b.reshape(x, (1, x.size // inner, inner)))
-        value = matmul_3d(b, left, b.ordered(b.reshape(y, (1, inner, columns))), x.dtype)
+        value = matmul_3d(b, left, b.ordered(b.reshape(y, (1, inner, columns))), dtype, x_zero, y_zero)
     else:
         def full(t: Tensor) -> Value:
             grown = b.reshape(t, (1,) * (len(batch) + 2 - t.rank) + t.shape)
@@ -360,7 +383,7 @@ def matmul(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
             tiled = tile_of(b, grown, repeats)
             return b.ordered(b.reshape(tiled, (math.prod(batch), *t.shape[-2:])))
 
-        value = matmul_3d(b, full(x), full(y), x.dtype)
+        value = matmul_3d(b, full(x), full(y), dtype, x_zero, y_zero)
     return b.reshape(b.tensor(value), (*batch, rows, columns))
 
 
@@ -377,6 +400,11 @@ def gemm(
     transB: int = 0,
 ) -> Tensor:
     made = matmul(b, b.permute(x, (1, 0)) if transA else x, b.permute(y, (1, 0)) if transB else y)
+    known = made.quantized
+    if known is not None and alpha == 1 and beta == 1 and bias is not None and bias.rank == 1:
+        shift = quantized.bias_of(b, bias, known.scale, made.shape[-1])
+        if shift is not None:
+            return quantized.accumulated(b, b.add(known.ints, shift), known.scale, known.axis)
     if alpha != 1:
         made = b.mul(made, b.fill(made, alpha))
     if bias is None:

@@ -1,0 +1,90 @@
+"""Fusion changes how a graph is computed, never what: random graphs with and without it, against onnx's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from tests.lowering.graphs import RandomGraph
+from tests.session.models import model
+from vkep import InferenceSession
+from vkep.lowering import partition
+
+Open = Callable[..., InferenceSession]
+
+
+@pytest.fixture
+def unfused(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Switches fusion off: every operation as its function wrote it."""
+
+    def switch(off: bool) -> None:
+        monkeypatch.undo()
+        if off:
+            monkeypatch.setattr(partition, "optimize", lambda ops, results: list(ops))
+
+    return switch
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_graphs(open_session: Open, unfused: Callable[[bool], None], seed: int) -> None:
+    graph = RandomGraph(np.random.default_rng(seed))
+    proto = graph.model(size=6 + seed)
+    feeds = graph.feeds()
+    expected = ReferenceEvaluator(proto).run(None, feeds)
+    dispatches = []
+    for off in (False, True):
+        unfused(off)
+        session = open_session(proto)
+        report = session.report()
+        assert report.all_on_vulkan, str(report)
+        dispatches.append(sum(i.dispatches for i in report.islands))
+        names = [a.name for a in session.get_outputs()]
+        for name, got, want in zip(names, session.run(None, feeds), expected, strict=True):
+            assert got.shape == want.shape and got.dtype == want.dtype
+            np.testing.assert_allclose(
+                got, want, rtol=2e-4, atol=2e-4, err_msg=f"{name}, fusion {'off' if off else 'on'}"
+            )
+    assert dispatches[0] <= dispatches[1], "fusion only saves dispatches"
+
+
+def _dispatches(open_session: Open, text: str) -> int:
+    return sum(i.dispatches for i in open_session(model(text)).report().islands)
+
+
+@pytest.mark.parametrize(
+    ("text", "dispatches"),
+    [
+        ("g (float[4,8] x, float[8] b) => (float[4,8] y) { a = Add(x, b) c = Mul(a, x) d = Tanh(c) y = Neg(d) }", 1),
+        (
+            "g (float[4,8] x, float[8,8] w, float[8] b) => (float[4,8] y) { a = MatMul(x, w) c = Add(a, b) y = Relu(c) }",
+            1,
+        ),
+        ("g (float[4,8] x, float[8,8] w) => (float[8,4] y) { a = MatMul(x, w) y = Transpose(a) }", 2),
+        ("g (float[4,8] x, float[4,8] z) => (float[8,8] y) { a = Neg(x) b = Exp(z) y = Concat<axis=0>(a, b) }", 2),
+        ("g (float[4,8] x) => (float[4,8] y, float[4,8] a) { a = Neg(x) y = Exp(a) }", 2),
+        ("g (float[4,8] x) => (float[8,4] y) { a = Transpose(x) b = Neg(a) y = Exp(b) }", 1),
+        (
+            "g (float[4,8] x) => (float[2,16] y) { s = Constant<value = int64[2] {2, 16}>() a = Neg(x) b = Reshape(a, s) y = Exp(b) }",
+            1,
+        ),
+    ],
+    ids=["chain", "epilogue", "transposed", "concat", "both", "view", "reshaped"],
+)
+def test_what_fuses(open_session: Open, text: str, dispatches: int) -> None:
+    assert _dispatches(open_session, text) == dispatches
+
+
+def test_a_value_that_is_read_twice_is_computed_once(open_session: Open, rng: np.random.Generator) -> None:
+    proto = model(
+        """g (float[4,8] x, float[8,8] w) => (float[4,8] y) {
+        a = MatMul(x, w) s = Sigmoid(a) y = Mul(a, s) }"""
+    )
+    session = open_session(proto)
+    assert [i.dispatches for i in session.report().islands] == [1], "both reads are the epilogue's value"
+    feeds: dict[str, Any] = {n: rng.standard_normal(s, np.float32) for n, s in (("x", (4, 8)), ("w", (8, 8)))}
+    product = feeds["x"] @ feeds["w"]
+    np.testing.assert_allclose(session.run(None, feeds)[0], product / (1 + np.exp(-product)), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,123 @@
+"""Sessions of ONNX Runtime on vkep's provider: registered once, never falling back, who-ran-what at hand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+if TYPE_CHECKING:
+    from gpu_shared import DeviceInfo
+
+ASSIGNMENT = "session.record_ep_graph_assignment_info"
+OpenSession = Callable[..., Any]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = why_not()
+    for item in items:
+        if reason and "tests/ort" in item.path.as_posix():
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_not() -> str:
+    try:
+        import onnxruntime
+    except ImportError:
+        return "onnxruntime is not installed"
+    version = tuple(int(n) for n in re.findall(r"\d+", onnxruntime.__version__)[:2])
+    if version < (1, 29):
+        return f"onnxruntime {onnxruntime.__version__} is older than 1.29"
+    if not any(shutil.which(c) for c in ("cc", "gcc", "clang")):
+        return "no C compiler for the plugin library"
+    return ""
+
+
+def graph(text: str, *, opset: int = 18, domains: str = "") -> bytes:
+    """A model from ONNX text: ``name (inputs) => (outputs) <constants> { nodes }``."""
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}{domains}]> {text}')
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def where(session: Any) -> dict[str, Counter[str]]:
+    """Operators by provider, as ONNX Runtime assigned them."""
+    found: dict[str, Counter[str]] = {}
+    for part in session.get_provider_graph_assignment_info():
+        found.setdefault(part.ep_name, Counter()).update(n.op_type for n in part.get_nodes())
+    return found
+
+
+def reference(model: bytes, feeds: dict[str, Any]) -> list[Any]:
+    """What ONNX Runtime's CPU provider gives."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+@pytest.fixture(scope="session")
+def registered(vulkan: DeviceInfo) -> Any:
+    """The module, with the provider registered for the whole run."""
+    import vkep.ort
+
+    vkep.ort.register()
+    return vkep.ort
+
+
+@pytest.fixture
+def session(registered: Any) -> Iterator[OpenSession]:
+    """Opens a session on Vulkan that must not fall back; ``all_on_vulkan`` (default) holds ONNX Runtime's own assignment to
+    that.
+    """
+    import onnxruntime
+
+    opened: list[Any] = []
+
+    def open_(
+        model: Any, *, all_on_vulkan: bool = True, entries: dict[str, str] | None = None, **options: Any
+    ) -> Any:
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 4
+        settings.add_session_config_entry(ASSIGNMENT, "1")
+        for key, value in (entries or {}).items():
+            settings.add_session_config_entry(key, value)
+        provider = (registered.EP_NAME, {k: str(v) for k, v in options.items()})
+        made = onnxruntime.InferenceSession(model, settings, providers=[provider], enable_fallback=0)
+        made.disable_fallback()
+        opened.append(made)
+        if all_on_vulkan:
+            assert set(where(made)) == {registered.EP_NAME}
+        return made
+
+    yield open_
+    opened.clear()
+
+
+@pytest.fixture
+def on_gpu(registered: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
+    """Makes an OrtValue in the provider's memory."""
+    import onnxruntime
+
+    vendor = device_of(registered).device.vendor_id
+    return lambda array: onnxruntime.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor)
+
+
+def device_of(registered: Any) -> Any:
+    import onnxruntime
+
+    return next(d for d in onnxruntime.get_ep_devices() if d.ep_name == registered.EP_NAME)
+
+
+def gpu_device(registered: Any) -> Any:
+    """The OrtDevice that outputs are bound to."""
+    import onnxruntime
+
+    vendor = device_of(registered).device.vendor_id
+    return onnxruntime.OrtDevice.make("gpu", 0, vendor_id=vendor)._get_c_device()

@@ -1,0 +1,165 @@
+"""OrtValues in device memory: binding them, handing them on, copying them, and the allocators behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.ort.conftest import OpenSession, device_of, gpu_device, graph
+
+DOUBLE = graph("g (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }")
+SQUARE = graph("g (float[2,3] x) => (float[2,3] y) { y = Mul(x, x) }")
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+OnGpu = Callable[[np.ndarray[Any, Any]], Any]
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every copy between host and device while the test runs."""
+    from vkep.ort.memory import MemoryDomain
+
+    seen: list[str] = []
+    for name in ("upload", "download"):
+        original = getattr(MemoryDomain, name)
+
+        def spy(self: Any, *args: Any, _name: str = name, _original: Any = original) -> Any:
+            seen.append(_name)
+            return _original(self, *args)
+
+        monkeypatch.setattr(MemoryDomain, name, spy)
+    yield seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool"])
+def test_values_come_back_as_they_went(on_gpu: OnGpu, dtype: str) -> None:
+    array = (np.arange(1000) % 2).astype(dtype).reshape(10, 100)
+    value = on_gpu(array)
+    assert value.device_name() != "cpu"
+    np.testing.assert_array_equal(value.numpy(), array)
+    value.update_inplace(array[::-1].copy())
+    np.testing.assert_array_equal(value.numpy(), array[::-1])
+
+
+def test_an_empty_value(on_gpu: OnGpu) -> None:
+    assert on_gpu(np.zeros((0, 4), np.float32)).numpy().shape == (0, 4)
+
+
+def test_bound_inputs_and_outputs_are_not_copied(
+    session: OpenSession, registered: Any, on_gpu: OnGpu, copies: list[str]
+) -> None:
+    made = session(DOUBLE)
+    source, target = on_gpu(X), on_gpu(np.zeros_like(X))
+    binding = made.io_binding()
+    binding.bind_ortvalue_input("x", source)
+    binding.bind_ortvalue_output("y", target)
+    made.run_with_iobinding(binding)
+    copies.clear()
+    for _ in range(3):
+        made.run_with_iobinding(binding)
+    assert copies == []
+    np.testing.assert_array_equal(target.numpy(), 2 * X)
+    source.update_inplace(X * 10)
+    made.run_with_iobinding(binding)
+    np.testing.assert_array_equal(target.numpy(), 20 * X)
+
+
+def test_an_output_that_onnxruntime_allocates(session: OpenSession, registered: Any, on_gpu: OnGpu) -> None:
+    made = session(DOUBLE)
+    binding = made.io_binding()
+    binding.bind_ortvalue_input("x", on_gpu(X))
+    binding._iobinding.bind_output("y", gpu_device(registered))
+    made.run_with_iobinding(binding)
+    result = binding.get_outputs()[0]
+    assert result.device_name() != "cpu"
+    np.testing.assert_array_equal(result.numpy(), 2 * X)
+
+
+def test_a_host_input_and_a_host_output_around_device_memory(session: OpenSession, on_gpu: OnGpu) -> None:
+    made = session(DOUBLE)
+    binding = made.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_output("y")
+    binding.synchronize_inputs()
+    made.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], 2 * X)
+
+
+def test_a_chain_of_sessions_hands_a_tensor_over(session: OpenSession, on_gpu: OnGpu, copies: list[str]) -> None:
+    first, second = session(DOUBLE), session(SQUARE)
+    source, between, end = on_gpu(X), on_gpu(np.zeros_like(X)), on_gpu(np.zeros_like(X))
+    bindings = []
+    for made, (a, b) in ((first, (source, between)), (second, (between, end))):
+        binding = made.io_binding()
+        binding.bind_ortvalue_input("x", a)
+        binding.bind_ortvalue_output("y", b)
+        bindings.append((made, binding))
+    copies.clear()
+    for _ in range(20):
+        for made, binding in bindings:
+            made.run_with_iobinding(binding)
+    assert copies == []
+    np.testing.assert_array_equal(end.numpy(), (2 * X) ** 2)
+
+
+def test_a_tensor_of_another_context_is_refused(session: OpenSession, on_gpu: OnGpu) -> None:
+    made = session(DOUBLE, token="elsewhere")
+    binding = made.io_binding()
+    binding.bind_ortvalue_input("x", on_gpu(X))
+    binding.bind_output("y")
+    with pytest.raises(RuntimeError, match="lies on the context default:0, and this session runs on elsewhere:0"):
+        made.run_with_iobinding(binding)
+
+
+def test_a_value_outlives_its_session(session: OpenSession, registered: Any, on_gpu: OnGpu) -> None:
+    made = session(DOUBLE)
+    binding = made.io_binding()
+    binding.bind_ortvalue_input("x", on_gpu(X))
+    binding._iobinding.bind_output("y", gpu_device(registered))
+    made.run_with_iobinding(binding)
+    result = binding.get_outputs()[0]
+    del binding, made
+    np.testing.assert_array_equal(result.numpy(), 2 * X)
+
+
+def test_sessions_tell_where_their_inputs_and_outputs_lie(session: OpenSession, registered: Any) -> None:
+    on_device, on_host = session(DOUBLE), session(DOUBLE, io="host")
+    vendor = device_of(registered).device.vendor_id
+    assert on_device.get_input_memory_infos()[0].device_vendor_id == vendor
+    assert on_host.get_input_memory_infos()[0].name == "Cpu"
+
+
+def test_a_run_may_shrink_the_arena(session: OpenSession, registered: Any) -> None:
+    from vkep.ort.boundary import live
+
+    made = session(graph("g (float[n] x) => (float[n] y) { y = Add(x, x) }"), token="shrinking")
+    big = np.ones(3_000_000, np.float32)
+    made.run(None, {"x": big})
+    arena = next(ep for ep in live("OrtEp") if ep.runtime.context.label == "shrinking:0").runtime.domain.arena
+    before = arena.stats
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "gpu:0")
+    made.run(None, {"x": np.ones(4, np.float32)}, options)
+    after = arena.stats
+    assert after.num_arena_shrinkages > before.num_arena_shrinkages
+    assert after.total_allocated_bytes < before.total_allocated_bytes
+
+
+def test_the_domain_finds_and_counts_its_blocks(registered: Any, on_gpu: OnGpu) -> None:
+    from vkep.ort.memory import domain_of
+
+    value = on_gpu(X)
+    domain = domain_of(value.data_ptr())
+    block, offset = domain.find(value.data_ptr() + 8)
+    assert (offset, block.size >= X.nbytes) == (8, True)
+    with pytest.raises(ValueError, match="no block starts at"):
+        domain.free(value.data_ptr() + 8)
+    live = domain.live_blocks
+    del value
+    assert domain.live_blocks == live - 1
+    with pytest.raises(ValueError, match="is no pointer of vkep's"):
+        domain_of(0x7FFF << 48)

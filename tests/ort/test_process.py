@@ -1,0 +1,166 @@
+"""Ends and beginnings, each in a process of its own: exit with live sessions, unregistering, forking, many sessions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+PRELUDE = """
+import gc, os, sys
+import numpy as np, onnxruntime
+import vkep.ort
+from tests.ort.conftest import graph, where
+EP = vkep.ort.EP_NAME
+ADD = graph("g (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }")
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+def open_session(model=ADD, **options):
+    made = onnxruntime.InferenceSession(model, providers=[(EP, options)], enable_fallback=0)
+    made.disable_fallback()
+    return made
+
+def check(session):
+    assert (session.run(None, {"x": X})[0] == 2 * X).all()
+"""
+
+
+def run(body: str, *, timeout: float = 120) -> str:
+    """The output of a process that must end with status 0 and say nothing on standard error."""
+    script = PRELUDE + textwrap.dedent(body)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def _a_device(vulkan: Any) -> None:
+    """These tests need one too, though only their processes use it."""
+
+
+def test_exit_with_live_sessions_and_values() -> None:
+    assert "done" in run(
+        """
+        vkep.ort.register()
+        session = open_session()
+        check(session)
+        vendor = next(d for d in onnxruntime.get_ep_devices() if d.ep_name == EP).device.vendor_id
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(X, "gpu", 0, vendor)
+        print("done")
+        """
+    )
+
+
+def test_unregistering_and_registering_again() -> None:
+    assert run(
+        """
+        for _ in range(3):
+            vkep.ort.register()
+            session = open_session()
+            check(session)
+            del session
+            gc.collect()
+            vkep.ort.unregister()
+            print(EP in [d.ep_name for d in onnxruntime.get_ep_devices()])
+        """
+    ).split() == ["False"] * 3
+
+
+def test_a_session_lives_on_after_its_library_is_unregistered() -> None:
+    assert "False 0" in run(
+        """
+        vkep.ort.register()
+        session = open_session()
+        check(session)
+        vkep.ort.unregister()
+        check(session)
+        del session
+        gc.collect()
+        from vkep.ort.boundary import live
+        print(EP in [d.ep_name for d in onnxruntime.get_ep_devices()], len(live("OrtEp")))
+        """
+    )
+
+
+def test_everything_goes_with_the_last_session() -> None:
+    out = run(
+        """
+        import gpu_shared
+        from vkep.ort.boundary import live_structs
+        from vkep.ort.memory import live_domains
+        vkep.ort.register()
+        for number in range(20):
+            session = open_session(token=f"t{number % 3}")
+            check(session)
+            del session
+        gc.collect()
+        print(sum(gpu_shared.live_counts().values()), live_domains(), live_structs())
+        """
+    )
+    assert out.startswith("0 {} ")
+    assert "OrtEp'" not in out and "OrtNodeComputeInfo" not in out
+
+
+def test_a_forked_child_gets_an_error_not_a_crash() -> None:
+    assert "child said: True" in run(
+        """
+        vkep.ort.register()
+        session = open_session()
+        check(session)
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                session.run(None, {"x": X})
+            except Exception as error:
+                print("child said:", "fork" in str(error).lower())
+                sys.stdout.flush()
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+        check(session)
+        """
+    )
+
+
+def test_registration_alone_opens_no_device() -> None:
+    assert run(
+        """
+        import gpu_shared
+        vkep.ort.register()
+        print(gpu_shared.live_counts())
+        """
+    ).strip() == "{}"
+
+
+def test_memory_does_not_grow_over_many_sessions_and_runs() -> None:
+    grown = float(
+        run(
+            """
+            import resource
+            vkep.ort.register()
+            keep = open_session()
+            def resident():
+                return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 1e6
+            def round():
+                for _ in range(25):
+                    session = open_session()
+                    for _ in range(40):
+                        session.run(None, {"x": X})
+                    del session
+                gc.collect()
+            round()
+            before = resident()
+            round()
+            print(resident() - before)
+            """
+        )
+    )
+    assert grown < 8  # MB for 25 sessions and 1000 runs

@@ -1,0 +1,123 @@
+"""Finding the provider, its devices, and its library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.ort.conftest import ASSIGNMENT, OpenSession, device_of, graph, where
+
+ADD = graph("g (float[2,3] x, float[3] b) => (float[2,3] y) { y = Add(x, b) }")
+
+
+def feeds() -> dict[str, Any]:
+    return {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
+
+
+def test_each_vulkan_device_is_an_ep_device_told_apart_by_uuid(registered: Any) -> None:
+    import gpu_shared
+
+    usable = [d.capabilities for d in gpu_shared.list_devices() if not d.problems]
+    mine = [d for d in onnxruntime.get_ep_devices() if d.ep_name == registered.EP_NAME]
+    assert [d.ep_metadata["vulkan_uuid"] for d in mine] == [c.uuid for c in usable]
+    assert all(d.device.type == onnxruntime.OrtHardwareDeviceType.GPU for d in mine)
+    assert [d.device.vendor_id for d in mine] == [c.vendor_id for c in usable]
+
+
+def test_registering_twice_does_nothing(registered: Any) -> None:
+    before = len(onnxruntime.get_ep_devices())
+    registered.register()
+    assert len(onnxruntime.get_ep_devices()) == before
+
+
+def test_names_and_path_follow_the_ecosystems_convention(registered: Any) -> None:
+    assert registered.get_ep_name() == "VulkanExecutionProvider"
+    assert registered.get_ep_names() == ["VulkanExecutionProvider"]
+    assert device_of(registered).ep_metadata["library_path"] == registered.get_library_path()
+
+
+def test_by_name(session: OpenSession) -> None:
+    np.testing.assert_array_equal(session(ADD).run(None, feeds())[0], feeds()["x"] + 1)
+
+
+@pytest.mark.parametrize("policy", [None, "PREFER_GPU"])
+def test_by_device_and_by_policy(registered: Any, policy: str | None) -> None:
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(ASSIGNMENT, "1")
+    if policy is None:
+        options.add_provider_for_devices([device_of(registered)], {"min_partition_size": "1"})
+    else:
+        options.set_provider_selection_policy(getattr(onnxruntime.OrtExecutionProviderDevicePolicy, policy))
+    made = onnxruntime.InferenceSession(ADD, options)
+    assert set(where(made)) == {registered.EP_NAME}
+    np.testing.assert_array_equal(made.run(None, feeds())[0], feeds()["x"] + 1)
+
+
+def test_the_tables_places_are_those_of_the_interface(registered: Any) -> None:
+    from vkep.ort.boundary import ffi
+
+    place = lambda struct, name: ffi.offsetof(struct, name) // ffi.sizeof("void *")  # noqa: E731
+    # the ends of the levels 22 and 23 of OrtApi, which ONNX Runtime itself asserts, and the last of OrtEpApi used
+    assert place("OrtApi", "GetEpApi") == 317
+    assert place("OrtApi", "GetTensorElementTypeAndShapeDataReference") == 414
+    assert place("OrtEpApi", "ProfilingEventsContainer_AddEvents") == 72
+    sizes = {"OrtEp": 208, "OrtEpFactory": 168, "OrtAllocator": 64, "OrtSyncStreamImpl": 48, "OrtEpProfilerImpl": 48}
+    assert {name: ffi.sizeof(name) for name in sizes} == sizes
+
+
+def test_a_wrong_table_is_refused_in_words(registered: Any) -> None:
+    from vkep.ort.boundary import OrtError, behind
+
+    ort = behind(_factory()).ort
+    with pytest.raises(OrtError, match="not what vkep expects: colour gave 1, expected 2"):
+        ort._expect("colour", 1, 2)
+
+
+def _factory() -> Any:
+    from vkep.ort.boundary import live
+
+    return live("OrtEpFactory")[0].pointer
+
+
+def test_without_a_compiler_the_error_says_what_to_install(
+    registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from vkep.ort import library
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(library.LibraryError, match="no C compiler was found"):
+        library.build(tmp_path)
+
+
+def test_a_broken_compiler_is_quoted(registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from vkep.ort import library
+
+    script = tmp_path / "failing-cc"
+    script.write_text("#!/bin/sh\necho the compiler said no >&2\nexit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    with pytest.raises(library.LibraryError, match="the compiler said no"):
+        library.build(tmp_path)
+
+
+def test_a_library_made_elsewhere_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from vkep.ort import library
+
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(tmp_path / "absent.so"))
+    monkeypatch.setattr(library, "_module", None)
+    with pytest.raises(library.LibraryError, match=r"there is no file .*absent\.so"):
+        library.load()
+
+
+def test_kernel_constraints_are_held_against_the_schema(registered: Any) -> None:
+    from vkep.ort.boundary import OrtError, behind
+    from vkep.ort.kernels import KernelEntry, check_against_schema
+
+    ort = behind(_factory()).ort
+    check_against_schema(ort, KernelEntry("Relu", 14, ("T",)))
+    with pytest.raises(OrtError, match=r"kernel Relu: the schema has no type constraint named \['U'\]; it has \['T'\]"):
+        check_against_schema(ort, KernelEntry("Relu", 14, ("T", "U")))

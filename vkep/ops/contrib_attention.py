@@ -1,0 +1,332 @@
+"""ONNX Runtime's attention operators (domain com.microsoft).
+
+Semantics: ONNX Runtime, docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.kernels.gather import gather
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.attention import (
+    Heads,
+    Mask,
+    angles,
+    attend,
+    default_scale,
+    heads_of,
+    joined,
+    merge_heads,
+    per_batch,
+    position_mask,
+    rotated,
+    split_heads,
+)
+from vkep.ops.contraction import matrix_product
+from vkep.ops.contrib import MICROSOFT, outputs, wants_output
+from vkep.ops.registry import FLOATS, operator
+
+_INT32 = DTYPES["int32"]
+
+
+@operator(
+    "RotaryEmbedding", domain=MICROSOFT, types={"x": FLOATS, "position_ids": ("int64",), "cos_cache": FLOATS}
+)
+def rotary_embedding(
+    b: Builder,
+    x: Tensor,
+    position_ids: Tensor,
+    cos_cache: Tensor,
+    sin_cache: Tensor,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Tensor:
+    if is_packed_batching:
+        b.decline("packed batching")
+    flat = x.rank == 3
+    if flat:
+        width = rotary_embedding_dim or 2 * cos_cache.shape[-1]
+        size = x.shape[2] // num_heads if num_heads else width
+        x = split_heads(b, x, x.shape[2] // size)
+    batch, length = x.shape[0], x.shape[2]
+    if position_ids.size == 1 and (batch, length) != (1, 1):  # the first position of every sequence
+        steps = b.constant(np.arange(length, dtype=np.int64)).view((1, length), (0, 1))
+        first = b.reshape(position_ids, (1, 1))
+        position_ids = b.pointwise("({0} + {1})", steps, first, shape=(batch, length))
+    cos, sin = angles(b, cos_cache, sin_cache, b.reshape(position_ids, (batch, length)))
+    y = rotated(b, x, cos, sin, bool(interleaved))
+    return merge_heads(b, y) if flat else y
+
+
+def _packed_parts(t: Tensor) -> list[Tensor]:
+    """The parts of a packed [batch, length, heads, parts, size] tensor, each [batch, heads, length, size]."""
+    parts = []
+    for k in range(t.shape[3]):
+        part = t.slice(3, k, 1)
+        axes = (0, 2, 1, 4)
+        parts.append(part.view([part.shape[a] for a in axes], [part.strides[a] for a in axes]))
+    return parts
+
+
+@operator("MultiHeadAttention", domain=MICROSOFT, types={"query": FLOATS, "key": FLOATS, "value": FLOATS})
+def multi_head_attention(
+    b: Builder,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    bias: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    past_sequence_length: Tensor | None = None,
+    cache_indirection: Tensor | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> list[Tensor]:
+    if past_sequence_length is not None or cache_indirection is not None:
+        b.decline("a cache with room to spare, or one reordered for beam search")
+    q, k, v = _parts(b, query, key, value, bias, num_heads)
+    k, v = joined(b, past_key, k), joined(b, past_value, v)
+    heads = heads_of(b, q, k)
+    past = past_key.shape[2] if past_key is not None else 0
+    mask = position_mask(b, heads, past, bool(unidirectional))
+    if key_padding_mask is not None:
+        _add_padding(b, mask, heads, key_padding_mask, mask_filter_value)
+    if attention_bias is not None:
+        mask.biases.append(heads.mask_view(b, attention_bias))
+    done = attend(
+        b,
+        q,
+        k,
+        v,
+        heads,
+        mask,
+        scale=scale or default_scale(q.shape[3]),
+        scores_stage=0 if wants_output(b, 3) else None,
+    )
+    return outputs(b, merge_heads(b, done.y), k, v, done.scores)
+
+
+def _parts(
+    b: Builder, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [batch, heads, length, size] from any of the operator's layouts."""
+    if query.rank == 5:
+        if bias is not None:
+            b.decline("a bias on packed queries, keys and values")
+        q, k, v = _packed_parts(query)
+        return q, k, v
+    width = query.shape[2]
+    biases: list[Tensor | None] = [None, None, None]
+    if bias is not None:
+        last = bias.size - 2 * width
+        biases = [bias.slice(0, start, size) for start, size in ((0, width), (width, width), (2 * width, last))]
+
+    def heads_with(t: Tensor, added: Tensor | None) -> Tensor:
+        return split_heads(b, t if added is None else b.pointwise("({0} + {1})", t, added), num_heads)
+
+    q = heads_with(query, biases[0])
+    if key is None:
+        b.decline("keys are missing")
+    if key.rank == 5:
+        k, v = _packed_parts(key)
+        return q, k, v
+    if value is None:
+        b.decline("values are missing")
+    if key.rank == 4:  # already [batch, heads, length, size]
+        return q, key, value
+    return q, heads_with(key, biases[1]), heads_with(value, biases[2])
+
+
+def _add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_value: float) -> None:
+    """The key padding mask: 1 where a key counts, [batch, keys] or [batch, queries, keys]; or lengths [batch]."""
+    if padding.rank == 1 and padding.size == heads.batch:
+        counts = b.expr("({0} < {1})", heads.key_index(b), per_batch(b, padding), ctype="bool")
+    elif padding.rank == 2 and padding.shape == (heads.batch, heads.keys):
+        counts = b.expr("({0} != {1})", b.reshape(padding, (heads.batch, 1, 1, 1, heads.keys)), 0, ctype="bool")
+    elif padding.rank == 3 and padding.shape == (heads.batch, heads.queries, heads.keys):
+        view = b.reshape(padding, (heads.batch, 1, 1, heads.queries, heads.keys))
+        counts = b.expr("({0} != {1})", view, 0, ctype="bool")
+    else:
+        b.decline(f"a padding mask of shape {padding.shape} for {heads.batch} sequences of {heads.keys} keys")
+    shape = (heads.batch, 1, 1, heads.queries if padding.rank == 3 else 1, heads.keys)
+    float32 = DTYPES["float32"]
+    added = b.expr("({0} ? 0.0 : {1})", counts, b.constant(np.array(filter_value, np.float32)), ctype="float")
+    mask.biases.append(b.store(added, float32, shape=shape))
+
+
+@operator(
+    "GroupQueryAttention",
+    domain=MICROSOFT,
+    types={"query": FLOATS, "seqlens_k": ("int32",), "total_sequence_length": ("int32",)},
+)
+def group_query_attention(
+    b: Builder,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    past_key: Tensor | None,
+    past_value: Tensor | None,
+    seqlens_k: Tensor,
+    total_sequence_length: Tensor,
+    cos_cache: Tensor | None = None,
+    sin_cache: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    head_sink: Tensor | None = None,
+    *,
+    do_rotary: int = 0,
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    qk_output: int = 0,
+    rotary_interleaved: int = 0,
+    scale: float = 0.0,
+    smooth_softmax: int = 0,
+    softcap: float = 0.0,
+) -> list[Tensor]:
+    if qk_output:
+        b.decline("scores as an output")
+    q, k, v = _grouped_parts(b, query, key, value, num_heads, kv_num_heads)
+    batch, length = q.shape[0], q.shape[2]
+    total = int(b.value(total_sequence_length, "total_sequence_length").reshape(-1)[0])
+    # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
+    lengths = b.reshape(seqlens_k, (batch,))
+    if length == total:
+        first = b.full((batch,), 0, _INT32)
+    else:
+        first = b.pointwise("({0} + {1})", lengths, 1 - length)
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            b.decline("do_rotary without tables of cos and sin")
+        if position_ids is None:
+            steps = b.constant(np.arange(length, dtype=np.int32)).view((1, length), (0, 1))
+            position_ids = b.pointwise("({0} + {1})", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
+        cos, sin = angles(b, cos_cache, sin_cache, position_ids)
+        q, k = (rotated(b, t, cos, sin, bool(rotary_interleaved)) for t in (q, k))
+    room = max(total, past_key.shape[2] if past_key is not None else 0)
+    present_key, present_value = (
+        _cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v))
+    )
+    used_key, used_value = present_key.slice(2, 0, total), present_value.slice(2, 0, total)
+    heads = heads_of(b, q, used_key)
+    offset = b.expr("{0}", per_batch(b, first))
+    left = local_window_size - 1 if local_window_size > 0 else -1
+    mask = position_mask(b, heads, offset, True, left)
+    mask.may_hide_rows = False  # a query sees itself
+    if attention_bias is not None:
+        bias = attention_bias.slice(attention_bias.rank - 1, 0, total)
+        mask.biases.append(heads.mask_view(b, bias))
+    sink = head_sink
+    if smooth_softmax and sink is None:
+        sink = b.full((num_heads,), 0, q.dtype)
+    done = attend(
+        b,
+        q,
+        used_key,
+        used_value,
+        heads,
+        mask,
+        scale=scale or default_scale(q.shape[3]),
+        softcap=softcap,
+        sink=sink,
+    )
+    return outputs(b, merge_heads(b, done.y), present_key, present_value)
+
+
+def _grouped_parts(
+    b: Builder, query: Tensor, key: Tensor | None, value: Tensor | None, num_heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    if key is not None and value is not None:
+        return split_heads(b, query, num_heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
+    every = split_heads(b, query, num_heads + 2 * kv_heads)  # packed: queries, then keys, then values
+    q = every.slice(1, 0, num_heads)
+    return q, every.slice(1, num_heads, kv_heads), every.slice(1, num_heads + kv_heads, kv_heads)
+
+
+def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: int) -> Tensor:
+    """The cache [batch, heads, room, size]: ``new`` from each sequence's ``first`` position on, ``past`` elsewhere."""
+    batch, heads, length, size = new.shape
+    both = joined(b, past, new)
+    old = both.shape[2] - length
+    if old == 0 and room == length:
+        return new
+    # a row of the cache is one of the joined rows: which one, for each sequence, head and position
+    position = b.constant(np.arange(room, dtype=np.int32)).view((1, 1, room), (0, 0, 1))
+    row = b.constant((np.arange(batch * heads, dtype=np.int32) * both.shape[2]).reshape(batch, heads, 1))
+    step = b.expr("({0} - {1})", position, b.reshape(first, (batch, 1, 1)))
+    at = b.expr("({0} >= {1} && {0} < {2})", step, 0, length, ctype="bool")
+    kept = b.expr("min({0}, {1})", position, max(old - 1, 0))
+    source = b.expr("({1} ? {0} + {2} : {3})", step, at, old, kept, ctype="int")
+    index = b.store(b.expr("({0} + {1})", source, row), _INT32, shape=(batch, heads, room))
+    out = b.empty(new.dtype, (batch, heads, room, size))
+    b.kernel(
+        [b.contiguous(both), index],
+        [out],
+        lambda t, i, o, _: gather(
+            1, batch * heads * (old + length), size, index.size, new.dtype.itemsize, "int32", t.caps, i[0], i[1], o[0]
+        ),
+    )
+    return out
+
+
+@operator("Attention", domain=MICROSOFT, types={"x": FLOATS, "mask_index": ("int32",)})
+def attention(
+    b: Builder,
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None = None,
+    mask_index: Tensor | None = None,
+    past: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    past_sequence_length: Tensor | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    qkv_hidden_sizes: list[int] | None = None,
+    rotary_embedding_dim: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> list[Tensor]:
+    if do_rotary or past_present_share_buffer:
+        b.decline("rotary embedding or a shared cache inside of Attention")
+    product = matrix_product(b, x, weights)
+    if bias is not None:
+        product = b.pointwise("({0} + {1})", product, bias)
+    sizes = qkv_hidden_sizes or [weights.shape[1] // 3] * 3
+    starts = (0, sizes[0], sizes[0] + sizes[1])
+    q, k, v = (
+        split_heads(b, product.slice(2, start, size), num_heads) for start, size in zip(starts, sizes, strict=True)
+    )
+    before = 0
+    if past is not None:
+        before = past.shape[3]
+        halves = [past.slice(0, i, 1) for i in range(2)]
+        k, v = (joined(b, h.view(h.shape[1:], h.strides[1:]), t) for h, t in zip(halves, (k, v), strict=True))
+    heads = heads_of(b, q, k)
+    mask = position_mask(b, heads, before, bool(unidirectional))
+    if mask_index is not None:
+        _add_padding(b, mask, heads, mask_index, mask_filter_value)
+    if attention_bias is not None:
+        mask.biases.append(heads.mask_view(b, attention_bias))
+    done = attend(b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]))
+    present = None
+    if wants_output(b, 1):
+        present = b.empty(k.dtype, (2, *k.shape))
+        for index, t in enumerate((k, v)):
+            part = present.slice(0, index, 1)
+            b.copy(t, out=part.view(part.shape[1:], part.strides[1:]))
+    return outputs(b, merge_heads(b, done.y), present)

@@ -1,0 +1,136 @@
+"""Islands of ONNX nodes as TOSA graphs: grown node by node, each accepted or declined with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import vkep.tosa.ops  # noqa: F401  # declares the operators
+from vkep.dtypes import DTYPES, DType
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.graph.weights import Weight
+from vkep.tosa import registry
+from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, GraphBuilder, Tensor, Value
+from vkep.tosa.mlir import to_mlir
+
+#: operations that cost nothing beside a region's others: what a region of only these is not worth
+MOVES = frozenset({"reshape", "transpose", "slice", "concat", "pad", "tile", "reverse", "identity"})
+
+
+@dataclass(frozen=True)
+class TosaPort:
+    """A model value that crosses the island's border."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class TosaGraph:
+    """A TOSA function: its text, and the model's values behind its arguments and results, in order."""
+
+    mlir: str
+    inputs: tuple[TosaPort, ...]
+    outputs: tuple[TosaPort, ...]
+    operations: tuple[str, ...]  #: names of the TOSA operations, for reports
+
+
+class TosaIsland:
+    """A region that grows: `add` nodes in topological order, then `finish` with the values that others read."""
+
+    def __init__(self) -> None:
+        self.builder = GraphBuilder()
+        self.tensors: dict[str, Tensor] = {}
+        self.inputs: dict[str, TosaPort] = {}
+        self.nodes: list[Node] = []
+
+    def add(self, node: Node, spec: Callable[[str], Weight | TosaPort | None]) -> list[TosaPort]:
+        """Take a node in; ``spec`` tells what a value from outside is. Returns what it makes.
+
+        Raises `Decline` with the reason; the island is as before then.
+        """
+        mark, before, taken = self.builder.mark(), dict(self.tensors), dict(self.inputs)
+        try:
+            arguments = [self._tensor(name, spec) if name else None for name in node.inputs]
+            results = registry.lower_node(self.builder, node, arguments)
+            ports = []
+            for name, tensor in zip(node.outputs, results, strict=False):
+                if not name:
+                    continue
+                if tensor.dtype not in ELEMENT_TYPES or tensor.rank > MAX_RANK:
+                    raise Decline(f"a result of {tensor.dtype} with rank {tensor.rank}, which TOSA 1.0 has not")
+                ports.append(TosaPort(name, DTYPES[tensor.dtype], tensor.shape))
+                self.tensors[name] = tensor
+            missing = [name for name in node.outputs[len(results) :] if name]
+            if missing:
+                raise Decline(f"the TOSA lowering makes no output {missing[0]!r}")
+        except Decline:
+            self.builder.rollback(mark)
+            self.tensors, self.inputs = before, taken
+            raise
+        self.nodes.append(node)
+        return ports
+
+    def _tensor(self, name: str, spec: Callable[[str], Weight | TosaPort | None]) -> Tensor:
+        if name in self.tensors:
+            return self.tensors[name]
+        known = spec(name)
+        if known is None:
+            raise Decline(f"input {name!r} has no element type or shape that TOSA knows")
+        if isinstance(known, Weight):
+            tensor = self.builder.constant(known.array())
+        else:
+            if known.dtype.name not in ELEMENT_TYPES or len(known.shape) > MAX_RANK or 0 in known.shape:
+                raise Decline(f"input {name!r} is {known.dtype} {known.shape}, which TOSA 1.0 has not")
+            tensor = self.builder.input(known.dtype.name, known.shape)
+            self.inputs[name] = known
+        self.tensors[name] = tensor
+        return tensor
+
+    def finish(self, outputs: Sequence[str]) -> TosaGraph:
+        """The function whose results are the values named, in ONNX's order of axes."""
+        arguments = {name: self.tensors[name].value for name in self.inputs}
+        results: list[Value] = []
+        mark = self.builder.mark()
+        for name in outputs:
+            value = self.builder.ordered(self.tensors[name])
+            if value.array is not None or value in results or value in arguments.values():
+                value = _copy(self.builder, value)
+            results.append(value)
+        text = to_mlir(self.builder.ops, list(arguments.values()), results)
+        names = tuple(line.split('"tosa.')[1].split('"')[0] for line in text.splitlines() if '"tosa.' in line)
+        self.builder.rollback(mark)
+        ports = [TosaPort(n, DTYPES[self.tensors[n].dtype], self.tensors[n].shape) for n in outputs]
+        kept = tuple(n for n in names if n not in ("const", "const_shape"))
+        return TosaGraph(text, tuple(self.inputs.values()), tuple(ports), kept)
+
+
+def _copy(b: GraphBuilder, value: Value) -> Value:
+    """A result of its own with the same content, by an operation that no compiler of graphs folds away."""
+    if value.dtype == "bool":
+        return b.op("logical_or", [value, value], value.shape)
+    if value.dtype in ("int8", "int16"):
+        return b.op("bitwise_or", [value, value], value.shape)
+    return b.op("maximum", [value, value], value.shape, nan_mode=PROPAGATE)
+
+
+def lower_nodes(
+    nodes: Sequence[Node], known: Mapping[str, Weight | TosaPort], outputs: Sequence[str]
+) -> TosaGraph:
+    """All ``nodes`` as one graph. Raises `Decline` naming the node that TOSA does not take."""
+    island = TosaIsland()
+    made = dict(known)
+    for node in nodes:
+        try:
+            island.add(node, made.get)
+        except Decline as decline:
+            raise Decline(f"{node.title}: {decline.reason}") from None
+    return island.finish(outputs)
