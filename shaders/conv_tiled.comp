@@ -14,8 +14,7 @@
 #include "epilogue.glsl"
 
 layout(constant_id = 11) const uint PARTIAL = 0;
-// 1: k runs over taps, then channels, as packed weights do; a stage lies within one tap. 0: over channels, then taps.
-layout(constant_id = 15) const uint TAPS_FIRST = 0;
+layout(constant_id = 14) const uint ONE_TAP = 0;  // 1x1: a lane's pixel is found once
 
 TENSOR(T, Elements)
 TENSOR(float, Partial)
@@ -32,19 +31,10 @@ float load_a(uint row, uint k) {
 vec4 load_a_wide(uint row, uint k) {
     return row0 + row < args.out_channels && k < k_end ? vec4(w_wide.v[(w0 + (row0 + row) * k_size + k) / 4]) : vec4(0.0);
 }
-uint stage_k, stage_at;  // TAPS_FIRST: the k of the tap's channel 0, and its element of x
-bool stage_inside;
-void begin_stage(uint k) {
-    if (TAPS_FIRST == 0) return;
-    uint tap = k / args.channels, tap_w;
-    uint tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
-    uint h = uint(top + int(tap_h * args.dilation_h)), v = uint(left + int(tap_w * args.dilation_w));
-    stage_k = tap * args.channels;
-    stage_inside = pixel_inside && h < args.height && v < args.width;
-    stage_at = x0 + h * args.width + v;
-}
+void begin_stage(uint k) {}
 float load_b(uint column, uint k) {
-    if (TAPS_FIRST == 1) return stage_inside ? float(x.v[stage_at + (k - stage_k) * args.height * args.width]) : 0.0;
+    if (ONE_TAP == 1)
+        return pixel_inside && k < k_end ? float(x.v[x0 + (k * args.height + uint(top)) * args.width + uint(left)]) : 0.0;
     uint tap, tap_w;
     uint channel = fast_divmod(k, args.taps, args.taps_mul, args.taps_shift, tap);
     uint tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
@@ -72,6 +62,7 @@ void main() {
     pixel_inside = load_pixel < pixels;
     top = int(load_pixel / args.out_width * args.stride_h) - int(args.pad_top);
     left = int(load_pixel % args.out_width * args.stride_w) - int(args.pad_left);
+    if (ONE_TAP == 1) pixel_inside = pixel_inside && uint(top) < args.height && uint(left) < args.width;
     multiply_tile(split * args.split_k, k_end);
 
     uint y0 = image * args.y_batch + group * args.out_channels * pixels;

@@ -15,11 +15,12 @@
 #include "epilogue.glsl"
 
 layout(constant_id = 18) const uint A_VECTOR = 1;
-layout(constant_id = 19) const uint B_VECTOR = 1;
+layout(constant_id = 19) const uint B_VECTOR = 1;  // 2: along columns, in aligned groups of four
 layout(constant_id = 20) const uint BAND = 8;
 
 TENSOR(T, Elements)
 TENSOR(float, Partial)
+layout(buffer_reference, std430, buffer_reference_align = 8) buffer HalfUnits { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { vec4 v[]; };
 
@@ -48,6 +49,11 @@ uvec4 load_b(uint column, uint k) {
     column += column0;
     if (B_VECTOR == 1)
         return b_units.v[(b0 + (B_ALONG_K == 1 ? min(column, args.n - 1) * args.b_col + k : k * args.b_row + min(column, args.n - 8))) / 8];
+    if (B_VECTOR == 2) {
+        uint line = b0 + k * args.b_row;
+        HalfUnits b_halves = HalfUnits(operand(args.b, 1));
+        return uvec4(b_halves.v[(line + min(column, args.n - 4)) / 4], b_halves.v[(line + min(column + 4, args.n - 4)) / 4]);
+    }
     uvec4 units;
     [[unroll]] for (uint i = 0; i < 4; i++) {
         float pair[2];

@@ -15,6 +15,8 @@
 layout(constant_id = 4) const uint SPLIT = 1;    // lanes a column, a power of two
 layout(constant_id = 5) const uint ACROSS = 0;   // 1: neighbouring lanes lie along the axis (inner == 1); 0: along inner
 
+layout(constant_id = 6) const uint LOADS = 4;    // in flight at a time, a power of two
+
 #ifdef LOG_SUM_EXP
 // (m, s) stands for s * exp(m): the running maximum keeps exp in range (Milakov and Gimelshein, arXiv:1805.02867).
 #define STATE_T vec2
@@ -73,13 +75,13 @@ void main() {
     uint at = (outer * args.axis + k) * args.inner + i;
     uint stride = SPLIT * args.inner;
     STATE_T state = IDENTITY;
-    for (; k + 3u * SPLIT < end; k += 4u * SPLIT) {  // four loads in flight
-        STATE_T a = map_element(load_element(x.v[at]));
-        STATE_T b = map_element(load_element(x.v[at + stride]));
-        STATE_T c = map_element(load_element(x.v[at + 2u * stride]));
-        STATE_T d = map_element(load_element(x.v[at + 3u * stride]));
-        state = combine(state, combine(combine(a, b), combine(c, d)));
-        at += 4u * stride;
+    for (; k + (LOADS - 1u) * SPLIT < end; k += LOADS * SPLIT) {
+        STATE_T values[LOADS];
+        [[unroll]] for (uint n = 0u; n < LOADS; ++n) values[n] = map_element(load_element(x.v[at + n * stride]));
+        [[unroll]] for (uint half_count = LOADS / 2u; half_count > 0u; half_count /= 2u)
+            [[unroll]] for (uint n = 0u; n < half_count; ++n) values[n] = combine(values[n], values[n + half_count]);
+        state = combine(state, values[0]);
+        at += LOADS * stride;
     }
     for (; k < end; k += SPLIT) {
         state = combine(state, map_element(load_element(x.v[at])));

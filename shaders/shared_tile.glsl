@@ -14,9 +14,8 @@ layout(constant_id = 8) const uint MICRO_N = 4;
 layout(constant_id = 9) const uint A_ALONG_K = 1;  // 1: neighbouring lanes load a along k, 0: along its rows
 layout(constant_id = 10) const uint B_ALONG_K = 0;
 
-layout(constant_id = 12) const uint STAGES = 1;  // 2: a stage is filled while the other is read
-layout(constant_id = 13) const uint A_WIDE = 0;
-layout(constant_id = 14) const uint B_WIDE = 0;
+layout(constant_id = 12) const uint A_WIDE = 0;
+layout(constant_id = 13) const uint B_WIDE = 0;
 
 const uint LANES = (TILE_M / MICRO_M) * (TILE_N / MICRO_N);
 const uint A_LOADS = TILE_M * TILE_K / LANES;
@@ -28,8 +27,8 @@ const uint B_PITCH = TILE_N + 4;
 const uint RUN_M = MICRO_M < 4 ? MICRO_M : 4;
 const uint RUN_N = MICRO_N < 4 ? MICRO_N : 4;
 
-shared vec4 tile_a[STAGES * TILE_K * A_PITCH / 4];
-shared vec4 tile_b[STAGES * TILE_K * B_PITCH / 4];
+shared float tile_a[TILE_K * A_PITCH];
+shared float tile_b[TILE_K * B_PITCH];
 float next_a[A_LOADS], next_b[B_LOADS];
 float acc[MICRO_M * MICRO_N];
 
@@ -38,15 +37,22 @@ uint a_k_of(uint e) { return A_ALONG_K == 1 ? e % TILE_K : e / TILE_M; }
 uint b_column_of(uint e) { return B_ALONG_K == 1 ? e / TILE_K : e % TILE_N; }
 uint b_k_of(uint e) { return B_ALONG_K == 1 ? e % TILE_K : e / TILE_N; }
 
+// A lane's place among the tile's lanes. 32 neighbours form a block of 4 by 8, which reads fewer different elements than a
+// line of 32 does.
+const uint LANE_ROWS = TILE_M / MICRO_M, LANE_COLUMNS = TILE_N / MICRO_N;
+const uint LEFT_OVER = LANE_ROWS % 4 + LANE_COLUMNS % 8;  // of blocks
+uint lane_row() {
+    uint id = gl_LocalInvocationIndex;
+    return LEFT_OVER == 0 ? id / (4 * LANE_COLUMNS) * 4 + id % 32 / 8 : id / LANE_COLUMNS;
+}
+uint lane_column() {
+    uint id = gl_LocalInvocationIndex;
+    return LEFT_OVER == 0 ? id % (4 * LANE_COLUMNS) / 32 * 8 + id % 8 : id % LANE_COLUMNS;
+}
+
 // Position in the tile of this lane's row or column i.
-uint micro_row(uint i) {
-    uint lane = gl_LocalInvocationIndex / (TILE_N / MICRO_N);
-    return i / RUN_M * (TILE_M / MICRO_M * RUN_M) + lane * RUN_M + i % RUN_M;
-}
-uint micro_column(uint j) {
-    uint lane = gl_LocalInvocationIndex % (TILE_N / MICRO_N);
-    return j / RUN_N * (TILE_N / MICRO_N * RUN_N) + lane * RUN_N + j % RUN_N;
-}
+uint micro_row(uint i) { return i / RUN_M * (LANE_ROWS * RUN_M) + lane_row() * RUN_M + i % RUN_M; }
+uint micro_column(uint j) { return j / RUN_N * (LANE_COLUMNS * RUN_N) + lane_column() * RUN_N + j % RUN_N; }
 
 void load_stage(uint k) {
     begin_stage(k);
@@ -76,56 +82,18 @@ void load_stage(uint k) {
     }
 }
 
-void store_stage(uint stage) {
-    uint a0 = stage * TILE_K * A_PITCH, b0 = stage * TILE_K * B_PITCH;
-    if (A_WIDE == 1) {
-        [[unroll]] for (uint i = 0; i < A_LOADS / 4; i++) {
-            uint e = 4 * (gl_LocalInvocationIndex + i * LANES), at = a0 + a_k_of(e) * A_PITCH + a_row_of(e);
-            if (A_ALONG_K == 0) tile_a[at / 4] = vec4(next_a[4 * i], next_a[4 * i + 1], next_a[4 * i + 2], next_a[4 * i + 3]);
-            else [[unroll]] for (uint c = 0; c < 4; c++) tile_a[(at + c * A_PITCH) / 4][at % 4] = next_a[4 * i + c];
-        }
-    } else {
-        [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
-            uint e = gl_LocalInvocationIndex + i * LANES, at = a0 + a_k_of(e) * A_PITCH + a_row_of(e);
-            tile_a[at / 4][at % 4] = next_a[i];
-        }
+void store_stage() {
+    [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
+        uint e = A_WIDE == 1 ? 4 * (gl_LocalInvocationIndex + i / 4 * LANES) : gl_LocalInvocationIndex + i * LANES;
+        uint at = a_k_of(e) * A_PITCH + a_row_of(e);
+        if (A_WIDE == 1) at += i % 4 * (A_ALONG_K == 1 ? A_PITCH : 1);
+        tile_a[at] = next_a[i];
     }
-    if (B_WIDE == 1) {
-        [[unroll]] for (uint i = 0; i < B_LOADS / 4; i++) {
-            uint e = 4 * (gl_LocalInvocationIndex + i * LANES), at = b0 + b_k_of(e) * B_PITCH + b_column_of(e);
-            if (B_ALONG_K == 0) tile_b[at / 4] = vec4(next_b[4 * i], next_b[4 * i + 1], next_b[4 * i + 2], next_b[4 * i + 3]);
-            else [[unroll]] for (uint c = 0; c < 4; c++) tile_b[(at + c * B_PITCH) / 4][at % 4] = next_b[4 * i + c];
-        }
-    } else {
-        [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
-            uint e = gl_LocalInvocationIndex + i * LANES, at = b0 + b_k_of(e) * B_PITCH + b_column_of(e);
-            tile_b[at / 4][at % 4] = next_b[i];
-        }
-    }
-}
-
-void multiply_stage(uint stage) {
-    [[unroll]] for (uint s = 0; s < TILE_K; s++) {
-        uint a0 = (stage * TILE_K + s) * A_PITCH, b0 = (stage * TILE_K + s) * B_PITCH;
-        float a[MICRO_M], b[MICRO_N];
-        if (RUN_M == 4) {
-            [[unroll]] for (uint i = 0; i < MICRO_M; i += 4) {
-                vec4 v = tile_a[(a0 + micro_row(i)) / 4];
-                [[unroll]] for (uint c = 0; c < 4; c++) a[i + c] = v[c];
-            }
-        } else {
-            [[unroll]] for (uint i = 0; i < MICRO_M; i++) a[i] = tile_a[(a0 + micro_row(i)) / 4][micro_row(i) % 4];
-        }
-        if (RUN_N == 4) {
-            [[unroll]] for (uint j = 0; j < MICRO_N; j += 4) {
-                vec4 v = tile_b[(b0 + micro_column(j)) / 4];
-                [[unroll]] for (uint c = 0; c < 4; c++) b[j + c] = v[c];
-            }
-        } else {
-            [[unroll]] for (uint j = 0; j < MICRO_N; j++) b[j] = tile_b[(b0 + micro_column(j)) / 4][micro_column(j) % 4];
-        }
-        [[unroll]] for (uint i = 0; i < MICRO_M; i++)
-            [[unroll]] for (uint j = 0; j < MICRO_N; j++) acc[i * MICRO_N + j] = fma(a[i], b[j], acc[i * MICRO_N + j]);
+    [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
+        uint e = B_WIDE == 1 ? 4 * (gl_LocalInvocationIndex + i / 4 * LANES) : gl_LocalInvocationIndex + i * LANES;
+        uint at = b_k_of(e) * B_PITCH + b_column_of(e);
+        if (B_WIDE == 1) at += i % 4 * (B_ALONG_K == 1 ? B_PITCH : 1);
+        tile_b[at] = next_b[i];
     }
 }
 
@@ -133,16 +101,17 @@ void multiply_stage(uint stage) {
 void multiply_tile(uint begin, uint end) {
     [[unroll]] for (uint i = 0; i < MICRO_M * MICRO_N; i++) acc[i] = 0.0;
     load_stage(begin);
-    store_stage(0);
-    barrier();
-    uint stage = 0;
     for (uint k = begin; k < end; k += TILE_K) {
-        bool more = k + TILE_K < end;
-        if (more) load_stage(k + TILE_K);
-        multiply_stage(stage);
-        if (STAGES == 2) stage ^= 1;
-        else barrier();
-        if (more) store_stage(stage);
+        store_stage();
+        barrier();
+        if (k + TILE_K < end) load_stage(k + TILE_K);
+        [[unroll]] for (uint s = 0; s < TILE_K; s++) {
+            float a[MICRO_M], b[MICRO_N];
+            [[unroll]] for (uint i = 0; i < MICRO_M; i++) a[i] = tile_a[s * A_PITCH + micro_row(i)];
+            [[unroll]] for (uint j = 0; j < MICRO_N; j++) b[j] = tile_b[s * B_PITCH + micro_column(j)];
+            [[unroll]] for (uint j = 0; j < MICRO_N; j++)
+                [[unroll]] for (uint i = 0; i < MICRO_M; i++) acc[i * MICRO_N + j] = fma(a[i], b[j], acc[i * MICRO_N + j]);
+        }
         barrier();
     }
 }

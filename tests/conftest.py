@@ -23,7 +23,7 @@ Alive = Callable[[], dict[str, int]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow_data (gigabytes of disk)")
+    parser.addoption("--run-slow", action="store_true", help="also run the tests that write gigabytes to disk")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -121,3 +121,11 @@ def open_session(shared_context: SharedGpuContext) -> Iterator[Callable[..., Inf
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20261121)
+
+
+@pytest.fixture
+def det_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Det as on a vkep that has no kernel for it: the tests' example of a node that Vulkan declines."""
+    from vkep.ops import registry
+
+    monkeypatch.delitem(registry._OPERATORS, ("", "Det"), raising=False)

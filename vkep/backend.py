@@ -1,8 +1,8 @@
 """vkep as an ONNX backend (``onnx.backend.base``): ``prepare``, ``run_model``, ``run_node``, ``supports_device``.
 
-    import vkep.backend
-    prepared = vkep.backend.prepare(model)        # on the default Vulkan device
-    (y,) = prepared.run([x])
+import vkep.backend
+prepared = vkep.backend.prepare(model)        # on the default Vulkan device
+(y,) = prepared.run([x])
 """
 
 from __future__ import annotations

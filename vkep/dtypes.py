@@ -17,7 +17,7 @@ class DType:
     numpy: np.dtype
     glsl: str  #: storage type in a buffer
     glsl_compute: str  #: type that kernels compute with
-    kind: str  #: "float", "int", "uint" or "bool"
+    kind: str  #: "float", "int", "uint", "bool", or "bits" for what kernels only move and cast
     sub_byte_bits: int = 0  #: 2 or 4 where an element is narrower than its byte, else 0
 
     @property
@@ -58,6 +58,20 @@ DTYPES: dict[str, DType] = {
 if hasattr(_T, "INT2") and hasattr(ml_dtypes, "int2"):  # newer than the oldest onnx and ml_dtypes that vkep takes
     DTYPES["int2"] = DType("int2", _T.INT2, "int2", np.dtype(ml_dtypes.int2), "int8_t", "int", "int", 2)
     DTYPES["uint2"] = DType("uint2", _T.UINT2, "uint2", np.dtype(ml_dtypes.uint2), "uint8_t", "uint", "uint", 2)
+# 8-bit and 4-bit floats: kernels move them as bits, casts convert (`vkep.lowering.narrow`)
+for _name, _onnx in (
+    ("float8_e4m3fn", "FLOAT8E4M3FN"),
+    ("float8_e4m3fnuz", "FLOAT8E4M3FNUZ"),
+    ("float8_e5m2", "FLOAT8E5M2"),
+    ("float8_e5m2fnuz", "FLOAT8E5M2FNUZ"),
+    ("float8_e8m0fnu", "FLOAT8E8M0"),
+    ("float4_e2m1fn", "FLOAT4E2M1"),
+):
+    if hasattr(_T, _onnx) and hasattr(ml_dtypes, _name):
+        _bits = 4 if _name.startswith("float4") else 0
+        DTYPES[_name] = DType(
+            _name, getattr(_T, _onnx), _onnx.lower(), np.dtype(getattr(ml_dtypes, _name)), "uint8_t", "uint", "bits", _bits
+        )
 _BY_ONNX = {d.onnx: d for d in DTYPES.values()}
 _BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
 

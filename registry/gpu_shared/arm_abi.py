@@ -7,7 +7,12 @@ package are ``void *``; the other handles are 64-bit integers, as in the ABI of 
 from __future__ import annotations
 
 EXTENSIONS = ("VK_ARM_tensors", "VK_ARM_data_graph")
-TOSA_EXTENSION = "VK_ARM_data_graph_instruction_set_tosa"
+#: switched on with them where the device has them
+HELPFUL = (
+    "VK_ARM_data_graph_instruction_set_tosa",
+    "VK_KHR_synchronization2",
+    "VK_KHR_deferred_host_operations",
+)
 
 DESCRIPTOR_TYPE_TENSOR = 1000460000
 BIND_POINT_DATA_GRAPH = 1000507000

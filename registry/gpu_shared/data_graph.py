@@ -37,14 +37,6 @@ class GraphConstant:
     data: bytes | memoryview
 
 
-def graph_features() -> list[vk.Struct]:
-    """The features to switch on at vkCreateDevice for `DataGraphPipeline`."""
-    return [
-        vk.make("VkPhysicalDeviceTensorFeaturesARM", tensors=1, shaderTensorAccess=1),
-        vk.make("VkPhysicalDeviceDataGraphFeaturesARM", dataGraph=1, dataGraphShaderModule=1),
-    ]
-
-
 def check_data_graphs(device: Device) -> None:
     """Raise `ContextIncompatibleError` where the device or its queue cannot run data graphs."""
     missing = [name for name in arm_abi.EXTENSIONS if name not in device.extensions]

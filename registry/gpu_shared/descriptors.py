@@ -75,9 +75,7 @@ class DescriptorSets(Handle):
             raise ValueError(f"{label}: no layouts")
         counts = Counter(kind for layout in layouts for kind in layout.bindings.values())
         sizes = [vk.make("VkDescriptorPoolSize", type=k, descriptorCount=n) for k, n in sorted(counts.items())]
-        info = vk.make(
-            "VkDescriptorPoolCreateInfo", maxSets=len(layouts), poolSizeCount=len(sizes), pPoolSizes=sizes
-        )
+        info = vk.make("VkDescriptorPoolCreateInfo", maxSets=len(layouts), poolSizeCount=len(sizes), pPoolSizes=sizes)
         fn, device_raw = device.fn, device.raw
         out = vk.out("VkDescriptorPool")
         result = fn.vkCreateDescriptorPool(device_raw, info.ptr, vk.ffi.NULL, out)

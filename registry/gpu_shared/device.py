@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpu_shared import query, vk
+from gpu_shared import arm_abi, query, vk
 from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
 from gpu_shared.errors import ContextIncompatibleError, DeviceLostError, DeviceNotFoundError
 from gpu_shared.handles import Handle, Native, Reaper, logger
@@ -62,7 +62,8 @@ class Device(Handle):
 
     ``select`` chooses the physical device (see `select_device`); ``extensions`` are switched on besides those in
     `query.WANTED_EXTENSIONS`, ``feature_structs`` (`vk.Struct`) join the ``pNext`` chain for features the runtime
-    does not know. ``queue_family`` is None (the first with compute), ``"dedicated"`` (compute without graphics) or an
+    does not know. Data graphs and tensors (`gpu_shared.arm_abi.EXTENSIONS`) are on where the device has them, by itself or
+    by a layer. ``queue_family`` is None (the first with compute), ``"dedicated"`` (compute without graphics) or an
     index.
 
     Raises `DeviceNotFoundError`, `ContextIncompatibleError` naming what the device misses, `GpuError`.
@@ -101,6 +102,10 @@ class Device(Handle):
                 offered.name, extensions=missing, hint="another driver, or a layer, may have them"
             )
         family = _choose_family(offered, queue_family)
+        if all(name in offered.extensions for name in arm_abi.EXTENSIONS):
+            helpful = [name for name in arm_abi.HELPFUL if name in offered.extensions]
+            extensions = [*extensions, *arm_abi.EXTENSIONS, *helpful]
+            feature_structs = [*feature_structs, *_graph_features()]
         enabled = list(
             dict.fromkeys([*extensions, *(name for name in query.WANTED_EXTENSIONS if name in offered.extensions)])
         )
@@ -281,6 +286,13 @@ class Device(Handle):
         self._closed = True
         self._close_children()
         _finish(*finalizer[2])
+
+
+def _graph_features() -> list[vk.Struct]:
+    return [
+        vk.make("VkPhysicalDeviceTensorFeaturesARM", tensors=1, shaderTensorAccess=1),
+        vk.make("VkPhysicalDeviceDataGraphFeaturesARM", dataGraph=1, dataGraphShaderModule=1),
+    ]
 
 
 def _finish(

@@ -124,7 +124,7 @@ def test_batches_slices_types_and_constants(
 
 
 @pytest.mark.parametrize(
-    "case", [Case(1, 200, 900), Case(6, 70, 513, dtype="float16"), Case(40, 36, 700, batch=(1, 2))], ids=str
+    "case", [Case(9, 200, 900), Case(12, 70, 513, dtype="float16"), Case(40, 36, 700, batch=(1, 2))], ids=str
 )
 def test_a_long_product_of_few_results_is_split_where_scratch_is_given(
     case: Case, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator

@@ -68,7 +68,7 @@ def _dispatches(open_session: Open, text: str) -> int:
         ("g (float[4,8] x) => (float[4,8] y, float[4,8] a) { a = Neg(x) y = Exp(a) }", 2),
         ("g (float[4,8] x) => (float[8,4] y) { a = Transpose(x) b = Neg(a) y = Exp(b) }", 1),
         (
-            "g (float[4,8] x) => (float[2,16] y) { s = Constant<value = int64[2] {2, 16}>() a = Neg(x) b = Reshape(a, s) y = Exp(b) }",
+            "g (float[4,8] x) => (float[1,32] y) { a = Neg(x) b = Flatten<axis=0>(a) y = Exp(b) }",
             1,
         ),
     ],

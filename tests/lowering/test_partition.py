@@ -192,7 +192,7 @@ def test_shape_arithmetic_is_folded(caps: DeviceCapabilities) -> None:
 
 def test_random_nodes_are_not_folded(caps: DeviceCapabilities) -> None:
     program = _lower(model("g (float[2] x) => (float[2] y) { r = RandomNormal<shape=[2]>() y = Add(x, r) }"), caps)
-    assert [p.where for p in program.placements] == ["cpu", "vulkan"]
+    assert "folded" not in {p.where for p in program.placements}
 
 
 def test_deferred_nodes_come_last_with_what_they_need(caps: DeviceCapabilities) -> None:

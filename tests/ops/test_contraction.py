@@ -47,11 +47,8 @@ def test_bfloat16_product_rounds_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint32"])
-@pytest.mark.parametrize("factors", [(1.0, 1.0), (2.0, 3.0), (0.5, 0.25)])
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (2.0, 3.0)])
 def test_gemm(dtype: str, factors: tuple[float, float]) -> None:
-    integer = np.dtype(dtype).kind in "iu"
-    if integer and factors[0] == 0.5:
-        pytest.skip("ONNX does not say how an integer times 0.5 rounds")
     inputs = {"a": _values(dtype, 7, 5), "b": _values(dtype, 6, 7), "c": _values(dtype, 6)}
     [got] = on_vulkan(model_of("Gemm", inputs, alpha=factors[0], beta=factors[1], transA=1, transB=1), inputs)
     expected = factors[0] * (inputs["a"].T.astype(np.float64) @ inputs["b"].T) + factors[1] * inputs["c"]

@@ -10,6 +10,15 @@ import pytest
 from tests.ops.cases import check
 
 RNG = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True, params=["carried", "stepwise"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways: all steps in one dispatch, and a product for each step."""
+    if request.param == "stepwise":
+        monkeypatch.setattr("vkep.ops.recurrent_layer.fits", lambda *_: False)
+
+
 STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 

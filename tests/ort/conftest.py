@@ -80,9 +80,7 @@ def session(registered: Any) -> Iterator[OpenSession]:
 
     opened: list[Any] = []
 
-    def open_(
-        model: Any, *, all_on_vulkan: bool = True, entries: dict[str, str] | None = None, **options: Any
-    ) -> Any:
+    def open_(model: Any, *, all_on_vulkan: bool = True, entries: dict[str, str] | None = None, **options: Any) -> Any:
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 4
         settings.add_session_config_entry(ASSIGNMENT, "1")

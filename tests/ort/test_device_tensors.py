@@ -31,7 +31,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             return _original(self, *args)
 
         monkeypatch.setattr(MemoryDomain, name, spy)
-    yield seen
+    return seen
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool"])

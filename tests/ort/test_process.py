@@ -31,9 +31,7 @@ def check(session):
 def run(body: str, *, timeout: float = 120) -> str:
     """The output of a process that must end with status 0 and say nothing on standard error."""
     script = PRELUDE + textwrap.dedent(body)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
@@ -58,8 +56,9 @@ def test_exit_with_live_sessions_and_values() -> None:
 
 
 def test_unregistering_and_registering_again() -> None:
-    assert run(
-        """
+    assert (
+        run(
+            """
         for _ in range(3):
             vkep.ort.register()
             session = open_session()
@@ -69,7 +68,9 @@ def test_unregistering_and_registering_again() -> None:
             vkep.ort.unregister()
             print(EP in [d.ep_name for d in onnxruntime.get_ep_devices()])
         """
-    ).split() == ["False"] * 3
+        ).split()
+        == ["False"] * 3
+    )
 
 
 def test_a_session_lives_on_after_its_library_is_unregistered() -> None:
@@ -131,13 +132,16 @@ def test_a_forked_child_gets_an_error_not_a_crash() -> None:
 
 
 def test_registration_alone_opens_no_device() -> None:
-    assert run(
-        """
+    assert (
+        run(
+            """
         import gpu_shared
         vkep.ort.register()
         print(gpu_shared.live_counts())
         """
-    ).strip() == "{}"
+        ).strip()
+        == "{}"
+    )
 
 
 def test_memory_does_not_grow_over_many_sessions_and_runs() -> None:

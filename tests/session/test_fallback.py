@@ -74,12 +74,10 @@ def test_the_cpu_is_refused_when_asked(vulkan: object, no_leak: object) -> None:
 def test_a_refusal_may_come_at_the_run(open_session: Open) -> None:
     proto = model(
         """g (float[n] x) => (float d) {
-        i = NonZero(x) s = Shape(i) z = Gather<axis=0>(s, k) r = Cast<to=1>(z) q = Reshape(r, e) d = Det(q) }"""
+        i = NonZero(x) t = Transpose(i) g = GatherND(x, t) q = Reshape(g, e) d = Det(q) }"""
     )
-    proto.graph.initializer.extend(
-        [helper.make_tensor("k", TensorProto.INT64, [], [1]), helper.make_tensor("e", TensorProto.INT64, [2], [1, 1])]
-    )
-    feeds = {"x": np.ones(3, np.float32)}
+    proto.graph.initializer.append(helper.make_tensor("e", TensorProto.INT64, [2], [1, 1]))
+    feeds = {"x": np.array([0, 3, 0], np.float32)}
     assert open_session(proto).run(None, feeds)[0] == 3
     session = open_session(proto, fallback="error")
     with pytest.raises(vkep.UnsupportedModelError, match="declines"):
@@ -123,21 +121,23 @@ LOOP = """g (int64 n, float[2] x) => (float[2] y, float[k, 2] all) {
 
 
 @pytest.mark.parametrize("condition", [True, False])
-def test_if_runs_on_the_cpu(open_session: Open, engine: str, condition: bool) -> None:
+def test_if_uses_values_from_outside(open_session: Open, engine: str, condition: bool) -> None:
     proto = model(IF)
     session = open_session(proto)
     feeds = {"c": np.array(condition), "x": np.array([1, 2], np.float32)}
     _check(session, proto, feeds)
-    assert {n.op_type: n.where for n in session.report().nodes} == {"Add": "vulkan", "If": "cpu", "Mul": "vulkan"}
+    where = {n.op_type: n.where for n in session.report().nodes}
+    assert where["Mul"] == where["Add"] == "vulkan" and "If" in where
 
 
 @pytest.mark.parametrize("turns", [3, 1])
-def test_loop_runs_on_the_cpu(open_session: Open, engine: str, turns: int) -> None:
+def test_loop_uses_values_from_outside(open_session: Open, engine: str, turns: int) -> None:
     proto = model(LOOP)
     session = open_session(proto)
     for _ in range(2):
         _check(session, proto, {"n": np.array(turns, np.int64), "x": np.array([1, 2], np.float32)})
-    assert {n.op_type: n.where for n in session.report().nodes} == {"Mul": "vulkan", "Loop": "cpu", "Neg": "vulkan"}
+    where = {n.op_type: n.where for n in session.report().nodes}
+    assert where["Mul"] == where["Neg"] == "vulkan" and "Loop" in where
 
 
 def test_strings(open_session: Open, engine: str) -> None:
@@ -168,7 +168,7 @@ def test_a_sequence_as_input(open_session: Open, engine: str) -> None:
 
 def test_a_cpu_node_that_fails_says_which(open_session: Open) -> None:
     session = open_session(model("g (float[n,m] x) => (float y) { a = Neg(x) y = Det(a) }"))
-    with pytest.raises(vkep.VkepError, match=r"on the CPU \(.*Det 'Det_1'"):
+    with pytest.raises(vkep.VkepError, match=r"(?s)on the CPU.*Det 'Det_1'"):
         session.run(None, {"x": np.zeros((2, 3), np.float32)})
     np.testing.assert_allclose(session.run(None, {"x": np.eye(2, dtype=np.float32)})[0], 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.vgf.harness import DATA, Bench, need_vgf
-
-need_vgf()
-
 import gpu_shared
 from gpu_shared.errors import ContextIncompatibleError, GpuError
+from tests.vgf.harness import DATA, Bench, need_vgf
 from vkep.device.datagraph import RECORDINGS, VgfDelegate, VgfRunner
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.tensor import DeviceTensor
@@ -39,6 +37,7 @@ SHAPE = (1, 4, 4, 3)
 
 @pytest.fixture(scope="module")
 def tan() -> Vgf:
+    need_vgf()
     return decode(mlir_to_vgf(TAN))
 
 
@@ -69,7 +68,7 @@ def test_results_pass_from_graph_to_graph_without_the_host(bench: Bench, tan: Vg
     runner = VgfRunner(bench.delegate, tan)
     tensors = [DeviceTensor.from_numpy(bench.memory, some(1) / 4)]
     tensors += [DeviceTensor(bench.memory, F32, SHAPE) for _ in range(3)]
-    for source, target in zip(tensors, tensors[1:], strict=False):
+    for source, target in itertools.pairwise(tensors):
         runner.submit([source], [target])
     np.testing.assert_allclose(tensors[-1].numpy(), np.tan(np.tan(np.tan(some(1) / 4))), rtol=1e-5, atol=1e-6)
     runner.close()

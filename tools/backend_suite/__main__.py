@@ -1,9 +1,9 @@
 """One command for the suite: runs it, prints counts, writes ``docs/operators.md`` and the baseline.
 
-    python -m tools.backend_suite                     # everything; prints counts and what failed
-    python -m tools.backend_suite --match 'resize'    # cases whose name matches
-    python -m tools.backend_suite --write             # also docs/operators.md and the baseline
-    python -m tools.backend_suite --check             # exit code 1 where a case of the baseline no longer passes
+python -m tools.backend_suite                     # everything; prints counts and what failed
+python -m tools.backend_suite --match 'resize'    # cases whose name matches
+python -m tools.backend_suite --write             # also docs/operators.md and the baseline
+python -m tools.backend_suite --check             # exit code 1 where a case of the baseline no longer passes
 """
 
 from __future__ import annotations

@@ -35,7 +35,5 @@ def regressions(outcomes: Iterable[Outcome], path: Path = PATH) -> list[str]:
     """A line for each case of the baseline that was run and no longer runs wholly on Vulkan."""
     expected = set(read(path))
     return [
-        f"{o.name}: {o.state}: {'; '.join(o.reasons)}"
-        for o in outcomes
-        if o.name in expected and o.state != VULKAN
+        f"{o.name}: {o.state}: {'; '.join(o.reasons)}" for o in outcomes if o.name in expected and o.state != VULKAN
     ]

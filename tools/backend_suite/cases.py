@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,31 @@ import onnx.backend.test.loader as loader
 from onnx import numpy_helper
 from onnx.backend.test.runner import Runner
 
+#: in place of an operator, for a case with several
+GRAPHS = "(graphs)"
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
+#: cases whose expected values are draws of numpy's generator, which no other generator can repeat
+_RANDOM = re.compile(r"/test_(bernoulli|training_dropout(_default)?(_mask)?$)")
+#: cases compared with other tolerances (rtol, atol) than their own, and why
+TOLERANCES: dict[str, tuple[float, float, str]] = {
+    name: (rtol, atol, why)
+    for names, rtol, atol, why in (
+        (
+            ("node/test_dft_inverse", "node/test_dft_inverse_opset19"),
+            1e-3,
+            1e-6,
+            "the expected values hold rounding of 1.9e-7 where the exact ones are 0",
+        ),
+        (
+            ("node/test_attention_4d_causal_fp16", "node/test_attention_4d_causal_fp16_expanded"),
+            2**-9,
+            1e-7,
+            "the expected values are rounded to float16 after every step: two units in the last place, as ONNX's runner "
+            "allows bfloat16",
+        ),
+    )
+    for name in names
+}
 _DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 
 
@@ -30,6 +55,11 @@ class Case:
     @property
     def kind(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def is_random(self) -> bool:
+        """The expected values are random: only their shapes and types can be compared."""
+        return _RANDOM.search(self.name) is not None
 
     def model(self) -> onnx.ModelProto:
         if self.source.model is not None:
@@ -61,7 +91,7 @@ class Case:
         if len(kinds) == 1:
             domain, op_type = kinds.pop()
             return f"{domain}.{op_type}" if domain not in ("", "ai.onnx") else op_type
-        return "(graphs)"
+        return GRAPHS
 
 
 @functools.cache
@@ -71,7 +101,8 @@ def load_cases() -> dict[str, Case]:
     for kind in KINDS:
         for source in loader.load_model_tests(kind="real" if kind == "light" else kind):
             name = f"{kind}/{source.name}"
-            found[name] = Case(name, source, source.rtol, source.atol)
+            rtol, atol, _ = TOLERANCES.get(name, (source.rtol, source.atol, ""))
+            found[name] = Case(name, source, rtol, atol)
     return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].kind), item[0])))
 
 
@@ -79,7 +110,15 @@ def check_outputs(case: Case, expected: list[Any], got: list[Any]) -> None:
     """ONNX's own comparison, with the case's tolerances; `AssertionError` where they differ."""
     if len(expected) != len(got):
         raise AssertionError(f"{len(got)} outputs, expected {len(expected)}")
-    Runner.assert_similar_outputs(expected, got, case.rtol, case.atol)
+    for ours, theirs in zip(got, expected, strict=True):
+        if isinstance(theirs, list):  # ONNX's comparison takes no scalars within a sequence
+            if not isinstance(ours, list):
+                raise AssertionError(f"an output is {type(ours).__name__}, expected a sequence")
+            check_outputs(case, theirs, ours)
+        elif case.is_random and np.shape(ours) == np.shape(theirs):
+            np.testing.assert_equal(ours.dtype, theirs.dtype)
+        else:
+            Runner.assert_similar_outputs([theirs], [ours], case.rtol, case.atol)
 
 
 def _array(value: Any) -> Any:

@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import onnx
+
 from tools.backend_suite.cases import Case, check_outputs, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome
 
 
 def run_case(case: Case) -> Outcome:
     """Run one case in this process on the default Vulkan device."""
+    from gpu_shared.instance import validation_log
     from vkep.backend import VulkanBackend
-    from vkep.errors import UnsupportedModelError
+    from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 
     started = time.perf_counter()
+    complaints = len(validation_log)
 
     def outcome(state: str, reasons: Sequence[str] = (), folded: bool = False) -> Outcome:
         took = round(time.perf_counter() - started, 3)
@@ -33,21 +37,44 @@ def run_case(case: Case) -> Outcome:
             for inputs, expected in case.data(model):
                 dtypes = tuple(dict.fromkeys(str(getattr(v, "dtype", type(v).__name__)) for v in [*inputs, *expected]))
                 got = list(prepared.run(inputs))
-                check_outputs(case, expected, got)
                 for node in prepared.report().nodes:
                     if node.where in ("cpu", "deferred"):
                         on_cpu = True
                         reasons.append(f"{node.op_type}: {node.reason}")
                     vulkan |= node.where == "vulkan"
+                check_outputs(case, expected, got)
         finally:
             prepared.close()
     except UnsupportedModelError as error:
-        return outcome(DECLINED, [str(error)])
+        return outcome(DECLINED, [_one_line(error)])
+    except (InvalidInputError, ValueError) as error:
+        if _tensors_only(model):
+            return outcome(FAILED, [f"{type(error).__name__}: {_one_line(error)}"])
+        return outcome(DECLINED, ["a session takes tensors, this model sequences or optionals"])
+    except VkepError as error:
+        # a node that Vulkan declined, and that no evaluator on the CPU takes: the message says which, and why
+        state = DECLINED if str(error).startswith("on the CPU") else FAILED
+        return outcome(state, [_one_line(error)])
     except AssertionError as error:
-        return outcome(FAILED, ["wrong: " + " ".join(str(error).split())[:600]])
+        where = f"wrong, with nodes on the CPU ({reasons[0]}): " if reasons else "wrong: "
+        return outcome(FAILED, [where + _one_line(error)])
     except Exception as error:  # whatever a broken case raises is its result
-        return outcome(FAILED, [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"])
+        return outcome(FAILED, [f"{type(error).__name__}: {_one_line(error)}"])
+    if len(validation_log) > complaints:
+        return outcome(FAILED, [f"validation layers: {_one_line(validation_log[-1])}"])
+    if case.is_random:
+        return outcome(
+            DECLINED, ["the expected values are random draws: shape and type agree, values cannot be compared"]
+        )
     return outcome(CPU, reasons) if on_cpu else outcome(VULKAN, folded=not vulkan)
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:600]
+
+
+def _tensors_only(model: onnx.ModelProto) -> bool:
+    return all(v.type.HasField("tensor_type") for v in [*model.graph.input, *model.graph.output])
 
 
 def run_cases(names: Sequence[str], *, jobs: int, timeout: float) -> Iterator[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from vkep.kernels.kernel import KernelCall
 from vkep.shaders.library import ShaderLibrary
 
 _SAMPLES = 5
+#: an idle GPU runs at a low clock and takes this long to raise it
+_WARM_SECONDS = 0.05
 _PUSH_BYTES = 128
 
 
@@ -79,14 +82,15 @@ class KernelTimer:
         commands.write_timestamp(queries, 1)
         commands.end()
         submit = PreparedSubmit(self._timeline, [commands])
-        times = []
-        for _ in range(_SAMPLES + 1):
+        times: list[float] = []
+        until = time.perf_counter() + _WARM_SECONDS
+        while len(times) < _SAMPLES or time.perf_counter() < until:
             self._timeline.wait(submit.submit(), timeout_s=60)
             first, last = queries.results() or (0, 0)
             times.append(queries.nanoseconds(first, last) / 1e6 / repeats)
         queries.close()
         commands.close()
-        return statistics.median(times[1:])
+        return statistics.median(times[-_SAMPLES:])
 
     def read(self, operand: Operand, dtype: Any, count: int) -> np.ndarray:
         """The first ``count`` elements of an operand."""

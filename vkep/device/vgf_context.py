@@ -7,19 +7,12 @@ from typing import Any
 
 from gpu_shared import arm_abi
 from gpu_shared.context import SharedGpuContext
-from gpu_shared.data_graph import check_data_graphs, graph_features
+from gpu_shared.data_graph import check_data_graphs
 from gpu_shared.device import Selector
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
-from gpu_shared.layers import LayersMissing, emulation_layers
+from gpu_shared.layers import EMULATION_LAYERS, LayersMissing, emulation_layers
 from vkep.shaders.cache import cache_root
-
-#: extensions beside the two, switched on where the device has them
-_HELPFUL = (
-    arm_abi.TOSA_EXTENSION,
-    "VK_KHR_synchronization2",
-    "VK_KHR_deferred_host_operations",
-)
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ def graph_support(device: Selector = None) -> GraphSupport:
     """
     chosen = select_device(list_devices(), device).capabilities
     if _has_graphs(chosen.extensions):
-        return GraphSupport("driver", arguments=_arguments(chosen.extensions))
+        return GraphSupport("driver")
     try:
         layers = emulation_layers(cache_root() / "layers")
     except (LayersMissing, OSError) as error:
@@ -49,12 +42,7 @@ def graph_support(device: Selector = None) -> GraphSupport:
             "none", f"{chosen.name} has no {', '.join(arm_abi.EXTENSIONS)}, and the layers that emulate them: {error}"
         )
     return GraphSupport(
-        "emulation layers",
-        arguments={
-            **_arguments(chosen.extensions),
-            "extra_instance_layers": layers.names,
-            "layer_paths": [layers.folder],
-        },
+        "emulation layers", arguments={"extra_instance_layers": layers.names, "layer_paths": [layers.folder]}
     )
 
 
@@ -62,9 +50,11 @@ def _has_graphs(extensions: frozenset[str]) -> bool:
     return all(name in extensions for name in arm_abi.EXTENSIONS)
 
 
-def _arguments(extensions: frozenset[str]) -> dict[str, Any]:
-    wanted = [name for name in _HELPFUL if name in extensions]
-    return {"extra_device_extensions": [*arm_abi.EXTENSIONS, *wanted], "feature_structs": graph_features()}
+def graph_source(context: SharedGpuContext) -> str:
+    """Where the data graphs of ``context`` come from: "driver", "emulation layers", or "" where it has none."""
+    if why_no_graphs(context):
+        return ""
+    return "emulation layers" if set(EMULATION_LAYERS) & set(context.instance.layers) else "driver"
 
 
 def why_no_graphs(context: SharedGpuContext) -> str:

@@ -63,7 +63,7 @@ def read_graph(
         if constant is not None:
             weights[node.output[0]] = constant
         else:
-            nodes.append(_read_node(node, len(nodes), opsets, ir_version, f"{where}, node {index}"))
+            nodes.append(_read_node(node, len(nodes), opsets, ir_version, f"{where}, node {index}", folder))
     inputs = tuple(_value_info(v) for v in proto.input if v.name not in weights)
     outputs = tuple(_value_info(v) for v in proto.output)
     graph = Graph(proto.name, _sorted(nodes, inputs, weights, where), inputs, outputs, weights)
@@ -104,7 +104,9 @@ def _read(source: ModelSource, base_dir: Path | None) -> tuple[onnx.ModelProto, 
         ) from None
 
 
-def _read_node(proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_version: int, where: str) -> Node:
+def _read_node(
+    proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_version: int, where: str, folder: Path | None
+) -> Node:
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     schema = None
     if domain in opsets:
@@ -139,6 +141,11 @@ def _read_node(proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_
         proto=proto,
         schema=schema,
         captures=captures,
+        bodies={
+            a.name: read_graph(a.g, opsets, folder, ir_version, "")
+            for a in proto.attribute
+            if a.type == onnx.AttributeProto.GRAPH
+        },
     )
 
 
@@ -195,8 +202,8 @@ def _constant(proto: onnx.NodeProto, folder: Path | None) -> Weight | None:
 
 
 def _value_info(proto: onnx.ValueInfoProto) -> ValueInfo:
-    if not proto.type.HasField("tensor_type"):
-        return ValueInfo(proto.name, 0, None)
+    if not proto.type.HasField("tensor_type"):  # a body need not say its outputs' types
+        return ValueInfo(proto.name, 0, None, is_tensor=proto.type.WhichOneof("value") is None)
     tensor = proto.type.tensor_type
     if not tensor.HasField("shape"):
         return ValueInfo(proto.name, tensor.elem_type, None)

@@ -21,6 +21,7 @@ class ValueInfo:
     name: str
     elem_type: int  #: ``TensorProto.DataType``; 0 where it is no tensor
     shape: tuple[Dim, ...] | None
+    is_tensor: bool = True  #: False for a sequence, map or optional
 
     @property
     def is_static(self) -> bool:
@@ -42,6 +43,7 @@ class Node:
     schema: onnx.defs.OpSchema | None = field(default=None, repr=False, compare=False)  #: None: not a known operator
 
     captures: tuple[str, ...] = ()  #: values of the outer graph that its bodies (If, Loop, Scan) read
+    bodies: Mapping[str, Graph] = field(default_factory=dict, repr=False, compare=False)  #: by attribute name
 
     @property
     def reads(self) -> tuple[str, ...]:

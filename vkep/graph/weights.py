@@ -52,11 +52,14 @@ class ProtoWeight(Weight):
         self._array: np.ndarray | None = None
 
     def array(self) -> np.ndarray:
-        if self._array is None:
-            assert self._proto is not None
-            self._array = _tensor_to_array(self._proto, self.name)
+        array, proto = self._array, self._proto
+        if array is None and proto is not None:
+            array = self._array = _tensor_to_array(proto, self.name)
             self._proto = None  # its bytes now live in the array
-        return self._array
+        if array is None:  # another thread was between the two assignments
+            array = self._array
+        assert array is not None
+        return array
 
 
 class ArrayWeight(Weight):

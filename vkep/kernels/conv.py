@@ -10,7 +10,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels import winograd
 from vkep.kernels.conv_lanes import depthwise, direct, is_depthwise
 from vkep.kernels.conv_problem import ConvProblem, plane_params
-from vkep.kernels.cooperative import conv_cooperative, pack_taps_first
+from vkep.kernels.cooperative import conv_cooperative
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
@@ -76,10 +76,9 @@ CONV_TILED = Kernel(
         "A_ALONG_K": 1,
         "B_ALONG_K": 0,
         "PARTIAL": 0,
-        "STAGES": 1,
         "A_WIDE": 0,
         "B_WIDE": 0,
-        "TAPS_FIRST": 0,
+        "ONE_TAP": 0,
     },
     variants=tuple(TILED_DEFINES.values()),
 )
@@ -124,7 +123,7 @@ def conv(
             return winograd.winograd(problem, caps, x, y, epilogue, scratch, prepack)
         return [_subgroup(problem, caps, x, w, y, epilogue, prepack)]
     cooperative = conv_cooperative(problem, caps, x, w, y, epilogue, scratch, prepack)
-    return _tiled(problem, caps, x, w, y, epilogue, scratch, prepack) if cooperative is None else cooperative
+    return _tiled(problem, caps, x, w, y, epilogue, scratch) if cooperative is None else cooperative
 
 
 def _subgroup(
@@ -205,7 +204,6 @@ def _tiled(
     y: Any,
     epilogue: Epilogue | None,
     scratch: Scratch | None,
-    prepack: Prepack | None,
 ) -> list[KernelCall]:
     channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
     pixels, batch = problem.oh * problem.ow, problem.n * problem.groups
@@ -213,10 +211,7 @@ def _tiled(
     total = problem.n * problem.oc * pixels
     partials = scratch(4 * tiling.splits * total) if scratch and tiling.splits > 1 else None
     defines = TILED_DEFINES[problem.dtype]
-    taps_first = prepack is not None and channels % tiling.tile.k == 0
-    if prepack is not None and taps_first:
-        tag = f"conv-taps-{problem.groups}-{channels}-{taps}"
-        w = prepack(lambda weights: pack_taps_first(weights, problem.groups, channels, taps), tag)
+    aligned = problem.alignment % (16 if problem.dtype == "float32" else 8) == 0
     grid = (ceil_div(pixels, tiling.tile.n), ceil_div(out_channels, tiling.tile.m), batch * tiling.splits)
     product = CONV_TILED.call(
         grid=check_grid(grid, caps, "conv"),
@@ -231,8 +226,8 @@ def _tiled(
         spec={
             **tiling.tile.spec,
             "PARTIAL": int(partials is not None),
-            "TAPS_FIRST": int(taps_first),
-            "A_WIDE": int(taps_first and tiling.tile.loads_wide),
+            "ONE_TAP": int(taps == 1),
+            "A_WIDE": int(tiling.tile.loads_wide and channels * taps % 4 == 0 and aligned),
         },
         local_size=(tiling.tile.lanes, 1, 1),
         flops=problem.flops,

@@ -6,6 +6,7 @@ Selection is by capability: the device must list a subgroup-scope shape of float
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,20 +119,34 @@ class CooperativeTile:
         }
 
 
-#: from the most arithmetic a loaded byte to the most workgroups
-TILES = (
-    CooperativeTile(128, 256, 16, 64, 64, 2),
-    CooperativeTile(128, 128, 32, 64, 32),
-    CooperativeTile(64, 128, 32, 32, 64),
-    CooperativeTile(64, 64, 32, 32, 32),
-    CooperativeTile(32, 64, 32, 16, 32),
-)
+#: from the most arithmetic a loaded byte to the most workgroups, with the speed of each on a full device relative to the
+#: first (measured on a device of 132 cores; only their order matters)
+MATMUL_TILES = {
+    CooperativeTile(128, 128, 32, 64, 64): 1.0,
+    CooperativeTile(128, 64, 64, 64, 32): 0.8,
+    CooperativeTile(64, 128, 64, 32, 64): 0.8,
+    CooperativeTile(64, 64, 64, 32, 32): 0.65,
+    CooperativeTile(64, 64, 32, 32, 32): 0.6,
+    CooperativeTile(32, 64, 32, 16, 32): 0.4,
+}
+#: convolutions gather their columns one element at a time: tall tiles gather fewer for the same arithmetic
+CONV_TILES = {
+    CooperativeTile(128, 64, 64, 32, 32): 0.82,
+    CooperativeTile(128, 64, 32, 64, 32): 0.8,
+    CooperativeTile(64, 128, 32, 32, 32): 0.7,
+    CooperativeTile(64, 64, 32, 32, 32): 0.6,
+    CooperativeTile(32, 64, 32, 16, 32): 0.4,
+}
 #: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
 _WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
 _WORKGROUPS_TO_FILL_SMALL = 24
 #: a split of k is at least this long, else adding the parts costs more than it brings
 _MIN_SPLIT_K = 128
-_MAX_SPLITS = 16
+_SPLITS = (1, 2, 4, 8, 16)
+#: what adding the parts costs, in multiply-adds that one of the workgroups would do in that time: a dispatch (measured
+#: 4.5 us, at 1.1 million a microsecond), and a float of partial sums written and read again (at 3 TB/s)
+_REDUCE_COST = 5e6
+_PARTIAL_COST = 3.0
 #: fewer rows or columns than this leave most of a matrix unused
 _MIN_EDGE = 8
 
@@ -165,23 +180,40 @@ class CooperativeTiling:
 
 
 def cooperative_tiling(
-    m: int, n: int, k: int, batch: int, caps: DeviceCapabilities, b_along_k: bool, may_split: bool
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    caps: DeviceCapabilities,
+    b_along_k: bool,
+    may_split: bool,
+    tiles: Mapping[CooperativeTile, float] = MATMUL_TILES,
 ) -> CooperativeTiling | None:
-    """The tile for ``batch`` products of m by n by k and the parts that k is split into; None where no tile runs."""
+    """The tile for ``batch`` products of m by n by k and the parts that k is split into; None where no tile runs.
+
+    The choice is the least estimated time: arithmetic of all workgroups, padding included, over a tile's speed, on a
+    device that takes so many workgroups at once (fewer leave it idle), and the cost of adding the parts.
+    """
     shape = float16_shape(caps)
     if shape is None:
         return None
-    fitting = [t for t in TILES if t.runs_on(caps, shape, b_along_k)]
-    if not fitting:
-        return None
     target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
-    groups = {t: batch * ceil_div(m, t.m) * ceil_div(n, t.n) for t in fitting}
-    # A tile that is mostly padding computes nothing; one that leaves the device idle gains nothing.
-    useful = [t for t in fitting if t.m < 2 * m and t.n < 2 * n] or fitting[-1:]
-    tile = next((t for t in useful if groups[t] >= target), useful[-1])
-    splits = 1
-    if may_split and k >= 2 * _MIN_SPLIT_K:
-        splits = max(1, min(target // groups[tile], k // _MIN_SPLIT_K, _MAX_SPLITS))
+    best: tuple[float, CooperativeTile, int] | None = None
+    for tile, speed in tiles.items():
+        if not tile.runs_on(caps, shape, b_along_k):
+            continue
+        groups = batch * ceil_div(m, tile.m) * ceil_div(n, tile.n)
+        for splits in _SPLITS if may_split else (1,):
+            if splits > 1 and k < splits * _MIN_SPLIT_K:
+                break
+            time = max(groups * splits / target, 1.0) * tile.m * tile.n * ceil_div(k, splits) / speed
+            if splits > 1:
+                time += _REDUCE_COST + _PARTIAL_COST * batch * m * n * splits
+            if best is None or time < best[0]:
+                best = (time, tile, splits)
+    if best is None:
+        return None
+    _, tile, splits = best
     return tiling_of(tile, shape, k, splits)
 
 
@@ -243,11 +275,7 @@ def matmul_cooperative(
             **tile.spec(tiling.shape, caps.subgroup_size),
             "B_ALONG_K": int(b_along_k),
             "A_VECTOR": int(aligned and problem.k % VECTOR == 0 and _in_vectors(stride_a, 3)),
-            "B_VECTOR": int(
-                aligned
-                and (problem.k if b_along_k else problem.n) % VECTOR == 0
-                and _in_vectors(stride_b, 2 if b_along_k else 3)
-            ),
+            "B_VECTOR": _b_vector(problem, stride_b, b_along_k),
             "STORE_VECTOR": int(store_vector),
             "PARTIAL": int(partials is not None),
             "WHOLE_K": int(problem.k % tile.k == 0),
@@ -265,6 +293,16 @@ def matmul_cooperative(
         product,
         reduce_partials(sizes, strides, tiling.splits, problem.alpha, "float16", caps, partials, y, epilogue),
     ]
+
+
+def _b_vector(problem: MatMulProblem, strides: tuple[int, ...], along_k: bool) -> int:
+    """How b is read: 1 in groups of eight, 2 in groups of four (along columns only), 0 one by one."""
+    along, length = (2, problem.k) if along_k else (3, problem.n)
+    for code, group in ((1, VECTOR), (2, VECTOR // 2)):
+        fits = strides[along] == 1 and all(s % group == 0 for axis, s in enumerate(strides) if axis != along)
+        if fits and length % group == 0 and problem.alignment % (2 * group) == 0 and not (code == 2 and along_k):
+            return code
+    return 0
 
 
 def _in_vectors(strides: tuple[int, ...], along: int) -> bool:
@@ -290,15 +328,16 @@ def conv_cooperative(
     """
     channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
     flat = problem.d == problem.kd == problem.od == 1
-    if problem.dtype != "float16" or prepack is None or not flat or min(channels, out_channels) < _MIN_EDGE // 2:
-        return None
-    if out_channels < _MIN_EDGE:
+    if problem.dtype != "float16" or prepack is None or not flat or channels == 0 or out_channels < _MIN_EDGE:
         return None
     pixels = problem.oh * problem.ow
+    if tiling is None and taps == 1 and problem.groups == 1 and channels % VECTOR == 0 and pixels % (VECTOR // 2) == 0:
+        if problem.stride == (1, 1) and max(problem.pads) == 0:
+            return _conv_as_product(problem, caps, x, w, y, epilogue, scratch)
     columns, padded = problem.n * pixels, ceil_div(channels, VECTOR) * VECTOR
     k_size = taps * padded
     tiling = tiling or cooperative_tiling(
-        out_channels, columns, k_size, problem.groups, caps, b_along_k=True, may_split=scratch is not None
+        out_channels, columns, k_size, problem.groups, caps, True, may_split=scratch is not None, tiles=CONV_TILES
     )
     if tiling is None:
         return None
@@ -362,6 +401,33 @@ def conv_cooperative(
     strides = {"y_row": pixels, "y_col": 1, "y_batch0": problem.y_batch, "y_batch1": 0}
     sizes = (problem.oc, pixels, problem.n, 1)
     return [product, reduce_partials(sizes, strides, tiling.splits, 1.0, "float16", caps, partials, y, epilogue)]
+
+
+def _conv_as_product(
+    problem: ConvProblem,
+    caps: DeviceCapabilities,
+    x: Any,
+    w: Any,
+    y: Any,
+    epilogue: Epilogue | None,
+    scratch: Scratch | None,
+) -> list[KernelCall] | None:
+    """A 1x1 convolution: for each image, weights [oc, c] by its pixels [c, oh * ow], read in vectors."""
+    from vkep.kernels.matmul import MatMulProblem  # at run time: that module asks this one first
+
+    pixels = problem.oh * problem.ow
+    product = MatMulProblem(
+        problem.oc,
+        pixels,
+        problem.c,
+        a_strides=(0, problem.c, 1),
+        b_strides=(problem.c * pixels, pixels, 1),
+        y_strides=(problem.y_batch, pixels, 1),
+        batch=problem.n,
+        dtype=problem.dtype,
+        alignment=problem.alignment,
+    )
+    return matmul_cooperative(product, caps, w, x, y, epilogue, scratch)
 
 
 def pack_taps_first(weights: np.ndarray, groups: int, channels: int, taps: int) -> np.ndarray:

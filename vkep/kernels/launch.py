@@ -14,8 +14,9 @@ from vkep.dtypes import DTYPES, DType
 from vkep.kernels.fastdiv import LIMIT
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
-#: workgroups below which a GPU is taken to be starved, so that long axes are divided further
-BUSY_GROUPS = 256
+#: workgroups below which a GPU is taken to be starved, so that long axes are divided further: a large GPU holds a
+#: thousand of 256 lanes at once, and reaches its bandwidth only when most of them have loads in flight
+BUSY_GROUPS = 1024
 #: workgroups that keep a CPU driver's cores evenly busy
 CPU_GROUPS = 32
 MAX_RANK = 8

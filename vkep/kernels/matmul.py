@@ -65,7 +65,6 @@ MATMUL_TILED = Kernel(
         "A_ALONG_K": 1,
         "B_ALONG_K": 0,
         "PARTIAL": 0,
-        "STAGES": 1,
         "A_WIDE": 0,
         "B_WIDE": 0,
     },

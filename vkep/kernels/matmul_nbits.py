@@ -43,7 +43,9 @@ def matmul_nbits(
     `ValueError` for other bits or types.
     """
     if bits not in (2, 4, 8) or block < 16 or block & (block - 1):
-        raise ValueError(f"matmul_nbits: {bits} bits in blocks of {block}; expected 2, 4 or 8 and a power of two from 16")
+        raise ValueError(
+            f"matmul_nbits: {bits} bits in blocks of {block}; expected 2, 4 or 8 and a power of two from 16"
+        )
     if dtype not in ("float32", "float16"):
         raise ValueError(f"matmul_nbits: element type is {dtype}, expected float32 or float16")
     blocks = ceil_div(k, block)

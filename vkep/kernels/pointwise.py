@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-
 from vkep.dtypes import DType
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.pointwise_tile import pointwise_tile, transposed_axis
 
 _SAMPLE = {
     "EXTRA_BASE": "1u",
@@ -29,6 +30,8 @@ POINTWISE = Kernel(
 
 #: elements of one vector load or store
 VECTOR = 4
+#: units from which a GPU is full even when each lane takes two
+_PAIR_UNITS = 1 << 19
 _VECTOR_TYPES = {
     "float": "vec4",
     "float16_t": "f16vec4",
@@ -73,6 +76,9 @@ def pointwise(
         total *= dim
     if total == 0:
         return []
+    axis = transposed_axis(shape, out, inputs, caps)
+    if axis is not None:
+        return [pointwise_tile(shape, axis, out, inputs, function, scalars, _load, operations)]
     width = VECTOR if _vectorizes(shape, out, inputs) else 1
     units = [*shape[:-1], shape[-1] // width]
     code = _Coordinates(units)
@@ -93,10 +99,27 @@ def pointwise(
     unit.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {stored};")
 
     count = total // width
-    lanes, iterations = _grid(count, caps)
+    pair = caps.device_type != "cpu" and not code.used and count >= _PAIR_UNITS
+    defines = {"POINTWISE_UNIT": " ".join(part for part in unit if part)}
+    if pair:  # both units' loads are in flight before the first store, which the compiler could not move them over
+        first, second = unit[1:-1], [_second(part) for part in unit[1:-1]]
+        defines = {
+            "POINTWISE_UNITS": "2",
+            "POINTWISE_UNIT": " ".join(
+                [
+                    "uint j = i + gl_WorkGroupSize.x; uint j_read = min(j, args.n - 1u);",
+                    *first,
+                    *second,
+                    unit[-1],
+                    f"if (j < args.n) {{ {_second(unit[-1], 'j')} }}",
+                ]
+            ),
+        }
+    lanes, iterations = _grid(count // 2 if pair else count, caps)
+    block = lanes * iterations * (2 if pair else 1)
     return [
         POINTWISE.call(
-            grid=(-(-count // (lanes * iterations)), 1, 1),
+            grid=(-(-count // block), 1, 1),
             local_size=(lanes, 1, 1),
             operands={"y": out.tensor},
             params={"n": count, "iterations": iterations},
@@ -105,11 +128,16 @@ def pointwise(
             defines={
                 "POINTWISE_DECLS": " ".join(decls),
                 "POINTWISE_FUNCTION": function,
-                "POINTWISE_UNIT": " ".join(part for part in unit if part),
+                **defines,
             },
             flops=operations * total,
         )
     ]
+
+
+def _second(code: str, index: str = "j_read") -> str:
+    """A statement of the first unit, for the second one: its index and its loaded values are others."""
+    return re.sub(r"\bv(\d+)\b", r"w\1", code).replace(".v[i]", f".v[{index}]")
 
 
 class _Coordinates:

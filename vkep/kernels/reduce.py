@@ -99,7 +99,7 @@ REDUCE = Kernel(
     "reduce.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
     params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("part_length", "uint"), ("count", "uint")),
-    spec={"SPLIT": 1, "ACROSS": 0, "SUBGROUP_LANES": 32},
+    spec={"SPLIT": 1, "ACROSS": 0, "LOADS": 4, "SUBGROUP_LANES": 32},
     variants=_ahead(),
 )
 
@@ -178,7 +178,7 @@ def _pass(
             "part_length": axis if part_length is None else part_length,
             "count": count,
         },
-        spec=share.lane_spec,
+        spec={**share.lane_spec, "LOADS": 4 if is_cpu(caps) else 8 if element_type(dtype).itemsize > 2 else 16},
         defines=reduce_defines(what, dtype, out) | share.defines,
         local_size=(share.local,),
         subgroup_size=required_subgroup_size(share, caps),

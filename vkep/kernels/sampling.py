@@ -81,7 +81,9 @@ def grid_sample(
     """
     rank = len(shape) - 2
     if not 1 <= rank <= 3 or method not in METHODS or padding not in PADDINGS:
-        raise ValueError(f"grid sample: {rank} spatial axes, {method!r}, {padding!r}; expected 1 to 3, {METHODS}, {PADDINGS}")
+        raise ValueError(
+            f"grid sample: {rank} spatial axes, {method!r}, {padding!r}; expected 1 to 3, {METHODS}, {PADDINGS}"
+        )
     if "float64" in (dtype, grid_dtype):
         raise ValueError("grid sample: float64 has no kernel (it computes in float32)")
     count = math.prod(points)

@@ -118,7 +118,6 @@ class SharedTile:
     k: int
     micro_m: int
     micro_n: int
-    stages: int = 1  #: 2: a stage is filled while the other is read
 
     @property
     def lanes(self) -> int:
@@ -131,7 +130,7 @@ class SharedTile:
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * self.stages * self.k * (self.m + 4 + self.n + 4)
+        return 4 * self.k * (self.m + 4 + self.n + 4)
 
     @property
     def spec(self) -> dict[str, int]:
@@ -141,15 +140,13 @@ class SharedTile:
             "TILE_K": self.k,
             "MICRO_M": self.micro_m,
             "MICRO_N": self.micro_n,
-            "STAGES": self.stages,
         }
 
 
 #: from the most arithmetic a loaded byte to the most workgroups
 SHARED_TILES = (
-    SharedTile(128, 128, 16, 8, 8, 2),
     SharedTile(128, 128, 16, 8, 8),
-    SharedTile(64, 64, 16, 4, 4, 2),
+    SharedTile(64, 64, 16, 4, 4),
     SharedTile(32, 32, 32, 2, 2),
 )
 #: for products of few rows

@@ -14,6 +14,7 @@ from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering import expr as ex
+from vkep.lowering import narrow
 from vkep.lowering.lir import Emit, KernelOp, Op, Pointwise
 from vkep.lowering.tensor import Storage, Tensor, contiguous_strides
 
@@ -160,12 +161,17 @@ class Builder:
         return view
 
     def cast(self, tensor: Tensor, dtype: DType) -> Tensor:
-        """The ONNX Cast of a tensor (numeric types; floats to ints truncate)."""
+        """The ONNX Cast of a tensor (floats to ints truncate, 8-bit floats saturate)."""
         if tensor.dtype is dtype:
             return tensor
         return self.store(self.cast_expr(ex.leaf(tensor), tensor.dtype, dtype), dtype, shape=tensor.shape)
 
     def cast_expr(self, source: ex.Expr, from_dtype: DType, to: DType) -> ex.Expr:
+        if from_dtype.kind == "bits":
+            value = narrow.decode(source, from_dtype)
+            return value if to.name == "float32" else self.cast_expr(value, DTYPES["float32"], to)
+        if to.kind == "bits":
+            return narrow.encode(self.cast_expr(source, from_dtype, DTYPES["float32"]), to)
         if to.kind == "bool":
             zero = "false" if from_dtype.kind == "bool" else f"{source.ctype}(0)"
             return ex.Expr("bool", f"({{0}} != {zero})", (source,))
@@ -199,11 +205,16 @@ class Builder:
         if isinstance(operand, ex.Expr):
             return operand
         if isinstance(operand, Tensor):
-            array = operand.array if operand.size == 1 and operand.dtype.name != "bfloat16" else None
+            array = operand.array if operand.size == 1 and not _opaque(operand.dtype) else None
             if array is not None:  # a scalar constant needs no load
                 return ex.Const(operand.dtype.glsl_compute, value=array.reshape(-1)[0].item())
             return ex.leaf(operand)
         return ex.Const(ctype, value=operand)
+
+
+def _opaque(dtype: DType) -> bool:
+    """Whether numpy's scalar of a type is no plain number of its compute type."""
+    return dtype.name == "bfloat16" or dtype.kind == "bits"
 
 
 class _Trial:

@@ -6,7 +6,6 @@ planned once for each signature, as often as it takes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -61,16 +60,16 @@ def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) ->
     for name in node.reads:
         if isinstance(known[name], HostValue):
             raise Decline(f"{name!r} is no tensor")
-    if any(not v.elem_type for body in node.bodies.values() for v in body.outputs if _is_typed(v)):
+    if not all(v.is_tensor for body in node.bodies.values() for v in body.outputs):
         raise Decline("a result of its body is no tensor")
     if node.op_type == "If":
         return _expand_if(node, known)
     return _expand_loop(node, known, opsets) if node.op_type == "Loop" else _expand_scan(node, known, opsets)
 
 
-def _is_typed(info: ValueInfo) -> bool:
-    # a body need not give its outputs' types; those that are given as tensors have an element type
-    return info.elem_type == 0 and info.shape is None and info.is_sequence
+def scope(node: Node) -> str:
+    """A prefix for names inside of a node that no other node has."""
+    return f"{next((o for o in node.outputs if o), node.name)}/"
 
 
 # ---- bodies
@@ -157,13 +156,13 @@ def _expand_if(node: Node, known: Mapping[str, Known]) -> Expansion:
     if not isinstance(condition, Weight):
         return NeedsCondition(node.inputs[0])
     body = node.bodies["then_branch" if bool(condition.array().reshape(-1)[0]) else "else_branch"]
-    return instantiate(body, f"{node.name}/", (), node.outputs)
+    return instantiate(body, scope(node), (), node.outputs)
 
 
 # ---- Loop
 
 
-def carried_condition(body: Graph) -> bool | None | str:
+def carried_condition(body: Graph) -> bool | str | None:
     """A Loop body's condition: True or False where it is constant, "same" where it is the condition that came in, else None."""
     name = body.outputs[0].name
     sources = {o: n.inputs[0] for n in body.nodes if n.op_type == "Identity" and not n.domain for o in n.outputs}
@@ -203,16 +202,25 @@ def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, in
 
 
 def _expand_scan(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
-    scan = ScanShape.of(node)
-    trips = scan.trips([_shape(known[name]) for name in node.inputs])
-    if trips * max(len(scan.body.nodes), 1) > MAX_UNROLLED_NODES:
-        return HostDriven(f"{trips} steps of {len(scan.body.nodes)} nodes")
-    return _Unrolled(node, scan.body, opsets).scan(scan, trips)
+    batched = node.since_version < 9  # version 8: every value has a batch axis in front, and the first input lengths
+    if batched and node.inputs[0]:
+        raise Decline("sequence_lens, which only version 8 of Scan has")
+    inputs = node.inputs[1:] if batched else node.inputs
+    scan = ScanShape.of(node, len(inputs))
+    shapes = [_shape(known[name])[batched:] for name in inputs]
+    trips, batch = scan.trips(shapes), _shape(known[inputs[0]])[0] if batched else 1
+    if batch * trips * max(len(scan.body.nodes), 1) > MAX_UNROLLED_NODES:
+        reason = f"{trips} steps of {len(scan.body.nodes)} nodes"
+        if batched:
+            raise Decline(f"{reason} for each of {batch} (Scan of version 8)")
+        return HostDriven(reason)
+    unrolled = _Unrolled(node, scan.body, opsets)
+    return unrolled.batched_scan(scan, trips, inputs, batch) if batched else unrolled.scan(scan, trips, inputs)
 
 
 @dataclass(frozen=True)
 class ScanShape:
-    """A Scan node's attributes, with their defaults filled in (ONNX Scan, version 9 and later)."""
+    """A Scan node's attributes, with their defaults filled in (without the batch axis of version 8)."""
 
     body: Graph
     states: int
@@ -222,12 +230,10 @@ class ScanShape:
     output_backwards: tuple[bool, ...]
 
     @classmethod
-    def of(cls, node: Node) -> ScanShape:
-        if node.since_version < 9:
-            raise Decline("Scan of version 8, whose inputs have a batch axis")
+    def of(cls, node: Node, inputs: int) -> ScanShape:
         body, attributes = node.bodies["body"], node.attributes
         count = int(attributes["num_scan_inputs"])
-        states = len(node.inputs) - count
+        states = inputs - count
         results = len(body.outputs) - states
 
         def listed(name: str, length: int) -> list[int]:
@@ -237,7 +243,7 @@ class ScanShape:
             body=body,
             states=states,
             input_axes=tuple(listed("scan_input_axes", count)),
-            input_backwards=tuple(map(bool, listed("scan_input_directions", count))),
+            input_backwards=tuple(map(bool, attributes.get("directions") or listed("scan_input_directions", count))),
             output_axes=tuple(listed("scan_output_axes", results)),
             output_backwards=tuple(map(bool, listed("scan_output_directions", results))),
         )
@@ -270,6 +276,7 @@ class _Unrolled:
 
     def __init__(self, node: Node, body: Graph, opsets: Mapping[str, int]) -> None:
         self.node, self.body = node, body
+        self.scope = scope(node)
         self.opset = opsets.get("", 1)
         self.result = Inlined()
 
@@ -279,28 +286,47 @@ class _Unrolled:
         condition = self._constant("goes_on", np.array(True))
         for step in range(trips):
             index = self._constant(f"step{step}", np.array(step, np.int64))
-            states = self._step(step, [index, condition, *states], len(states), stacked, skip=1)
-        return self._finish(states, stacked, [0] * len(stacked), skip=1)
+            states = self._step(f"{step}/", [index, condition, *states], len(states), stacked, skip=1)
+        self._finish(states, stacked, [0] * len(stacked), self.node.outputs, skip=1)
+        return self.result
 
-    def scan(self, scan: ScanShape, trips: int) -> Inlined:
-        states = list(self.node.inputs[: scan.states])
+    def scan(self, scan: ScanShape, trips: int, inputs: Sequence[str]) -> Inlined:
+        self._scan(scan, trips, inputs, self.node.outputs, "")
+        return self.result
+
+    def batched_scan(self, scan: ScanShape, trips: int, inputs: Sequence[str], batch: int) -> Inlined:
+        parts: list[list[str]] = []
+        for k in range(batch):
+            index = self._constant(f"at{k}", np.array(k, np.int64))
+            own = [self._add("Gather", [name, index], f"batch{k}/in{j}", axis=0) for j, name in enumerate(inputs)]
+            made = [f"{self.scope}batch{k}/{name}" if name else "" for name in self.node.outputs]
+            self._scan(scan, trips, own, made, f"batch{k}/")
+            parts.append(made)
+        for output, *names in zip(self.node.outputs, *parts, strict=True):
+            if output:
+                stacked = [self._unsqueezed(name, 0, f"{name}/stacked") for name in names]
+                self.result.nodes.append(_node("Concat", stacked, [output], self.opset, axis=0))
+        return self.result
+
+    def _scan(self, scan: ScanShape, trips: int, inputs: Sequence[str], outputs: Sequence[str], where: str) -> None:
+        states = list(inputs[: scan.states])
         stacked: list[list[str]] = [[] for _ in scan.output_axes]
         for step in range(trips):
             elements = []
-            for k, name in enumerate(self.node.inputs[scan.states :]):
+            for k, name in enumerate(inputs[scan.states :]):
                 at = trips - 1 - step if scan.input_backwards[k] else step
                 index = self._constant(f"at{at}", np.array(at, np.int64))
-                elements.append(self._add("Gather", [name, index], f"{step}/in{k}", axis=scan.input_axes[k]))
-            states = self._step(step, [*states, *elements], scan.states, stacked)
+                elements.append(self._add("Gather", [name, index], f"{where}{step}/in{k}", axis=scan.input_axes[k]))
+            states = self._step(f"{where}{step}/", [*states, *elements], scan.states, stacked)
         for k, backwards in enumerate(scan.output_backwards):
             if backwards:
                 stacked[k].reverse()
-        return self._finish(states, stacked, scan.output_axes)
+        self._finish(states, stacked, scan.output_axes, outputs, where)
 
     def _step(
-        self, step: int, inputs: Sequence[str], states: int, stacked: Sequence[list[str]], skip: int = 0
+        self, where: str, inputs: Sequence[str], states: int, stacked: Sequence[list[str]], skip: int = 0
     ) -> list[str]:
-        prefix = f"{self.node.name}/{step}/"
+        prefix = self.scope + where
         outputs = [f"{prefix}out{k}" for k in range(len(self.body.outputs) - skip)]
         made = instantiate(self.body, prefix, inputs, [*[""] * skip, *outputs])
         self.result.nodes += made.nodes
@@ -310,22 +336,26 @@ class _Unrolled:
         return outputs[:states]
 
     def _finish(
-        self, states: Sequence[str], stacked: Sequence[Sequence[str]], axes: Sequence[int], skip: int = 0
-    ) -> Inlined:
-        for name, output in zip(states, self.node.outputs, strict=False):
+        self,
+        states: Sequence[str],
+        stacked: Sequence[Sequence[str]],
+        axes: Sequence[int],
+        outputs: Sequence[str],
+        where: str = "",
+        skip: int = 0,
+    ) -> None:
+        for name, output in zip(states, outputs, strict=False):
             if output:
                 self.result.nodes.append(_node("Identity", [name], [output], self.opset))
-        outputs = self.node.outputs[len(states) :]
         infos = self.body.outputs[skip + len(states) :]
-        for k, output in enumerate(outputs):
+        for k, output in enumerate(outputs[len(states) :]):
             if not output:
                 continue
             if not stacked[k]:
                 self.result.weights[output] = ArrayWeight(output, empty_result(infos[k], axes[k]))
                 continue
-            parts = [self._unsqueezed(name, axes[k], f"{k}/part{j}") for j, name in enumerate(stacked[k])]
+            parts = [self._unsqueezed(name, axes[k], f"{where}{k}/part{j}") for j, name in enumerate(stacked[k])]
             self.result.nodes.append(_node("Concat", parts, [output], self.opset, axis=axes[k]))
-        return self.result
 
     def _unsqueezed(self, name: str, axis: int, to: str) -> str:
         if self.opset < 13:
@@ -333,11 +363,11 @@ class _Unrolled:
         return self._add("Unsqueeze", [name, self._constant(f"axis{axis}", np.array([axis], np.int64))], to)
 
     def _add(self, op_type: str, inputs: Sequence[str], to: str, **attributes: Any) -> str:
-        name = f"{self.node.name}/{to}"
+        name = self.scope + to
         self.result.nodes.append(_node(op_type, inputs, [name], self.opset, **attributes))
         return name
 
     def _constant(self, name: str, array: np.ndarray[Any, Any]) -> str:
-        full = f"{self.node.name}/{name}"
+        full = self.scope + name
         self.result.weights[full] = ArrayWeight(full, array)
         return full

@@ -66,7 +66,7 @@ def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> 
     calls: list[tuple[KernelCall, str]] = []
     for op in ops:
         made = _pointwise_calls(op, caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
-        calls += [(call, " + ".join(dict.fromkeys(op.labels))) for call in made]
+        calls += [(call, " + ".join(dict.fromkeys(op.labels)) or "copy") for call in made]
     return _Layout(calls, ports).planned()
 
 

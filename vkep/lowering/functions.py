@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,8 +14,11 @@ from vkep.dtypes import from_numpy
 from vkep.errors import Decline, InvalidModelError
 from vkep.graph.load import read_graph
 from vkep.graph.model import Node
+from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering.builder import Builder, NeedsValue
+from vkep.lowering.control import HostDriven, NeedsCondition, expand, is_control
 from vkep.lowering.fold import FoldError, can_fold, fold
+from vkep.lowering.program import ValueSpec
 from vkep.lowering.tensor import Tensor
 
 #: lowers one node of a body: (node, arguments, the body's opsets) to results; raises `Decline`
@@ -22,7 +27,8 @@ LowerNode = Callable[[Node, Sequence[Tensor | None], Mapping[str, int]], Sequenc
 
 def has_body(node: Node) -> bool:
     """Whether ONNX gives the node's operator a function body."""
-    return node.schema is not None and (node.schema.has_function or node.schema.has_context_dependent_function)
+    schema: Any = node.schema  # the package's types know nothing of function bodies
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
 def lower_function(
@@ -41,7 +47,12 @@ def lower_function(
     ):
         env[name] = argument
         origin[name] = frozenset([outer] if outer else [])
-    for inner in _nodes(node, body, versions):
+    pending = deque(_nodes(node, body, versions))
+    while pending:
+        inner = pending.popleft()
+        if is_control(inner):
+            pending.extendleft(reversed(_expanded(b, node, inner, env, origin, versions)))
+            continue
         inputs = [env.get(n) if n else None for n in inner.inputs]
         sources = frozenset[str]().union(*(origin.get(n, frozenset()) for n in inner.inputs))
         try:
@@ -57,18 +68,51 @@ def lower_function(
             if name:
                 env[name], origin[name] = tensor, sources
     made = [env.get(name) for name in body.output]
-    wanted = [made[k] for k, name in enumerate(node.outputs)]
-    for tensor, name in zip(wanted, node.outputs, strict=True):
-        if tensor is None and name:
+    spare = next((t for t in made if t is not None), None)
+    outputs: list[Tensor] = []
+    for k, name in enumerate(node.outputs):
+        result = made[k] if made[k] is not None or name else spare  # an output that nobody reads may be anything
+        if result is None:
             raise Decline(f"its function body makes no output {name!r}")
-    spare = next((t for t in wanted if t is not None), None)
-    return [t if t is not None else spare for t in wanted]  # type: ignore[misc]
+        outputs.append(result)
+    return outputs
+
+
+def _expanded(
+    b: Builder,
+    node: Node,
+    inner: Node,
+    env: dict[str, Tensor | None],
+    origin: dict[str, frozenset[str]],
+    versions: Mapping[str, int],
+) -> list[Node]:
+    """The nodes that stand for a control-flow node of the body; their constants are added to ``env``."""
+    known = {n: _known(n, t) for n in inner.reads if (t := env.get(n)) is not None}
+    missing = [n for n in inner.reads if n not in known]
+    if missing:
+        raise Decline(f"{inner.op_type} in its function body reads the absent {missing[0]!r}")
+    expansion = expand(inner, known, versions)
+    if isinstance(expansion, HostDriven):
+        raise Decline(f"{inner.op_type} in its function body: {expansion.reason}")
+    if isinstance(expansion, NeedsCondition):
+        tensor = env[expansion.name]
+        assert tensor is not None
+        need = NeedsValue(f"the branch of {inner.op_type} in its function body is chosen at run time", tensor)
+        need.names = tuple(n for n in node.inputs if n in origin.get(expansion.name, frozenset()))
+        raise need
+    for name, weight in expansion.weights.items():
+        env[name], origin[name] = b.weight(weight), frozenset()
+    return expansion.nodes
+
+
+def _known(name: str, tensor: Tensor) -> Weight | ValueSpec:
+    array = tensor.array
+    return ValueSpec(tensor.dtype, tensor.shape) if array is None else ArrayWeight(name, np.ascontiguousarray(array))
 
 
 def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.FunctionProto:
     """The body for the newest version of the model's opset or below."""
-    schema = node.schema
-    assert schema is not None
+    schema: Any = node.schema
     plain = [v for v in schema.function_opset_versions if v <= opset]
     if plain:
         body = schema.get_function_with_opset_version(max(plain))

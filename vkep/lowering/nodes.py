@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vkep.dtypes import DType
+from vkep.dtypes import DTYPES, DType
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.lowering.builder import Builder, NeedsValue
@@ -26,7 +26,8 @@ _STORAGE_FEATURES = {
     "uint16": ("storage_16bit", "int16"),
     "int64": ("int64",),
     "uint64": ("int64",),
-    **dict.fromkeys(("int2", "uint2", "int4", "uint4"), ("storage_8bit", "int8")),
+    **dict.fromkeys(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"), ("storage_8bit", "int8")),
+    **{d: ("storage_8bit", "int8") for d in DTYPES if d.startswith("float8_")},
 }
 
 

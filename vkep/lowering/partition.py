@@ -1,4 +1,5 @@
-"""Assigning nodes: lower each for Vulkan where its function accepts it, gather the others for the CPU, in stages.
+"""Assigning nodes: lower each for the first delegate that accepts it (`vkep.lowering.delegates` says in which order),
+gather the others for the CPU, in stages.
 
 A stage is a run of one kind of step. A node's stage is the latest of its inputs' stages, plus one where it runs
 elsewhere than that input was made; nodes of one kind and stage make one convex island.
@@ -7,27 +8,37 @@ elsewhere than that input was made; nodes of one kind and stage make one convex 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import onnx
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep import dtypes
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering.builder import Builder, NeedsValue
+from vkep.lowering.control import HostDriven, Inlined, expand, is_control
+from vkep.lowering.delegates import VGF, VULKAN, Partition, Policy
 from vkep.lowering.emit import emit
 from vkep.lowering.fold import FoldError, can_fold, fold
 from vkep.lowering.fuse import optimize
+from vkep.lowering.graph_islands import GraphIslands
+from vkep.lowering.infer import Known, dtype_of, infer, shape_of
 from vkep.lowering.nodes import check_known, lower_node
-from vkep.lowering.program import CpuStep, DeferredStep, HostValue, IslandStep, Placement, Program, Step, ValueSpec
+from vkep.lowering.program import (
+    ControlStep,
+    CpuStep,
+    DeferredStep,
+    IslandStep,
+    Placement,
+    Program,
+    Step,
+    ValueSpec,
+)
+from vkep.lowering.sized import parts
 from vkep.lowering.tensor import Storage, Tensor
 from vkep.plan.records import Port
-
-Known = Weight | ValueSpec | HostValue
 
 
 @dataclass
@@ -45,9 +56,18 @@ def lower(
     outputs: Sequence[str],
     opsets: Mapping[str, int],
     caps: DeviceCapabilities,
+    policy: Policy | None = None,
 ) -> Program:
-    """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs)."""
-    return _Partitioner(nodes, known, outputs, opsets, caps).run()
+    """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs).
+
+    Without a ``policy`` the Vulkan delegate is the only one. Partitions that the policy finds too small are dissolved,
+    their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.
+    """
+    current: Policy | None = policy or Policy()
+    while current is not None:
+        partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current)
+        current = partitioner.place()
+    return partitioner.program()
 
 
 class _Partitioner:
@@ -58,22 +78,39 @@ class _Partitioner:
         outputs: Sequence[str],
         opsets: Mapping[str, int],
         caps: DeviceCapabilities,
+        policy: Policy,
     ) -> None:
         self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
+        self.policy = policy
+        self.graphs = GraphIslands()
         self.known: dict[str, Known] = dict(known)
         self.made: dict[str, tuple[str, int]] = {}  # value: (kind, stage) of the step that makes it
         self.islands: dict[int, _Island] = {}
         self.cpu: dict[int, list[tuple[Node, str]]] = {}
+        self.control: dict[int, list[Node]] = {}
         self.deferred: list[Node] = []
+        self.placed: list[Node] = []  # every node but those that their bodies' nodes stand for
         self.values: set[str] = set()
         self.placements: list[Placement] = []
 
-    def run(self) -> Program:
+    def place(self) -> Policy | None:
+        """Give every node its place; the policy to try again with, or None where all is well."""
         for node in self.nodes:
             self._place(node)
+        return self.policy.prune(self._partitions())
+
+    def _partitions(self) -> list[Partition]:
+        replaceable = {id(p.node) for p in self.placements if p.where == VGF and VULKAN not in p.declined}
+        found = [Partition(VULKAN, tuple(island.nodes)) for island in self.islands.values()]
+        for island in self.graphs.by_stage.values():
+            swap = all(id(n) in replaceable and not self.graphs.is_quantized(n) for n in island.nodes)
+            found.append(Partition(VGF, tuple(island.nodes), island.flops, swap))
+        return found
+
+    def program(self) -> Program:
         steps = self._steps()
         constants = {n: v for n in self.outputs if isinstance(v := self.known.get(n), Weight)}
-        return Program(tuple(steps), constants, tuple(self.placements))
+        return Program(tuple(steps), constants, tuple(self.placements), tuple(self.outputs))
 
     # ---- one node
 
@@ -82,11 +119,17 @@ class _Partitioner:
         if unknown:
             self._defer(node, f"waits for the shape of {unknown[0]!r}")
             return
+        if is_control(node):
+            self._place_control(node)
+            return
+        self.placed.append(node)
         inputs = [self.known[n] for n in node.reads]
+        self.graphs.note(node)
         if can_fold(node) and self._folded(node, inputs):
             return
+        first, *rest = parts(node)
         try:
-            self._lower(node)
+            self._offer(first)
         except NeedsValue as need:
             if need.names:
                 self.values.update(need.names)
@@ -95,10 +138,37 @@ class _Partitioner:
                 self._to_cpu(node, need.reason)
         except Decline as decline:
             self._to_cpu(node, decline.reason)
+        else:
+            if rest:  # the node's own line in the report; its parts' lines follow
+                self.placements[-1] = replace(self.placements[-1], node=node)
+            for part in rest:
+                self._place(part)
+
+    def _place_control(self, node: Node) -> None:
+        try:
+            expansion = expand(node, self.known, self.opsets)
+        except Decline as decline:
+            self.placed.append(node)
+            self._to_cpu(node, decline.reason)
+            return
+        if isinstance(expansion, Inlined):
+            self.known.update(expansion.weights)
+            self.placements.append(Placement(node, "inlined"))
+            for inner in expansion.nodes:
+                self._place(inner)
+        elif isinstance(expansion, HostDriven):
+            stage = self._stage(node, "control")
+            self.control.setdefault(stage, []).append(node)
+            self.placed.append(node)
+            self.placements.append(Placement(node, "control", expansion.reason))
+            self.made.update({name: ("control", stage) for name in node.outputs if name})
+        else:
+            self.values.add(expansion.name)
+            self._defer(node, f"its branch follows from {expansion.name!r}")
 
     def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:
         if node.op_type in ("Shape", "Size") and isinstance(inputs[0], ValueSpec) and not node.domain:
-            results: list[np.ndarray | None] = [_shape_of(node, inputs[0].shape)]
+            results: list[np.ndarray | None] = [shape_of(node, inputs[0].shape)]
         elif all(isinstance(v, Weight) for v in inputs):
             arrays = [self._array(n) for n in node.inputs]
             try:
@@ -119,7 +189,38 @@ class _Partitioner:
         value = self.known.get(name)
         return value.array() if isinstance(value, Weight) else None
 
-    def _lower(self, node: Node) -> None:
+    def _offer(self, node: Node) -> None:
+        """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, or `NeedsValue`
+        where one only waits for a value.
+        """
+        follows = any(self.made.get(name, ("", 0))[0] == VGF for name in node.reads)
+        order = self.policy.order(node, self.graphs.is_quantized(node), follows)
+        reasons: dict[str, str] = {}
+        waits: NeedsValue | None = None
+        for kind in order:
+            refused = self.policy.why_refused(node, kind)
+            if refused:
+                reasons[kind] = refused
+                continue
+            try:
+                self._lower(node, reasons) if kind == VULKAN else self._lower_graph(node, reasons)
+                return
+            except NeedsValue as need:
+                waits = need
+            except Decline as decline:
+                reasons[kind] = decline.reason
+        if waits is not None:
+            raise waits
+        raise Decline("; ".join(f"{k}: {r}" for k, r in reasons.items()) if len(order) > 1 else reasons[order[0]])
+
+    def _lower_graph(self, node: Node, declined: Mapping[str, str]) -> None:
+        stage = self._stage(node, VGF)
+        for port in self.graphs.add(node, stage, self.known):
+            self.known[port.name] = ValueSpec(port.dtype, port.shape)
+            self.made[port.name] = (VGF, stage)
+        self.placements.append(Placement(node, VGF, island=stage, declined=dict(declined)))
+
+    def _lower(self, node: Node, declined: Mapping[str, str]) -> None:
         check_known(node)
         stage = self._stage(node, "vulkan")
         island = self.islands.get(stage) or _Island(stage, Builder(self.caps))
@@ -149,12 +250,12 @@ class _Partitioner:
         missing = [n for n in node.outputs[len(results) :] if n]
         if missing:
             raise AssertionError(f"{node.title}: its operator function made no output {missing}")
-        self.placements.append(Placement(node, "vulkan", island=stage))
+        self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
 
     def _tensor(self, island: _Island, name: str) -> Tensor:
         if name not in island.tensors:
             value = self.known[name]
-            if _dtype(value) is None:
+            if dtype_of(value) is None:
                 raise Decline(f"input {name!r} has an element type that no kernel takes")
             if isinstance(value, Weight):
                 island.tensors[name] = island.builder.weight(value)
@@ -182,58 +283,37 @@ class _Partitioner:
         stage = self._stage(node, "cpu")
         self.cpu.setdefault(stage, []).append((node, reason))
         self.placements.append(Placement(node, "cpu", reason))
-        specs = self._infer(node)
+        specs = infer(node, self.known, self.opsets)
         for name, spec in zip(node.outputs, specs, strict=True):
             if name:
                 self.made[name] = ("cpu", stage)
                 if spec is not None:
                     self.known[name] = spec
 
-    def _infer(self, node: Node) -> list[ValueSpec | None]:
-        """Shapes of a CPU node's outputs, where ONNX can tell them from the inputs'."""
-        nothing: list[ValueSpec | None] = [None] * len(node.outputs)
-        if node.schema is None:
-            return nothing
-        types, data = {}, {}
-        for name in node.reads:
-            value = self.known[name]
-            dtype = _dtype(value)
-            if dtype is None or isinstance(value, HostValue):
-                return nothing
-            types[name] = onnx.helper.make_tensor_type_proto(dtype.onnx, value.shape)
-            if isinstance(value, Weight) and value.nbytes <= 1 << 16:
-                data[name] = onnx.numpy_helper.from_array(value.array(), name)
-        try:
-            inferred = onnx.shape_inference.infer_node_outputs(
-                node.schema,
-                node.proto,
-                types,
-                data,
-                opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in self.opsets.items()],
-            )
-        except (
-            Exception
-        ):  # inference is a help, never a requirement: without it the rest is planned when values are there
-            return nothing
-        return [_spec(inferred.get(name)) for name in node.outputs]
-
     def _defer(self, node: Node, reason: str) -> None:
         self.deferred.append(node)
+        self.placed.append(node)
         self.placements.append(Placement(node, "deferred", reason))
 
     # ---- the steps
 
     def _steps(self) -> list[Step]:
         later = {n for node in self.deferred for n in node.reads} | set(self.outputs)
-        cpu_reads = {n for nodes in self.cpu.values() for node, _ in nodes for n in node.reads}
+        outside = [node for nodes in self.cpu.values() for node, _ in nodes]
+        outside += [node for nodes in self.control.values() for node in nodes]
+        read_outside = {n for node in outside for n in node.reads} | self.graphs.reads()
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
-            step = self._island_step(island, later | cpu_reads | elsewhere)
+            step = self._island_step(island, later | read_outside | elsewhere)
             if step is not None:
                 steps.append((stage, step))
+        ports = {p.name for island in self.islands.values() for p in island.ports}
+        steps += self.graphs.steps(later | {n for node in outside for n in node.reads} | ports)
         for stage, nodes in self.cpu.items():
             steps.append((stage, self._cpu_step(nodes, later)))
+        for stage, loops in self.control.items():
+            steps += [(stage, ControlStep(node, *self._needs([node], set()))) for node in loops]
         ordered = [step for _, step in sorted(steps, key=lambda s: s[0])]
         if self.deferred:
             ordered.append(self._deferred_step())
@@ -258,7 +338,7 @@ class _Partitioner:
         nodes = [node for node, _ in placed]
         made = [n for node in nodes for n in node.outputs if n]
         inputs, constants = self._needs(nodes, set(made))
-        wanted = later | _reads_outside(self.nodes, nodes)
+        wanted = later | _reads_outside(self.placed, nodes)
         return CpuStep(
             tuple(nodes),
             inputs,
@@ -287,25 +367,3 @@ def _reads_outside(all_nodes: Iterable[Node], group: Sequence[Node]) -> set[str]
 
 
 _GPU_DTYPES = {d.numpy for d in DTYPES.values()}
-
-
-def _dtype(value: Known) -> DType | None:
-    if isinstance(value, HostValue):
-        return None
-    return value.dtype if isinstance(value, ValueSpec) else dtypes.from_onnx(value.elem_type)
-
-
-def _shape_of(node: Node, shape: tuple[int, ...]) -> np.ndarray:
-    if node.op_type == "Size":
-        return np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
-    return np.array(shape[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
-
-
-def _spec(type_proto: onnx.TypeProto | None) -> ValueSpec | None:
-    if type_proto is None or not type_proto.HasField("tensor_type") or not type_proto.tensor_type.HasField("shape"):
-        return None
-    dtype = dtypes.from_onnx(type_proto.tensor_type.elem_type)
-    dims = type_proto.tensor_type.shape.dim
-    if dtype is None or not all(d.HasField("dim_value") for d in dims):
-        return None
-    return ValueSpec(dtype, tuple(int(d.dim_value) for d in dims))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vkep.dtypes import DType
 from vkep.graph.model import Node
 from vkep.graph.weights import Weight
 from vkep.plan.records import Plan
+from vkep.tosa.lower import TosaGraph
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,11 @@ class Placement:
     """Where one node runs and why, for the report."""
 
     node: Node
-    where: str  #: "vulkan", "cpu", "folded" or "deferred"
+    #: "vulkan", "cpu", "folded", "deferred", "inlined" (its body's nodes stand for it) or "control" (driven by the session)
+    where: str
     reason: str = ""
     island: int | None = None
+    declined: Mapping[str, str] = field(default_factory=dict)  #: why delegates that were asked before did not take it
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,14 @@ class IslandStep:
 
     plan: Plan
     weights: Mapping[str, Weight]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class VgfStep:
+    """Run a TOSA graph as a data graph. Its ports' names are the model's value names."""
+
+    graph: TosaGraph
     nodes: tuple[Node, ...]
 
 
@@ -67,7 +78,19 @@ class DeferredStep:
     constants: Mapping[str, Weight]
 
 
-Step = IslandStep | CpuStep | DeferredStep
+@dataclass(frozen=True)
+class ControlStep:
+    """A Loop or Scan that the session drives: its body runs as a program of its own, planned once for each signature.
+
+    ``inputs`` are the values that the node and its body read, ``constants`` those that are known.
+    """
+
+    node: Node
+    inputs: tuple[str, ...]
+    constants: Mapping[str, Weight]
+
+
+Step = IslandStep | VgfStep | CpuStep | DeferredStep | ControlStep
 
 
 @dataclass(frozen=True)
@@ -77,3 +100,4 @@ class Program:
     steps: tuple[Step, ...]
     constants: Mapping[str, Weight]  #: outputs that folding already knows
     placements: tuple[Placement, ...]
+    outputs: tuple[str, ...] = ()  #: the values that whoever runs it asks for

@@ -1,8 +1,8 @@
 """Every operator that vkep runs on Vulkan; importing this package declares them."""
 
 from vkep.ops import (
-    attention,
     arithmetic,
+    attention,
     casts,
     contraction,
     contrib,
@@ -17,10 +17,14 @@ from vkep.ops import (
     movement,
     normalization,
     pooling,
+    qlinear,
     quantization,
     recurrent,
     reduction,
     resize,
+    selection,
+    signal,
+    unique,
 )
 from vkep.ops.registry import declared, find, operator
 
@@ -44,8 +48,12 @@ __all__ = [
     "normalization",
     "operator",
     "pooling",
+    "qlinear",
     "quantization",
     "recurrent",
+    "signal",
     "reduction",
     "resize",
+    "selection",
+    "unique",
 ]

@@ -173,7 +173,9 @@ def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
     rest = b.expr("({0} == {3} ? ({2} < {3} || 1.0 / {2} < {3} ? -abs({0}) : abs({0})) : {0})", rest, d, a, 0)
     rest = b.expr("(isinf({1}) ? {2} : {0})", rest, d, a)
     if not fmod:
-        moved = b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? (isinf({1}) ? {1} : {0} + {1}) : {0})", rest, d, 0)
+        moved = b.expr(
+            "({0} != {2} && (({0} < {2}) != ({1} < {2})) ? (isinf({1}) ? {1} : {0} + {1}) : {0})", rest, d, 0
+        )
         rest = b.expr("({0} == {2} ? ({1} < {2} ? -abs({0}) : abs({0})) : {0})", moved, d, 0)
     invalid = b.expr("(isnan({0}) || isnan({1}) || isinf({0}) || {1} == {2})", a, d, 0, ctype="bool")
     return b.store(b.expr(f"({{1}} ? {nan} : {{0}})", rest, invalid), x.dtype)

@@ -289,9 +289,7 @@ def _offset(b: Builder, heads: Heads, past: Tensor | None, lengths: Tensor | Non
     return b.expr("({0} - {1})", per_batch(b, lengths), heads.queries)
 
 
-def position_mask(
-    b: Builder, heads: Heads, offset: Expr | int, causal: bool, left: int = -1, right: int = -1
-) -> Mask:
+def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, left: int = -1, right: int = -1) -> Mask:
     """What a query at position ``offset + i`` sees: no later key where causal, none beyond the windows (-1: no bound)."""
     mask = Mask()
     if causal:

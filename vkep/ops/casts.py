@@ -5,6 +5,7 @@ from __future__ import annotations
 from vkep import dtypes
 from vkep.lowering import expr as ex
 from vkep.lowering.builder import Builder
+from vkep.lowering.narrow import encode
 from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.registry import operator
@@ -24,12 +25,21 @@ def cast_6(b: Builder, x: Tensor, *, to: int) -> Tensor:
 
 @operator("Cast", since=19, types={"T1": every("Cast", "T1")})
 def cast(b: Builder, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    return b.cast(x, _target(b, to))  # saturate and round_mode concern 8-bit floats only
+    return _cast(b, x, _target(b, to), bool(saturate), round_mode)
 
 
 @operator("CastLike", types={"T1": every("CastLike", "T1"), "T2": every("CastLike", "T2")})
 def cast_like(b: Builder, x: Tensor, target_type: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    return b.cast(x, target_type.dtype)
+    return _cast(b, x, target_type.dtype, bool(saturate), round_mode)
+
+
+def _cast(b: Builder, x: Tensor, to: dtypes.DType, saturate: bool, round_mode: str) -> Tensor:
+    if to.kind != "bits" or x.dtype is to:  # the attributes concern 8-bit floats only
+        return b.cast(x, to)
+    if round_mode not in ("up", "down", "nearest"):
+        b.decline(f"round_mode is {round_mode!r}, expected 'up', 'down' or 'nearest'")
+    value = b.cast_expr(ex.leaf(x), x.dtype, dtypes.DTYPES["float32"])
+    return b.store(encode(value, to, saturate, round_mode), to, shape=x.shape)
 
 
 @operator("BitCast", types={"T1": every("BitCast", "T1")})

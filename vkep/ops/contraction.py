@@ -52,7 +52,9 @@ def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None)
     return b.reshape(_batched(b, x, y, batch_shape, m, n, k, dtype), shape)
 
 
-def _batched(b: Builder, x: Tensor, y: Tensor, batch_shape: Sequence[int], m: int, n: int, k: int, dtype: DType) -> Tensor:
+def _batched(
+    b: Builder, x: Tensor, y: Tensor, batch_shape: Sequence[int], m: int, n: int, k: int, dtype: DType
+) -> Tensor:
     rows = (
         x.reshape((math.prod(batch_shape) * m, k)) if y.size == k * n and x.shape[:-2] == tuple(batch_shape) else None
     )
@@ -129,7 +131,9 @@ def scratch(target: Target) -> Callable[[int], Tensor]:
     return lambda nbytes: target.scratch("uint8", (nbytes,))
 
 
-def prepack(target: Target, weight: Tensor) -> Callable[[Callable[[np.ndarray], np.ndarray], str], Tensor | None] | None:
+def prepack(
+    target: Target, weight: Tensor
+) -> Callable[[Callable[[np.ndarray], np.ndarray], str], Tensor | None] | None:
     """How a kernel may repack ``weight``; None where that is no constant."""
     if not weight.storage.is_constant:
         return None
@@ -168,6 +172,22 @@ def scaled(b: Builder, x: Tensor, factor: float) -> Tensor:
     wide = b.expr("(double({0}) * {1})", b.expr("{0}", x), b.constant(np.array(factor, np.float64)), ctype="double")
     kind = x.dtype.glsl_compute
     return b.store(b.expr(f"{kind}({{0}})", wide, ctype=kind), x.dtype)
+
+
+@operator("Gemm", since=1, until=6, types={"T": PRODUCT_TYPES})
+def gemm_1(
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    broadcast: int = 0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    return general_product(b, x, y, c, alpha, beta, transA, transB)  # with broadcast 0, c has the product's shape
 
 
 @operator("Gemm", since=7, until=10, types={"T": PRODUCT_TYPES})

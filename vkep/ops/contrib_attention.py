@@ -32,9 +32,7 @@ from vkep.ops.registry import FLOATS, operator
 _INT32 = DTYPES["int32"]
 
 
-@operator(
-    "RotaryEmbedding", domain=MICROSOFT, types={"x": FLOATS, "position_ids": ("int64",), "cos_cache": FLOATS}
-)
+@operator("RotaryEmbedding", domain=MICROSOFT, types={"x": FLOATS, "position_ids": ("int64",), "cos_cache": FLOATS})
 def rotary_embedding(
     b: Builder,
     x: Tensor,
@@ -216,9 +214,7 @@ def group_query_attention(
         cos, sin = angles(b, cos_cache, sin_cache, position_ids)
         q, k = (rotated(b, t, cos, sin, bool(rotary_interleaved)) for t in (q, k))
     room = max(total, past_key.shape[2] if past_key is not None else 0)
-    present_key, present_value = (
-        _cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v))
-    )
+    present_key, present_value = (_cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v)))
     used_key, used_value = present_key.slice(2, 0, total), present_value.slice(2, 0, total)
     heads = heads_of(b, q, used_key)
     offset = b.expr("{0}", per_batch(b, first))

@@ -16,10 +16,10 @@ from vkep.lowering.tensor import Tensor
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
 from vkep.ops.gather import gather_
+from vkep.ops.qlinear import integer_product
 from vkep.ops.quantization import (
     dequantize_linear,
     dynamic_quantize_linear,
-    integer_product,
     quantize_linear,
     rounded_to,
 )
@@ -61,7 +61,9 @@ def matmul_nbits_(
     blocks = -(-K // block_size)
     bytes_a_block = block_size * bits // 8
     if a.shape[-1] != K or weights.size != N * blocks * bytes_a_block or scales.size != N * blocks:
-        b.decline(f"sizes of {a.shape}, {weights.shape} and {scales.shape} do not fit K {K}, N {N}, blocks of {block_size}")
+        b.decline(
+            f"sizes of {a.shape}, {weights.shape} and {scales.shape} do not fit K {K}, N {N}, blocks of {block_size}"
+        )
     rows = a.size // K
     scales = b.reshape(b.cast(scales, a.dtype), (N, blocks))
     codes = b.reshape(weights, (N, blocks, bytes_a_block))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from vkep.dtypes import DTYPES, DType
 from vkep.kernels.col2im import col2im
 from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.deform import deform_columns
+from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.pad import pad
 from vkep.lowering.builder import Builder
@@ -60,7 +60,7 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
         placed = dataclasses.replace(
-            problem, y_batch_stride=o[0].strides[0] if x.shape[0] > 1 else None, alignment=alignment(i[0], o[0])
+            problem, y_batch_stride=o[0].strides[0] if x.shape[0] > 1 else None, alignment=alignment(i[0], i[1], o[0])
         )
         return conv(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), prepack(t, i[1]))
 

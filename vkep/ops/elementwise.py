@@ -24,8 +24,8 @@ _EXPM1 = (
     "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * (0.5 + {0} * (1.0 / 6.0 + {0} * (1.0 / 24.0 + {0} * (1.0 / 120.0))))) : "
     "exp({0}) - 1.0)"
 )
-_TANH = (
-    "(abs({0}) < 0.1 ? {0} * (1.0 - {0} * {0} * (1.0 / 3.0 - {0} * {0} * (2.0 / 15.0 - {0} * {0} * (17.0 / 315.0)))) : "
+_TANH = (  # the first branch also keeps NaN, which clamp may not
+    "(!(abs({0}) >= 0.1) ? {0} * (1.0 - {0} * {0} * (1.0 / 3.0 - {0} * {0} * (2.0 / 15.0 - {0} * {0} * (17.0 / 315.0)))) : "
     "tanh(clamp({0}, -20.0, 20.0)))"  # tanh overflows to NaN in some drivers for large arguments
 )
 
@@ -264,7 +264,9 @@ def celu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 @operator("HardSigmoid", since=6, types={"T": every("HardSigmoid", among=SINGLE)})
 def hard_sigmoid(b: Builder, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    return b.pointwise("clamp({0} * {1} + {2}, 0.0, 1.0)", x, alpha, beta)
+    line = b.expr("({0} * {1} + {2})", x, alpha, beta)
+    # clamp() may turn NaN into a number
+    return b.store(b.expr("({0} < 0.0 ? 0.0 : ({0} > 1.0 ? 1.0 : {0}))", line), x.dtype)
 
 
 @operator("ThresholdedRelu", types={"T": every("ThresholdedRelu", among=FLOATING)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -125,45 +125,43 @@ def _random(
     return b.cast(made, dtype)
 
 
-def _declare_random(op_type: str, distribution: str) -> None:
-    low, high = ("low", "high") if distribution == "uniform" else ("mean", "scale")
-
-    def span(first: float, second: float) -> tuple[float, float]:
-        return (first, second - first) if distribution == "uniform" else (first, second)
-
-    if distribution == "uniform":
-
-        def fresh(
-            b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None,
-            low: float = 0.0, high: float = 1.0,
-        ) -> Tensor:  # fmt: skip
-            return _random(b, distribution, shape, _numeric(b, dtype, DTYPES["float32"]), seed, *span(low, high))
-
-        def like(
-            b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None,
-            low: float = 0.0, high: float = 1.0,
-        ) -> Tensor:  # fmt: skip
-            return _random(b, distribution, x.shape, _numeric(b, dtype or 0, x.dtype), seed, *span(low, high))
-    else:
-
-        def fresh(  # type: ignore[misc]
-            b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None,
-            mean: float = 0.0, scale: float = 1.0,
-        ) -> Tensor:  # fmt: skip
-            return _random(b, distribution, shape, _numeric(b, dtype, DTYPES["float32"]), seed, mean, scale)
-
-        def like(  # type: ignore[misc]
-            b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None,
-            mean: float = 0.0, scale: float = 1.0,
-        ) -> Tensor:  # fmt: skip
-            return _random(b, distribution, x.shape, _numeric(b, dtype or 0, x.dtype), seed, mean, scale)
-
+def _declare_random(op_type: str, fresh: Callable[..., Tensor], like: Callable[..., Tensor]) -> None:
     operator(op_type, types={"T": every(op_type, among=FLOATING)})(fresh)
     operator(f"{op_type}Like", types={"T1": every(f"{op_type}Like", "T1", (*ARITHMETIC, "bool"))})(like)
 
 
-_declare_random("RandomUniform", "uniform")
-_declare_random("RandomNormal", "normal")
+def _uniform(
+    b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None, low: float = 0.0, high: float = 1.0
+) -> Tensor:
+    return _random(b, "uniform", shape, _numeric(b, dtype, DTYPES["float32"]), seed, low, high - low)
+
+
+def _uniform_like(
+    b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, low: float = 0.0, high: float = 1.0
+) -> Tensor:
+    return _random(b, "uniform", x.shape, _numeric(b, dtype or 0, x.dtype), seed, low, high - low)
+
+
+def _normal(
+    b: Builder,
+    *,
+    shape: Sequence[int],
+    dtype: int = 1,
+    seed: float | None = None,
+    mean: float = 0.0,
+    scale: float = 1.0,
+) -> Tensor:
+    return _random(b, "normal", shape, _numeric(b, dtype, DTYPES["float32"]), seed, mean, scale)
+
+
+def _normal_like(
+    b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, mean: float = 0.0, scale: float = 1.0
+) -> Tensor:
+    return _random(b, "normal", x.shape, _numeric(b, dtype or 0, x.dtype), seed, mean, scale)
+
+
+_declare_random("RandomUniform", _uniform, _uniform_like)
+_declare_random("RandomNormal", _normal, _normal_like)
 
 
 @operator("Bernoulli", types={"T1": every("Bernoulli", "T1", FLOATING)})

@@ -11,8 +11,8 @@ from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_no
 from vkep.kernels.softmax import softmax
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor, alignment
-from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.allowed import SINGLE, every
+from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator
 
 

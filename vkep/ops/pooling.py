@@ -11,8 +11,8 @@ from vkep.kernels.pool import pool
 from vkep.kernels.scatter import scatter_elements
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
-from vkep.ops.reduction import reduce_axes
 from vkep.ops.allowed import SINGLE, every
+from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
 from vkep.ops.spatial import Window, resolve_window
 
@@ -160,9 +160,7 @@ def max_unpool(
 ) -> Tensor:
     rank = len(kernel_shape)
     steps, edges = list(strides or [1] * rank), list(pads or [0] * 2 * rank)
-    pooled = [
-        (x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)
-    ]
+    pooled = [(x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)]
     shape = [*x.shape[:2], *pooled]
     total = math.prod(shape)
     flat = b.empty(x.dtype, [total])

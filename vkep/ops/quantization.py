@@ -1,7 +1,6 @@
-"""Quantisation: QuantizeLinear and its inverse, and products and convolutions of quantised tensors.
+"""Quantisation: QuantizeLinear and its inverse, per tensor, along an axis and in blocks, and DynamicQuantizeLinear.
 
-Semantics: ONNX QuantizeLinear and its relatives: rounding to the nearest, ties to even, saturation to the type's range, sums
-in int32.
+Semantics: the ONNX operators: rounding to the nearest, ties to even, saturation to the type's range.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.weights import PackedWeight, pack
 from vkep.lowering import expr as ex
+from vkep.lowering import narrow
 from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
 from vkep.lowering.tensor import Tensor
-from vkep.ops.contraction import matrix_product
-from vkep.ops.convolution import convolution
+from vkep.ops.allowed import every
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
 
-_INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
+_FLOAT32 = DTYPES["float32"]
 _SCALES = ("float32", "float16", "bfloat16")
 _QUANTIZED = tuple(n for n in ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2") if n in DTYPES)
-_BYTES = ("int8", "uint8")
+_NARROW = tuple(n for n in narrow.FORMATS if n in DTYPES)  # 8-bit and 4-bit floats
 
 
 def value_range(dtype: DType) -> tuple[int, int]:
@@ -99,8 +98,9 @@ def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DT
     since=10,
     types={
         "T1": (*_SCALES, "int32"),
-        "T2": (*_SCALES, *_BYTES, "int32", "int16", "uint16", "int4", "uint4"),  # zero points before version 23, then scales
-        "T3": _QUANTIZED,
+        # zero points before version 23, then scales
+        "T2": every("QuantizeLinear", "T2", (*_SCALES, *_QUANTIZED, *_NARROW, "int32")),
+        "T3": (*_QUANTIZED, *_NARROW),
     },
 )
 def quantize_linear(
@@ -117,7 +117,7 @@ def quantize_linear(
 ) -> Tensor:
     to = y_zero_point.dtype if y_zero_point is not None else dtypes.from_onnx(output_dtype) if output_dtype else None
     to = to or (DTYPES["uint8"] if not output_dtype else None)
-    if to is None or to.name not in _QUANTIZED:
+    if to is None or to.name not in (*_QUANTIZED, *_NARROW):
         b.decline(f"no kernel quantizes to {dtypes.onnx_name(output_dtype)}")
     blocks = Blocks(b, x, y_scale, axis, block_size)
     scale = blocks.spread(y_scale)
@@ -127,6 +127,9 @@ def quantize_linear(
     value = b.expr("float({0})", b.reshape(x, blocks.shape), ctype="float")
     factor = b.expr("float({0})", scale, ctype="float")
     zero = None if y_zero_point is None else blocks.spread(y_zero_point)
+    if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
+        code = narrow.encode(b.expr("({0} / {1})", value, factor, ctype="float"), to, bool(saturate))
+        return b.reshape(b.store(code, to, shape=blocks.shape), x.shape)
     if division.name in ("float16", "bfloat16"):
         quotient = ex.Expr("float", ex.rounded(division, "({0} / {1})"), (value, factor))
         result = rounded_to(b, quotient, zero, to)
@@ -140,7 +143,7 @@ def quantize_linear(
     since=10,
     types={
         "T": ("int8", "uint8", "int32"),
-        "T1": (*_QUANTIZED, "int32"),
+        "T1": (*_QUANTIZED, *_NARROW, "int32"),
         "T2": _SCALES,
         "T3": _SCALES,
     },
@@ -168,6 +171,10 @@ def dequantized(
     blocks = Blocks(b, x, scale, axis, block_size)
     shape = blocks.shape
     factor, zero = blocks.spread(scale), None if zero_point is None else blocks.spread(zero_point)
+    if x.dtype.kind == "bits":
+        number = b.cast_expr(ex.leaf(b.reshape(x, shape)), x.dtype, _FLOAT32)
+        scaled = b.expr("({0} * {1})", number, factor, ctype="float")
+        return b.reshape(b.store(ex.Expr("float", ex.rounded(to, "{0}"), (scaled,)), to, shape=shape), x.shape)
     packed = _packed(b, x, shape)
     if packed is not None:  # several elements a byte: the innermost axis is split into bytes and their parts
         value, each = packed
@@ -222,147 +229,3 @@ def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
     zero_point = b.store(b.expr("uint(roundEven(clamp({0}, 0.0, 255.0)))", initial, ctype="uint"), uint8, shape=())
     y = b.store(quantized(b, b.expr("{0}", x), scale, zero_point, uint8), uint8, shape=x.shape)
     return [y, scale, zero_point]
-
-
-# ---- products
-
-
-def _centred(b: Builder, x: Tensor, zero_point: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """``x`` minus its zero point, viewed under ``shape``: int16, which holds every difference of 8-bit values."""
-    if zero_point is None:
-        return x
-    known = zero_point.array
-    if known is not None and not known.any():
-        return x
-    values, int16 = x.array, DTYPES["int16"]
-    if values is not None and known is not None:
-        return b.constant((values.astype(np.int32) - known.reshape(shape).astype(np.int32)).astype(np.int16))
-    difference = b.expr("(int({0}) - int({1}))", x, b.reshape(zero_point, shape), ctype="int")
-    return b.store(difference, int16, shape=x.shape)
-
-
-def _rows(b: Builder, a: Tensor, values: Tensor) -> Tensor:
-    """Per-row values of a matrix (or its stack), shaped to broadcast (MatMulInteger: [M], or [..., M, 1])."""
-    return b.reshape(values, (values.size, 1)) if values.rank == 1 and values.size > 1 else values
-
-
-def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
-    """``(x - x_zero) @ (y - y_zero)`` in int32."""
-    x_shape = _rows(b, x, x_zero).shape if x_zero is not None else ()
-    y_shape = y_zero.shape if y_zero is not None else ()
-    x, y = _centred(b, x, x_zero, x_shape), _centred(b, y, y_zero, y_shape)
-    return matrix_product(b, x, y, _INT32)
-
-
-@operator("MatMulInteger", types={"T1": _BYTES, "T2": _BYTES})
-def matmul_integer(
-    b: Builder, a: Tensor, y: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
-) -> Tensor:
-    return integer_product(b, a, y, a_zero_point, b_zero_point)
-
-
-@operator(
-    "QLinearMatMul",
-    types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "TS": _SCALES},
-)
-def qlinear_matmul(
-    b: Builder,
-    a: Tensor,
-    a_scale: Tensor,
-    a_zero_point: Tensor,
-    y: Tensor,
-    b_scale: Tensor,
-    b_zero_point: Tensor,
-    y_scale: Tensor,
-    y_zero_point: Tensor,
-) -> Tensor:
-    product = integer_product(b, a, y, a_zero_point, b_zero_point)
-    factor = b.expr("({0} * {1} / {2})", _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale), ctype="float")
-    value = b.expr("(float({0}) * {1})", product, factor, ctype="float")
-    result = rounded_to(b, value, _rows(b, a, y_zero_point), y_zero_point.dtype)
-    return b.store(result, y_zero_point.dtype, shape=product.shape)
-
-
-# ---- convolutions
-
-
-def _channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
-    """Per-channel values (or one for all), shaped to broadcast along ``axis``."""
-    shape = [1] * rank
-    shape[axis] = values.size
-    return b.reshape(values, shape)
-
-
-def integer_convolution(
-    b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, **window: object
-) -> Tensor:
-    """A convolution of 8-bit tensors in int32; the padding is the zero point."""
-    w_shape = () if w_zero is None else _channels(b, w_zero, w.rank, 0).shape
-    if x_zero is not None and x_zero.size != 1:
-        b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
-    x, w = _centred(b, x, x_zero, (1,) * x.rank), _centred(b, w, w_zero, w_shape)
-    return convolution(b, x, w, dtype=_INT32, **window)  # type: ignore[arg-type]
-
-
-@operator("ConvInteger", types={"T1": _BYTES, "T2": _BYTES})
-def conv_integer(
-    b: Builder,
-    x: Tensor,
-    w: Tensor,
-    x_zero_point: Tensor | None = None,
-    w_zero_point: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    window = {
-        "auto_pad": auto_pad,
-        "dilations": dilations,
-        "group": group,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
-    return integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
-
-
-@operator("QLinearConv", types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "T4": ("int32",)})
-def qlinear_conv(
-    b: Builder,
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    w: Tensor,
-    w_scale: Tensor,
-    w_zero_point: Tensor,
-    y_scale: Tensor,
-    y_zero_point: Tensor,
-    bias: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    window = {
-        "auto_pad": auto_pad,
-        "dilations": dilations,
-        "group": group,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
-    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
-    shape = total.shape
-    value = b.expr("{0}", total)
-    if bias is not None:
-        value = b.expr("({0} + {1})", value, _channels(b, bias, len(shape), 1))
-    factor = b.expr("({0} * {1} / {2})", x_scale, _channels(b, w_scale, len(shape), 1), y_scale, ctype="float")
-    result = rounded_to(b, b.expr("(float({0}) * {1})", value, factor, ctype="float"), y_zero_point, y_zero_point.dtype)
-    return b.store(result, y_zero_point.dtype, shape=shape)

@@ -175,7 +175,7 @@ def _grid_sample(b: Builder, x: Tensor, grid: Tensor, align_corners: int, mode: 
 def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
     batch, _, *spatial = b.ints(size, "size") or [0, 0]
     rank = len(spatial)
-    total = None
+    total = b.expr("{0}", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
     for column, axis in enumerate(reversed(range(rank))):  # theta's columns are x first, the last axis
         length = spatial[axis]
         if align_corners:
@@ -184,10 +184,8 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
             places = (2 * np.arange(length) + 1) / max(length, 1) - 1
         place = b.constant(places.astype(np.float32).reshape([length, *[1] * (rank - axis)]))
         factor = b.reshape(theta.slice(2, column, 1), [batch, *[1] * rank, rank])
-        term = b.expr("({0} * {1})", factor, place)
-        total = term if total is None else b.expr("({0} + {1})", total, term)
-    shift = b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank])
-    return b.store(b.expr("({0} + {1})", total, shift), theta.dtype, shape=[batch, *spatial, rank])
+        total = b.expr("({2} + {0} * {1})", factor, place, total)
+    return b.store(total, theta.dtype, shape=[batch, *spatial, rank])
 
 
 def _roi_align(
@@ -225,9 +223,7 @@ def roi_align_16(
     spatial_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
     half = coordinate_transformation_mode == "half_pixel"
-    return _roi_align(
-        b, x, rois, batch_indices, half, mode, output_height, output_width, sampling_ratio, spatial_scale
-    )
+    return _roi_align(b, x, rois, batch_indices, half, mode, output_height, output_width, sampling_ratio, spatial_scale)
 
 
 @operator("Col2Im", types={"T": every("Col2Im", among=ARITHMETIC)})
@@ -245,7 +241,9 @@ def col2im_(
     )
     rank = len(image)
     counts = [
-        (image[k] + window.pads[k] + window.pads[rank + k] - window.dilations[k] * (block[k] - 1) - 1) // window.strides[k] + 1
+        (image[k] + window.pads[k] + window.pads[rank + k] - window.dilations[k] * (block[k] - 1) - 1)
+        // window.strides[k]
+        + 1
         for k in range(rank)
     ]
     return sum_of_windows(b, x, (x.shape[0], x.shape[1] // math.prod(block)), counts, window)

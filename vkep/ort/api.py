@@ -95,7 +95,7 @@ class Ort:
         """
         api, ep_api = self.api, self.ep_api
         status = api.CreateStatus(2, b"known answer")
-        said = (api.GetErrorCode(status), ffi.string(api.GetErrorMessage(status)))
+        said: Any = (api.GetErrorCode(status), ffi.string(api.GetErrorMessage(status)))
         api.ReleaseStatus(status)
         self._expect("CreateStatus", said, (2, b"known answer"))
         with self.temporary_pairs({"key": "value"}) as pairs:

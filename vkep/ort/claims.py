@@ -15,10 +15,12 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Dim, Node, ValueInfo
-from vkep.lowering.partition import Known, lower
+from vkep.lowering.infer import Known
+from vkep.lowering.partition import lower
 from vkep.lowering.program import HostValue, IslandStep, Program, ValueSpec
 from vkep.ops import registry
-from vkep.ort.graph import OrtGraphView
+from vkep.ort.context_nodes import is_context
+from vkep.ort.graph import OPAQUE, OrtGraphView
 
 logger = logging.getLogger("vkep.ort")
 
@@ -42,9 +44,10 @@ class Claims:
         folded = {p.node.outputs for p in self.program.placements if p.where == "folded"}
         wanted = {n.outputs for n in nodes} - folded
         for step in self.program.steps:
-            if isinstance(step, IslandStep) and {n.outputs for n in step.nodes} == wanted:
-                if set(outputs) <= {p.name for p in step.plan.outputs}:
-                    return step
+            if not isinstance(step, IslandStep) or {n.outputs for n in step.nodes} != wanted:
+                continue
+            if set(outputs) <= {p.name for p in step.plan.outputs}:
+                return step
         return None
 
 
@@ -67,14 +70,15 @@ def claim(
         made = lower(graph.nodes, known_values(view, lambda dim, n=size: n), view.outputs, view.opsets, caps)  # type: ignore[misc]
         program = made if static else None
         _judge(view, made, verdicts)
-    declined = {n.title: verdicts.reasons[n.outputs] for n in graph.nodes if n.outputs not in verdicts.taken}
+    others = [n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n)]
+    declined = {n.title: verdicts.reasons[n.outputs] for n in others}
     if declined and fallback == "error":
         lines = "\n  ".join(f"{title}: {reason}" for title, reason in declined.items())
         raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
     for title, reason in declined.items():
         logger.info("not on Vulkan: %s: %s", title, reason)
     islands = _islands(view, verdicts, min_partition_size)
-    return Claims(tuple(islands), declined, program)
+    return Claims((*islands, *((n,) for n in graph.nodes if is_context(n))), declined, program)
 
 
 def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:
@@ -97,6 +101,8 @@ def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
         node = placement.node
         if node.outputs in verdicts.taken or _assigned_elsewhere(view, node):
             verdicts.reasons.setdefault(node.outputs, "another execution provider has it")
+        elif node.domain == OPAQUE:
+            verdicts.reasons[node.outputs] = "ONNX Runtime drives it; the nodes of its bodies are claimed by themselves"
         elif placement.where in ("vulkan", "folded"):
             verdicts.taken[node.outputs] = placement.where == "vulkan"
         elif placement.where == "deferred":
@@ -129,6 +135,10 @@ def _why_not_later(view: OrtGraphView, node: Node) -> str:
             allowed = definition.types.get(formal.type_str)
             if allowed is not None and dtype.name not in allowed:
                 return f"input {position} is {dtype}; the kernels take {', '.join(allowed)}"
+    for position, name in enumerate(node.outputs):
+        made = dtypes.from_onnx(view.value_info(name).elem_type) if name else None
+        if name and (made is None or made.sub_byte_bits):
+            return f"output {position} has an element type that no kernel gives"
     return ""
 
 

@@ -34,10 +34,12 @@ class EpDevices:
         ]
         self._memory: dict[str, tuple[Any, Any]] = {}
         self._virtual: list[Any] = []
-        self.host_memory = ort.get(ort.api.CreateMemoryInfo_V2, "OrtMemoryInfo *", b"Cpu", CPU, 0, 0, DEFAULT_MEMORY, 0, 0)
+        self.host_memory = ort.get(
+            ort.api.CreateMemoryInfo_V2, "OrtMemoryInfo *", b"Cpu", CPU, 0, 0, DEFAULT_MEMORY, 0, 0
+        )
         for number, device in enumerate(self.devices):
             kinds = (DEVICE_ALLOCATOR, READ_ONLY_ALLOCATOR)
-            self._memory[device.uuid] = tuple(self._memory_info(device, number, k) for k in kinds)  # type: ignore[assignment]
+            self._memory[device.uuid] = tuple(self._memory_info(device, number, k) for k in kinds)
 
     def announce(self, hardware: Sequence[Any], room: int) -> list[Any]:
         """Make the OrtEpDevices (ONNX Runtime owns them), at most ``room``. Two Vulkan devices of one model take two
@@ -63,9 +65,7 @@ class EpDevices:
                 "vulkan_driver": f"{device.driver_name} {device.driver_info}".strip(),
             }
             with ort.temporary_pairs(metadata) as pairs:
-                ep_device = ort.get(
-                    ort.ep_api.CreateEpDevice, "OrtEpDevice *", self._factory, listed, pairs, NULL
-                )
+                ep_device = ort.get(ort.ep_api.CreateEpDevice, "OrtEpDevice *", self._factory, listed, pairs, NULL)
             for info in self._memory[device.uuid]:
                 ort.check(ort.ep_api.EpDevice_AddAllocatorInfo(ep_device, info))
             made.append(ep_device)

@@ -10,12 +10,17 @@ from vkep.lowering.program import Program
 from vkep.ort import memory
 from vkep.ort.allocator import DEFAULT_MEMORY, READ_ONLY_ALLOCATOR, ArenaAllocator, ReadOnlyAllocator
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, status, value
+from vkep.ort.capture import run_id
 from vkep.ort.claims import Claims, claim
+from vkep.ort.context_data import compatibility
+from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.devices import EpDevices
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
+from vkep.ort.island import Island
 from vkep.ort.kernels import KernelRegistry
 from vkep.ort.options import EP_NAME, EpOptions
+from vkep.ort.profiler import Profiler
 from vkep.ort.runtime import Runtime
 from vkep.ort.streams import SyncStream
 
@@ -23,14 +28,23 @@ if TYPE_CHECKING:
     from vkep.ort.api import Ort
 
 logger = logging.getLogger("vkep.ort")
+_TOTAL_BYTES = 1  # OrtResourceCountKind
 _NAME = ffi.new("char[]", EP_NAME.encode())
 
 
 class Ep(CStruct, struct="OrtEp"):
     """One session's provider. It may outlive the factory that made it."""
 
-    def __init__(self, ort: Ort, devices: EpDevices, device: DeviceCapabilities, options: EpOptions) -> None:
+    def __init__(
+        self,
+        ort: Ort,
+        devices: EpDevices,
+        device: DeviceCapabilities,
+        options: EpOptions,
+        context: ContextSettings,
+    ) -> None:
         self.ort, self._devices, self.options = ort, devices, options
+        self._context = context
         self._claims: list[Claims] = []
         self._failure: Exception | None = None
         self.runtime = Runtime(ort, device, options)
@@ -40,6 +54,8 @@ class Ep(CStruct, struct="OrtEp"):
             self.runtime.close()
             raise
         super().__init__()  # last: from here on ONNX Runtime holds it
+        if not options.enable_graph_capture:
+            self.pointer.OnRunStart = NULL  # nothing to do: spares each run a callback
 
     @value(NULL)
     def GetName(self) -> Any:
@@ -69,9 +85,7 @@ class Ep(CStruct, struct="OrtEp"):
         fusion.drop_constant_initializers = True
         for nodes in claims.islands:
             pointers = ffi.new("OrtNode const *[]", [view.pointer_of(n) for n in nodes])
-            self.ort.check(
-                self.ort.ep_api.EpGraphSupportInfo_AddNodesToFuse(info, pointers, len(nodes), fusion)
-            )
+            self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddNodesToFuse(info, pointers, len(nodes), fusion))
         self._claims.append(claims)
 
     @status
@@ -79,7 +93,11 @@ class Ep(CStruct, struct="OrtEp"):
         made: list[FusedNode] = []
         try:
             for index in range(count):
-                made.append(self._compile(graphs[index], fused[index]))
+                island = Island(self.ort, graphs[index], fused[index])
+                program = self._program(island)
+                if self._context.enabled:
+                    context_nodes[index] = island.context_node(self._context, program, self.runtime.device)
+                made.append(island.node(self.runtime, program))
         except BaseException:
             for node in made:
                 node.release()
@@ -87,29 +105,25 @@ class Ep(CStruct, struct="OrtEp"):
         for index, node in enumerate(made):
             infos[index] = node.pointer
 
-    def _compile(self, graph: Any, fused: Any) -> FusedNode:
-        ort, api = self.ort, self.ort.api
-        view = OrtGraphView(ort, graph)
-        kind = "OrtValueInfo const *"
-        name = lambda info: "" if info == NULL else ort.text(api.GetValueInfoName, info)  # noqa: E731
-        inputs = [name(v) for v in ort.items(api.Node_GetNumInputs, api.Node_GetInputs, kind, fused)]
-        outputs = [name(v) for v in ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, fused)]
-        program = self._planned(view, [o for o in outputs if o])
-        title = ort.text(api.Node_GetName, fused)
-        return FusedNode(
-            self.runtime, view.graph, view.opsets, view.ir_version, inputs, outputs, program, name=title
-        )
-
-    def _planned(self, view: OrtGraphView, outputs: list[str]) -> Program | None:
-        """The plan that `GetCapability` made for this very island."""
+    def _program(self, island: Island) -> Program | None:
+        """The plan of an island where there is one already: loaded, or made by `GetCapability`."""
+        loaded = island.loaded(self.runtime.device)
+        if loaded is not None:
+            return Program((loaded,), {}, ())
         for claims in reversed(self._claims):
-            step = claims.step_for(view.graph.nodes, outputs)
+            step = claims.step_for(island.view.graph.nodes, island.made)
             if step is not None:
                 return Program((step,), {}, ())
-        return None
+        return island.lowered(self.runtime.delegate.capabilities) if self._context.enabled else None
+
+    @value(NULL)
+    def GetCompiledModelCompatibilityInfo(self, graph: Any) -> Any:
+        self._info = ffi.new("char[]", compatibility(self.runtime.device).encode())
+        return self._info
 
     @value(None)
     def ReleaseNodeComputeInfos(self, infos: Any, count: int) -> None:
+        self.runtime.captures.close()  # they use what goes now
         for index in range(count):
             if infos[index] != NULL:
                 behind(infos[index]).release()
@@ -157,12 +171,58 @@ class Ep(CStruct, struct="OrtEp"):
         self.runtime.domain.wait()
 
     @status
+    def OnRunStart(self, options: Any) -> None:
+        self.runtime.captures.start(run_id(self.ort, options))
+
+    @status
     def OnRunEnd(self, options: Any, sync_stream: bool) -> None:
+        self.runtime.captures.end()
         if sync_stream:
             self.runtime.domain.wait()
 
+    # ---- graph capture
+
+    @value(False)
+    def IsGraphCaptureEnabled(self) -> bool:
+        return self.options.enable_graph_capture
+
+    @value(False)
+    def IsGraphCaptured(self, number: int) -> bool:
+        return self.runtime.captures.captured(number)
+
+    @status
+    def ReplayGraph(self, number: int) -> None:
+        self.runtime.captures.replay(number)
+
+    @status
+    def ReleaseCapturedGraph(self, number: int) -> None:
+        self.runtime.captures.drop(number)
+
+    @value(0)
+    def GetGraphCaptureNodeAssignmentPolicy(self) -> int:
+        return 0  # all nodes on this provider: a replay runs no other's
+
+    # ---- looking inside
+
+    @status
+    def CreateProfiler(self, out: Any) -> None:
+        out[0] = Profiler(self.ort, self.runtime.profilers).pointer
+
+    @status
+    def GetAvailableResource(self, out: Any) -> None:
+        heaps = [h for h in self.runtime.context.memory_budget() if h.device_local]
+        free = max((h.budget - max(h.used, 0) for h in heaps), default=0)
+        out.kind, out.reserved = _TOTAL_BYTES, 0
+        out.words[0] = max(free, 0)
+
+    @status
+    def SetDynamicOptions(self, keys: Any, values: Any, count: int) -> None:
+        texts = {ffi.string(keys[i]).decode(): ffi.string(values[i]).decode() for i in range(count)}
+        self.options = self.runtime.options = self.options.changed(texts)
+
     def release(self) -> None:
         super().release()
+        self.runtime.captures.close()
         self._claims.clear()
         self._kernels.close()
         self.runtime.close()

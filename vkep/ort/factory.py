@@ -12,10 +12,11 @@ from vkep.ort import memory
 from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, DataTransfer, ReadOnlyAllocator
 from vkep.ort.api import Ort
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, status, value
+from vkep.ort.context_data import Fit, fit
+from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.devices import EpDevices, metadata_uuid
 from vkep.ort.ep import Ep
-from vkep.ort.options import EP_NAME, EpOptions, arena_options
-from vkep.ort.runtime import session_options
+from vkep.ort.options import EP_NAME, EpOptions, arena_options, session_options
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
 
@@ -71,11 +72,23 @@ class Factory(CStruct, struct="OrtEpFactory"):
             logger.warning("a session runs on one Vulkan device; of %s it takes the first", names)
         entries = self.ort.take_pairs(self.ort.api.GetSessionOptionsConfigEntries, options)
         chosen = EpOptions.from_entries(entries, self._environment())
-        out[0] = Ep(self.ort, self.devices, self.devices.by_uuid(uuids[0]), chosen).pointer
+        device = self.devices.by_uuid(uuids[0])
+        out[0] = Ep(self.ort, self.devices, device, chosen, ContextSettings.from_entries(entries)).pointer
 
     @value(None)
     def ReleaseEp(self, ep: Any) -> None:
         behind(ep).release()
+
+    @status
+    def ValidateCompiledModelCompatibilityInfo(self, devices: Any, count: int, info: Any, out: Any) -> None:
+        text = ffi.string(info).decode("utf-8", "replace")
+        api, fits = self.ort.api, [Fit.NOT_OURS]
+        for index in range(count):
+            uuid = metadata_uuid(self.ort, api.HardwareDevice_Metadata(devices[index]))
+            ids = (api.HardwareDevice_VendorId(devices[index]), api.HardwareDevice_DeviceId(devices[index]))
+            same = (d for d in self.devices.devices if d.uuid == uuid or (d.vendor_id, d.device_id) == ids)
+            fits += [fit(text, d) for d in same]
+        out[0] = min((f.value for f in fits if f is not Fit.NOT_OURS), default=Fit.NOT_OURS.value)
 
     @status
     def CreateAllocator(self, info: Any, options: Any, out: Any) -> None:

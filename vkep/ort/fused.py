@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkep import dtypes
-from vkep.device.runner import PlanRunner
-from vkep.errors import InvalidInputError, UnsupportedModelError
-from vkep.graph.model import Graph
+from vkep.errors import InvalidInputError
+from vkep.graph.model import Graph, Model
 from vkep.graph.weights import unpack
-from vkep.lowering.partition import Known, lower
-from vkep.lowering.program import CpuStep, HostValue, IslandStep, Placement, Program, ValueSpec
+from vkep.lowering.infer import Known
+from vkep.lowering.program import HostValue, Program, ValueSpec
 from vkep.ort.boundary import CStruct, ffi, lib, status, value
 from vkep.ort.graph import OrtWeight
 from vkep.ort.memory import PointerTensor, domain_of
+from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
-from vkep.session.cpu import CpuRunner
-from vkep.session.executor import DeferredExecutor, Executable, ExecutableCache, IslandExecutor
+from vkep.session.compile import Compiler
+from vkep.session.executor import Executable, ExecutableCache, IslandExecutor
 
 if TYPE_CHECKING:
     from vkep.ort.runtime import Runtime
@@ -30,15 +31,15 @@ logger = logging.getLogger("vkep.ort")
 _MAX_NUMBERS = 18  # of one input in a signature: type, rank, and at most 16 dimensions
 
 
-class FusedExecutable(Executable):
-    """An executable for one signature, with what a run needs to know of it."""
+class _Details:
+    """What a run needs to know of an executable: dtype (None: no tensor of numbers), shape and bytes of each input, and
+    the outputs that islands make.
+    """
 
-    def __init__(self, program: Program, steps: Sequence[Any], layout: Sequence[tuple[Any, tuple[int, ...], int]]) -> None:
-        super().__init__(program, steps)
-        self.layout = layout  #: dtype (None: no tensor of numbers), shape, bytes of each input
-        self.ports: dict[str, Port] = {
-            p.name: p for s in steps if isinstance(s, IslandExecutor) for p in s.plan.outputs
-        }
+    def __init__(self, executable: Executable, layout: Sequence[tuple[Any, tuple[int, ...], int]]) -> None:
+        self.layout = layout
+        islands = (s for s in executable.steps if isinstance(s, IslandExecutor))
+        self.ports: dict[str, Port] = {p.name: p for s in islands for p in s.plan.outputs}
 
 
 class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
@@ -65,7 +66,10 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
     ) -> None:
         self.runtime, self.name = runtime, name
         self._graph: Graph | None = graph
-        self._opsets, self._ir_version = opsets, ir_version
+        session = session_options(runtime.device, runtime.options)
+        model = Model(graph, opsets, ir_version, "", {}, name)
+        self._compile = Compiler(runtime.delegate, session, model)
+        self._details: weakref.WeakKeyDictionary[Executable, _Details] = weakref.WeakKeyDictionary()
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]
@@ -112,8 +116,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 ort.check(failed[0])
             key = ffi.buffer(signature, 8 * length)[:]
             with self.cache.use(key, lambda: self._make(key)) as executable:
-                assert isinstance(executable, FusedExecutable)
-                self._run(executable, tensors, context)
+                self._run(executable, key, tensors, context)
         finally:
             self._scratch.append(scratch)
 
@@ -131,14 +134,15 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         count = max(1, len(self._names))
         return ffi.new("VkepTensor[]", count), ffi.new("int64_t[]", count * _MAX_NUMBERS)
 
-    def _run(self, executable: FusedExecutable, tensors: Any, context: Any) -> None:
+    def _run(self, executable: Executable, key: bytes, tensors: Any, context: Any) -> None:
+        details = self._details[executable]
         values: dict[str, Any] = {}
         for index, name in enumerate(self._names):
-            values[name] = self._input(name, tensors[index], *executable.layout[index])
+            values[name] = self._input(name, tensors[index], *details.layout[index])
         targets: dict[str, PointerTensor] = {}
         waiting: list[tuple[str, Any]] = []
         for index, name in enumerate(self.outputs):
-            port = executable.ports.get(name)
+            port = details.ports.get(name)
             if port is None:
                 continue
             made = self._output(context, index, port.shape)
@@ -147,13 +151,31 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 targets[name] = self._device_tensor(name, made, dtype, port.shape, port.nbytes)
             else:
                 waiting.append((name, made))
-        executable.run(values, targets)  # type: ignore[arg-type]  # pointer tensors are device tensors
+        executable.run(values, targets)
+        captures = self.runtime.captures
+        if captures.recording:
+            self._check_capturable(values, details, waiting)
+            captures.add(self.cache, key, values, targets)
+        if self.runtime.profilers:
+            for profiler in self.runtime.profilers:
+                profiler.measure(self.name, executable, values)
         for name, made in waiting:
             self._write(made, values[name])
         for index, name in enumerate(self.outputs):
-            if name and name not in executable.ports:  # folded, or made in a part that was planned during the run
+            if name and name not in details.ports:  # folded, or made in a part that was planned during the run
                 result = _on_host(values[name])
                 self._write(self._output(context, index, result.shape), result)
+
+    def _check_capturable(
+        self, values: Mapping[str, Any], details: _Details, waiting: Sequence[tuple[str, Any]]
+    ) -> None:
+        host = [n for n in self._names if isinstance(values[n], np.ndarray)] + [n for n, _ in waiting]
+        host += [n for n in self.outputs if n and n not in details.ports]
+        if host:
+            raise InvalidInputError(
+                f"graph capture: {host} of {self.name} are not in device memory; bind all inputs and outputs to OrtValues on "
+                "the GPU, or run with gpu_graph_id = -1"
+            )
 
     def _input(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> Any:
         if dtype is None:
@@ -194,16 +216,22 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         else:
             host_bytes(tensor.data, nbytes)[:] = data
 
-    def _make(self, key: bytes, program: Program | None = None) -> FusedExecutable:
+    def _make(self, key: bytes, program: Program | None = None) -> Executable:
         layout, specs = self._layout(key)
-        if program is None:
+        if program is not None:
+            executable = self._compile(program)
+        else:
             graph = self._graph
             if graph is None:
                 raise InvalidInputError(f"{self.name}: got shapes other than those that the model declares")
-            known: dict[str, Known] = {**graph.weights, **specs}
-            caps = self.runtime.delegate.capabilities
-            program = lower(graph.nodes, known, [o for o in self.outputs if o], self._opsets, caps)
-        return FusedExecutable(program, self._steps(program), layout)
+            executable = self._compile.plan(graph.nodes, {**graph.weights, **specs}, [o for o in self.outputs if o])
+        for placement in executable.program.placements:
+            if placement.where == "cpu":
+                logger.warning(
+                    "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
+                )
+        self._details[executable] = _Details(executable, layout)
+        return executable
 
     def _layout(self, key: bytes) -> tuple[list[tuple[Any, tuple[int, ...], int]], dict[str, Known]]:
         numbers = np.frombuffer(key, np.int64).tolist()
@@ -223,41 +251,6 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 layout.append((dtype, shape, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
         return layout, specs
 
-    def _ready(self, program: Program) -> Executable:
-        return Executable(program, self._steps(program))
-
-    def _steps(self, program: Program) -> list[IslandExecutor | CpuRunner | DeferredExecutor]:
-        """Compile and upload a program's islands; other steps as the session's options allow."""
-        runtime, options = self.runtime, self.runtime.options
-        self._check_placements(program.placements)
-        steps: list[IslandExecutor | CpuRunner | DeferredExecutor] = []
-        try:
-            for step in program.steps:
-                if isinstance(step, IslandStep):
-                    runner = PlanRunner(runtime.delegate, step.plan, step.weights, concurrency=options.concurrency)
-                    steps.append(IslandExecutor(step, runner))
-                elif isinstance(step, CpuStep):
-                    steps.append(CpuRunner(step, self._opsets))
-                else:
-                    caps = runtime.delegate.capabilities
-                    steps.append(DeferredExecutor(step, self._ready, self._opsets, caps, options.plan_cache_size))
-        except BaseException:
-            for made in steps:
-                if not isinstance(made, CpuRunner):
-                    made.close()
-            raise
-        return steps
-
-    def _check_placements(self, placements: Sequence[Placement]) -> None:
-        declined = [p for p in placements if p.where == "cpu"]
-        lines = [f"{p.node.title}: {p.reason}" for p in declined]
-        if lines and self.runtime.options.fallback == "error":
-            raise UnsupportedModelError("fallback='error', and at these shapes Vulkan declines\n  " + "\n  ".join(lines))
-        for line in lines:
-            logger.warning("%s: claimed for Vulkan, but at these shapes on the CPU: %s", self.name, line)
-
 
 def _on_host(result: Any) -> np.ndarray[Any, Any]:
     return result if isinstance(result, np.ndarray) else result.numpy()
-
-

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 6, 7, 8  # OrtOpAttrType
 
 
+#: domain given to nodes with bodies (If, Loop, Scan)
+OPAQUE = "vkep.ort.opaque"
+
+
 class OrtWeight(Weight):
     """A constant initializer in ONNX Runtime's memory, copied at its first use.
 
@@ -76,7 +80,7 @@ class OrtGraphView:
         self.ir_version = ort.get(api.Graph_GetOnnxIRVersion, "int64_t", pointer)
         self.opsets = self._opsets()
         path = ort.text(api.Graph_GetModelPath, pointer)
-        self._folder = Path(path).parent if path else None
+        self.folder = Path(path).parent if path else None
         self._infos: dict[str, Any] = {}
         nodes = ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", pointer)
         self.pointers: dict[str, Any] = {}
@@ -91,7 +95,9 @@ class OrtGraphView:
         read = read_graph(proto, self.opsets, None, self.ir_version, "")
         weights, inputs = self._starts(read)
         outputs = tuple(self.value_info(n) for n in self.outputs if n in self._infos)
-        self.graph: Graph = dataclasses.replace(read, weights={**weights, **read.weights}, inputs=inputs, outputs=outputs)
+        self.graph: Graph = dataclasses.replace(
+            read, weights={**weights, **read.weights}, inputs=inputs, outputs=outputs
+        )
 
     def pointer_of(self, node: Node) -> Any:
         return self.pointers[next(o for o in node.outputs if o)]
@@ -100,7 +106,9 @@ class OrtGraphView:
         """What ONNX Runtime knows of a value."""
         ort, api = self.ort, self.ort.api
         kind = ort.get(api.GetValueInfoTypeInfo, "OrtTypeInfo const *", self._infos[name])
-        tensor = NULL if kind == NULL else ort.get(api.CastTypeInfoToTensorInfo, "OrtTensorTypeAndShapeInfo const *", kind)
+        tensor = (
+            NULL if kind == NULL else ort.get(api.CastTypeInfoToTensorInfo, "OrtTensorTypeAndShapeInfo const *", kind)
+        )
         if tensor == NULL:
             return ValueInfo(name, 0, None)
         elem_type = ort.get(api.GetTensorElementType, "int", tensor)
@@ -146,7 +154,8 @@ class OrtGraphView:
             self._name(info)
         for attribute in ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer):
             self._attribute(attribute, proto)
-        self._bodies(pointer, proto)
+        if self._bodies(pointer, proto):
+            proto.domain = OPAQUE  # ONNX Runtime drives it: nothing here may look into its stand-in
         return proto
 
     def _attribute(self, pointer: Any, node: onnx.NodeProto) -> None:
@@ -194,12 +203,12 @@ class OrtGraphView:
         ort.check(api.ReadOpAttr(pointer, kind, buffer, needed[0], needed))
         return bytes(ffi.buffer(buffer, needed[0]))
 
-    def _bodies(self, pointer: Any, node: onnx.NodeProto) -> None:
+    def _bodies(self, pointer: Any, node: onnx.NodeProto) -> int:
         """Stand-ins for the bodies of If, Loop and Scan that read what these read: vkep runs no body, it only must know."""
         ort, api = self.ort, self.ort.api
         count = ort.get(api.Node_GetNumSubgraphs, "size_t", pointer)
         if not count:
-            return
+            return 0
         graphs, names = ffi.new("OrtGraph const *[]", count), ffi.new("char const *[]", count)
         ort.check(api.Node_GetSubgraphs(pointer, graphs, count, names))
         kind = "OrtValueInfo const *"
@@ -209,6 +218,7 @@ class OrtGraphView:
             attribute.g.name = f"body {i}"
             for position, info in enumerate(reads):
                 attribute.g.node.add(op_type="Identity", input=[self._name(info)], output=[f"read {i} {position}"])
+        return int(count)
 
     def _starts(self, graph: Graph) -> tuple[Mapping[str, Weight], tuple[ValueInfo, ...]]:
         """Constants and inputs: what the nodes read and do not make."""
@@ -239,8 +249,8 @@ class OrtGraphView:
             offset = api.ExternalInitializerInfo_GetFileOffset(external)
         finally:
             api.ReleaseExternalInitializerInfo(external)
-        if not path.is_absolute() and self._folder is not None:
-            path = self._folder / path
+        if not path.is_absolute() and self.folder is not None:
+            path = self.folder / path
         dtype = dtypes.from_onnx(tensor.type)
         if dtype is None or dtype.sub_byte_bits or not path.is_file() or not byte_count(tensor):
             return OrtWeight(name, tensor)

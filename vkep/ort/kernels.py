@@ -103,9 +103,7 @@ class KernelRegistry:
                 ort.check(ep_api.KernelDefBuilder_AddTypeConstraint(builder, name.encode(), array, len(types)))
             definition = ort.get(ep_api.KernelDefBuilder_Build, "OrtKernelDef *", builder)
             ort.check(
-                ep_api.KernelRegistry_AddKernel(
-                    self.pointer, definition, lib.vkep_create_kernel, self._state.handle
-                )
+                ep_api.KernelRegistry_AddKernel(self.pointer, definition, lib.vkep_create_kernel, self._state.handle)
             )
         finally:
             ep_api.ReleaseKernelDefBuilder(builder)
@@ -146,5 +144,3 @@ def check_against_schema(ort: Ort, entry: KernelEntry) -> None:
         raise OrtError(
             f"kernel {entry.op_type}: the schema has no type constraint named {wrong}; it has {sorted(known)}"
         )
-
-

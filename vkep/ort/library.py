@@ -25,7 +25,6 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
-import _cffi_backend
 import cffi
 
 from vkep.errors import VkepError
@@ -79,7 +78,7 @@ def build(folder: str | os.PathLike[str] | None = None) -> Path:
     """
     declarations, source = _sources()
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    key = f"{sys.version}|{suffix}|{_cffi_backend.__version__}|{declarations}|{source}"
+    key = f"{sys.version}|{suffix}|{cffi.__version__}|{declarations}|{source}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     target = (Path(folder) if folder is not None else cache_root() / "ort" / digest) / f"{MODULE}{suffix}"
     if target.is_file() and folder is None:

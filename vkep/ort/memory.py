@@ -115,7 +115,9 @@ class MemoryDomain:
     def _enter(self, block: DeviceBlock, size: int) -> int:
         if block.address & ~_ADDRESS_MASK:
             block.free()
-            raise GpuError("allocating for ONNX Runtime", hint=f"the device's address {block.address:#x} has over 48 bits")
+            raise GpuError(
+                "allocating for ONNX Runtime", hint=f"the device's address {block.address:#x} has over 48 bits"
+            )
         with self._lock:
             self._blocks[block.address] = (block, size)
             insort(self._bases, block.address)
@@ -130,6 +132,11 @@ class MemoryDomain:
         if block is None or address >= block.address + block.size:
             raise ValueError(f"the pointer {pointer:#x} lies in no block of {self.context.label}")
         return block, address - block.address
+
+    def holding(self, pointer: int) -> object:
+        """Stands for the allocation that a pointer points into, until it is freed. Raises `ValueError`."""
+        with self._lock:
+            return self._blocks[self.find(pointer)[0].address]
 
     @property
     def live_blocks(self) -> int:
@@ -248,22 +255,22 @@ class PointerTensor(DeviceTensor):
         self.pointer = pointer
         self.address = pointer & _ADDRESS_MASK
         self.written_at = 0
-        self._domain = domain
+        self.domain = domain
 
     @property
     def context_key(self) -> object:
-        return self._domain.context
+        return self.domain.context
 
     @property
     def closed(self) -> bool:
         return False
 
     def write(self, array: Bytes) -> None:
-        self._domain.upload(self.pointer, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        self.domain.upload(self.pointer, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     def numpy(self) -> Bytes:
         out = np.empty(self.shape, self.dtype.numpy)
-        self._domain.download(self.pointer, out.reshape(-1).view(np.uint8))
+        self.domain.download(self.pointer, out.reshape(-1).view(np.uint8))
         return out
 
     def close(self) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.compile_spec import ContextMode, Prefer, SyncMode
+from gpu_shared.instance import list_devices, select_device
 from vkep.memory.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
+from vkep.session.options import SessionOptions
 
 EP_NAME = "VulkanExecutionProvider"
 SESSION_PREFIX = session_prefix(EP_NAME)
@@ -72,6 +75,19 @@ class EpOptions:
         ArenaConfig.from_options(arena)  # refused here, with the option's name, rather than at the first allocation
         return cls(**values, arena=arena)
 
+    def changed(self, values: Mapping[str, str]) -> EpOptions:
+        """With dynamic options: those that mean something once a session runs. Raises `ValueError` for others."""
+        wrong = [key for key in values if key not in DYNAMIC]
+        if wrong:
+            raise ValueError(
+                f"option {wrong[0]!r} cannot change while a session lives; these can: {', '.join(DYNAMIC)}"
+            )
+        return replace(self, **{key: _parse(key, text) for key, text in values.items()})
+
+
+#: what `SetDynamicOptions` takes
+DYNAMIC = ("fallback",)
+
 
 def arena_options(environment: Mapping[str, str]) -> dict[str, str]:
     """The ``arena.*`` options of ONNX Runtime's environment, without the provider's prefix."""
@@ -107,3 +123,22 @@ def _parse(name: str, text: str) -> Any:
     if truth is None:
         raise ValueError(f"option {name!r} is {text!r}, expected 1 or 0")
     return truth
+
+
+def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOptions:
+    """The options that find a session's context: on the default device that of plain vkep sessions."""
+    token = options.token
+    if token is None:
+        default = select_device(list_devices()).capabilities.uuid == device.uuid
+        token = "default" if default else f"device:{device.uuid}"
+    return SessionOptions(
+        device=device.uuid,
+        token=token,
+        group_id=options.group_id,
+        context_mode=options.context_mode,
+        sync_mode=options.sync_mode,
+        arena=dict(options.arena),
+        fallback=options.fallback,
+        plan_cache_size=options.plan_cache_size,
+        concurrency=options.concurrency,
+    )

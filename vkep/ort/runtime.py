@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import DeviceCapabilities
-from gpu_shared.instance import list_devices, select_device
 from vkep.device.delegate import VulkanDelegate
 from vkep.ort import memory
-from vkep.ort.options import EpOptions
+from vkep.ort.capture import Captures
+from vkep.ort.options import EpOptions, session_options
 from vkep.session.contexts import resolve_context
-from vkep.session.options import SessionOptions
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
     from vkep.ort.api import Ort
+    from vkep.ort.profiler import Profiler
 
 
 class Runtime:
@@ -34,6 +34,8 @@ class Runtime:
         except BaseException:
             self.delegate.close()
             raise
+        self.captures = Captures(options.enable_graph_capture)
+        self.profilers: list[Profiler] = []  #: those that are collecting
         self._closed = False
 
     @property
@@ -46,19 +48,3 @@ class Runtime:
             self._closed = True
             self.domain.release()
             self.delegate.close()
-
-
-def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOptions:
-    """The options that find a session's context: on the default device that of plain vkep sessions."""
-    token = options.token
-    if token is None:
-        default = select_device(list_devices()).capabilities.uuid == device.uuid
-        token = "default" if default else f"device:{device.uuid}"
-    return SessionOptions(
-        device=device.uuid,
-        token=token,
-        group_id=options.group_id,
-        context_mode=options.context_mode,
-        sync_mode=options.sync_mode,
-        arena=dict(options.arena),
-    )

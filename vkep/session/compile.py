@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
+from vkep.device.datagraph import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.runner import PlanRunner
 from vkep.errors import UnsupportedModelError
-from vkep.graph.model import Model
-from vkep.lowering.program import CpuStep, IslandStep, Program, Step
+from vkep.graph.model import Model, Node
+from vkep.lowering.delegates import VGF, Policy
+from vkep.lowering.infer import Known
+from vkep.lowering.partition import lower
+from vkep.lowering.program import ControlStep, CpuStep, DeferredStep, IslandStep, Program, Step, VgfStep
+from vkep.session.control import ControlExecutor
 from vkep.session.cpu import CpuRunner
-from vkep.session.executor import DeferredExecutor, Executable, IslandExecutor
+from vkep.session.executor import DeferredExecutor, Executable, IslandExecutor, PlannedLater
+from vkep.session.graphs import GraphExecutor, GraphRefused
+from vkep.session.handover import Frames
 from vkep.session.options import SessionOptions
 
 logger = logging.getLogger("vkep.session")
@@ -19,9 +27,32 @@ logger = logging.getLogger("vkep.session")
 class Compiler:
     """Makes programs of one session ready. It knows nothing of the session, whose end it must not delay."""
 
-    def __init__(self, delegate: VulkanDelegate, options: SessionOptions, model: Model) -> None:
-        self._delegate, self._options = delegate, options
+    def __init__(
+        self,
+        delegate: VulkanDelegate,
+        options: SessionOptions,
+        model: Model,
+        policy: Policy | None = None,
+        graphs: VgfDelegate | None = None,
+    ) -> None:
+        """``graphs`` is the VGF delegate, where ``policy`` lets it take part."""
+        self._delegate, self._options, self._graphs = delegate, options, graphs
         self._opsets = model.opsets
+        self.policy = policy or Policy()
+
+    def plan(self, nodes: Sequence[Node], known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
+        """Share nodes out to the delegates and make the program ready; what the converter or the driver refuses is
+        offered to the other delegate. Raises as `__call__`.
+        """
+        policy = self.policy
+        while True:
+            program = lower(nodes, known, outputs, self._opsets, self._delegate.capabilities, policy)
+            try:
+                return self(program)
+            except GraphRefused as refusal:
+                titles = ", ".join(node.title for node in refusal.nodes)
+                logger.warning("the VGF delegate does not run %s: %s", titles, refusal.reason)
+                policy = policy.refuse(refusal.nodes, VGF, refusal.reason)
 
     def __call__(self, program: Program) -> Executable:
         """Compile and upload. Raises `UnsupportedModelError` where ``fallback="error"`` refuses the CPU, or a node runs
@@ -33,7 +64,7 @@ class Compiler:
             raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
         for placement in declined:
             logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
-        steps: list[IslandExecutor | CpuRunner | DeferredExecutor] = []
+        steps: list[IslandExecutor | GraphExecutor | CpuRunner | PlannedLater] = []
         try:
             for step in program.steps:
                 steps.append(self._step(step))
@@ -42,13 +73,22 @@ class Compiler:
                 if not isinstance(made, CpuRunner):
                     made.close()
             raise
-        return Executable(program, steps)
+        mixed = any(isinstance(step, GraphExecutor) for step in steps)
+        return Executable(program, steps, Frames(self._delegate, program) if mixed else None)
 
-    def _step(self, step: Step) -> IslandExecutor | CpuRunner | DeferredExecutor:
+    def _step(self, step: Step) -> IslandExecutor | GraphExecutor | CpuRunner | PlannedLater:
         if isinstance(step, IslandStep):
             concurrency, progress = self._options.concurrency, self._options.progress
             runner = PlanRunner(self._delegate, step.plan, step.weights, concurrency=concurrency, progress=progress)
             return IslandExecutor(step, runner)
+        if isinstance(step, VgfStep):
+            assert self._graphs is not None, "the policy lets no data graph in without the delegate"
+            return GraphExecutor(step, self._graphs)
         if isinstance(step, CpuStep):
             return CpuRunner(step, self._opsets)
-        return DeferredExecutor(step, self, self._opsets, self._delegate.capabilities, self._options.plan_cache_size)
+        if isinstance(step, ControlStep):
+            return ControlExecutor(step, self._deferred)
+        return self._deferred(step)
+
+    def _deferred(self, step: DeferredStep) -> DeferredExecutor:
+        return DeferredExecutor(step, self, self._options.plan_cache_size)

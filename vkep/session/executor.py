@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Lock, RLock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,30 +14,72 @@ from vkep import dtypes
 from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
+from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight
-from vkep.lowering.partition import Known, lower
+from vkep.lowering.infer import Known
 from vkep.lowering.program import DeferredStep, HostValue, IslandStep, Program, ValueSpec
 from vkep.plan.records import Port
 from vkep.session.cpu import CpuRunner
+from vkep.session.graphs import GraphExecutor
+from vkep.session.handover import Frames
 
 Values = dict[str, Any]
 #: outputs that are to lie on the device: a tensor to write, or None for a new one
 Targets = Mapping[str, DeviceTensor | None]
-#: makes a program ready
-Compile = Callable[[Program], "Executable"]
+
+
+class Plan(Protocol):
+    """Lowers nodes and makes the program ready (`vkep.session.compile.Compiler`)."""
+
+    def plan(self, nodes: Sequence[Node], known: Mapping[str, Known], outputs: Sequence[str]) -> Executable: ...
+
+
+
+class PlannedLater(Protocol):
+    """A step whose programs are planned while it runs: a deferred part, a loop."""
+
+    def run(self, values: Values, targets: Targets) -> None: ...
+
+    @property
+    def latest(self) -> Executable | None:
+        """The program planned last."""
+
+    def close(self) -> None: ...
 
 
 class Executable:
     """One program on one device. Thread-safe."""
 
-    def __init__(self, program: Program, steps: Sequence[IslandExecutor | CpuRunner | DeferredExecutor]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        steps: Sequence[IslandExecutor | GraphExecutor | CpuRunner | PlannedLater],
+        frames: Frames | None = None,
+    ) -> None:
+        """``frames`` hold what passes between delegates, where more than one takes part."""
         self.program = program
         self.steps = steps
+        self._frames = frames
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
 
     def run(self, values: Values, targets: Targets) -> None:
         """Run the steps; results are added to ``values``. ``targets`` says which outputs are to lie on the device."""
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller's to change
+        if self._frames is None:
+            self._run(values, targets)
+            return
+        frame = self._frames.take()
+        try:
+            self._run(values, {**frame.tensors, **targets})
+            mine = {id(tensor) for tensor in frame.tensors.values()}
+            for name in self.program.outputs:
+                value = values.get(name)
+                if isinstance(value, DeviceTensor) and id(value) in mine:
+                    values[name] = value.numpy()
+        finally:
+            self._frames.give(frame)
+
+    def _run(self, values: Values, targets: Targets) -> None:
         for step in self.steps:
             if isinstance(step, CpuRunner):
                 values.update(step.run(_on_host(values, step.step.inputs)))
@@ -48,6 +90,8 @@ class Executable:
         for step in self.steps:
             if not isinstance(step, CpuRunner):
                 step.close()
+        if self._frames is not None:
+            self._frames.close()
 
 
 class IslandExecutor:
@@ -79,10 +123,10 @@ class DeferredExecutor:
     """Nodes that are planned once their inputs' shapes, and some values, are known: a plan for each such signature."""
 
     def __init__(
-        self, step: DeferredStep, compile_: Compile, opsets: Mapping[str, int], caps: Any, capacity: int
+        self, step: DeferredStep, compile_: Plan, capacity: int
     ) -> None:
         self.step = step
-        self._compile, self._opsets, self._caps = compile_, opsets, caps
+        self._compile = compile_
         self._cache = ExecutableCache(capacity)
 
     def run(self, values: Values, targets: Targets) -> None:
@@ -98,7 +142,7 @@ class DeferredExecutor:
         known: dict[str, Known] = dict(self.step.constants)
         for name in self.step.inputs:
             known[name] = known_value(values[name], name, as_constant=name in self.step.values)
-        return self._compile(lower(self.step.nodes, known, self.step.outputs, self._opsets, self._caps))
+        return self._compile.plan(self.step.nodes, known, self.step.outputs)
 
     @property
     def latest(self) -> Executable | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
+from vkep.lowering.delegates import PREFERENCES
 from vkep.memory.config import ArenaConfig
 
 #: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)
@@ -23,6 +24,10 @@ class SessionOptions:
     token, group_id, context_mode, sync_mode: which shared context the session uses, and how (see
         `gpu_shared.compile_spec`). By default all sessions of a process on one device share its context;
         ``context_mode="disabled"`` gives the session a context of its own.
+    prefer: which delegate is offered a node first: "auto", "vgf_first" or "vulkan_first" (`vkep.lowering.delegates`).
+        The VGF delegate takes part where the context runs data graphs. A context that this session creates does so where
+        the driver has them; "vgf_first" and "vulkan_first" ask for the emulation layers elsewhere.
+    min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last.
     arena: ``arena.*`` keys for the device arena (the first session on a context decides).
     fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
     cache_dir: folder for compiled shaders instead of the user's cache folder.
@@ -38,6 +43,8 @@ class SessionOptions:
     group_id: int = 0
     context_mode: str = "lookup_or_create"
     sync_mode: str = "timeline"
+    prefer: str = "auto"
+    min_partition_size: int = 1
     arena: Mapping[str, Any] = field(default_factory=dict)
     fallback: str = "cpu"
     cache_dir: str | os.PathLike[str] | None = None
@@ -50,19 +57,33 @@ class SessionOptions:
     def __post_init__(self) -> None:
         if self.fallback not in _FALLBACKS:
             raise ValueError(f"fallback is {self.fallback!r}, expected one of {_FALLBACKS}")
-        for name in ("plan_cache_size", "concurrency"):
+        if self.prefer not in PREFERENCES:
+            raise ValueError(f"prefer is {self.prefer!r}, expected one of {PREFERENCES}")
+        for name in ("plan_cache_size", "concurrency", "min_partition_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
+
+    @property
+    def wants_graphs(self) -> bool:
+        """Whether a context made for this session is to have data graphs by emulation layers, if it must."""
+        return self.prefer != "auto"
 
     def compile_spec(self) -> SharedGpuCompileSpec:
         """The shared-context part, parsed. Raises `ValueError` or `TypeError` for a bad token, mode or group."""
         token = self.token
         if token is None:
             token = "default" if self.device is None else f"device:{self.device}"
+            if self.wants_graphs:  # a context of its own: whether layers are on is decided when a context is made
+                token += ":vgf"
         return parse_shared_gpu_compile_spec(
             make_shared_gpu_compile_specs(
-                token=token, mode=self.context_mode, sync_mode=self.sync_mode, group_id=self.group_id
+                token=token,
+                mode=self.context_mode,
+                sync_mode=self.sync_mode,
+                group_id=self.group_id,
+                min_partition_size=self.min_partition_size,
+                prefer=self.prefer,
             )
         )
 

@@ -15,13 +15,16 @@ from vkep.plan.records import Plan
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node: where it runs ("vulkan", "cpu", "folded" or "deferred") and the reason where that is not Vulkan."""
+    """One node: where it runs ("vulkan", "vgf", "cpu", "folded", "deferred", "inlined", "control") and the reason where
+    that is no delegate; ``declined`` says why the delegates that were asked before did not take it.
+    """
 
     name: str
     op_type: str
     domain: str
     where: str
     reason: str
+    declined: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,15 @@ class IslandReport:
 
 
 @dataclass(frozen=True)
+class GraphReport:
+    """One data graph of the VGF delegate: its TOSA operations, and the bytes of its VGF file."""
+
+    nodes: int
+    operations: Sequence[str]
+    vgf_bytes: int
+
+
+@dataclass(frozen=True)
 class Report:
     """The placement of every node for the signature that was planned last; ``str`` prints it."""
 
@@ -62,6 +74,11 @@ class Report:
     islands: Sequence[IslandReport] = field(default_factory=tuple)
     cpu_engine: str = ""
     note: str = ""
+    graphs: Sequence[GraphReport] = field(default_factory=tuple)
+    graph_source: str = (
+        ""  #: where data graphs come from: "driver" or "emulation layers"; "": the delegate takes no part
+    )
+    why_no_graphs: str = ""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -83,6 +100,9 @@ class Report:
             "note": self.note,
             "nodes": [vars(n) for n in self.nodes],
             "islands": [vars(i) for i in self.islands],
+            "graphs": [vars(g) for g in self.graphs],
+            "graph_source": self.graph_source,
+            "why_no_graphs": self.why_no_graphs,
         }
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -96,7 +116,11 @@ class Report:
             counts = self.counts
             lines.append(
                 "  nodes: "
-                + ", ".join(f"{counts[w]} {w}" for w in ("vulkan", "folded", "cpu", "deferred") if w in counts)
+                + ", ".join(
+                    f"{counts[w]} {w}"
+                    for w in ("vulkan", "vgf", "folded", "inlined", "control", "cpu", "deferred")
+                    if w in counts
+                )
             )
         for index, island in enumerate(self.islands):
             lines.append(
@@ -105,7 +129,14 @@ class Report:
                 f"(live at most {island.live_peak_bytes / 2**20:.1f}), weights {island.constant_bytes / 2**20:.1f} MiB, "
                 f"{island.flops / 1e9:.2f} GFLOP"
             )
+        for index, graph in enumerate(self.graphs):
+            lines.append(
+                f"  data graph {index} ({self.graph_source}): {graph.nodes} nodes in {len(graph.operations)} TOSA operations "
+                f"({', '.join(dict.fromkeys(graph.operations))}), VGF of {graph.vgf_bytes} bytes"
+            )
         for node in self.nodes:
+            for delegate, reason in node.declined.items():
+                lines.append(f"  {node.where}: {node.op_type} {node.name!r}; declined by {delegate}: {reason}")
             if node.where in ("cpu", "deferred"):
                 engine = f" ({self.cpu_engine})" if node.where == "cpu" and self.cpu_engine else ""
                 lines.append(f"  {node.where}{engine}: {node.op_type} {node.name!r}: {node.reason}")
@@ -126,4 +157,4 @@ class MemoryReport:
 
 
 def node_reports(placements: Sequence[Placement]) -> list[NodeReport]:
-    return [NodeReport(p.node.name, p.node.op_type, p.node.domain, p.where, p.reason) for p in placements]
+    return [NodeReport(p.node.name, p.node.op_type, p.node.domain, p.where, p.reason, p.declined) for p in placements]

@@ -13,6 +13,7 @@ import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
 from vkep import dtypes
+from vkep.device.datagraph import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.finalize import on_end
 from vkep.device.tensor import DeviceTensor
@@ -20,16 +21,17 @@ from vkep.errors import InvalidInputError
 from vkep.graph import load_model
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Dim, Model, ValueInfo
-from vkep.lowering.partition import Known, lower
+from vkep.lowering.infer import Known
 from vkep.lowering.program import HostValue, Placement, ValueSpec
 from vkep.session.binding import IOBinding
 from vkep.session.compile import Compiler
 from vkep.session.contexts import resolve_context
 from vkep.session.cpu import CpuRunner
 from vkep.session.executor import Executable, ExecutableCache, IslandExecutor, check_target, known_value
+from vkep.session.graphs import GraphExecutor, session_policy
 from vkep.session.inputs import check_inputs, wrong_names
 from vkep.session.options import SessionOptions
-from vkep.session.report import IslandReport, MemoryReport, Report, node_reports
+from vkep.session.report import GraphReport, IslandReport, MemoryReport, Report, node_reports
 from vkep.shaders.library import ShaderLibrary
 
 Array = np.ndarray[Any, Any]
@@ -50,7 +52,9 @@ class _Parts:
 
     def __init__(self, delegate: VulkanDelegate, options: SessionOptions, model: Model) -> None:
         self.delegate = delegate
-        self.compile = Compiler(delegate, options, model)
+        policy = session_policy(options, delegate.context)
+        self.graphs = VgfDelegate(delegate, sync_mode=options.sync_mode) if policy.graphs else None
+        self.compile = Compiler(delegate, options, model, policy, self.graphs)
         self.cache = ExecutableCache(options.plan_cache_size)
         self.closed = False
 
@@ -62,6 +66,8 @@ class _Parts:
             try:
                 self.cache.close()
             finally:
+                if self.graphs is not None:
+                    self.graphs.close()
                 self.delegate.close()
 
 
@@ -178,7 +184,7 @@ class InferenceSession:
             waiting = [v.name for v in self._inputs.values() if not v.is_static]
             note = f"not planned yet: the shapes of {waiting} are dynamic; run once, or call plan()"
             return Report(base.model, base.device, base.context, note=note)
-        placements, islands, engines = _flatten(latest)
+        placements, islands, engines, graphs = _flatten(latest)
         return Report(
             base.model,
             base.device,
@@ -186,6 +192,9 @@ class InferenceSession:
             nodes=node_reports(placements),
             islands=[IslandReport.of(i.plan, len(i.nodes)) for i in islands],
             cpu_engine=engines.pop() if engines else "",
+            graphs=[GraphReport(len(g.nodes), g.graph.operations, g.vgf_bytes) for g in graphs],
+            graph_source=self._parts.compile.policy.graphs,
+            why_no_graphs=self._parts.compile.policy.why_not,
         )
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Report:
@@ -294,8 +303,7 @@ class InferenceSession:
 
     def _plan(self, known: Mapping[str, Known]) -> Executable:
         graph = self.model.graph
-        caps = self._delegate.capabilities
-        return self._parts.compile(lower(graph.nodes, known, self._outputs, self.model.opsets, caps))
+        return self._parts.compile.plan(graph.nodes, known, self._outputs)
 
     def _targets(self, binding: IOBinding) -> dict[str, DeviceTensor | None]:
         """The outputs that are to lie on the device. Two names never share memory that a run writes."""
@@ -352,22 +360,28 @@ def _spirv_folder(options: SessionOptions) -> Path | None:
     return None if options.cache_dir is None else Path(options.cache_dir) / "spirv"
 
 
-def _flatten(executable: Executable) -> tuple[list[Placement], list[IslandExecutor], set[str]]:
-    """Placements and islands with those of deferred parts in place of "deferred"."""
+def _flatten(
+    executable: Executable,
+) -> tuple[list[Placement], list[IslandExecutor], set[str], list[GraphExecutor]]:
+    """Placements, islands, CPU engines and data graphs, with those of deferred parts in place of "deferred"."""
     placements = {id(p.node): p for p in executable.program.placements}
     islands: list[IslandExecutor] = []
     engines: set[str] = set()
+    graphs: list[GraphExecutor] = []
     for step in executable.steps:
         if isinstance(step, IslandExecutor):
             islands.append(step)
+        elif isinstance(step, GraphExecutor):
+            graphs.append(step)
         elif isinstance(step, CpuRunner):
             engines.add(step.engine)
         elif step.latest is not None:
-            inner, more, used = _flatten(step.latest)
+            inner, more, used, inner_graphs = _flatten(step.latest)
             placements.update({id(p.node): p for p in inner})
             islands += more
+            graphs += inner_graphs
             engines |= used
-    return list(placements.values()), islands, engines
+    return list(placements.values()), islands, engines, graphs
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:

@@ -203,6 +203,8 @@ class GraphBuilder:
     @staticmethod
     def permute(tensor: Tensor, perm: Sequence[int]) -> Tensor:
         """ONNX's Transpose: costs nothing until someone needs the order."""
+        if tensor.scalar:
+            return tensor
         known = tensor.quantized
         if known is not None:
             axis = list(perm).index(known.axis) if known.axis >= 0 else -1
@@ -293,6 +295,9 @@ class GraphBuilder:
 
     def clamp(self, x: Tensor, low: float | int | None, high: float | int | None) -> Tensor:
         """Limit to [low, high]; None is no limit. NaN stays."""
+        if x.dtype == "int32":  # TOSA's CLAMP takes int8, int16 and floats
+            x = x if low is None else self.elementwise("maximum", x, self.fill(x, low), attributes=_NAN)
+            return x if high is None else self.elementwise("minimum", x, self.fill(x, high), attributes=_NAN)
         kind = np.dtype(x.dtype)
         info = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
         low = float(info.min) if low is None else low
@@ -314,6 +319,7 @@ class GraphBuilder:
         return Tensor(value, x.perm, x.scalar)
 
 
+_NAN = {"nan_mode": "#tosa.nan_mode<PROPAGATE>"}
 PROPAGATE = "#tosa.nan_mode<PROPAGATE>"
 
 

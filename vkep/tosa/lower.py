@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,9 @@ from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import Weight
 from vkep.tosa import registry
+from vkep.tosa.cost import flops
 from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, GraphBuilder, Tensor, Value
 from vkep.tosa.mlir import to_mlir
-
-#: operations that cost nothing beside a region's others: what a region of only these is not worth
-MOVES = frozenset({"reshape", "transpose", "slice", "concat", "pad", "tile", "reverse", "identity"})
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,9 @@ class TosaGraph:
 class TosaIsland:
     """A region that grows: `add` nodes in topological order, then `finish` with the values that others read."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Mapping[str, Node] | None = None) -> None:
+        """``origins`` names constants that a DequantizeLinear made: their integers are read instead, where they can."""
+        self._origins = origins or {}
         self.builder = GraphBuilder()
         self.tensors: dict[str, Tensor] = {}
         self.inputs: dict[str, TosaPort] = {}
@@ -79,10 +80,21 @@ class TosaIsland:
         self.nodes.append(node)
         return ports
 
+    @property
+    def flops(self) -> int:
+        """See `vkep.tosa.cost`."""
+        return flops(self.builder.ops)
+
     def _tensor(self, name: str, spec: Callable[[str], Weight | TosaPort | None]) -> Tensor:
         if name in self.tensors:
             return self.tensors[name]
         known = spec(name)
+        origin = self._origins.get(name)
+        if origin is not None and isinstance(known, Weight):
+            with contextlib.suppress(Decline):
+                inputs = [self._tensor(n, spec) if n else None for n in origin.inputs]
+                self.tensors[name] = registry.lower_node(self.builder, origin, inputs)[0]
+                return self.tensors[name]
         if known is None:
             raise Decline(f"input {name!r} has no element type or shape that TOSA knows")
         if isinstance(known, Weight):
@@ -122,9 +134,7 @@ def _copy(b: GraphBuilder, value: Value) -> Value:
     return b.op("maximum", [value, value], value.shape, nan_mode=PROPAGATE)
 
 
-def lower_nodes(
-    nodes: Sequence[Node], known: Mapping[str, Weight | TosaPort], outputs: Sequence[str]
-) -> TosaGraph:
+def lower_nodes(nodes: Sequence[Node], known: Mapping[str, Weight | TosaPort], outputs: Sequence[str]) -> TosaGraph:
     """All ``nodes`` as one graph. Raises `Decline` naming the node that TOSA does not take."""
     island = TosaIsland()
     made = dict(known)

@@ -23,7 +23,9 @@ def to_mlir(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]
         operands = ", ".join(names[v] for v in op.operands)
         types = ", ".join(type_of(v) for v in op.operands)
         properties = f" <{{{attributes}}}>" if attributes else ""
-        lines.append(f'{names[op.result]} = "tosa.{op.name}"({operands}){properties} : ({types}) -> {type_of(op.result)}')
+        lines.append(
+            f'{names[op.result]} = "tosa.{op.name}"({operands}){properties} : ({types}) -> {type_of(op.result)}'
+        )
     for value in outputs:
         if value not in names:
             lines.append(_constant(value, names))
@@ -56,7 +58,9 @@ def _constant(value: Value, names: dict[Value, str]) -> str:
     names[value] = f"%v{len(names)}"
     if value.is_shape:
         sizes = ", ".join(str(int(s)) for s in value.array)
-        content = f"dense<[{sizes}]> : tensor<{len(value.array)}xindex>" if len(value.array) else "dense<> : tensor<0xindex>"
+        content = (
+            f"dense<[{sizes}]> : tensor<{len(value.array)}xindex>" if len(value.array) else "dense<> : tensor<0xindex>"
+        )
         return f'{names[value]} = "tosa.const_shape"() <{{values = {content}}}> : () -> {type_of(value)}'
     return f'{names[value]} = "tosa.const"() <{{values = {_dense(value)} : {type_of(value)}}}> : () -> {type_of(value)}'
 

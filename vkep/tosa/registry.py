@@ -123,6 +123,10 @@ def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) 
     except Decline:
         b.rollback(mark)
         raise
+    except (ValueError, IndexError, ZeroDivisionError, StopIteration) as error:
+        # shapes that break ONNX's rules: whoever runs the node in the end reports them
+        b.rollback(mark)
+        raise Decline(f"its inputs do not fit: {error}") from error
     return list(made) if isinstance(made, (tuple, list)) else [made]
 
 

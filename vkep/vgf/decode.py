@@ -9,6 +9,7 @@ from typing import Any
 from vkep.vgf.records import Constant, InvalidVgfError, Module, Resource, Segment, Slot, Vgf
 
 MAGIC = b"VGF1"
+_VERSION_AT = 8  # three bytes
 _CATEGORIES = {"Input": "input", "Output": "output", "Intermediate": "intermediate", "Constant": "constant"}
 _KINDS = {"Graph": "graph", "Compute": "compute"}
 
@@ -61,15 +62,18 @@ def decode(data: bytes) -> Vgf:
             f"{len(data)} bytes starting with {data[:4]!r} are no VGF file (a header of {vgfpy.HeaderSize()} bytes "
             f"starting with {MAGIC!r})"
         )
+    version = (data[_VERSION_AT], data[_VERSION_AT + 1], data[_VERSION_AT + 2])
+    known = (vgfpy.HEADER_MAJOR_VERSION_VALUE, vgfpy.HEADER_MINOR_VERSION_VALUE)
+    if version[0] != known[0] or version[1] > known[1]:
+        raise InvalidVgfError(
+            f"VGF version {'.'.join(map(str, version))}; the installed vgfpy reads up to {known[0]}.{known[1]}: "
+            "install a newer ai-ml-sdk-vgf-library, or convert the model with an older converter"
+        )
     header = _made(
         "the header", lambda: vgfpy.CreateHeaderDecoder(data[: vgfpy.HeaderSize()], vgfpy.HeaderSize(), len(data))
     )
-    version = (header.GetMajor(), header.GetMinor(), header.GetPatch())
     if not header.IsValid() or not header.CheckVersion():
-        raise InvalidVgfError(
-            f"VGF version {'.'.join(map(str, version))}; the installed vgfpy reads "
-            f"{vgfpy.HEADER_MAJOR_VERSION_VALUE}.{vgfpy.HEADER_MINOR_VERSION_VALUE} and what it is compatible with"
-        )
+        raise InvalidVgfError(f"VGF version {'.'.join(map(str, version))}, which the installed vgfpy does not read")
 
     def section(what: str, offset: int, size: int, create: Callable[[bytes, int], Any]) -> Any:
         if offset + size > len(data):
@@ -94,7 +98,18 @@ def decode(data: bytes) -> Vgf:
     constants = section(
         "the constants", header.GetConstantsOffset(), header.GetConstantsSize(), vgfpy.CreateConstantDecoder
     )
-    result = Vgf(
+    try:
+        result = _tables(version, modules, resources, sequence, constants)
+    except InvalidVgfError:
+        raise
+    except Exception as error:  # texts that are no UTF-8, counts beyond the tables: whatever damaged bytes make of it
+        raise InvalidVgfError(f"a damaged VGF file: {error}") from error
+    _check(result)
+    return result
+
+
+def _tables(version: tuple[int, int, int], modules: Any, resources: Any, sequence: Any, constants: Any) -> Vgf:
+    return Vgf(
         version=version,
         resources=tuple(_resource(resources, i) for i in range(resources.size())),
         modules=tuple(_module(modules, i) for i in range(modules.size())),
@@ -111,8 +126,6 @@ def decode(data: bytes) -> Vgf:
             sequence.getModelSequenceOutputNamesHandle(),
         ),
     )
-    _check(result)
-    return result
 
 
 def _made(what: str, create: Callable[[], Any]) -> Any:
@@ -133,6 +146,7 @@ def _resource(table: Any, index: int) -> Resource:
         format=table.getVkFormat(index),
         shape=tuple(int(d) for d in shape) if shape is not None else (),
         stride=tuple(int(d) for d in stride) if stride is not None else (),
+        alias_group=table.getAliasGroupId(index),
     )
 
 

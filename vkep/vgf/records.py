@@ -51,6 +51,7 @@ class Resource:
     format: int  #: VkFormat
     shape: tuple[int, ...]
     stride: tuple[int, ...] = ()  #: empty: dense
+    alias_group: int | None = None  #: resources of one group share memory
 
     @property
     def dtype(self) -> str:

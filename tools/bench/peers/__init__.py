@@ -9,6 +9,7 @@ from tools.bench.peers.base import Peer, Unavailable
 # name -> module and class; imported only in the worker that measures it.
 PEERS: dict[str, str] = {
     "vkep": "tools.bench.peers.vkep_peer:VkepPeer",
+    "vkep-ort": "tools.bench.peers.vkep_ort:VkepOrtPeer",
     "ort-cpu": "tools.bench.peers.ort_cpu:OrtCpuPeer",
     "ep-webgpu": "tools.bench.peers.ort_webgpu:OrtWebGpuPeer",
     "ncnn": "tools.bench.peers.ncnn_peer:NcnnPeer",

@@ -24,7 +24,10 @@ class VkepPeer(Peer):
         return dict(zip(self._names, self._session.run(None, self._inputs), strict=True))
 
     def placement(self) -> str:
-        return str(self._session.report())
+        report = self._session.report()
+        if report.all_on_vulkan:
+            return f"all {len(report.nodes)} nodes on Vulkan"
+        return "; ".join(f"{count} nodes {where}" for where, count in report.counts.items()) or report.note
 
     def close(self) -> None:
         self._session.close()

@@ -330,4 +330,6 @@ def cast_to(b: GraphBuilder, x: Tensor, dtype: str) -> Tensor:
     if x.dtype in FLOATS and dtype == "bool":
         equal = b.elementwise("equal", x, b.fill(x, 0), dtype="bool")
         return b.unary("logical_not", equal)
+    if x.dtype == "bool" and dtype in FLOATS:  # SPIR-V's TOSA set casts booleans to integers only
+        return b.select(x, b.constant(1, dtype), b.constant(0, dtype))
     return b.elementwise("cast", x, dtype=dtype)

@@ -31,7 +31,10 @@ def flatten(b: GraphBuilder, x: Tensor, *, axis: int = 1) -> Tensor:
 def transpose(b: GraphBuilder, x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
     if x.scalar:
         return x
-    return b.permute(x, tuple(perm) if perm is not None else tuple(reversed(range(x.rank))))
+    order = tuple(perm) if perm is not None else tuple(reversed(range(x.rank)))
+    if sorted(order) != list(range(x.rank)):
+        b.decline(f"perm={list(order)} is no permutation of {x.rank} axes")
+    return b.permute(x, order)
 
 
 def _squeeze(b: GraphBuilder, x: Tensor, axes: Sequence[int] | None) -> Tensor:

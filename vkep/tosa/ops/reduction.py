@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
-from vkep.tosa.ops.elementwise import sqrt
+from vkep.tosa.ops.elementwise import cast_to, sqrt
 from vkep.tosa.registry import FLOATS, NUMBERS, axis_of, constant_of, tosa_operator
 
 
@@ -19,6 +19,17 @@ def mean_of(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
     return b.mul(_sum(b, x, axes), b.fill(x, 1 / math.prod(x.shape[a] for a in axes)))
 
 
+def _extreme(b: GraphBuilder, name: str, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """REDUCE_MAX or REDUCE_MIN.
+
+    The emulation layer (0.11) starts them at the largest finite numbers, so that a row of infinities comes out finite:
+    halved before and doubled after, it is infinite again, and every other number as it was.
+    """
+    if x.dtype not in FLOATS:
+        return b.reduce(name, x, axes, nan_mode=PROPAGATE)
+    return b.mul(b.reduce(name, b.mul(x, b.fill(x, 0.5)), axes, nan_mode=PROPAGATE), b.fill(x, 2))
+
+
 def _square(b: GraphBuilder, x: Tensor) -> Tensor:
     return b.mul(x, x)
 
@@ -26,8 +37,8 @@ def _square(b: GraphBuilder, x: Tensor) -> Tensor:
 _REDUCTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor, Sequence[int]], Tensor], tuple[str, ...], int]] = {
     "ReduceSum": (_sum, FLOATS, 13),
     "ReduceMean": (mean_of, FLOATS, 18),
-    "ReduceMax": (lambda b, x, a: b.reduce("reduce_max", x, a, nan_mode=PROPAGATE), NUMBERS, 18),
-    "ReduceMin": (lambda b, x, a: b.reduce("reduce_min", x, a, nan_mode=PROPAGATE), NUMBERS, 18),
+    "ReduceMax": (lambda b, x, a: _extreme(b, "reduce_max", x, a), NUMBERS, 18),
+    "ReduceMin": (lambda b, x, a: _extreme(b, "reduce_min", x, a), NUMBERS, 18),
     "ReduceProd": (lambda b, x, a: b.reduce("reduce_product", x, a), FLOATS, 18),
     "ReduceSumSquare": (lambda b, x, a: _sum(b, _square(b, x), a), FLOATS, 18),
     "ReduceL1": (lambda b, x, a: _sum(b, b.unary("abs", x), a), FLOATS, 18),
@@ -57,7 +68,7 @@ def _reduced(
             b.decline("a reduction over no axes")
         axes = range(x.rank)
     chosen = sorted({axis_of(int(a), x.rank) for a in axes})
-    made = function(b, x, chosen)
+    made = in_float32(b, x, lambda b, x: function(b, x, chosen)) if x.dtype in FLOATS else function(b, x, chosen)
     return made if keepdims else b.reshape(made, [s for i, s in enumerate(x.shape) if i not in chosen])
 
 
@@ -81,8 +92,17 @@ for _name in _REDUCTIONS:
     _declare(_name)
 
 
+def in_float32(b: GraphBuilder, x: Tensor, function: Callable[[GraphBuilder, Tensor], Tensor]) -> Tensor:
+    """Several operations at full precision: float16 is rounded once, at the end."""
+    return cast_to(b, function(b, cast_to(b, x, "float32")), x.dtype)
+
+
 @tosa_operator("Softmax", types=FLOATS, since=13)
 def softmax(b: GraphBuilder, x: Tensor, *, axis: int = -1) -> Tensor:
+    return in_float32(b, x, lambda b, x: _softmax(b, x, axis))
+
+
+def _softmax(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
     which = [axis_of(axis, x.rank)]
     powers = b.unary("exp", b.sub(x, b.reduce("reduce_max", x, which, nan_mode=PROPAGATE)))
     return b.mul(powers, b.unary("reciprocal", _sum(b, powers, which)))
@@ -90,6 +110,10 @@ def softmax(b: GraphBuilder, x: Tensor, *, axis: int = -1) -> Tensor:
 
 @tosa_operator("LogSoftmax", types=FLOATS, since=13)
 def log_softmax(b: GraphBuilder, x: Tensor, *, axis: int = -1) -> Tensor:
+    return in_float32(b, x, lambda b, x: _log_softmax(b, x, axis))
+
+
+def _log_softmax(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
     which = [axis_of(axis, x.rank)]
     shifted = b.sub(x, b.reduce("reduce_max", x, which, nan_mode=PROPAGATE))
     return b.sub(shifted, b.unary("log", _sum(b, b.unary("exp", shifted), which)))

@@ -1,0 +1,90 @@
+"""Plans on a device: what a runner holds, and what a recording does from run to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.session.models import ADD_RELU, DYNAMIC, MATMUL, model
+from vkep import InferenceSession, SharedGpuContext
+from vkep.device.recorded import RecordedPlan
+
+X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
+B = np.array([1, 1, 1], np.float32)
+
+
+@pytest.fixture
+def session(own_context: SharedGpuContext) -> Any:
+    with InferenceSession(ADD_RELU, context=own_context) as made:
+        yield made
+
+
+def test_a_run_is_recorded_once(session: InferenceSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[str] = []
+    real = RecordedPlan._record
+    monkeypatch.setattr(
+        RecordedPlan, "_record", lambda self, label, q: (recorded.append(label), real(self, label, q))[1]
+    )
+    for _ in range(5):
+        session.run(None, {"x": X, "b": B})
+    with session.device_tensor(X) as x:
+        session.run(None, {"x": x, "b": B})
+    assert recorded == ["main"], "new buffers need no new recording"
+
+
+def test_memory_goes_back_to_the_arena(session: InferenceSession) -> None:
+    session.run(None, {"x": X, "b": B})
+    arena = session._parts.delegate.arena
+    before = arena.stats.bytes_in_use
+    with InferenceSession(DYNAMIC, context=session.context) as other:
+        for rows in (2, 100, 5):
+            other.run(None, {"x": np.ones((rows, 3), np.float32), "b": B})
+        assert arena.stats.bytes_in_use > before
+    assert arena.stats.bytes_in_use == before
+    tensor = session.device_tensor(X)
+    assert arena.stats.bytes_in_use > before
+    tensor.close()
+    assert arena.stats.bytes_in_use == before
+
+
+def test_a_profile_has_a_time_for_each_dispatch(own_context: SharedGpuContext, rng: np.random.Generator) -> None:
+    with InferenceSession(MATMUL, context=own_context) as session:
+        feeds = {"x": rng.standard_normal((8, 16), np.float32), "w": rng.standard_normal((16, 4), np.float32)}
+        [times] = session.profile(feeds)
+        [island] = session.islands()
+        assert len(times) == len(island.plan.dispatches) and all(t >= 0 for t in times)
+        np.testing.assert_allclose(session.run(None, feeds)[0], feeds["x"] @ feeds["w"], rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_shared_and_counted(own_context: SharedGpuContext) -> None:
+    proto = model("g (float[4] x) => (float[4] y) { c = Constant<value = float[4] {1, 2, 3, 4}>() y = Add(x, c) }")
+    with InferenceSession(proto, context=own_context) as one:
+        store = one._parts.delegate.constants
+        assert list(store.resident.values()) == [16]
+        with InferenceSession(proto, context=own_context):
+            assert list(store.resident.values()) == [16]
+            [entry] = store._entries.values()
+            assert entry.users == 2
+        assert list(store.resident.values()) == [16]
+        one._parts.cache.close()
+        assert store.resident == {}
+
+
+def test_arguments_beyond_128_bytes_lie_in_memory(own_context: SharedGpuContext, rng: np.random.Generator) -> None:
+    """Many operands of many strides: the block does not fit into push constants."""
+    names = [f"x{i}" for i in range(8)]
+    inputs = ", ".join(f"float[2,{3 if i % 2 else 1},4,{1 if i % 3 else 5}] {n}" for i, n in enumerate(names))
+    adds = " ".join(f"s{i + 1} = Mul({'x0' if i == 0 else f's{i}'}, x{i + 1})" for i in range(7))
+    proto = model(f"g ({inputs}) => (float[2,3,4,5] y) {{ {adds} y = Neg(s7) }}")
+    with InferenceSession(proto, context=own_context) as session:
+        [island] = session.islands()
+        assert any(p.arguments_in_memory for p in island.plan.pipelines)
+        for _ in range(2):
+            feeds = {
+                n: rng.standard_normal((2, 3 if i % 2 else 1, 4, 1 if i % 3 else 5), np.float32)
+                for i, n in enumerate(names)
+            }
+            expected = -np.prod(np.broadcast_arrays(*feeds.values()), axis=0)
+            np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,187 @@
+"""Float16 products and convolutions on cooperative matrices: selection on imagined devices, results where a device can."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.conv import conv
+from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.cooperative import (
+    CONV_TILES,
+    MATMUL_TILES,
+    conv_cooperative,
+    cooperative_tiling,
+    float16_shape,
+    matmul_cooperative,
+    pack_taps_first,
+    tiling_of,
+)
+from vkep.kernels.matmul import MatMulProblem, matmul
+
+HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
+GPU = DeviceCapabilities.for_tests(
+    device_type="discrete",
+    features=FEATURE_NAMES,
+    cooperative_matrix_shapes=(HALF,),
+    subgroup_size=32,
+    min_subgroup_size=32,
+    max_subgroup_size=32,
+    max_shared_memory_bytes=49152,
+)
+
+
+def scratch(nbytes: int) -> Tensor:
+    return Tensor.empty((nbytes,), np.uint8)
+
+
+def product(m: int, n: int, k: int, **changes: Any) -> MatMulProblem:
+    return MatMulProblem(m, n, k, (0, k, 1), (0, n, 1), **{"dtype": "float16", "alignment": 16, **changes})
+
+
+def sources(problem: MatMulProblem, caps: DeviceCapabilities) -> list[str]:
+    return [c.variant.source for c in matmul(problem, caps, object(), object(), object(), None, lambda _: object())]
+
+
+class TestSelection:
+    def test_the_largest_float32_accumulating_shape_is_taken(self) -> None:
+        small = dataclasses.replace(HALF, n=8)
+        half_sums = dataclasses.replace(HALF, c_type="float16", result_type="float16")
+        wide_scope = dataclasses.replace(HALF, m=64, scope="workgroup")
+        caps = dataclasses.replace(GPU, cooperative_matrix_shapes=(half_sums, small, wide_scope, HALF))
+        assert float16_shape(caps) == HALF
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"cooperative_matrix_shapes": ()},
+            {"features": FEATURE_NAMES - {"cooperative_matrix"}},
+            {"features": FEATURE_NAMES - {"compute_full_subgroups"}},
+            {"max_shared_memory_bytes": 1024},
+        ],
+    )
+    def test_other_devices_take_the_tiled_kernel(self, changes: dict[str, Any]) -> None:
+        caps = dataclasses.replace(GPU, **changes)
+        assert sources(product(256, 256, 256), caps)[0] == "matmul_tiled.comp"
+
+    def test_float16_products_take_it_and_others_do_not(self) -> None:
+        assert sources(product(256, 256, 256), GPU)[0] == "matmul_coop.comp"
+        assert sources(product(256, 256, 256, dtype="float32"), GPU)[0] == "matmul_tiled.comp"
+        assert sources(product(4, 256, 256), GPU) == ["matmul_rows.comp"]
+
+    @pytest.mark.parametrize("tiles", [MATMUL_TILES, CONV_TILES])
+    @pytest.mark.parametrize("along_k", [False, True])
+    def test_every_tile_runs_on_a_large_gpu(self, tiles: Any, along_k: bool) -> None:
+        assert all(tile.runs_on(GPU, HALF, along_k) for tile in tiles)
+
+    def test_tiles_grow_with_the_product_and_long_small_ones_are_split(self) -> None:
+        tilings = [cooperative_tiling(n, n, n, 1, GPU, False, True) for n in (64, 512, 4096)]
+        areas = [t.tile.m * t.tile.n for t in tilings if t is not None]
+        assert areas == sorted(areas) and areas[-1] == 128 * 128
+        deep = cooperative_tiling(512, 49, 2048, 1, GPU, True, True, CONV_TILES)
+        assert deep is not None and deep.splits > 1 and deep.split_k % deep.tile.k == 0
+        assert deep.splits * deep.split_k >= 2048 > (deep.splits - 1) * deep.split_k
+        wide = cooperative_tiling(4096, 256, 256, 1, GPU, False, True)
+        assert wide is not None and wide.splits == 1
+
+    @pytest.mark.parametrize(
+        ("n", "alignment", "expected"), [(64, 16, (1, 1)), (60, 16, (2, 0)), (63, 16, (0, 0)), (64, 2, (0, 0))]
+    )
+    def test_vectors_need_aligned_groups(self, n: int, alignment: int, expected: tuple[int, int]) -> None:
+        calls = matmul_cooperative(product(64, n, 64, alignment=alignment), GPU, object(), object(), object())
+        assert calls is not None
+        assert (calls[0].spec["B_VECTOR"], calls[0].spec["STORE_VECTOR"]) == expected
+
+    def test_pointwise_convolutions_are_products(self) -> None:
+        problem = ConvProblem(2, 64, 14, 14, 32, 1, 1, dtype="float16", alignment=16)
+        given = (problem, GPU, object(), object(), object())
+        calls = conv(*given, None, None, lambda transform, tag: object())
+        assert [c.variant.source for c in calls] == ["matmul_coop.comp"]
+        strided = dataclasses.replace(problem, stride=(2, 2))
+        calls = conv(strided, *given[1:], None, None, lambda transform, tag: object())
+        assert [c.variant.source for c in calls] == ["conv_coop.comp"]
+        assert conv_cooperative(*given[:1], *given[1:], None, None, None) is None  # weights that are no constant
+
+    def test_splits_without_scratch_are_refused(self) -> None:
+        tiling = tiling_of(next(iter(MATMUL_TILES)), HALF, 1024, 4)
+        with pytest.raises(ValueError, match="scratch"):
+            matmul_cooperative(product(64, 64, 1024), GPU, object(), object(), object(), tiling=tiling)
+
+
+def test_packed_weights_have_taps_first() -> None:
+    weights = np.arange(2 * 3 * 2 * 2, dtype=np.float16).reshape(2, 3, 2, 2)
+    packed = pack_taps_first(weights, 1, 3, 4)
+    assert packed.shape == (1, 2, 4, 8)
+    np.testing.assert_array_equal(packed[0, :, :, :3], weights.reshape(2, 3, 4).transpose(0, 2, 1))
+    assert not packed[..., 3:].any()
+
+
+@pytest.fixture
+def matrices(gpu: Harness) -> DeviceCapabilities:
+    if float16_shape(gpu.caps) is None:
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    return gpu.caps
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found.astype(np.float64) - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("size", [(64, 64, 64), (200, 136, 72), (77, 50, 33), (49, 512, 2048), (130, 60, 520)])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False)])
+def test_products(
+    size: tuple[int, int, int],
+    transposed: tuple[bool, bool],
+    gpu: Harness,
+    matrices: DeviceCapabilities,
+    rng: np.random.Generator,
+) -> None:
+    m, n, k = size
+    a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
+    y = Tensor.empty((m, n), np.float16)
+    strides = {
+        "a_strides": (0, 1, m) if transposed[0] else (0, k, 1),
+        "b_strides": (0, 1, k) if transposed[1] else (0, n, 1),
+    }
+    problem = MatMulProblem(m, n, k, **strides, dtype="float16", alignment=16)
+    stored = [Tensor(np.ascontiguousarray(t.T if flip else t)) for t, flip in zip((a, b), transposed, strict=True)]
+    calls = matmul_cooperative(problem, matrices, *stored, y, None, scratch)
+    assert calls is not None
+    gpu.run(calls)
+    assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ConvProblem(2, 64, 14, 14, 64, 3, 3, pads=(1, 1, 1, 1)),
+        ConvProblem(1, 3, 33, 33, 24, 7, 7, stride=(2, 2), pads=(3, 3, 3, 3)),
+        ConvProblem(2, 64, 7, 7, 128, 1, 1),
+        ConvProblem(3, 32, 9, 9, 40, 3, 3, pads=(1, 1, 1, 1), groups=2),
+        ConvProblem(1, 512, 7, 7, 64, 3, 3, pads=(1, 1, 1, 1), dilation=(1, 1)),
+    ],
+    ids=str,
+)
+def test_convolutions(
+    problem: ConvProblem, gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    problem = dataclasses.replace(problem, dtype="float16", alignment=16)
+    x = rng.standard_normal((problem.n, problem.c, problem.h, problem.w)).astype(np.float16)
+    w = rng.standard_normal((problem.oc, problem.c // problem.groups, problem.kh, problem.kw)).astype(np.float16)
+    y = Tensor.empty((problem.n, problem.oc, problem.oh, problem.ow), np.float16)
+    calls = conv_cooperative(
+        problem, matrices, Tensor(x), Tensor(w), y, None, scratch, lambda transform, tag: Tensor(transform(w))
+    )
+    assert calls is not None
+    gpu.run(calls)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (problem.pads[0],) * 2, (problem.pads[1],) * 2))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (problem.kh, problem.kw), (2, 3))
+    windows = windows[:, :, :: problem.stride[0], :: problem.stride[1]]
+    parts = zip(np.split(windows, problem.groups, 1), np.split(w.astype(np.float64), problem.groups), strict=True)
+    expected = np.concatenate([np.einsum("nchwij,ocij->nohw", part, weights) for part, weights in parts], 1)
+    assert relative_error(y.array, expected) < 1e-3

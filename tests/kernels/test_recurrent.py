@@ -1,0 +1,83 @@
+"""The recurrent kernel as a CPU driver and as a GPU would select it, against numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.recurrent import CELLS, fits, recurrent
+
+ACTIVATIONS = (
+    "float act_f(float x) { return 1.0 / (1.0 + exp(-x)); } float act_g(float x) { return tanh(x); } "
+    "float act_h(float x) { return tanh(x); }"
+)
+
+
+def _sigmoid(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return 1 / (1 + np.exp(-x))
+
+
+def _reference(
+    cell: str, x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], h: np.ndarray[Any, Any], lengths: list[int]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    steps, batches, _ = x.shape
+    hidden = h.shape[1]
+    y, c = np.zeros((steps, batches, hidden)), np.zeros_like(h)
+    for t in range(steps):
+        part = np.split(x[t], CELLS[cell], 1)
+        rest = np.split(h @ w, CELLS[cell], 1)
+        if cell == "RNN":
+            new, new_c = _sigmoid(part[0] + rest[0]), c
+        elif cell == "LSTM":
+            i, o, f = (_sigmoid(part[k] + rest[k]) for k in range(3))
+            new_c = f * c + i * np.tanh(part[3] + rest[3])
+            new = o * np.tanh(new_c)
+        else:
+            z, r = (_sigmoid(part[k] + rest[k]) for k in range(2))
+            inner = r * rest[2] if cell == "GRU_LINEAR" else (r * h) @ w[:, 2 * hidden :]
+            new, new_c = (1 - z) * np.tanh(part[2] + inner) + z * h, c
+        alive = (t < np.array(lengths))[:, None]
+        y[t] = np.where(alive, new, 0)
+        h, c = np.where(alive, new, h), np.where(alive, new_c, c)
+    return y, h
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("hidden", [1, 7, 64, 150])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_cells(gpu: Harness, caps: DeviceCapabilities, cell: str, hidden: int, dtype: str) -> None:
+    rng = np.random.default_rng(hidden)
+    steps, batches, gates = 4, 3, CELLS[cell]
+    x = rng.normal(size=(steps, batches, gates * hidden)).astype(dtype)
+    w = rng.normal(0, 0.3, size=(hidden, gates * hidden)).astype(dtype)
+    h0 = rng.normal(size=(batches, hidden)).astype(dtype)
+    lengths = [4, 1, 0]
+    y, h1, c1 = (
+        Tensor.empty((steps, batches, hidden), dtype),
+        *(Tensor.empty((batches, hidden), dtype) for _ in range(2)),
+    )
+    operands: dict[str, Any] = dict.fromkeys(("bias", "peepholes", "c0"))
+    operands |= {
+        "gates": Tensor(x),
+        "weights": Tensor(w),
+        "h0": Tensor(h0),
+        "lengths": Tensor(np.array(lengths, np.int32)),
+    }
+    operands |= {"y": y, "h1": h1, "c1": c1 if cell == "LSTM" else None}
+    strides = (batches * hidden, hidden, 1)
+    gpu.run(recurrent(cell, steps, batches, hidden, dtype, caps, operands, ACTIVATIONS, strides))
+    expected, last = _reference(cell, x.astype(np.float64), w.astype(np.float64), h0.astype(np.float64), lengths)
+    near = 5e-3 if dtype == "float16" else 1e-5
+    np.testing.assert_allclose(y.array, expected, atol=near)
+    np.testing.assert_allclose(h1.array, last, atol=near)
+
+
+def test_what_fits(gpu: Harness) -> None:
+    cpu, discrete = (dataclasses.replace(gpu.caps, device_type=kind) for kind in ("cpu", "discrete"))
+    assert fits("LSTM", 1, 128, cpu) and not fits("LSTM", 16, 128, cpu)
+    assert fits("LSTM", 64, 256, discrete) and not fits("LSTM", 1, 1024, discrete)

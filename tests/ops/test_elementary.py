@@ -1,0 +1,378 @@
+"""The everyday operators at the edges: odd shapes, broadcasting, negative axes, no elements, rank 0, NaN and infinity,
+in float32 and float16, wholly on Vulkan, against ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from vkep import InferenceSession
+
+Open = Callable[..., InferenceSession]
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.5, 88.0, -88.0, 1e-7, 2.5, 3.5], np.float64)
+FLOATS = [np.float32, np.float16]
+
+
+def _one(
+    op: str, inputs: list[Any], outputs: int = 1, opset: int = 18, constants: Any = (), **attributes: Any
+) -> onnx.ModelProto:
+    """A model of one node; the inputs at the positions in ``constants`` are initializers."""
+    names = ["" if a is None else f"x{i}" for i, a in enumerate(inputs)]
+    node = helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attributes)
+    given = [(n, a) for i, (n, a) in enumerate(zip(names, inputs, strict=True)) if a is not None and i not in constants]
+    weights = [numpy_helper.from_array(np.asarray(inputs[i]), names[i]) for i in constants if inputs[i] is not None]
+    graph = helper.make_graph(
+        [node],
+        op,
+        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given],
+        [onnx.ValueInfoProto(name=n) for n in node.output],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def _check(
+    open_session: Open, op: str, inputs: list[Any], outputs: int = 1, rtol: float | None = None, **more: Any
+) -> list[np.ndarray]:
+    model = _one(op, inputs, outputs, **more)
+    feeds = {v.name: inputs[int(v.name[1:])] for v in model.graph.input}
+    session = open_session(model)
+    assert session.report().all_on_vulkan, str(session.report())
+    got = session.run(None, feeds)
+    with np.errstate(all="ignore"):
+        expected = ReferenceEvaluator(model).run(None, feeds)
+    for g, e in zip(got, expected, strict=True):
+        e = np.asarray(e)
+        assert g.dtype == e.dtype and g.shape == e.shape
+        half = g.dtype == np.float16
+        tolerance = rtol or (2e-3 if half else 2e-5)
+        np.testing.assert_allclose(
+            g.astype(np.float64) if half else g,
+            e.astype(np.float64) if half else e,
+            rtol=tolerance,
+            atol=2e-3 if half else 1e-5,
+        )
+    return got
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
+
+
+# ---- elementwise
+
+UNARY = ["Abs", "Neg", "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Erf", "Floor", "Ceil", "Round", "Reciprocal",
+         "Sign", "Softplus", "Softsign", "LeakyRelu", "Elu", "Selu", "HardSigmoid", "HardSwish",
+         "Log", "Sin", "Cos", "Identity"]  # fmt: skip
+BINARY = ["Add", "Sub", "Mul", "Div"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", UNARY)
+def test_unary_special_values(open_session: Open, op: str, dtype: Any) -> None:
+    values = SPECIAL.astype(dtype)
+    if op in ("Sin", "Cos"):
+        values = values[np.isfinite(values) & (np.abs(values) < 10)]
+    _check(open_session, op, [values])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 1, 5), (0, 3), (2, 3, 1, 1, 2, 3)])
+@pytest.mark.parametrize("op", ["Sigmoid", "Relu", "IsNaN"])
+def test_unary_shapes(open_session: Open, rng: np.random.Generator, op: str, shape: tuple[int, ...]) -> None:
+    _check(open_session, op, [_normal(rng, shape, np.float32)])
+
+
+SHAPES = [((3, 5), (3, 5)), ((3, 5), ()), ((), (3, 5)), ((3, 1), (1, 5)), ((2, 3, 4), (3, 1)), ((1,), (7,)), ((0, 4), (1, 4)),
+          ((5, 1, 3, 1), (4, 1, 2)), ((2, 1, 1, 1, 3), (1, 2, 1, 2, 1))]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_broadcasting(open_session: Open, rng: np.random.Generator, shapes: Any, dtype: Any) -> None:
+    a, b = (_normal(rng, s, dtype) for s in shapes)
+    for op in BINARY:
+        _check(open_session, op, [a, b])
+
+
+@pytest.mark.parametrize("op", [*BINARY, "Max", "Min", "Less", "Equal", "Pow", "PRelu"])
+def test_binary_special_values(open_session: Open, op: str) -> None:
+    values = SPECIAL.astype(np.float32)
+    a, b = (g.reshape(-1) for g in np.meshgrid(values, values))
+    if op == "PRelu":  # the reference multiplies where it then takes x
+        keep = (a != 0) | np.isfinite(b)
+        a, b = a[keep], b[keep]
+    if op == "Pow":  # IEEE 754's special powers are left open by SPIR-V
+        keep = (
+            np.isfinite(a) & np.isfinite(b) & (np.abs(b) < 10) & ~((a == 0) & (b < 0)) & ((a >= 0) | (b == np.round(b)))
+        )
+        a, b = a[keep], b[keep]
+    _check(open_session, op, [np.ascontiguousarray(a), np.ascontiguousarray(b)])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8])
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Mod", "Max", "Less", "Equal"])
+def test_whole_numbers_wrap_and_truncate(open_session: Open, op: str, dtype: Any) -> None:
+    info = np.iinfo(dtype)
+    values = np.array([info.min, info.min + 1, 0, 1, 2, 3, 7, info.max - 1, info.max], dtype)
+    a, b = (g.reshape(-1) for g in np.meshgrid(values, values))
+    if op in ("Div", "Mod"):
+        keep = (b != 0) & ~((a == info.min) & (b.astype(np.int64) == -1))
+        a, b = a[keep], b[keep]
+    expected_model = _one(op, [a, b])
+    session = open_session(expected_model)
+    got = session.run(None, {"x0": a, "x1": b})[0]
+    with np.errstate(all="ignore"):
+        if op == "Div":  # ONNX truncates; the reference evaluator of some versions floors
+            quotient = (
+                np.abs(a.astype(object))
+                // np.abs(b.astype(object))
+                * np.sign(a.astype(object))
+                * np.sign(b.astype(object))
+            )
+            expected: Any = quotient.astype(dtype)
+        else:
+            expected = ReferenceEvaluator(expected_model).run(None, {"x0": a, "x1": b})[0]
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("base", [3, -3, 7, -1, 2, 0])
+def test_integer_powers_are_exact(open_session: Open, base: int) -> None:
+    for dtype, exponents in ((np.int32, range(11)), (np.int64, range(21))):
+        x, e = np.full(len(exponents), base, dtype), np.array(exponents, dtype)
+        got = _check(open_session, "Pow", [x, e])[0]
+        np.testing.assert_array_equal(got, [base**k for k in exponents])
+
+
+def test_where_and_clip(open_session: Open, rng: np.random.Generator) -> None:
+    c, x, y = rng.random((3, 1)) < 0.5, _normal(rng, (5,), np.float32), _normal(rng, (3, 5), np.float32)
+    _check(open_session, "Where", [c, x, y])
+    z = np.array([np.nan, np.inf, -np.inf, 0.2, 5, -5], np.float32)
+    low, high = np.float32(-1).reshape(()), np.float32(1).reshape(())
+    for bounds in ([low, high], [low], [None, high]):
+        _check(open_session, "Clip", [z, *bounds])
+
+
+CASTS = [(np.float32, 7), (np.float32, 9), (np.float32, 10), (np.float16, 1), (np.int64, 1)]
+CASTS += [(np.int64, 6), (np.int32, 7), (np.bool_, 1), (np.float32, 3), (np.uint8, 1)]
+
+
+@pytest.mark.parametrize(("source", "target"), CASTS)
+def test_casts(open_session: Open, source: Any, target: int) -> None:
+    values = np.array([0, 1, -1, 1.5, -2.5, 100, 3.999])
+    values = np.abs(values).astype(source) if np.dtype(source).kind == "u" else values.astype(source)
+    _check(open_session, "Cast", [values], to=target)
+
+
+# ---- movement
+
+I64 = np.int64
+
+
+def _ints(*values: int) -> np.ndarray:
+    return np.array(values, I64)
+
+
+MOVES: list[tuple[str, tuple[int, ...], list[np.ndarray], dict[str, Any], int]] = [
+    ("Transpose", (2, 3, 5), [], {"perm": [2, 0, 1]}, 1),
+    ("Transpose", (), [], {}, 1),
+    ("Transpose", (0, 3), [], {}, 1),
+    ("Reshape", (2, 3, 4), [_ints(0, -1)], {}, 1),
+    ("Reshape", (0, 3), [_ints(3, 0)], {"allowzero": 1}, 1),
+    ("Reshape", (1,), [_ints()], {}, 1),
+    ("Flatten", (2, 3, 4), [], {"axis": -1}, 1),
+    ("Flatten", (), [], {"axis": 0}, 1),
+    ("Squeeze", (1, 3, 1), [_ints(-1)], {}, 1),
+    ("Squeeze", (1, 3, 1), [], {}, 1),
+    ("Unsqueeze", (3,), [_ints(-1, 0)], {}, 1),
+    ("Expand", (3, 1), [_ints(2, 1, 4)], {}, 1),
+    ("Expand", (3, 1), [_ints(3, 0)], {}, 1),
+    ("Concat", (2, 3), [np.ones((2, 0), np.float32), np.ones((2, 2), np.float32)], {"axis": -1}, 1),
+    ("Split", (7, 2), [_ints(3, 0, 4)], {"axis": -2}, 3),
+    ("Split", (7, 2), [], {"axis": 0, "num_outputs": 3}, 3),
+    ("Slice", (7, 5), [_ints(-1, 4), _ints(-1000, 0), _ints(0, -1), _ints(-2, -1)], {}, 1),
+    ("Slice", (7, 5), [_ints(2), _ints(2**62), _ints(-2)], {}, 1),
+    ("Slice", (7, 5), [_ints(5), _ints(2), _ints(0)], {}, 1),
+    ("Tile", (2, 3), [_ints(2, 3)], {}, 1),
+    ("Tile", (2, 3), [_ints(0, 2)], {}, 1),
+    ("Gather", (5, 3), [_ints(-1, 0, 2)], {"axis": -2}, 1),
+    ("Gather", (5, 3), [np.array(-2, I64)], {"axis": 1}, 1),
+    ("Gather", (5, 3), [np.zeros((0, 2), I64)], {}, 1),
+    ("GatherElements", (3, 4), [np.array([[0, -1], [2, 1], [3, -4]], I64)], {"axis": 1}, 1),
+    ("GatherND", (3, 4, 2), [np.array([[0, 1], [-1, -2]], I64)], {}, 1),
+    ("Pad", (3, 4), [_ints(1, 0, 2, 3)], {}, 1),
+    ("Pad", (3, 4), [_ints(0, 2, 0, 1)], {"mode": "reflect"}, 1),
+    ("Pad", (0, 2), [_ints(1, 0, 1, 0)], {}, 1),
+    ("DepthToSpace", (1, 8, 2, 3), [], {"blocksize": 2, "mode": "CRD"}, 1),
+    ("SpaceToDepth", (1, 2, 4, 6), [], {"blocksize": 2}, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.bool_, np.uint8])
+@pytest.mark.parametrize(
+    ("op", "shape", "rest", "attributes", "outputs"), MOVES, ids=lambda v: v if isinstance(v, str) else None
+)
+def test_movement(
+    open_session: Open, op: str, shape: Any, rest: list[Any], attributes: dict[str, Any], outputs: int, dtype: Any
+) -> None:
+    if dtype is np.bool_ and (op == "Pad" and attributes):
+        pytest.skip("numpy cannot")
+    x = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    parts = [r.astype(dtype) if op == "Concat" else r for r in rest]
+    constants = range(1, 1 + len(parts)) if op != "Concat" else ()
+    _check(open_session, op, [x, *parts], outputs, constants=constants, **attributes)
+
+
+def test_negative_pads_cut(open_session: Open) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    session = open_session(_one("Pad", [x, _ints(-1, 1, 0, -2)], constants=[1]))
+    np.testing.assert_array_equal(session.run(None, {"x0": x})[0], np.pad(x[1:, :2], [(0, 0), (1, 0)]))
+
+
+def test_indices_at_run_time(open_session: Open, rng: np.random.Generator) -> None:
+    _check(open_session, "Gather", [_normal(rng, (5, 3), np.float32), np.array([[0, -1], [-5, 4]], np.int32)])
+
+
+# ---- reductions and normalisations
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceSumSquare",
+                                "ReduceLogSumExp"])  # fmt: skip
+def test_reductions(open_session: Open, rng: np.random.Generator, op: str, dtype: Any) -> None:
+    for shape, axes, keep in [
+        ((3, 5, 7), [-1], 1),
+        ((3, 5, 7), [0, 2], 0),
+        ((3, 1, 2), None, 1),
+        ((4,), [0], 0),
+        ((), None, 0),
+    ]:
+        if shape == () and op == "ReduceLogSumExp":  # the reference cannot
+            continue
+        x = _normal(rng, shape, dtype)
+        extra = [] if axes is None else [np.array(axes, I64)]
+        _check(
+            open_session,
+            op,
+            [x, *extra],
+            constants=range(1, 1 + len(extra)),
+            keepdims=keep,
+            rtol=1e-2 if dtype == np.float16 else 1e-4,
+        )
+
+
+@pytest.mark.parametrize(
+    ("op", "value"), [("ReduceSum", 0.0), ("ReduceProd", 1.0), ("ReduceL1", 0.0), ("ReduceMax", -np.inf)]
+)
+def test_reductions_of_nothing(open_session: Open, op: str, value: float) -> None:
+    session = open_session(_one(op, [np.zeros((2, 0, 3), np.float32), np.array([1], I64)], constants=[1], opset=20))
+    np.testing.assert_array_equal(
+        session.run(None, {"x0": np.zeros((2, 0, 3), np.float32)})[0], np.full((2, 1, 3), value)
+    )
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"])
+def test_reductions_keep_nan(open_session: Open, op: str) -> None:
+    x = np.array([[1, np.nan, 3], [np.inf, 1, 2], [-np.inf, 0, 1]], np.float32)
+    _check(open_session, op, [x, np.array([1], I64)], constants=[1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1), ((1, 1), 1), ((2, 1000), -1), ((0, 3), -1), ((3,), 0)],
+)
+def test_softmax(open_session: Open, rng: np.random.Generator, shape: Any, axis: int, dtype: Any) -> None:
+    x = (_normal(rng, shape, np.float32) * 5).astype(dtype)
+    wide = x.astype(np.float64)
+    for op in ("Softmax", "LogSoftmax"):
+        session = open_session(_one(op, [x], axis=axis))
+        assert session.report().all_on_vulkan
+        [got] = session.run(None, {"x0": x})
+        shifted = wide - wide.max(axis, keepdims=True) if wide.size else wide
+        log = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+        assert got.dtype == dtype and got.shape == x.shape
+        tolerance = 2e-3 if dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(
+            got.astype(np.float64), log if op == "LogSoftmax" else np.exp(log), tolerance, tolerance
+        )
+
+
+def test_softmax_of_large_values(open_session: Open) -> None:
+    x = np.array([[1e30, 1e30, 0], [-np.inf, 0, 0], [1000, 0, -1000]], np.float32)
+    _check(open_session, "Softmax", [x])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("axis", [-1, 1, -2])
+def test_layer_norm(open_session: Open, rng: np.random.Generator, axis: int, dtype: Any) -> None:
+    x = _normal(rng, (3, 5, 7), dtype)
+    scale, bias = (_normal(rng, x.shape[axis:], dtype) for _ in range(2))
+    _check(open_session, "LayerNormalization", [x, scale, bias], axis=axis, rtol=1e-2 if dtype == np.float16 else 1e-4)
+
+
+# ---- products and windows
+
+PRODUCTS = [((3, 5), (5, 7)), ((5,), (5, 7)), ((3, 5), (5,)), ((5,), (5,)), ((2, 3, 5), (5, 7)), ((17, 33), (33, 65))]
+PRODUCTS += [((2, 1, 3, 5), (4, 5, 7)), ((3, 0), (0, 4)), ((0, 3), (3, 4)), ((1, 1), (1, 1))]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("a", "b"), PRODUCTS)
+def test_matmul(open_session: Open, rng: np.random.Generator, a: Any, b: Any, dtype: Any) -> None:
+    x, y = _normal(rng, a, dtype), _normal(rng, b, dtype)
+    for constants in ((), (1,)):
+        _check(open_session, "MatMul", [x, y], constants=constants, rtol=1e-2 if dtype == np.float16 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    "attributes", [{}, {"transA": 1}, {"transB": 1, "alpha": 0.5}, {"transA": 1, "transB": 1, "beta": 2.0}]
+)
+def test_gemm(open_session: Open, rng: np.random.Generator, attributes: dict[str, Any], dtype: Any) -> None:
+    x = _normal(rng, (5, 3) if attributes.get("transA") else (3, 5), dtype)
+    y = _normal(rng, (7, 5) if attributes.get("transB") else (5, 7), dtype)
+    for c in (None, (3, 7), (7,), (3, 1), ()):
+        extra = [] if c is None else [_normal(rng, c, dtype)]
+        _check(open_session, "Gemm", [x, y, *extra], rtol=1e-2 if dtype == np.float16 else 1e-4, **attributes)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("x", "w", "attributes"),
+    [
+        ((1, 3, 7, 5), (4, 3, 3, 3), {"pads": [1, 1, 1, 1]}),
+        ((2, 4, 7, 7), (4, 1, 3, 3), {"group": 4, "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+        ((1, 4, 6, 6), (6, 2, 1, 1), {"group": 2}),
+        ((1, 2, 9, 8), (3, 2, 3, 2), {"dilations": [2, 3], "pads": [0, 1, 2, 0]}),
+        ((1, 2, 9), (3, 2, 4), {"strides": [3]}),
+    ],
+    ids=["padded", "depthwise", "grouped", "dilated", "1d"],
+)
+def test_conv(
+    open_session: Open, rng: np.random.Generator, x: Any, w: Any, attributes: dict[str, Any], dtype: Any
+) -> None:
+    inputs = [_normal(rng, x, dtype), _normal(rng, w, dtype), _normal(rng, (w[0],), dtype)]
+    for constants in ((1, 2), ()):
+        _check(
+            open_session, "Conv", inputs, constants=constants, rtol=1e-2 if dtype == np.float16 else 1e-4, **attributes
+        )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("attributes", [{"pads": [1, 1, 1, 1]}, {"strides": [2, 3]}])
+def test_pools(open_session: Open, rng: np.random.Generator, op: str, attributes: dict[str, Any], dtype: Any) -> None:
+    _check(open_session, op, [_normal(rng, (2, 3, 7, 8), dtype)], kernel_shape=[3, 2], **attributes)
+
+
+@pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool"])
+def test_global_pools(open_session: Open, rng: np.random.Generator, op: str) -> None:
+    _check(open_session, op, [_normal(rng, (2, 3, 5, 7), np.float32)])
+    _check(open_session, op, [_normal(rng, (1, 2, 1, 1), np.float16)])

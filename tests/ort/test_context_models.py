@@ -1,0 +1,180 @@
+"""EPContext models: compiled once, saved, loaded without planning, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from tests.ort.conftest import OpenSession, device_of, graph, where
+
+KEY = "ep_compatibility_info.VulkanExecutionProvider"
+WEIGHT = np.random.default_rng(4).standard_normal((16, 8)).astype(np.float32)
+X = np.random.default_rng(5).standard_normal((4, 16)).astype(np.float32)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> '
+        "g (float[4,16] x) => (float[4,8] y, float[4,8] z) { m = MatMul(x, w) y = Relu(m) z = Neg(m) }"
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    onnx.save(proto, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def compile_(session: OpenSession, model: Any, target: Path, embed: bool) -> None:
+    entries = {
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(target),
+        "ep.context_embed_mode": str(int(embed)),
+    }
+    session(model if isinstance(model, bytes) else str(model), entries=entries)
+
+
+@pytest.mark.parametrize("embed", [True, False])
+def test_a_compiled_model_gives_the_same_without_planning(
+    session: OpenSession, model: Path, embed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vkep.ort import island
+    from vkep.session import compile as session_compile
+
+    target = model.with_name("compiled.onnx")
+    compile_(session, model, target, embed)
+    proto = onnx.load(target)
+    assert [n.op_type for n in proto.graph.node] == ["EPContext"]
+    assert not proto.graph.initializer
+    assert len(list(model.parent.glob("*.vkep"))) == (0 if embed else 1)
+
+    def no_planning(*args: Any) -> Any:
+        raise AssertionError("a compiled model is not planned again")
+
+    monkeypatch.setattr(session_compile, "lower", no_planning)
+    monkeypatch.setattr(island, "lower", no_planning)
+    made = session(str(target))
+    assert where(made) == {"VulkanExecutionProvider": {"EPContext": 1}}
+    y, z = made.run(None, {"x": X})
+    np.testing.assert_allclose(y, np.maximum(X @ WEIGHT, 0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(z, -(X @ WEIGHT), rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_compiler_api(session: OpenSession, registered: Any, model: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.add_provider_for_devices([device_of(registered)], {})
+    target = model.with_name("by_api.onnx")
+    onnxruntime.ModelCompiler(options, str(model), embed_compiled_data_into_model=True).compile_to_file(str(target))
+    np.testing.assert_allclose(session(str(target)).run(["z"], {"x": X})[0], -(X @ WEIGHT), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_island_beside_a_cpu_node(session: OpenSession, tmp_path: Path) -> None:
+    # texts never go to a GPU
+    model = graph("g (float[6] x) => (float[6] y, string[6] z) { r = Relu(x) y = Neg(r) z = Cast<to=8>(r) }")
+    (tmp_path / "m.onnx").write_bytes(model)
+    target = tmp_path / "c.onnx"
+    entries = {"ep.context_enable": "1", "ep.context_file_path": str(target)}
+    session(str(tmp_path / "m.onnx"), entries=entries, all_on_vulkan=False)
+    made = session(str(target), all_on_vulkan=False)
+    assert where(made) == {"VulkanExecutionProvider": {"EPContext": 1}, "CPUExecutionProvider": {"Cast": 1}}
+    x = np.array([3, -1, 2, 2, 0, 3], np.float32)
+    y, z = made.run(None, {"x": x})
+    np.testing.assert_array_equal(y, -np.maximum(x, 0))
+    np.testing.assert_array_equal(z.astype(np.float32), np.maximum(x, 0))
+
+
+def test_compatibility_is_told_and_validated(session: OpenSession, registered: Any, model: Path) -> None:
+    target = model.with_name("compiled.onnx")
+    compile_(session, model, target, True)
+    info = {p.key: p.value for p in onnx.load(target).metadata_props}[KEY]
+    devices = [device_of(registered)]
+    ask = lambda text: state.get_model_compatibility_for_ep_devices(devices, text).name  # noqa: E731
+    assert ask(info) == "EP_SUPPORTED_OPTIMAL"
+    assert ask(info.replace("driver=", "driver=older ")) == "EP_SUPPORTED_PREFER_RECOMPILATION"
+    for part in ("vkep=", "shaders=", "device=", "limits="):
+        assert ask(info.replace(part, part + "f")) == "EP_UNSUPPORTED"
+    assert ask("another provider's text") == "EP_NOT_APPLICABLE"
+
+
+def test_dynamic_shapes_cannot_be_compiled_ahead(session: OpenSession, tmp_path: Path) -> None:
+    model = graph("g (float[n] x) => (float[n] y) { y = Relu(x) }")
+    with pytest.raises(Exception, match=r"cannot be compiled ahead: its shapes .* fix the free dimensions"):
+        compile_(session, model, tmp_path / "c.onnx", True)
+
+
+def test_data_for_another_device_is_refused(session: OpenSession, model: Path) -> None:
+    from vkep.ort import context_data
+
+    target = model.with_name("compiled.onnx")
+    compile_(session, model, target, False)
+    data = next(model.parent.glob("*.vkep"))
+    device = _device()
+    step = context_data.decode(data.read_bytes(), device)
+    elsewhere = dataclasses.replace(device, subgroup_size=device.subgroup_size * 2)
+    data.write_bytes(context_data.encode(step, context_data.compatibility(elsewhere)))
+    with pytest.raises(Exception, match=r"EPContext: compiled for .* compile the model again here"):
+        session(str(target))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: b"something else", "the data is not vkep's"),
+        (lambda d: d[: len(d) // 2], "the data is damaged"),
+        (lambda d: d[:8] + b"\xff" * 8 + d[16:], "the data is damaged"),
+        (lambda d: d.replace(b'"plan"', b'"plum"'), "the data is damaged"),
+        (lambda d: d.replace(b"matmul", b"../mat", 1), "names a shader outside vkep's own"),
+    ],
+)
+def test_damaged_data_is_refused(session: OpenSession, model: Path, damage: Any, message: str) -> None:
+    target = model.with_name("compiled.onnx")
+    compile_(session, model, target, False)
+    data = next(model.parent.glob("*.vkep"))
+    data.write_bytes(damage(data.read_bytes()))
+    with pytest.raises(Exception, match=message):
+        session(str(target))
+
+
+def test_missing_data_is_named(session: OpenSession, model: Path) -> None:
+    target = model.with_name("compiled.onnx")
+    compile_(session, model, target, False)
+    next(model.parent.glob("*.vkep")).unlink()
+    with pytest.raises(Exception, match=r"there is no file '.*\.vkep' beside the model"):
+        session(str(target))
+
+
+def test_plans_survive_the_round_trip(registered: Any, shared_context: Any) -> None:
+    import vkep
+    from vkep.dtypes import DTYPES
+    from vkep.graph import load_model
+    from vkep.lowering.partition import lower
+    from vkep.lowering.program import IslandStep, ValueSpec
+    from vkep.ort import context_data
+
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[4,16] x) => (float[4,8] y) { m = MatMul(x, w) y = Softmax(m) }'
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    model = load_model(proto)
+    caps = shared_context.capabilities
+    known = {**model.graph.weights, "x": ValueSpec(DTYPES["float32"], (4, 16))}
+    step = lower(model.graph.nodes, known, ["y"], model.opsets, caps).steps[0]
+    assert isinstance(step, IslandStep)
+    again = context_data.decode(context_data.encode(step, context_data.compatibility(caps)), caps)
+    assert again.plan == step.plan
+    assert {k: w.key for k, w in again.weights.items()}.keys() == {c.key for c in step.plan.constants}
+    for key, weight in again.weights.items():
+        np.testing.assert_array_equal(weight.array(), step.weights[key].array())
+    assert vkep.__version__ in context_data.compatibility(caps)
+
+
+def _device() -> Any:
+    import gpu_shared
+
+    return gpu_shared.select_device(gpu_shared.list_devices()).capabilities

@@ -1,0 +1,84 @@
+"""Reading VGF files: what is in them, and bytes that are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.vgf.harness import DATA, need_vgf
+from vkep.vgf import ConvertError, InvalidVgfError, decode, find_vgf, mlir_to_vgf
+
+
+@pytest.fixture(autouse=True)
+def _extra() -> None:
+    need_vgf()
+
+
+@pytest.fixture
+def cnn() -> bytes:
+    return (DATA / "executorch_cnn.vgf").read_bytes()
+
+
+def test_what_a_file_holds(cnn: bytes) -> None:
+    vgf = decode(cnn)
+    assert [s.name for s in vgf.inputs] == ["input_0"] and [s.name for s in vgf.outputs] == ["output_0"]
+    assert [vgf.resources[s.resource].shape for s in (*vgf.inputs, *vgf.outputs)] == [(1, 3, 32, 32), (1, 10)]
+    assert [len(c.data) for c in vgf.constants] == [1728, 576, 2048, 128, 36864, 128, 1280]
+    assert [(s.kind, len(s.constants)) for s in vgf.segments] == [("graph", 7)]
+    assert vgf.to_dict()["resources"][0] == {
+        "category": "constant",
+        "descriptor_type": None,
+        "format": "R32_SFLOAT",
+        "shape": [16, 3, 3, 3],
+        "stride": [],
+    }
+
+
+def test_files_inside_another_container_are_found(cnn: bytes) -> None:
+    pool = (DATA / "executorch_pool.vgf").read_bytes()
+    assert find_vgf(b"head VGF1 text" + pool + b"between" + cnn + b"VGF1") == [pool, cnn]
+    assert find_vgf(b"nothing here") == []
+
+
+@pytest.mark.parametrize("kept", [0, 3, 4, 100, 127, 128, 1000, 20000, -1])
+def test_a_truncated_file(cnn: bytes, kept: int) -> None:
+    with pytest.raises(InvalidVgfError):
+        decode(cnn[:kept])
+
+
+def test_a_wrong_magic(cnn: bytes) -> None:
+    with pytest.raises(InvalidVgfError, match="no VGF file"):
+        decode(b"ELF\x7f" + cnn[4:])
+
+
+def test_a_future_version(cnn: bytes) -> None:
+    with pytest.raises(InvalidVgfError, match=r"VGF version 9\.5\.0"):
+        decode(cnn[:8] + b"\x09" + cnn[9:])
+
+
+def test_damaged_sections(cnn: bytes) -> None:
+    """Every byte of the tables' first parts flipped: an error or another file, never a crash."""
+    for at in range(16, 600, 7):
+        damaged = bytearray(cnn)
+        damaged[at] ^= 0xFF
+        try:
+            decode(bytes(damaged))
+        except InvalidVgfError:
+            continue
+
+
+def test_a_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from vkep.vgf import convert
+
+    convert.converter.cache_clear()
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "model_converter" else found(n))
+    with pytest.raises(ConvertError, match=r"needs the package ai-ml-sdk-model-converter: pip install 'vkep\[vgf\]'"):
+        mlir_to_vgf("")
+    convert.converter.cache_clear()
+
+
+def test_a_source_that_the_converter_refuses() -> None:
+    with pytest.raises(ConvertError, match=r"the model converter failed \(\d+\): .*custom op 'nonsense' is unknown"):
+        mlir_to_vgf("nonsense")

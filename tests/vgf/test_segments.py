@@ -1,0 +1,113 @@
+"""Files of several segments: graphs and compute shaders in one, constants, intermediates; and what is refused."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.vgf.harness import Bench, need_vgf
+from vkep.device.datagraph import VgfRunner
+from vkep.vgf import InvalidVgfError, Vgf, decode, mlir_to_vgf
+
+TENSOR, BUFFER, F32 = 1000460000, 7, 100
+NEGATE = """
+func.func @main(%x: tensor<64xf32>) -> tensor<64xf32> {
+  %y = tosa.abs %x : (tensor<64xf32>) -> tensor<64xf32>
+  return %y : tensor<64xf32>
+}
+"""
+SCALE = """#version 460
+layout(local_size_x = 32) in;
+layout(std430, set = 0, binding = 0) readonly buffer X { float x[]; };
+layout(std430, set = 0, binding = 1) readonly buffer K { float k[]; };
+layout(std430, set = 0, binding = 2) writeonly buffer Y { float y[]; };
+void main() { uint i = gl_GlobalInvocationID.x; if (i < 64) y[i] = x[i] * k[i % 4] - 1.0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def shader(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    runner = pytest.importorskip("scenario_runner")
+    folder = tmp_path_factory.mktemp("shader")
+    (folder / "scale.comp").write_text(SCALE)
+    glslc = Path(runner.__file__).parent / "binaries" / "bin" / "glslc"
+    subprocess.run(
+        [glslc, "--input", folder / "scale.comp", "--output", folder / "scale.spv"], check=True, capture_output=True
+    )
+    return (folder / "scale.spv").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def graph() -> Vgf:
+    need_vgf()
+    return decode(mlir_to_vgf(NEGATE))
+
+
+def words(code: bytes) -> list[int]:
+    return np.frombuffer(code, np.uint32).tolist()
+
+
+def file(shader: bytes, graph: Vgf, *, push: bool = False, image: bool = False, wrong_kind: bool = False) -> bytes:
+    """abs, then the shader (times a constant, less one), then abs again."""
+    import vgfpy
+
+    e: Any = vgfpy.CreateEncoder(359)
+    code = graph.modules[0]
+    assert code.spirv is not None
+    absolute = e.AddModule(vgfpy.ModuleType.Graph, "abs", code.entry_point, words(code.spirv))
+    kind = vgfpy.ModuleType.Graph if wrong_kind else vgfpy.ModuleType.Compute
+    scale = e.AddModule(kind, "scale", "main", words(shader))
+    x = e.AddInputResource(TENSOR, F32, [64], [])
+    middle = e.AddIntermediateResource(3 if image else BUFFER, F32, [64], [])
+    scaled = e.AddIntermediateResource(BUFFER, F32, [64], [])
+    y = e.AddOutputResource(TENSOR, F32, [64], [])
+    k = e.AddConstantResource(F32, [4], [])
+    e.AddConstant(k, np.array([1, 2, 3, 4], np.float32).tobytes())
+    pushes = [e.AddPushConstRange(0x20, 0, 8)] if push else []
+
+    def segment(module: Any, name: str, bound: list[tuple[int, Any]], shape: list[int]) -> None:
+        slots = [e.AddBindingSlot(binding, resource) for binding, resource in bound]
+        ranges = pushes if shape[0] else []
+        e.AddSegmentInfo(
+            module, name, [e.AddDescriptorSetInfo(slots, 0)], slots[:-1], slots[-1:], [], dispatchShape=shape,
+            pushConstRanges=ranges,
+        )  # fmt: skip
+
+    segment(absolute, "first", [(0, x), (1, middle)], [0, 0, 0])
+    segment(scale, "second", [(0, middle), (1, k), (2, scaled)], [2, 1, 1])
+    segment(absolute, "third", [(0, scaled), (1, y)], [0, 0, 0])
+    e.AddModelSequenceInputsOutputs([e.AddBindingSlot(0, x)], ["x"], [e.AddBindingSlot(1, y)], ["y"])
+    e.Finish()
+    out = io.BytesIO()
+    assert e.WriteTo(out)
+    return out.getvalue()
+
+
+def test_graphs_and_shaders_run_in_one_file(bench: Bench, shader: bytes, graph: Vgf) -> None:
+    vgf = decode(file(shader, graph))
+    assert [s.kind for s in vgf.segments] == ["graph", "compute", "graph"]
+    # a graph binds tensors: an intermediate that a shader reads as a buffer is a tensor to the graph beside it
+    x = np.random.default_rng(0).uniform(-1, 1, 64).astype(np.float32)
+    (y,) = bench.run(vgf, [x])
+    want = np.abs(np.abs(x) * np.tile([1, 2, 3, 4], 16).astype(np.float32) - 1)
+    np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-6)
+
+
+def test_what_vkep_does_not_run_is_named(bench: Bench, shader: bytes, graph: Vgf) -> None:
+    with pytest.raises(InvalidVgfError, match="'second' has push constants"):
+        VgfRunner(bench.delegate, decode(file(shader, graph, push=True)))
+    with pytest.raises(InvalidVgfError, match="VkDescriptorType 3; vkep runs tensors and buffers"):
+        VgfRunner(bench.delegate, decode(file(shader, graph, image=True)))
+
+
+def test_a_segment_whose_module_is_of_another_kind(shader: bytes, graph: Vgf) -> None:
+    try:
+        vgf = decode(file(shader, graph, wrong_kind=True))
+    except InvalidVgfError:
+        return
+    assert {s.kind for s in vgf.segments} == {"graph"}  # the encoder derives a segment's kind from its module

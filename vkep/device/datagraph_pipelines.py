@@ -1,0 +1,154 @@
+"""The pipelines of a VGF file on a device: data graphs, and compute shaders that others put into the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gpu_shared.data_graph import DataGraphPipeline, GraphConstant, GraphResource
+from gpu_shared.descriptors import DescriptorSetLayout
+from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
+from vkep.vgf.records import STORAGE_BUFFER, TENSOR, UNIFORM_BUFFER, InvalidVgfError, Module, Resource, Segment, Vgf
+
+if TYPE_CHECKING:
+    from gpu_shared.device import Device
+
+_BOUND = (TENSOR, STORAGE_BUFFER, UNIFORM_BUFFER)
+
+
+class VgfStep:
+    """A segment's pipeline."""
+
+    def __init__(self, device: Device, vgf: Vgf, segment: Segment, code: Mapping[str, bytes]) -> None:
+        self.segment = segment
+        module = vgf.modules[segment.module]
+        where = f"segment {segment.name!r}"
+        for slots in segment.sets.values():
+            for slot in slots:
+                check_bound(f"{where} binding {slot.binding}", vgf.resources[slot.resource])
+        if segment.push_constants:
+            raise InvalidVgfError(
+                f"{where} has push constants; a VGF file gives them no values, and vkep has none to give"
+            )
+        self.set_layouts: list[DescriptorSetLayout] = []
+        self.layout: PipelineLayout | None = None
+        self.module: ShaderModule | None = None
+        self.graph: DataGraphPipeline | None = None
+        self.compute: ComputePipeline | None = None
+        try:
+            self._make(device, vgf, module, code)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, device: Device, vgf: Vgf, module: Module, code: Mapping[str, bytes]) -> None:
+        segment = self.segment
+        where = f"segment {segment.name!r}"
+        for i in range(max(segment.sets, default=-1) + 1):
+            slots = segment.sets.get(i, ())
+            types = {slot.binding: binding_type(segment, vgf.resources[slot.resource]) for slot in slots}
+            self.set_layouts.append(DescriptorSetLayout(device, types, label=f"{where} set {i}"))
+        self.layout = layout = PipelineLayout(device, 0, self.set_layouts, label=where)
+        self.module = made = ShaderModule(device, _code_of(module, code, where), label=module.name)
+        if segment.kind == "compute":
+            self.compute = ComputePipeline(device, layout, made, entry_point=module.entry_point, label=segment.name)
+            return
+        resources = [
+            GraphResource(i, s.binding, vgf.resources[s.resource].format, dense(vgf.resources[s.resource]))
+            for i, bound in segment.sets.items()
+            for s in bound
+        ]
+        constants = []
+        for number, index in segment.constants:
+            constant = vgf.constants[index]
+            if constant.sparse_dimension >= 0:
+                raise InvalidVgfError(f"{where}: constant {index} is sparse, which vkep does not run")
+            resource = vgf.resources[constant.resource]
+            constants.append(GraphConstant(number, resource.format, dense(resource), constant.data))
+        self.graph = DataGraphPipeline(
+            device, layout, made, module.entry_point, resources, constants, label=segment.name
+        )
+
+    def close(self) -> None:
+        for part in (self.graph, self.compute, self.module, self.layout, *self.set_layouts):
+            if part is not None:
+                part.close()
+
+
+class VgfPipelines:
+    """Every segment's pipeline of one file on one device."""
+
+    def __init__(self, device: Device, vgf: Vgf, code: Mapping[str, bytes]) -> None:
+        self.steps: list[VgfStep] = []
+        try:
+            for segment in vgf.segments:
+                self.steps.append(VgfStep(device, vgf, segment, code))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for step in self.steps:
+            step.close()
+        self.steps = []
+
+
+def passed_through(vgf: Vgf) -> list[tuple[int, int]]:
+    """(input, output) resources of the outputs that no segment writes: each is the input of its alias group, or at its
+    binding.
+
+    The converter makes such files where folding leaves nothing between an input and an output. Raises `InvalidVgfError`
+    where there is no such input.
+    """
+    bound = {slot.resource for segment in vgf.segments for slots in segment.sets.values() for slot in slots}
+    pairs = []
+    for slot in vgf.outputs:
+        if slot.resource in bound:
+            continue
+        group = vgf.resources[slot.resource].alias_group
+        sources = [
+            s.resource for s in vgf.inputs if group is not None and vgf.resources[s.resource].alias_group == group
+        ]
+        sources += [s.resource for s in vgf.inputs if s.binding == slot.binding]
+        if not sources or vgf.resources[sources[0]].nbytes != vgf.resources[slot.resource].nbytes:
+            raise InvalidVgfError(f"no segment writes the output {slot.name!r} (resource {slot.resource})")
+        pairs.append((sources[0], slot.resource))
+    return pairs
+
+
+def binding_type(segment: Segment, resource: Resource) -> int:
+    """The VkDescriptorType of a binding: graphs bind tensors, whatever a shader beside them binds the resource as."""
+    if segment.kind == "graph":
+        return TENSOR
+    return STORAGE_BUFFER if resource.descriptor_type is None else resource.descriptor_type
+
+
+def check_bound(where: str, resource: Resource) -> None:
+    if resource.descriptor_type not in (None, *_BOUND):
+        raise InvalidVgfError(
+            f"{where} is bound as VkDescriptorType {resource.descriptor_type}; vkep runs tensors and buffers"
+        )
+    if resource.stride and resource.stride != dense_strides(resource):
+        raise InvalidVgfError(
+            f"{where} has strides {resource.stride} for shape {resource.shape}; vkep runs dense tensors"
+        )
+
+
+def dense_strides(resource: Resource) -> tuple[int, ...]:
+    strides, step = [], resource.nbytes
+    for size in resource.shape:
+        step //= max(size, 1)
+        strides.append(step)
+    return tuple(strides)
+
+
+def dense(resource: Resource) -> tuple[int, ...]:
+    return resource.shape or (1,)
+
+
+def _code_of(module: Module, code: Mapping[str, bytes], where: str) -> bytes:
+    found = module.spirv if module.spirv is not None else code.get(module.name)
+    if found is None:
+        what = "is a placeholder" if module.language == "SPIR-V" else f"is {module.language} source"
+        raise InvalidVgfError(f"{where}: module {module.name!r} {what}: give its SPIR-V by name")
+    return found

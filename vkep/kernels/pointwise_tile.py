@@ -1,0 +1,144 @@
+"""Elementwise kernels across a transposition, for GPUs: ``shaders/pointwise_tile.comp``.
+
+Reading one axis while writing another touches a memory sector for each element; through a tile in shared memory both
+sides move whole rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DType
+from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.launch import ceil_div, grid
+
+if TYPE_CHECKING:
+    from vkep.kernels.pointwise import PointwiseOperand
+
+_SAMPLE = {
+    "EXTRA_BASE": "1u",
+    "EXTRA_OPERANDS": "uvec2 x0;",
+    "EXTRA_PARAMS": "uint s0_0; uint s1_0;",
+    "TILE_DECLS": "TENSOR(float, Y) TENSOR(float, X0) shared float tile0[TILE * PITCH];",
+    "TILE_FUNCTION": "float compute(float x0) { return x0; }",
+    "TILE_COORDINATES": "",
+    "TILE_REGISTERS": "float r0[ROWS];",
+    "TILE_KEEP": "tile0[slot] = r0[n];",
+    "TILE_LOAD": "r0[n] = X0(operand(args.x0, EXTRA_BASE + 0u)).v[q_along + q_last * args.s1_0];",
+    "TILE_STORE": "Y(operand(args.y, 0u)).v[q_last + q_along * args.s0_0] = compute(tile0[slot]);",
+}
+POINTWISE_TILE = Kernel(
+    "pointwise_tile.comp",
+    operands=(Operand("y", writes=True),),
+    params=(("last", "uint"), ("along", "uint"), ("groups", "uint"), *magic_fields("last_tiles", "along_tiles")),
+    spec={"TILE": 64, "LINES": 4},
+    variants=(_SAMPLE,),
+)
+#: shorter axes leave most of a tile empty
+_MIN_AXIS = 16
+_LANES = 256
+#: shared memory of every device that runs 256 lanes a workgroup in practice
+_MAX_SHARED_BYTES = 16384 + 512
+
+
+def transposed_axis(
+    shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[PointwiseOperand], caps: DeviceCapabilities
+) -> int | None:
+    """The axis along which some input runs while the output runs along the last; None where a tile brings nothing."""
+    if caps.device_type == "cpu" or len(shape) < 2 or out.strides[-1] != 1 or shape[-1] < _MIN_AXIS:
+        return None
+    across = [x for x in inputs if x.strides[-1] not in (0, 1)]
+    axes = {next((a for a, s in enumerate(x.strides[:-1]) if s == 1), None) for x in across}
+    if len(axes) != 1 or None in axes:
+        return None
+    [axis] = axes
+    if axis is None or shape[axis] < _MIN_AXIS or any(s < 0 for x in (out, *inputs) for s in x.strides):
+        return None
+    tile = _tile(shape, axis, out.dtype)
+    shared = sum(x.dtype.itemsize for x in across) * tile * (tile + 1)
+    lanes = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+    room = min(caps.max_shared_memory_bytes, _MAX_SHARED_BYTES)
+    return axis if lanes >= _LANES and shared <= room else None
+
+
+def _tile(shape: Sequence[int], axis: int, dtype: DType) -> int:
+    """32 elements of 4 bytes fill a memory line; smaller ones gain from a longer row."""
+    return 64 if dtype.itemsize < 4 and min(shape[axis], shape[-1]) > 32 else 32
+
+
+def pointwise_tile(
+    shape: Sequence[int],
+    axis: int,
+    out: PointwiseOperand,
+    inputs: Sequence[PointwiseOperand],
+    function: str,
+    scalars: Sequence[tuple[str, str, float | int]],
+    load: Callable[[DType, str], str],
+    operations: int,
+) -> KernelCall:
+    """As `pointwise`, for an ``axis`` that `transposed_axis` gave; ``load`` turns a stored element into its compute type."""
+    tile = _tile(shape, axis, out.dtype)
+    params: list[tuple[str, str, float | int]] = []
+    others = [a for a in range(len(shape) - 1) if a != axis]
+    lines = []
+    for a in reversed(others[1:]):
+        params += [(key, "uint", value) for key, value in magic_params(f"d{a}", shape[a]).items()]
+        lines.append(f"uint q{a}; rest = fast_divmod(rest, args.d{a}, args.d{a}_mul, args.d{a}_shift, q{a});")
+    if others:
+        lines.append(f"uint q{others[0]} = rest;")
+
+    def index(strides: Sequence[int], operand: int) -> str:
+        terms = []
+        for a, step in enumerate(strides):
+            position = "q_last" if a == len(shape) - 1 else "q_along" if a == axis else f"q{a}"
+            if step == 1:
+                terms.append(position)
+            elif step:
+                params.append((f"s{operand}_{a}", "uint", step))
+                terms.append(f"{position} * args.s{operand}_{a}")
+        return " + ".join(terms) or "0u"
+
+    decls = [f"TENSOR({out.dtype.glsl}, Y)"]
+    registers, loads, kept, values = [], [], [], []
+    out_index = index(out.strides, 0)
+    for k, x in enumerate(inputs):
+        element = f"X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{index(x.strides, k + 1)}]"
+        decls.append(f"TENSOR({x.dtype.glsl}, X{k})")
+        if x.strides[-1] not in (0, 1):
+            decls.append(f"shared {x.dtype.glsl} tile{k}[TILE * PITCH];")
+            registers.append(f"{x.dtype.glsl} r{k}[ROWS];")
+            loads.append(f"r{k}[n] = {element};")
+            kept.append(f"tile{k}[slot] = r{k}[n];")
+            element = f"tile{k}[slot]"
+        values.append(load(x.dtype, element))
+    tiles = ceil_div(shape[-1], tile), ceil_div(shape[axis], tile)
+    groups = math.prod(tiles) * math.prod(shape[a] for a in others)
+    return POINTWISE_TILE.call(
+        grid=grid(groups),
+        local_size=(tile, _LANES // tile, 1),
+        operands={"y": out.tensor},
+        params={
+            "last": shape[-1],
+            "along": shape[axis],
+            "groups": groups,
+            **magic_params("last_tiles", tiles[0]),
+            **magic_params("along_tiles", tiles[1]),
+        },
+        spec={"TILE": tile, "LINES": _LANES // tile},
+        extra_operands=[(Operand(f"x{k}"), x.tensor) for k, x in enumerate(inputs)],
+        extra_params=[*params, *scalars],
+        defines={
+            "TILE_DECLS": " ".join(decls),
+            "TILE_FUNCTION": function,
+            "TILE_COORDINATES": " ".join(lines),
+            "TILE_REGISTERS": " ".join(registers),
+            "TILE_LOAD": " ".join(loads),
+            "TILE_KEEP": " ".join(kept),
+            "TILE_STORE": f"Y(operand(args.y, 0u)).v[{out_index}] = compute({', '.join(values)});",
+        },
+        flops=operations * math.prod(shape),
+    )

@@ -1,0 +1,35 @@
+"""Operators whose output's size is data: one that fills a buffer and counts, and one that is planned when the count is.
+
+Both are declared in the domain `SIZED` beside each other: ``<Operator>Fill`` takes the operator's inputs and attributes and
+makes (buffer, count); ``<Operator>Take`` takes (buffer, count, and the inputs again), asks for the count's value with
+`Builder.value`, and makes the operator's outputs. The session runs what comes before, reads the count, and plans the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnx import helper
+
+from vkep.graph.model import Node
+from vkep.ops import registry
+
+SIZED = "vkep.sized"
+
+
+def parts(node: Node) -> list[Node]:
+    """The node itself, or the two that stand for it."""
+    if node.domain:
+        return [node]
+    fill = _part(node, "Fill", node.inputs, (f"{node.outputs[0]}/buffer", f"{node.outputs[0]}/count"))
+    if registry.find(fill) is None:
+        return [node]
+    return [fill, _part(node, "Take", (*fill.outputs, *node.inputs), node.outputs)]
+
+
+def _part(node: Node, suffix: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Node:
+    op_type = node.op_type + suffix
+    proto = helper.make_node(op_type, inputs, outputs, name=node.name, domain=SIZED)
+    return replace(
+        node, op_type=op_type, domain=SIZED, inputs=inputs, outputs=outputs, proto=proto, schema=None, captures=()
+    )

@@ -1,0 +1,163 @@
+"""Products and convolutions of quantised tensors: exact sums in int32, rounded once.
+
+Semantics: ONNX MatMulInteger, QLinearMatMul, ConvInteger and QLinearConv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.contraction import matrix_product
+from vkep.ops.convolution import convolution
+from vkep.ops.quantization import rounded_to
+from vkep.ops.registry import operator
+
+_INT32 = DTYPES["int32"]
+_SCALES = ("float32", "float16", "bfloat16")
+_BYTES = ("int8", "uint8")
+
+
+def _centred(b: Builder, x: Tensor, zero_point: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """``x`` minus its zero point, viewed under ``shape``: int16, which holds every difference of 8-bit values."""
+    if zero_point is None:
+        return x
+    known = zero_point.array
+    if known is not None and not known.any():
+        return x
+    values, int16 = x.array, DTYPES["int16"]
+    if values is not None and known is not None:
+        return b.constant((values.astype(np.int32) - known.reshape(shape).astype(np.int32)).astype(np.int16))
+    difference = b.expr("(int({0}) - int({1}))", x, b.reshape(zero_point, shape), ctype="int")
+    return b.store(difference, int16, shape=x.shape)
+
+
+def _rows(b: Builder, a: Tensor, values: Tensor) -> Tensor:
+    """Per-row values of a matrix (or its stack), shaped to broadcast (MatMulInteger: [M], or [..., M, 1])."""
+    return b.reshape(values, (values.size, 1)) if values.rank == 1 and values.size > 1 else values
+
+
+def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
+    """``(x - x_zero) @ (y - y_zero)`` in int32."""
+    x_shape = _rows(b, x, x_zero).shape if x_zero is not None else ()
+    y_shape = y_zero.shape if y_zero is not None else ()
+    x, y = _centred(b, x, x_zero, x_shape), _centred(b, y, y_zero, y_shape)
+    return matrix_product(b, x, y, _INT32)
+
+
+@operator("MatMulInteger", types={"T1": _BYTES, "T2": _BYTES})
+def matmul_integer(
+    b: Builder, a: Tensor, y: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
+) -> Tensor:
+    return integer_product(b, a, y, a_zero_point, b_zero_point)
+
+
+@operator(
+    "QLinearMatMul",
+    types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "TS": _SCALES},
+)
+def qlinear_matmul(
+    b: Builder,
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero_point: Tensor,
+    y: Tensor,
+    b_scale: Tensor,
+    b_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+) -> Tensor:
+    product = integer_product(b, a, y, a_zero_point, b_zero_point)
+    factor = b.expr("({0} * {1} / {2})", _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale), ctype="float")
+    value = b.expr("(float({0}) * {1})", product, factor, ctype="float")
+    result = rounded_to(b, value, _rows(b, a, y_zero_point), y_zero_point.dtype)
+    return b.store(result, y_zero_point.dtype, shape=product.shape)
+
+
+# ---- convolutions
+
+
+def _channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
+    """Per-channel values (or one for all), shaped to broadcast along ``axis``."""
+    shape = [1] * rank
+    shape[axis] = values.size
+    return b.reshape(values, shape)
+
+
+def integer_convolution(
+    b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, **window: object
+) -> Tensor:
+    """A convolution of 8-bit tensors in int32; the padding is the zero point."""
+    w_shape = () if w_zero is None else _channels(b, w_zero, w.rank, 0).shape
+    if x_zero is not None and x_zero.size != 1:
+        b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
+    x, w = _centred(b, x, x_zero, (1,) * x.rank), _centred(b, w, w_zero, w_shape)
+    return convolution(b, x, w, dtype=_INT32, **window)  # type: ignore[arg-type]
+
+
+@operator("ConvInteger", types={"T1": _BYTES, "T2": _BYTES})
+def conv_integer(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    x_zero_point: Tensor | None = None,
+    w_zero_point: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = {
+        "auto_pad": auto_pad,
+        "dilations": dilations,
+        "group": group,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+    }
+    return integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
+
+
+@operator("QLinearConv", types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "T4": ("int32",)})
+def qlinear_conv(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = {
+        "auto_pad": auto_pad,
+        "dilations": dilations,
+        "group": group,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+    }
+    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
+    shape = total.shape
+    value = b.expr("{0}", total)
+    if bias is not None:
+        value = b.expr("({0} + {1})", value, _channels(b, bias, len(shape), 1))
+    factor = b.expr("({0} * {1} / {2})", x_scale, _channels(b, w_scale, len(shape), 1), y_scale, ctype="float")
+    result = rounded_to(b, b.expr("(float({0}) * {1})", value, factor, ctype="float"), y_zero_point, y_zero_point.dtype)
+    return b.store(result, y_zero_point.dtype, shape=shape)

@@ -1,0 +1,264 @@
+"""What LSTM, GRU and RNN share: activations, directions, states, and the kernel that carries a whole sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.recurrent import fits, recurrent
+from vkep.lowering import expr as ex
+from vkep.lowering.builder import Builder
+from vkep.lowering.expr import Expr
+from vkep.lowering.lir import Target
+from vkep.lowering.tensor import Tensor
+from vkep.ops.contraction import matrix_product
+
+#: GLSL of {0} with parameters alpha {1} and beta {2}, and the parameters' defaults (None: has none)
+_ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
+    "relu": ("max({0}, 0.0)", None, None),
+    "tanh": ("tanh(clamp({0}, -20.0, 20.0))", None, None),
+    "sigmoid": ("(1.0 / (1.0 + exp(-{0})))", None, None),
+    "affine": ("({1} * {0} + {2})", 1.0, 0.0),
+    "leakyrelu": ("({0} < 0.0 ? {1} * {0} : {0})", 0.01, None),
+    "thresholdedrelu": ("({0} > {1} ? {0} : 0.0)", 1.0, None),
+    "scaledtanh": ("({1} * tanh(clamp({2} * {0}, -20.0, 20.0)))", 1.0, 1.0),
+    "hardsigmoid": ("clamp({1} * {0} + {2}, 0.0, 1.0)", 0.2, 0.5),
+    "elu": ("({0} < 0.0 ? {1} * (exp({0}) - 1.0) : {0})", 1.0, None),
+    "softsign": ("({0} / (1.0 + abs({0})))", None, None),
+    "softplus": ("({0} > 20.0 ? {0} : log(1.0 + exp({0})))", None, None),
+}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation function: GLSL of ``{0}`` with its parameters, and the bound that its input is clipped to."""
+
+    template: str
+    values: tuple[float, ...]
+    clip: float | None
+
+    def __call__(self, b: Builder, x: Expr) -> Expr:
+        clipped = x if self.clip is None else b.expr("clamp({0}, -{1}, {1})", x, self.clip)
+        return b.expr(self.template, clipped, *self.values)
+
+    def glsl(self, name: str) -> str:
+        """A GLSL function (which does not clip)."""
+        values = [f"({float(v)!r})" for v in self.values]
+        return f"float {name}(float x) {{ return {self.template.format('x', *values)}; }}"
+
+
+def activations_of(
+    b: Builder,
+    names: Sequence[str] | None,
+    defaults: Sequence[str],
+    directions: int,
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clip: float | None,
+) -> list[list[Activation]]:
+    """The activation functions of each direction; the gates' input is clipped first."""
+    names = list(names or list(defaults) * directions)
+    if len(names) < len(defaults) * directions:
+        b.decline(f"{len(names)} activations {names}; expected {len(defaults)} for each of {directions} directions")
+    left: tuple[Iterator[float], Iterator[float]] = iter(alphas or ()), iter(betas or ())
+    made: list[Activation] = []
+    for name in names:
+        if name.lower() not in _ACTIVATIONS:
+            b.decline(f"activation {name!r} is none that ONNX lists")
+        template, *parameters = _ACTIVATIONS[name.lower()]
+        values = tuple(
+            0.0 if default is None else next(source, default) for default, source in zip(parameters, left, strict=True)
+        )
+        # LSTM's third activation is that of the cell, which ONNX Runtime does not clip
+        made.append(Activation(template, values, clip if len(made) % len(defaults) < 2 else None))
+    count = len(defaults)
+    return [made[i * count : (i + 1) * count] for i in range(directions)]
+
+
+@dataclass
+class Layer:
+    """What the three operators share: shapes, the order of steps, and where results go."""
+
+    b: Builder
+    x: Tensor  #: [steps, batch, inputs]
+    hidden: int
+    directions: tuple[bool, ...]  #: True: backwards
+    lengths: Tensor | None
+    y: Tensor  #: [steps, directions, batch, hidden]
+
+    @property
+    def steps(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def batch(self) -> int:
+        return self.x.shape[1]
+
+    def order(self, backwards: bool) -> Iterator[int]:
+        return iter(range(self.steps - 1, -1, -1) if backwards else range(self.steps))
+
+    def inputs_part(self, w: Tensor, bias: Tensor | None) -> Tensor:
+        """``x @ w.T + bias`` for all steps: [steps, batch, gates * hidden]."""
+        out = matrix_product(self.b, self.x, w.transpose((1, 0)))
+        return out if bias is None else self.b.pointwise("({0} + {1})", out, bias)
+
+    def alive(self, step: int) -> Expr | None:
+        """Whether a sequence of the batch reaches a step; None where all do."""
+        if self.lengths is None:
+            return None
+        lengths = self.lengths.view((self.batch, 1), (self.lengths.strides[0], 0))
+        return self.b.expr("({0} > {1})", lengths, step, ctype="bool")
+
+    def keep(self, new: Expr, old: Tensor, step: int, out: Tensor | None = None) -> Tensor:
+        """Store a state: the new one where the sequence goes on, else the old one."""
+        alive = self.alive(step)
+        if alive is not None:
+            new = self.b.expr("({0} ? {1} : {2})", alive, new, old, ctype="float")
+        return self.b.store(new, old.dtype, shape=(self.batch, self.hidden), out=out)
+
+    def emit(self, new: Expr, old: Tensor, step: int, direction: int) -> Tensor:
+        """Store a hidden state in ``y``, which is zero after a sequence's end; the state to go on with."""
+        place = self.y.slice(0, step, 1).slice(1, direction, 1)
+        place = place.view(place.shape[2:], place.strides[2:])
+        alive = self.alive(step)
+        if alive is None:
+            return self.keep(new, old, step, out=place)
+        state = self.keep(new, old, step)
+        self.b.store(self.b.expr("({0} ? {1} : 0.0)", alive, state, ctype="float"), state.dtype, out=place)
+        return state
+
+    def finals(self, states: Sequence[Tensor]) -> Tensor:
+        """Each direction's last state: [directions, batch, hidden]."""
+        out = self.b.empty(self.x.dtype, (len(states), self.batch, self.hidden))
+        for k, state in enumerate(states):
+            target = out.slice(0, k, 1)
+            source = ex.leaf(state)
+            self.b.store(source, out.dtype, out=target.view(target.shape[1:], target.strides[1:]))
+        return out
+
+
+def layer_of(
+    b: Builder, x: Tensor, r: Tensor, lengths: Tensor | None, hidden_size: int | None, direction: str, layout: int
+) -> Layer:
+    if direction not in ("forward", "reverse", "bidirectional"):
+        b.decline(f"direction {direction!r}")
+    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
+    hidden = r.shape[-1]
+    if hidden_size not in (None, hidden) or r.shape[0] != len(directions):
+        b.decline(f"hidden_size {hidden_size} and recurrent weights {r.shape} for {len(directions)} directions")
+    if layout:
+        x = x.transpose((1, 0, 2))
+    steps, batch = x.shape[:2]
+    if not steps or not batch:
+        b.decline("an empty sequence or batch")
+    if layout:
+        y = b.empty(x.dtype, (batch, steps, len(directions), hidden)).transpose((1, 2, 0, 3))
+    else:
+        y = b.empty(x.dtype, (steps, len(directions), batch, hidden))
+    return Layer(b, x, hidden, directions, lengths, y)
+
+
+def rows_of(t: Tensor, index: int, start: int, length: int) -> Tensor:
+    """Rows ``start`` to ``start + length`` of direction ``index``."""
+    row = t.slice(0, index, 1).slice(1, start, length)
+    return row.view(row.shape[1:], row.strides[1:])
+
+
+def initial_state(layer: Layer, initial: Tensor | None, index: int, layout: int) -> Tensor:
+    """A direction's initial state [batch, hidden]."""
+    if initial is None:
+        return layer.b.full((layer.batch, layer.hidden), 0, layer.x.dtype)
+    if layout:
+        initial = initial.transpose((1, 0, 2))
+    state = initial.slice(0, index, 1)
+    return state.view(state.shape[1:], state.strides[1:])
+
+
+def gate(gates: Tensor, index: int, hidden: int) -> Tensor:
+    return gates.slice(gates.rank - 1, index * hidden, hidden)
+
+
+def results(layer: Layer, layout: int, *finals: Sequence[Tensor]) -> list[Tensor]:
+    states = [layer.finals(states) for states in finals]
+    if not layout:
+        return [layer.y, *states]
+    return [layer.y.transpose((2, 0, 1, 3)), *(s.transpose((1, 0, 2)) for s in states)]
+
+
+def bias_sum(b: Builder, bias: Tensor | None, d: int, gates: int, hidden: int) -> Tensor | None:
+    """The input's and the recurrence's biases of a direction, added."""
+    if bias is None:
+        return None
+    size = gates * hidden
+    return b.pointwise("({0} + {1})", rows_of(bias, d, 0, size), rows_of(bias, d, size, size))
+
+
+def _is_zero(state: Tensor) -> bool:
+    return state.array is not None and not state.array.any()
+
+
+def recurrence(b: Builder, state: Tensor, r: Tensor) -> Tensor | None:
+    """``state @ r.T``; None for a state that is known to be zero."""
+    return None if _is_zero(state) else matrix_product(b, state, r.transpose((1, 0)))
+
+
+def sum_of(b: Builder, *parts: Tensor | Expr | None) -> Expr:
+    given = [p for p in parts if p is not None]
+    total = b.expr("{0}", given[0])
+    for part in given[1:]:
+        total = b.expr("({0} + {1})", total, part)
+    return total
+
+
+def carried(
+    layer: Layer,
+    cell: str,
+    direction: int,
+    functions: Sequence[Activation],
+    inputs: Tensor,
+    recurrent_weights: Tensor,
+    *,
+    h0: Tensor | None = None,
+    c0: Tensor | None = None,
+    bias: Tensor | None = None,
+    peepholes: Tensor | None = None,
+    input_forget: bool = False,
+) -> tuple[Tensor, Tensor] | None:
+    """All steps of a direction in one dispatch: the last hidden and cell states; None where the kernel is not the way.
+
+    ``inputs`` [steps, batch, gates * hidden] are the inputs' part; ``recurrent_weights`` [gates * hidden, hidden].
+    """
+    b, hidden = layer.b, layer.hidden
+    if not fits(cell, layer.batch, hidden, b.caps):
+        return None
+    optional = {"bias": bias, "peepholes": peepholes, "lengths": layer.lengths, "h0": h0, "c0": c0}
+    given = {name: b.contiguous(t) for name, t in optional.items() if t is not None and not _is_zero(t)}
+    names = ["gates", "weights", *given]
+    tensors = [b.contiguous(inputs), b.contiguous(recurrent_weights.transpose((1, 0))), *given.values()]
+    place = layer.y.slice(1, direction, 1)
+    last = [b.empty(layer.x.dtype, (layer.batch, hidden)) for _ in range(2)]
+    glsl = " ".join(f.glsl(f"act_{name}") for f, name in zip((*functions, *(functions[0],) * 2), "fgh", strict=False))
+
+    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], _: object) -> list[KernelCall]:
+        operands: dict[str, Tensor | None] = dict.fromkeys(("gates", "weights", *optional))
+        operands |= dict(zip(names, i, strict=True)) | dict(zip(("y", "h1", "c1"), o, strict=True))
+        strides = (o[0].strides[0], o[0].strides[2], o[0].strides[3])
+        clip = functions[0].clip
+        return recurrent(
+            cell,
+            layer.steps,
+            layer.batch,
+            hidden,
+            layer.x.dtype.name,
+            t.caps,
+            operands,
+            glsl,
+            strides,
+            backwards=layer.directions[direction],
+            input_forget=input_forget,
+            clip=float("inf") if clip is None else clip,
+        )
+
+    b.kernel(tensors, [place, *last], emit, flops=2 * layer.steps * layer.batch * recurrent_weights.size)
+    return last[0], last[1]

@@ -1,0 +1,107 @@
+"""Operators whose result's length is data: NonZero and NonMaxSuppression (see `vkep.lowering.sized`)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.kernels.cumsum import cumsum
+from vkep.kernels.gather import gather
+from vkep.kernels.selection import compact, non_max_suppression
+from vkep.lowering.builder import Builder
+from vkep.lowering.sized import SIZED
+from vkep.lowering.tensor import Tensor
+from vkep.ops.allowed import ARITHMETIC
+from vkep.ops.registry import operator
+
+_INT64 = DTYPES["int64"]
+
+
+def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
+    """The flat positions (int64, filled from the front) where ``mask`` (bool) is set, and how many (int64 [1])."""
+    total = mask.size
+    ones = b.store(b.expr("({0} ? 1 : 0)", mask, ctype="int"), DTYPES["int32"], shape=mask.shape)
+    place, found, count = b.empty(DTYPES["int32"], [total]), b.empty(_INT64, [total]), b.empty(_INT64, [1])
+    b.kernel([b.reshape(ones, [total])], [place], lambda t, i, o, _: cumsum(1, total, 1, "int32", t.caps, i[0], o[0]))
+    b.kernel([place], [found, count], lambda t, i, o, _: compact(total, t.caps, i[0], o[0], o[1]))
+    return [found, count]
+
+
+@operator("NonZeroFill", domain=SIZED, types={"x": (*ARITHMETIC, "bool")})
+def non_zero_fill(b: Builder, x: Tensor) -> list[Tensor]:
+    if not x.size:
+        return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
+    return positions_of(b, b.cast(x, DTYPES["bool"]))
+
+
+@operator("NonZeroTake", domain=SIZED, types={})
+def non_zero_take(b: Builder, found: Tensor, count: Tensor, x: Tensor) -> Tensor:
+    many = int(b.value(count, "the number of elements that are not zero").reshape(-1)[0])
+    if not many or not x.rank:
+        return b.constant(np.zeros((x.rank, many), np.int64))
+    flat = found.slice(0, 0, many)
+    steps = [math.prod(x.shape[d + 1 :]) for d in range(x.rank)]
+    step, size = (b.constant(np.array(v, np.int64).reshape(-1, 1)) for v in (steps, x.shape))
+    return b.store(b.expr("({0} / {1} % {2})", flat, step, size), _INT64, shape=[x.rank, many])
+
+
+@operator("NonMaxSuppressionFill", domain=SIZED, types={"boxes": ("float32",), "scores": ("float32",)})
+def non_max_suppression_fill(
+    b: Builder,
+    boxes: Tensor,
+    scores: Tensor,
+    max_output_boxes_per_class: Tensor | None = None,
+    iou_threshold: Tensor | None = None,
+    score_threshold: Tensor | None = None,
+    *,
+    center_point_box: int = 0,
+) -> list[Tensor]:
+    def scalar(tensor: Tensor | None, what: str) -> float | None:
+        return None if tensor is None or not tensor.size else b.value(tensor, what).reshape(-1)[0].item()
+
+    batches, classes, box_count = scores.shape
+    most = min(int(scalar(max_output_boxes_per_class, "max_output_boxes_per_class") or 0), box_count)
+    overlap, least = scalar(iou_threshold, "iou_threshold") or 0.0, scalar(score_threshold, "score_threshold")
+    pairs = batches * classes
+    if not pairs * most:
+        return [b.constant(np.zeros((pairs, most, 3), np.int64)), b.constant(np.zeros(pairs, np.int64))]
+    live, picks = b.empty(scores.dtype, scores.shape), b.empty(_INT64, [pairs, most, 3])
+    counts = b.empty(_INT64, [pairs])
+    b.kernel(
+        [b.contiguous(boxes), b.contiguous(scores)],
+        [live, picks, counts],
+        lambda t, i, o, _: non_max_suppression(
+            batches, classes, box_count, most, overlap, least, bool(center_point_box), t.caps, i[0], i[1], *o
+        ),
+    )
+    return [picks, counts]
+
+
+@operator("NonMaxSuppressionTake", domain=SIZED, types={})
+def non_max_suppression_take(
+    b: Builder,
+    picks: Tensor,
+    counts: Tensor,
+    boxes: Tensor,
+    scores: Tensor,
+    max_output_boxes_per_class: Tensor | None = None,
+    iou_threshold: Tensor | None = None,
+    score_threshold: Tensor | None = None,
+    *,
+    center_point_box: int = 0,
+) -> Tensor:
+    many = b.value(counts, "the number of selected boxes").reshape(-1)
+    rows = np.concatenate([np.zeros(0, np.int64), *(p * picks.shape[1] + np.arange(n) for p, n in enumerate(many))])
+    out = b.empty(_INT64, [rows.size, 3])
+    if not rows.size:
+        return b.constant(np.zeros((0, 3), np.int64))
+    b.kernel(
+        [b.contiguous(picks), b.constant(rows.astype(np.int64))],
+        [out],
+        lambda t, i, o, _: gather(
+            1, picks.shape[0] * picks.shape[1], 3, rows.size, 8, "int64", t.caps, i[0], i[1], o[0], alignment=8
+        ),
+    )
+    return out

@@ -1,0 +1,167 @@
+"""Fourier transforms.
+
+A transform is a product with the Fourier matrix; a long one is split into products with short ones (Cooley and Tukey, "An
+Algorithm for the Machine Calculation of Complex Fourier Series", 1965). Complex numbers are [..., 2], as in ONNX.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.contraction import matrix_product
+from vkep.ops.convolution import padded_with_zeros
+from vkep.ops.registry import FLOATS, INDICES, operator
+
+_FLOAT32 = DTYPES["float32"]
+#: lengths up to which one product is used, and the longest that one may have where the length has no factors
+_SHORT, _LONGEST = 128, 4096
+
+
+def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
+    """The transform along axis 1 of float32 ``x`` [rows, n, 1 (real) or 2 (complex)], without scaling: [rows, n, 2]."""
+    rows, n, parts = x.shape
+    if n <= _SHORT:
+        return _product(b, x, inverse)
+    factors = [f for f in range(2, _SHORT + 1) if n % f == 0]
+    if not factors:
+        if n > _LONGEST:
+            b.decline(f"a transform of length {n}, which has no factor up to {_SHORT}")
+        return _product(b, x, inverse)
+    # with j = j1 * after + j2 and k = k1 + first * k2: transforms over j1, a rotation by j2 * k1 / n, transforms over j2
+    first = min(factors, key=lambda f: abs(math.log(f * f / n)))
+    after = n // first
+    columns = b.reshape(x, (rows, first, after, parts)).transpose((0, 2, 1, 3))
+    inner = _product(b, b.reshape(columns, (rows * after, first, parts)), inverse)
+    angle = (2 if inverse else -2) * np.pi / n * np.outer(np.arange(after), np.arange(first))
+    cos = b.constant(np.cos(angle)[..., None].astype(np.float32))
+    sin = b.constant(np.stack([-np.sin(angle), np.sin(angle)], -1).astype(np.float32))
+    inner = b.reshape(inner, (rows, after, first, 2))
+    turned = b.pointwise("({0} * {1} + {2} * {3})", inner, cos, inner.slice(3, 1, 2, -1), sin)
+    outer = fourier(b, b.reshape(turned.transpose((0, 2, 1, 3)), (rows * first, after, 2)), inverse)
+    return b.reshape(b.reshape(outer, (rows, first, after, 2)).transpose((0, 2, 1, 3)), (rows, n, 2))
+
+
+def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
+    rows, n, parts = x.shape
+    # the angle's index modulo n first: it keeps long transforms exact
+    angle = (2 if inverse else -2) * np.pi / n * (np.outer(np.arange(n), np.arange(n)) % n)
+    cos, sin = np.cos(angle), np.sin(angle)
+    of_real = np.stack([cos, sin], -1)  # [j, k, part of the result]
+    matrix = of_real[:, None] if parts == 1 else np.stack([of_real, np.stack([-sin, cos], -1)], 1)
+    weights = b.constant(matrix.reshape(n * parts, n * 2).astype(np.float32))
+    return b.reshape(matrix_product(b, b.reshape(x, (rows, n * parts)), weights), (rows, n, 2))
+
+
+def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
+    """``x`` cut or filled up with zeros to ``length`` along ``axis``."""
+    if x.shape[axis] >= length:
+        return x.slice(axis, 0, length)
+    ends = [length - d if i == axis else 0 for i, d in enumerate(x.shape)]
+    return padded_with_zeros(b, x, [0] * x.rank, ends)
+
+
+def _transform(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bool, onesided: bool) -> Tensor:
+    if x.rank < 2 or x.shape[-1] not in (1, 2) or axis == x.rank - 1:
+        b.decline(
+            f"a transform along axis {axis} of shape {x.shape}, whose last axis holds the real and imaginary parts"
+        )
+    if length is None:
+        length = 2 * (x.shape[axis] - 1) if inverse and onesided else x.shape[axis]
+    if length < 1:
+        b.decline(f"a transform of length {length}")
+    dtype = x.dtype
+    bins = length // 2 + 1
+    x = _fitted(b, b.cast(x, _FLOAT32), axis, bins if inverse and onesided else length)
+    order = [*(i for i in range(x.rank - 1) if i != axis), axis, x.rank - 1]
+    lead = [x.shape[i] for i in order[:-2]]
+    rows = b.reshape(x.transpose(order), (math.prod(lead), x.shape[axis], x.shape[-1]))
+    if inverse and onesided:
+        rows = _two_sided(b, rows, length)
+    result = fourier(b, rows, inverse)
+    if inverse:
+        if onesided:
+            result = result.slice(2, 0, 1)
+        result = b.pointwise("({0} * {1})", result, 1.0 / length)
+    elif onesided:
+        result = result.slice(1, 0, bins)
+    result = b.reshape(result, (*lead, *result.shape[1:]))
+    back = [order.index(i) for i in range(x.rank)]
+    return b.cast(result.transpose(back), dtype)
+
+
+def _two_sided(b: Builder, x: Tensor, length: int) -> Tensor:
+    """The whole spectrum of a real signal from its first half: the other half is the conjugate, backwards."""
+    rows, bins, parts = x.shape
+    out = b.empty(x.dtype, (rows, length, 2))
+    if parts == 1:
+        b.decline("an inverse transform of a real spectrum to a real signal")
+    b.copy(x, out=out.slice(1, 0, bins))
+    rest = length - bins
+    if rest:
+        sign = b.constant(np.array([1, -1], np.float32))
+        b.pointwise("({0} * {1})", x.slice(1, rest, rest, -1), sign, out=out.slice(1, bins, rest))
+    return out
+
+
+def _scalar(b: Builder, t: Tensor | None, what: str) -> int | None:
+    return None if t is None else int(b.value(t, what).reshape(-1)[0])
+
+
+@operator("DFT", since=17, until=19, types={"T1": FLOATS, "T2": INDICES})
+def dft_17(
+    b: Builder, x: Tensor, dft_length: Tensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
+) -> Tensor:
+    length = _scalar(b, dft_length, "dft_length")
+    return _transform(b, x, b.axis(axis, x.rank), length, bool(inverse), bool(onesided))
+
+
+@operator("DFT", since=20, types={"T1": FLOATS, "T2": INDICES})
+def dft(
+    b: Builder,
+    x: Tensor,
+    dft_length: Tensor | None = None,
+    axis: Tensor | None = None,
+    *,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> Tensor:
+    where = _scalar(b, axis, "axis")
+    length = _scalar(b, dft_length, "dft_length")
+    return _transform(b, x, b.axis(-2 if where is None else where, x.rank), length, bool(inverse), bool(onesided))
+
+
+@operator("STFT", types={"T1": FLOATS, "T2": INDICES})
+def stft(
+    b: Builder,
+    signal: Tensor,
+    frame_step: Tensor,
+    window: Tensor | None = None,
+    frame_length: Tensor | None = None,
+    *,
+    onesided: int = 1,
+) -> Tensor:
+    step, length = _scalar(b, frame_step, "frame_step"), _scalar(b, frame_length, "frame_length")
+    if length is None:
+        length = window.shape[0] if window is not None else signal.shape[1]
+    if signal.rank == 2:
+        signal = b.reshape(signal, (*signal.shape, 1))
+    batch, samples, parts = signal.shape
+    if not step or step < 0 or length < 1 or samples < length:
+        b.decline(f"frames of {length} samples every {step} of {samples}")
+    frames = (samples - length) // step + 1
+    rows, along, within = signal.strides
+    spread = signal.view((batch, frames, length, parts), (rows, along * step, along, within))
+    framed = b.cast(spread, _FLOAT32)
+    if window is not None:
+        if window.shape[0] != length:
+            b.decline(f"a window of {window.shape[0]} samples for frames of {length}")
+        factors = b.reshape(b.cast(window, _FLOAT32), (length, 1))
+        framed = b.pointwise("({0} * {1})", framed, factors)
+    result = fourier(b, b.reshape(framed, (batch * frames, length, parts)))
+    bins = length // 2 + 1 if onesided else length
+    return b.cast(b.reshape(result.slice(1, 0, bins), (batch, frames, bins, 2)), signal.dtype)

@@ -1,0 +1,215 @@
+"""The bytes of an EPContext node: one plan and its weights, and what they were made for.
+
+A header (JSON) and the weights' bytes after it. Reading it runs no code: it may come from a model of unknown origin.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+import vkep
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES
+from vkep.errors import InvalidModelError
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.lowering.program import IslandStep
+from vkep.plan.records import (
+    ConstantRef,
+    Dispatch,
+    PipelineKey,
+    Plan,
+    Port,
+    Range,
+    Relocation,
+    ShaderVariant,
+    Slot,
+    Space,
+)
+from vkep.shaders.source import glsl_root
+
+MAGIC = b"VKEPCTX1"
+_ALIGNMENT = 64
+
+
+class Fit(Enum):
+    """Whether compiled data fits a device: the values of OrtCompiledModelCompatibility."""
+
+    NOT_OURS = 0
+    OPTIMAL = 1
+    RECOMPILE = 2  #: it runs, but another driver might choose better
+    UNSUPPORTED = 3
+
+
+# ---- what it was made for
+
+
+def compatibility(device: DeviceCapabilities) -> str:
+    """What a plan depends on, as text: vkep and its shaders, the device's model and limits, the driver."""
+    limits = (
+        device.subgroup_size,
+        device.min_subgroup_size,
+        device.max_subgroup_size,
+        device.max_workgroup_invocations,
+        device.max_workgroup_size,
+        device.max_workgroup_count,
+        device.max_shared_memory_bytes,
+        device.max_push_constants_size,
+    )
+    fields = {
+        "vkep": vkep.__version__,
+        "shaders": _shader_digest(),
+        "device": f"{device.vendor_id:04x}:{device.device_id:04x}",
+        "limits": hashlib.blake2b(repr(limits).encode(), digest_size=8).hexdigest(),
+        "driver": f"{device.driver_name} {device.driver_version:x}",
+    }
+    return ";".join(f"{k}={v}" for k, v in fields.items())
+
+
+def fit(info: str, device: DeviceCapabilities) -> Fit:
+    """Whether data with this compatibility text fits a device."""
+    made, here = _fields(info), _fields(compatibility(device))
+    if "vkep" not in made:
+        return Fit.NOT_OURS
+    if any(made.get(key) != here[key] for key in ("vkep", "shaders", "device", "limits")):
+        return Fit.UNSUPPORTED
+    return Fit.OPTIMAL if made.get("driver") == here["driver"] else Fit.RECOMPILE
+
+
+def _fields(info: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in info.split(";") if "=" in part)
+
+
+@functools.cache
+def _shader_digest() -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(glsl_root().glob("*")):
+        if path.suffix in (".comp", ".glsl"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+# ---- the bytes
+
+
+def encode(step: IslandStep, info: str) -> bytes:
+    """One planned island as bytes; ``info`` is the device's `compatibility`."""
+    blobs: list[np.ndarray[Any, Any]] = []
+    weights: dict[str, dict[str, Any]] = {}
+    offset = 0
+    for ref in step.plan.constants:
+        array = np.ascontiguousarray(step.weights[ref.key].array())
+        weights[ref.key] = {"offset": offset, "dtype": array.dtype.name, "shape": array.shape}
+        blobs.append(array.reshape(-1).view(np.uint8))
+        offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    header = json.dumps({"compatibility": info, "weights": weights, "plan": _plain(step.plan)}).encode()
+    start = -(-(len(MAGIC) + 8 + len(header)) // _ALIGNMENT) * _ALIGNMENT
+    data = bytearray(start + offset)
+    data[: len(MAGIC) + 8 + len(header)] = MAGIC + struct.pack("<Q", len(header)) + header
+    for blob, entry in zip(blobs, weights.values(), strict=True):
+        at = start + entry["offset"]
+        data[at : at + blob.nbytes] = blob.tobytes()
+    return bytes(data)
+
+
+def decode(data: bytes, device: DeviceCapabilities) -> IslandStep:
+    """The island in the bytes. Raises `InvalidModelError` for bytes that are no such data, that are cut short, or that
+    were made for something else; the text says what.
+    """
+    if data[: len(MAGIC)] != MAGIC:
+        raise InvalidModelError("EPContext: the data is not vkep's (or of another format): compile the model again")
+    try:
+        (length,) = struct.unpack_from("<Q", data, len(MAGIC))
+        header = json.loads(data[len(MAGIC) + 8 : len(MAGIC) + 8 + length])
+        made_for = str(header["compatibility"])
+        if fit(made_for, device) in (Fit.NOT_OURS, Fit.UNSUPPORTED):
+            raise InvalidModelError(
+                f"EPContext: compiled for {made_for!r}, and this is {compatibility(device)!r}: compile the model again here"
+            )
+        start = -(-(len(MAGIC) + 8 + length) // _ALIGNMENT) * _ALIGNMENT
+        weights: dict[str, Weight] = {k: _weight(k, w, data, start) for k, w in header["weights"].items()}
+        return IslandStep(_plan(header["plan"]), weights, ())
+    except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
+        if isinstance(error, InvalidModelError):
+            raise
+        raise InvalidModelError(f"EPContext: the data is damaged ({type(error).__name__}: {error})") from error
+
+
+def _weight(key: str, entry: Mapping[str, Any], data: bytes, start: int) -> ArrayWeight:
+    dtype = DTYPES[entry["dtype"]].numpy
+    shape = tuple(int(d) for d in entry["shape"])
+    count = int(np.prod(shape, dtype=np.int64))
+    array = np.frombuffer(data, np.uint8, count * dtype.itemsize, start + int(entry["offset"])) if count else None
+    values = np.empty(shape, dtype) if array is None else array.view(dtype).reshape(shape)
+    return ArrayWeight(key, values)
+
+
+def _plain(thing: Any) -> Any:
+    """Records as JSON: dataclasses become lists of their fields."""
+    if dataclasses.is_dataclass(thing):
+        return [_plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)]
+    if isinstance(thing, Enum):
+        return thing.value
+    if isinstance(thing, bytes):
+        return base64.b64encode(thing).decode()
+    if isinstance(thing, (tuple, list)):
+        return [_plain(t) for t in thing]
+    return thing
+
+
+def _plan(fields: Any) -> Plan:
+    ports, constants, activation, slots, pipelines, dispatches, peak, notes = fields
+    return Plan(
+        ports=tuple(Port(n, t, tuple(shape), size, into) for n, t, shape, size, into in ports),
+        constants=tuple(ConstantRef(*c) for c in constants),
+        activation_bytes=activation,
+        slots=tuple(Slot(*s) for s in slots),
+        pipelines=tuple(_pipeline(*p) for p in pipelines),
+        dispatches=tuple(_dispatch(*d) for d in dispatches),
+        live_peak_bytes=peak,
+        notes=tuple(notes),
+    )
+
+
+def _pipeline(shader: Any, spec: Any, argument_bytes: int, in_memory: bool, subgroup_size: int | None) -> PipelineKey:
+    source, defines = shader
+    if "/" in source or "\\" in source:
+        raise InvalidModelError(f"EPContext: the data names a shader outside vkep's own: {source!r}")
+    variant = ShaderVariant(source, tuple((k, v) for k, v in defines))
+    return PipelineKey(variant, tuple((k, v) for k, v in spec), argument_bytes, in_memory, subgroup_size)
+
+
+def _dispatch(
+    pipeline: int,
+    arguments: str,
+    relocations: Any,
+    grid: Any,
+    barrier: bool,
+    label: str,
+    reads: Any,
+    writes: Any,
+    flops: int,
+    nbytes: int,
+) -> Dispatch:
+    x, y, z = grid
+    return Dispatch(
+        pipeline,
+        base64.b64decode(arguments),
+        tuple(Relocation(offset, Space(space), index, addend) for offset, space, index, addend in relocations),
+        (x, y, z),
+        barrier,
+        label,
+        tuple(Range(Space(space), index, start, end) for space, index, start, end in reads),
+        tuple(Range(Space(space), index, start, end) for space, index, start, end in writes),
+        flops,
+        nbytes,
+    )

@@ -1,0 +1,106 @@
+"""One graph that ONNX Runtime gives to `Compile`: what becomes a fused node."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep import dtypes
+from vkep.errors import UnsupportedModelError
+from vkep.graph.model import Graph, ValueInfo
+from vkep.lowering.partition import lower
+from vkep.lowering.program import IslandStep, Program
+from vkep.ort import context_data, context_nodes
+from vkep.ort.boundary import NULL
+from vkep.ort.claims import known_values
+from vkep.ort.context_nodes import ContextSettings
+from vkep.ort.fused import FusedNode
+from vkep.ort.graph import OrtGraphView
+
+if TYPE_CHECKING:
+    from vkep.ort.api import Ort
+    from vkep.ort.runtime import Runtime
+
+
+class Island:
+    """An OrtGraph to compile, and the node that will stand for it."""
+
+    def __init__(self, ort: Ort, graph: Any, fused: Any) -> None:
+        self._ort = ort
+        self.view = OrtGraphView(ort, graph)
+        api = ort.api
+        self.inputs = self._names(api.Node_GetNumInputs, api.Node_GetInputs, fused)
+        self.outputs = self._names(api.Node_GetNumOutputs, api.Node_GetOutputs, fused)
+        self.name = ort.text(api.Node_GetName, fused)
+
+    @property
+    def made(self) -> list[str]:
+        """The outputs that are there."""
+        return [o for o in self.outputs if o]
+
+    def lowered(self, caps: DeviceCapabilities) -> Program | None:
+        """Planned for its static shapes; None where they are not."""
+        graph = self.view.graph
+        if not all(v.is_static for v in graph.inputs):
+            return None
+        return lower(graph.nodes, known_values(self.view, _no_size), self.made, self.view.opsets, caps)
+
+    def loaded(self, device: DeviceCapabilities) -> IslandStep | None:
+        """The plan that an EPContext node carries; None for other graphs. Raises `InvalidModelError`."""
+        nodes = self.view.graph.nodes
+        if len(nodes) != 1 or not context_nodes.is_context(nodes[0]):
+            return None
+        step = context_data.decode(context_nodes.read_data(nodes[0], self.view.folder), device)
+        # the ports carry the names of the model that was compiled; this model's nodes give them new ones
+        mine = [(n, True) for n in nodes[0].inputs] + [(n, False) for n in nodes[0].outputs]
+        ports = {p.name for p in step.plan.ports}
+        missing = sorted(ports - {n for n, _ in mine})
+        if missing:
+            raise UnsupportedModelError(
+                f"{nodes[0].title}: its plan has the ports {missing}, which the node does not have"
+            )
+        return step
+
+    def context_node(self, settings: ContextSettings, program: Program | None, device: DeviceCapabilities) -> Any:
+        """The EPContext node that stands for this island in a compiled model. Raises `UnsupportedModelError` where no single
+        plan computes the island.
+        """
+        step = program.steps[0] if program is not None and len(program.steps) == 1 else None
+        if not isinstance(step, IslandStep) or not set(self.made) <= {p.name for p in step.plan.outputs}:
+            raise UnsupportedModelError(
+                f"{self.name} cannot be compiled ahead: its shapes (or values that decide shapes) are known only in a run; "
+                "fix the free dimensions (add_free_dimension_override_by_name) and compile again"
+            )
+        info = context_data.compatibility(device)
+        data = context_data.encode(step, info)
+        used = {p.name for p in step.plan.inputs}
+        inputs = [n for n in self.inputs if n in used]
+        path = self._ort.text(self._ort.api.Graph_GetModelPath, self.view.pointer)
+        return context_nodes.make_node(self._ort, settings, path, self.name, inputs, self.outputs, data, info)
+
+    def node(self, runtime: Runtime, program: Program | None) -> FusedNode:
+        """The fused node. With a plan that was loaded there are no nodes to plan from, and no constants."""
+        view, graph = self.view, self.view.graph
+        if any(context_nodes.is_context(n) for n in graph.nodes):
+            assert program is not None
+            graph = _graph_of(graph, program)
+        return FusedNode(
+            runtime, graph, view.opsets, view.ir_version, self.inputs, self.outputs, program, name=self.name
+        )
+
+    def _names(self, count: Any, items: Any, node: Any) -> list[str]:
+        ort = self._ort
+        infos = ort.items(count, items, "OrtValueInfo const *", node)
+        return ["" if i == NULL else ort.text(ort.api.GetValueInfoName, i) for i in infos]
+
+
+def _graph_of(graph: Graph, program: Program) -> Graph:
+    step = program.steps[0]
+    assert isinstance(step, IslandStep)
+    inputs = tuple(ValueInfo(p.name, dtypes.DTYPES[p.dtype].onnx, p.shape) for p in step.plan.inputs)
+    return dataclasses.replace(graph, inputs=inputs)
+
+
+def _no_size(dim: Any) -> int:
+    raise AssertionError(f"the dimension {dim!r} of a static graph is not known")

@@ -1,0 +1,91 @@
+"""The VGF delegate in a session: whether it takes part, and its islands at run time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpu_shared.context import SharedGpuContext
+from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
+from vkep.device.datagraph import VgfDelegate, VgfRunner
+from vkep.device.tensor import DeviceTensor
+from vkep.device.vgf_context import graph_source, why_no_graphs
+from vkep.errors import VkepError
+from vkep.graph.model import Node
+from vkep.lowering.delegates import Policy
+from vkep.lowering.program import VgfStep
+from vkep.session.options import SessionOptions
+from vkep.tosa.lower import TosaPort
+from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
+from vkep.vgf.convert import converter
+
+logger = logging.getLogger("vkep.session")
+
+
+class GraphRefused(VkepError):
+    """An island that the converter or the driver does not take: its nodes go to the other delegate."""
+
+    def __init__(self, nodes: tuple[Node, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.nodes, self.reason = nodes, reason
+
+
+def session_policy(options: SessionOptions, context: SharedGpuContext) -> Policy:
+    """The policy of a session, with the reason where the VGF delegate takes no part."""
+    reason = why_no_graphs(context)
+    if not reason:
+        try:
+            converter()
+        except ConvertError as error:
+            reason = str(error)
+    if reason and options.prefer == "vgf_first":
+        logger.warning("prefer='vgf_first', but the VGF delegate takes no part: %s", reason)
+    return Policy(
+        prefer=options.prefer,
+        min_partition_size=options.min_partition_size,
+        graphs="" if reason else graph_source(context),
+        why_not=reason,
+    )
+
+
+class GraphExecutor:
+    """A data graph of a program: converted, compiled by the driver, and run on the tensors of a frame."""
+
+    def __init__(self, step: VgfStep, delegate: VgfDelegate) -> None:
+        """Raises `GraphRefused` where the converter or the driver refuses the graph."""
+        self.graph, self.nodes = step.graph, step.nodes
+        self.inputs = tuple(p.name for p in step.graph.inputs)
+        self.outputs = tuple(p.name for p in step.graph.outputs)
+        self._memory = delegate.memory
+        self.vgf_bytes = 0
+        try:
+            data = mlir_to_vgf(step.graph.mlir)
+            self.vgf_bytes = len(data)
+            self.runner = VgfRunner(delegate, decode(data))
+        except (DeviceLostError, OutOfDeviceMemoryError, OutOfHostMemoryError):
+            raise
+        except (ConvertError, InvalidVgfError, GpuError) as error:
+            raise GraphRefused(step.nodes, f"its partition was refused: {error}") from error
+
+    def run(self, values: dict[str, Any], targets: Mapping[str, DeviceTensor | None]) -> None:
+        """Submit the graph; nobody waits for it here. ``targets`` has the program's frame beside what the caller bound."""
+        inputs = [self._input(port, values[port.name], targets) for port in self.graph.inputs]
+        outputs = [targets.get(port.name) or self._new(port) for port in self.graph.outputs]
+        self.runner.submit(inputs, outputs)
+        values.update(zip(self.outputs, outputs, strict=True))
+
+    def _input(self, port: TosaPort, value: Any, frame: Mapping[str, DeviceTensor | None]) -> DeviceTensor:
+        if isinstance(value, DeviceTensor):
+            return value
+        tensor = frame.get(port.name) or self._new(port)
+        tensor.write(np.asarray(value))
+        return tensor
+
+    def _new(self, port: TosaPort) -> DeviceTensor:
+        return DeviceTensor(self._memory, port.dtype, port.shape)
+
+    def close(self) -> None:
+        self.runner.close()

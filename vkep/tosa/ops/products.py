@@ -1,0 +1,106 @@
+"""Matrix products and batch normalization."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vkep.tosa.graph import GraphBuilder, Tensor, Value
+from vkep.tosa.ops import quantized
+from vkep.tosa.ops.movement import tile_of
+from vkep.tosa.registry import FLOATS, constant_of, tosa_operator
+
+
+def matmul_3d(b: GraphBuilder, x: Value, y: Value, dtype: str, x_zero: int = 0, y_zero: int = 0) -> Value:
+    """[N, H, C] times [N, C, W]."""
+    return b.op(
+        "matmul",
+        [x, y, b.zero_point(x.dtype, x_zero), b.zero_point(y.dtype, y_zero)],
+        (x.shape[0], x.shape[1], y.shape[2]),
+        dtype,
+    )
+
+
+@tosa_operator("MatMul", types=FLOATS)
+def matmul(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    if x.scalar or y.scalar:
+        b.decline("a scalar operand")
+    if x.rank == 1:
+        made = matmul(b, b.reshape(x, (1, *x.shape)), y)
+        return b.reshape(made, (*made.shape[:-2], made.shape[-1]) if made.rank > 1 else made.shape[1:])
+    if y.rank == 1:
+        made = matmul(b, x, b.reshape(y, (*y.shape, 1)))
+        return b.reshape(made, made.shape[:-1])
+    known = quantized.product(x, y, max(x.rank, y.rank) - 1, y.rank - 1)
+    if known is not None:
+        left, right, scale, axis = known
+        ints = _matmul(b, left.ints, right.ints, "int32", left.zero, right.zero)
+        return quantized.accumulated(b, ints, scale, axis)
+    return _matmul(b, x, y, x.dtype, 0, 0)
+
+
+def _matmul(b: GraphBuilder, x: Tensor, y: Tensor, dtype: str, x_zero: int, y_zero: int) -> Tensor:
+    batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    rows, inner, columns = x.shape[-2], x.shape[-1], y.shape[-1]
+    if math.prod(y.shape[:-2]) == 1:  # one matrix for all rows
+        left = b.ordered(b.reshape(x, (1, x.size // inner, inner)))
+        value = matmul_3d(b, left, b.ordered(b.reshape(y, (1, inner, columns))), dtype, x_zero, y_zero)
+    else:
+
+        def full(t: Tensor) -> Value:
+            grown = b.reshape(t, (1,) * (len(batch) + 2 - t.rank) + t.shape)
+            repeats = [w // s for w, s in zip(batch, grown.shape, strict=False)] + [1, 1]
+            tiled = tile_of(b, grown, repeats)
+            return b.ordered(b.reshape(tiled, (math.prod(batch), *t.shape[-2:])))
+
+        value = matmul_3d(b, full(x), full(y), dtype, x_zero, y_zero)
+    return b.reshape(b.tensor(value), (*batch, rows, columns))
+
+
+@tosa_operator("Gemm", types=FLOATS, since=7)
+def gemm(
+    b: GraphBuilder,
+    x: Tensor,
+    y: Tensor,
+    bias: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    made = matmul(b, b.permute(x, (1, 0)) if transA else x, b.permute(y, (1, 0)) if transB else y)
+    known = made.quantized
+    if known is not None and alpha == 1 and beta == 1 and bias is not None and bias.rank == 1:
+        shift = quantized.bias_of(b, bias, known.scale, made.shape[-1])
+        if shift is not None:
+            return quantized.accumulated(b, b.add(known.ints, shift), known.scale, known.axis)
+    if alpha != 1:
+        made = b.mul(made, b.fill(made, alpha))
+    if bias is None:
+        return made
+    return b.add(made, b.mul(bias, b.fill(bias, beta)) if beta != 1 else bias)
+
+
+@tosa_operator("BatchNormalization", types=("float32",), since=9)
+def batch_normalization(
+    b: GraphBuilder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> Tensor:
+    if training_mode:
+        b.decline("training mode")
+    parts = (constant_of(t, "scale, bias, mean and variance").astype(np.float64) for t in (scale, bias, mean, var))
+    gamma, beta, mu, sigma = parts
+    factor = gamma / np.sqrt(sigma + epsilon)
+    shape = (x.shape[1],) + (1,) * (x.rank - 2)
+    slope, shift = (b.constant(v.astype(np.float32).reshape(shape)) for v in (factor, beta - mu * factor))
+    return b.add(b.mul(x, slope), shift)
