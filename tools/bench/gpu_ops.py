@@ -138,27 +138,40 @@ def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
     square, heads = (side, elements // side), (elements // (128 * 12 * 64), 128, 12, 64)
     heads = (heads[0] or 1, *heads[1:])
     label = f"{dtype} {elements >> 20}Mi"
+    gelu = "0.5 * x0 * (1.0 + tanh(0.7978845608 * (x0 + 0.044715 * x0 * x0 * x0)))"
     yield Case(f"copy {label}", elementwise("x0", 1), lambda t: _copier(t, tensor(t)), both)
     yield Case(f"add {label}", elementwise("x0 + x1", 2), lambda t: _binary(t, tensor(t), tensor(t)), both * 3 // 2)
-    yield Case(f"gelu {label}", elementwise("0.5 * x0 * (1.0 + tanh(0.7978845608 * (x0 + 0.044715 * x0 * x0 * x0)))", 1),
-               lambda t: _gelu(t, tensor(t)), both)  # fmt: skip
-    yield Case(f"transpose 2-D {label}", transpose(square, (1, 0)),
-               lambda t: _transpose(tensor(t)[: math.prod(square)].view(square), (1, 0)), 2 * math.prod(square) * kind.itemsize)  # fmt: skip
-    yield Case(f"transpose heads {label}", transpose(heads, (0, 2, 1, 3)),
-               lambda t: _transpose(tensor(t)[: math.prod(heads)].view(heads), (0, 2, 1, 3)), 2 * math.prod(heads) * kind.itemsize)  # fmt: skip
-    yield Case(f"transpose NCHW-NHWC {label}", transpose((16, 64, elements // 1024), (0, 2, 1)),
-               lambda t: _transpose(tensor(t)[: elements // 1024 * 1024].view(16, 64, elements // 1024), (0, 2, 1)), both)  # fmt: skip
-    yield Case(f"reduce rows {label}", over_rows(lambda t, x, y: reduce("sum", rows, axis, 1, dtype, t.caps, x, y, Workspace(t))),
-               lambda t: _reducer(tensor(t).view(rows, axis), 1), both // 2)  # fmt: skip
-    yield Case(f"reduce columns {label}", over_rows(lambda t, x, y: reduce("sum", 1, rows, axis, dtype, t.caps, x, y, Workspace(t))),
-               lambda t: _reducer(tensor(t).view(rows, axis), 0), both // 2)  # fmt: skip
-    yield Case(f"reduce all {label}", over_rows(lambda t, x, y: reduce("sum", 1, elements, 1, dtype, t.caps, x, y, Workspace(t))),
-               lambda t: _reducer(tensor(t), 0), both // 2)  # fmt: skip
+    yield Case(f"gelu {label}", elementwise(gelu, 1), lambda t: _gelu(t, tensor(t)), both)
+
+    def transposition(name: str, shape: tuple[int, ...], perm: tuple[int, ...]) -> Case:
+        size = math.prod(shape)
+        run = lambda t: _transpose(tensor(t)[:size].view(shape), perm)  # noqa: E731
+        return Case(f"transpose {name} {label}", transpose(shape, perm), run, 2 * size * kind.itemsize)
+
+    yield transposition("2-D", square, (1, 0))
+    yield transposition("heads", heads, (0, 2, 1, 3))
+    yield transposition("NCHW-NHWC", (16, 64, elements // 1024), (0, 2, 1))
+
+    def reduction(name: str, shape: tuple[int, int, int]) -> Case:
+        make = over_rows(lambda t, x, y: reduce("sum", *shape, dtype, t.caps, x, y, Workspace(t)))
+        return Case(f"reduce {name} {label}", make, lambda t: _reducer(tensor(t).view(shape), 1), both // 2)
+
+    yield reduction("rows", (rows, axis, 1))
+    yield reduction("columns", (1, rows, axis))
+    yield reduction("all", (1, elements, 1))
+
+    def row_kernel(name: str, n: int, kernel: Callable[..., Any], peer: Callable[..., Any]) -> Case:
+        return Case(f"{name} {n} {label}", over_rows(kernel), lambda t: peer(t, tensor(t).view(-1, n)), both)
+
+    def softmax_of(n: int) -> Callable[..., list[KernelCall]]:
+        return lambda t, x, y: softmax(elements // n, n, 1, dtype, t.caps, x, y, alignment=16)
+
+    def norm_of(n: int) -> Callable[..., list[KernelCall]]:
+        return lambda t, x, y: layer_norm(elements // n, n, dtype, t.caps, x, y, alignment=16)
+
     for n in (1024, 8192):
-        yield Case(f"softmax {n} {label}", over_rows(lambda t, x, y, n=n: softmax(elements // n, n, 1, dtype, t.caps, x, y, alignment=16)),
-                   lambda t, n=n: _softmax(t, tensor(t).view(-1, n)), both)  # fmt: skip
-        yield Case(f"layer norm {n} {label}", over_rows(lambda t, x, y, n=n: layer_norm(elements // n, n, dtype, t.caps, x, y, alignment=16)),
-                   lambda t, n=n: _norm(t, tensor(t).view(-1, n)), both)  # fmt: skip
+        yield row_kernel("softmax", n, softmax_of(n), _softmax)
+        yield row_kernel("layer norm", n, norm_of(n), _norm)
 
 
 def _copier(torch: Any, x: Any) -> Callable[[], Any]:
