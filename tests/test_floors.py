@@ -27,6 +27,8 @@ FLOOR_OF = {
     "vkep.kernels": PURE,
     "vkep.plan": PURE,
     "vkep.shaders": PURE,
+    "vkep.tosa": PURE,
+    "vkep.vgf": PURE,
     # The arena's arithmetic: which bytes, not whose memory.
     "vkep.memory.bfc": PURE,
     "vkep.memory.chunks": PURE,
@@ -49,7 +51,7 @@ PURE_SHARED = {"gpu_shared.compile_spec", "gpu_shared.capabilities", "gpu_shared
 # Import names, not project names: `google` is protobuf, which onnx brings.
 THIRD_PARTY = {
     SHARED: {"cffi", "vulkan"},
-    PURE: {"numpy", "onnx", "google", "ml_dtypes", "platformdirs", "scenario_runner"},
+    PURE: {"numpy", "onnx", "google", "ml_dtypes", "platformdirs", "scenario_runner", "vgfpy"},
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
     SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime"},
     FRONT: {"numpy", "onnx", "ml_dtypes", "typer", "click", "rich", "onnxruntime", "cffi"},

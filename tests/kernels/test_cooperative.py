@@ -105,7 +105,7 @@ class TestSelection:
         strided = dataclasses.replace(problem, stride=(2, 2))
         calls = conv(strided, *given[1:], None, None, lambda transform, tag: object())
         assert [c.variant.source for c in calls] == ["conv_coop.comp"]
-        assert conv_cooperative(*given[:1], *given[1:], None, None, None) is None  # weights that are no constant
+        assert conv_cooperative(*given, None, None, None) is None  # weights that are no constant
 
     def test_splits_without_scratch_are_refused(self) -> None:
         tiling = tiling_of(next(iter(MATMUL_TILES)), HALF, 1024, 4)
@@ -150,7 +150,7 @@ def test_products(
     }
     problem = MatMulProblem(m, n, k, **strides, dtype="float16", alignment=16)
     stored = [Tensor(np.ascontiguousarray(t.T if flip else t)) for t, flip in zip((a, b), transposed, strict=True)]
-    calls = matmul_cooperative(problem, matrices, *stored, y, None, scratch)
+    calls = matmul_cooperative(problem, matrices, stored[0], stored[1], y, None, scratch)
     assert calls is not None
     gpu.run(calls)
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3

@@ -137,6 +137,7 @@ typedef struct VkepTensor {
   size_t rank;
   int32_t type;         /* ONNX element type, 0 where absent */
   int32_t on_device;    /* 1: data is a device pointer */
+  size_t bytes;         /* in ONNX Runtime's memory, where elements narrower than a byte are packed; 0 for texts */
 } VkepTensor;
 
 /* Reads inputs `which` of a run; writes (type, rank, dims) of each to `signature` and returns its length, or -1 with

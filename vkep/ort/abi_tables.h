@@ -66,7 +66,8 @@ struct OrtApi {
   void *unused_315[1];
   const OrtHardwareDevice *(*EpDevice_Device)(const OrtEpDevice *device);  /* 316 */
   const OrtEpApi *(*GetEpApi)(void);  /* 317 */
-  void *unused_318[2];
+  OrtStatus *(*GetTensorSizeInBytes)(const OrtValue *value, size_t *out);  /* 318 */
+  void *unused_319[1];
   OrtStatus *(*CreateMemoryInfo_V2)(const char *name, int device_type, uint32_t vendor_id, int32_t device_id,
       int memory_type, size_t alignment, int allocator_type, OrtMemoryInfo **out);  /* 320 */
   int (*MemoryInfoGetDeviceMemType)(const OrtMemoryInfo *info);  /* 321 */

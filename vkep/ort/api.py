@@ -131,6 +131,7 @@ class Ort:
             self._expect("tensor", said, (1, 2, [2, 3]))
             same = self.get(api.GetTensorMutableData, "void *", tensor) == ffi.cast("void *", data)
             self._expect("tensor data", same, True)
+            self._expect("tensor size", self.get(api.GetTensorSizeInBytes, "size_t", tensor), 24)
         finally:
             api.ReleaseValue(tensor)
 

@@ -47,6 +47,7 @@ class Ep(CStruct, struct="OrtEp"):
         self._context = context
         self._claims: list[Claims] = []
         self._failure: Exception | None = None
+        self._model_inputs: set[str] = set()
         self.runtime = Runtime(ort, device, options)
         try:
             self._kernels = KernelRegistry(ort)
@@ -73,6 +74,8 @@ class Ep(CStruct, struct="OrtEp"):
 
     def _claim(self, graph: Any, info: Any) -> None:
         view = OrtGraphView(self.ort, graph)
+        if self.ort.get(self.ort.api.Graph_GetParentNode, "OrtNode const *", graph) == NULL:
+            self._model_inputs = view.formal_inputs
         options = self.options
         claims = claim(
             view,
@@ -97,7 +100,7 @@ class Ep(CStruct, struct="OrtEp"):
                 program = self._program(island)
                 if self._context.enabled:
                     context_nodes[index] = island.context_node(self._context, program, self.runtime.device)
-                made.append(island.node(self.runtime, program))
+                made.append(island.node(self.runtime, program, self._model_inputs))
         except BaseException:
             for node in made:
                 node.release()

@@ -50,6 +50,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         graph: what it computes; its weights are needed until no further signature can come.
         inputs, outputs: the fused node's, in order ("" where absent).
         program: the plan already made for the static signature.
+        shapes_hold: whether ONNX Runtime holds every run to the shapes that the inputs declare. It does for a model's
+            inputs; what it infers for other values may be wrong (the output of an If whose branches differ).
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         program: Program | None = None,
         *,
         name: str = "",
+        shapes_hold: bool = False,
     ) -> None:
         self.runtime, self.name = runtime, name
         self._graph: Graph | None = graph
@@ -84,10 +87,10 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 signature += [infos[n].elem_type, len(dims), *dims]
             key = np.array(signature, np.int64).tobytes()
             with self.cache.use(key, lambda: self._make(key, program)) as executable:
-                later = not all(isinstance(s, IslandExecutor) for s in executable.steps)
+                later = not shapes_hold or not all(isinstance(s, IslandExecutor) for s in executable.steps)
             if not later:
                 executable.program = Program((), {}, executable.program.placements)  # lets the weights go
-            self._graph = None  # ONNX Runtime holds every run to the shapes
+                self._graph = None
         else:
             later = True
         for weight in graph.weights.values():

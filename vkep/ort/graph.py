@@ -102,6 +102,12 @@ class OrtGraphView:
     def pointer_of(self, node: Node) -> Any:
         return self.pointers[next(o for o in node.outputs if o)]
 
+    @property
+    def formal_inputs(self) -> set[str]:
+        """The names that the graph itself declares as inputs."""
+        api, kind = self.ort.api, "OrtValueInfo const *"
+        return {self._name(v) for v in self.ort.items(api.Graph_GetNumInputs, api.Graph_GetInputs, kind, self.pointer)}
+
     def value_info(self, name: str) -> ValueInfo:
         """What ONNX Runtime knows of a value."""
         ort, api = self.ort, self.ort.api

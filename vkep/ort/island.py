@@ -79,14 +79,23 @@ class Island:
         path = self._ort.text(self._ort.api.Graph_GetModelPath, self.view.pointer)
         return context_nodes.make_node(self._ort, settings, path, self.name, inputs, self.outputs, data, info)
 
-    def node(self, runtime: Runtime, program: Program | None) -> FusedNode:
-        """The fused node. With a plan that was loaded there are no nodes to plan from, and no constants."""
+    def node(self, runtime: Runtime, program: Program | None, model_inputs: set[str]) -> FusedNode:
+        """The fused node. A plan that was loaded is all there is of its island: no nodes to plan from, no constants."""
         view, graph = self.view, self.view.graph
         if any(context_nodes.is_context(n) for n in graph.nodes):
             assert program is not None
             graph = _graph_of(graph, program)
+        holds = set(self.inputs) <= model_inputs | set(view.graph.weights) or not graph.nodes
         return FusedNode(
-            runtime, graph, view.opsets, view.ir_version, self.inputs, self.outputs, program, name=self.name
+            runtime,
+            graph,
+            view.opsets,
+            view.ir_version,
+            self.inputs,
+            self.outputs,
+            program,
+            name=self.name,
+            shapes_hold=holds,
         )
 
     def _names(self, count: Any, items: Any, node: Any) -> list[str]:
@@ -99,7 +108,7 @@ def _graph_of(graph: Graph, program: Program) -> Graph:
     step = program.steps[0]
     assert isinstance(step, IslandStep)
     inputs = tuple(ValueInfo(p.name, dtypes.DTYPES[p.dtype].onnx, p.shape) for p in step.plan.inputs)
-    return dataclasses.replace(graph, inputs=inputs)
+    return dataclasses.replace(graph, nodes=(), inputs=inputs)
 
 
 def _no_size(dim: Any) -> int:

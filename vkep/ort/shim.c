@@ -9,6 +9,11 @@ static OrtStatus *describe(const OrtApi *api, const OrtEpApi *ep_api, const OrtV
   /* a GPU's (1) default memory (0); its host-accessible memory (5) is the host's */
   out->on_device = device != NULL && ep_api->MemoryDevice_GetDeviceType(device) == 1 &&
                    ep_api->MemoryDevice_GetMemoryType(device) == 0;
+  out->bytes = 0;
+  if (type != 8) { /* texts have no size */
+    status = api->GetTensorSizeInBytes(value, &out->bytes);
+    if (status != NULL) return status;
+  }
   return api->GetTensorMutableData((OrtValue *)value, &out->data);
 }
 

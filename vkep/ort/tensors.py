@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from vkep.ort.api import Ort
 
 Array = np.ndarray[Any, Any]
+_STRING = 8  # ONNXTensorElementDataType
 
 
 def describe(ort: Ort, value: Any) -> Any:
@@ -32,10 +32,9 @@ def byte_count(tensor: Any) -> int:
 
     Raises `TypeError` for an element type without a fixed size (strings).
     """
-    dtype = dtypes.from_onnx(tensor.type)
-    if dtype is None:
-        raise TypeError(f"a tensor of {dtypes.onnx_name(tensor.type)} cannot be on the device")
-    return -(-math.prod(shape_of(tensor)) * dtype.bits // 8)
+    if tensor.type == _STRING:
+        raise TypeError("a tensor of texts has no bytes to copy, and cannot be on the device")
+    return int(tensor.bytes)
 
 
 def host_bytes(pointer: Any, nbytes: int) -> Array:

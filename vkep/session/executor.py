@@ -34,7 +34,6 @@ class Plan(Protocol):
     def plan(self, nodes: Sequence[Node], known: Mapping[str, Known], outputs: Sequence[str]) -> Executable: ...
 
 
-
 class PlannedLater(Protocol):
     """A step whose programs are planned while it runs: a deferred part, a loop."""
 
@@ -122,9 +121,7 @@ class IslandExecutor:
 class DeferredExecutor:
     """Nodes that are planned once their inputs' shapes, and some values, are known: a plan for each such signature."""
 
-    def __init__(
-        self, step: DeferredStep, compile_: Plan, capacity: int
-    ) -> None:
+    def __init__(self, step: DeferredStep, compile_: Plan, capacity: int) -> None:
         self.step = step
         self._compile = compile_
         self._cache = ExecutableCache(capacity)

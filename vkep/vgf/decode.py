@@ -69,6 +69,8 @@ def decode(data: bytes) -> Vgf:
             f"VGF version {'.'.join(map(str, version))}; the installed vgfpy reads up to {known[0]}.{known[1]}: "
             "install a newer ai-ml-sdk-vgf-library, or convert the model with an older converter"
         )
+    if _extent(data, 0) is None:
+        raise InvalidVgfError(f"sections that lie outside the file of {len(data)} bytes: is it truncated?")
     header = _made(
         "the header", lambda: vgfpy.CreateHeaderDecoder(data[: vgfpy.HeaderSize()], vgfpy.HeaderSize(), len(data))
     )
