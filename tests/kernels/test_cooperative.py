@@ -12,16 +12,8 @@ from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, Devic
 from tests.kernels.harness import Harness, Tensor
 from vkep.kernels.conv import conv
 from vkep.kernels.conv_problem import ConvProblem
-from vkep.kernels.cooperative import (
-    CONV_TILES,
-    MATMUL_TILES,
-    conv_cooperative,
-    cooperative_tiling,
-    float16_shape,
-    matmul_cooperative,
-    pack_taps_first,
-    tiling_of,
-)
+from vkep.kernels.cooperative import conv_cooperative, matmul_cooperative, pack_taps_first
+from vkep.kernels.cooperative_tiles import CONV_TILES, MATMUL_TILES, cooperative_tiling, float16_shape, tiling_of
 from vkep.kernels.matmul import MatMulProblem, matmul
 
 HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
@@ -144,11 +136,9 @@ def test_products(
     m, n, k = size
     a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
     y = Tensor.empty((m, n), np.float16)
-    strides = {
-        "a_strides": (0, 1, m) if transposed[0] else (0, k, 1),
-        "b_strides": (0, 1, k) if transposed[1] else (0, n, 1),
-    }
-    problem = MatMulProblem(m, n, k, **strides, dtype="float16", alignment=16)
+    a_strides = (0, 1, m) if transposed[0] else (0, k, 1)
+    b_strides = (0, 1, k) if transposed[1] else (0, n, 1)
+    problem = MatMulProblem(m, n, k, a_strides, b_strides, dtype="float16", alignment=16)
     stored = [Tensor(np.ascontiguousarray(t.T if flip else t)) for t, flip in zip((a, b), transposed, strict=True)]
     calls = matmul_cooperative(problem, matrices, stored[0], stored[1], y, None, scratch)
     assert calls is not None

@@ -48,6 +48,9 @@ RESNET50_CONVS = (
     (2048, 7, 512, 1, 1),
 )
 
+#: fewer elements make no shape of every memory-bound operator
+_MIN_ELEMENTS = 1 << 18
+
 
 @dataclass
 class Case:
@@ -311,6 +314,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-torch", action="store_true", help="measure vkep alone")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args(arguments)
+    if given.elements < _MIN_ELEMENTS:
+        parser.error(f"--elements is {given.elements}, expected at least {_MIN_ELEMENTS}")
     timer = KernelTimer()
     torch = None if given.no_torch else import_torch()
     print(timer.caps.name, "" if torch is None else f"against torch {torch.__version__}", flush=True)

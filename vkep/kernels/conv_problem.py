@@ -17,7 +17,8 @@ class ConvProblem:
     ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. Three dimensions: ``d``, ``kd``, ``stride_d``,
     ``dilation_d`` and ``pads_d`` (front, back), x then being [n, c, d, h, w]. ``dtype`` is float32 or float16 (sums are
     float32). ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a
-    larger tensor. ``alignment`` (bytes) divides the addresses of x, w and y. Raises `ValueError` for sizes that do not fit together.
+    larger tensor. ``alignment`` (bytes) divides the addresses of x, w and y. Raises `ValueError` for
+    sizes that do not fit together.
     """
 
     n: int

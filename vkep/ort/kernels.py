@@ -66,7 +66,7 @@ class KernelRegistry:
     def __init__(self, ort: Ort) -> None:
         self._ort = ort
         self.pointer = ort.get(ort.ep_api.CreateKernelRegistry, "OrtKernelRegistry *")
-        self._state = _Creator(ort)
+        self._handle = ffi.new_handle(ort)  # what ONNX Runtime hands back to `vkep_create_kernel`
         try:
             for entry in ENTRIES:
                 self._add(entry)
@@ -102,26 +102,16 @@ class KernelRegistry:
                 array = ffi.new("OrtDataType const *[]", types)
                 ort.check(ep_api.KernelDefBuilder_AddTypeConstraint(builder, name.encode(), array, len(types)))
             definition = ort.get(ep_api.KernelDefBuilder_Build, "OrtKernelDef *", builder)
-            ort.check(
-                ep_api.KernelRegistry_AddKernel(self.pointer, definition, lib.vkep_create_kernel, self._state.handle)
-            )
+            ort.check(ep_api.KernelRegistry_AddKernel(self.pointer, definition, lib.vkep_create_kernel, self._handle))
         finally:
             ep_api.ReleaseKernelDefBuilder(builder)
             if definition != NULL:
                 ep_api.ReleaseKernelDef(definition)
 
 
-class _Creator:
-    """What ONNX Runtime hands back to `vkep_create_kernel`."""
-
-    def __init__(self, ort: Ort) -> None:
-        self.ort = ort
-        self.handle = ffi.new_handle(self)
-
-
 @entry_point("vkep_create_kernel")
 def _create_kernel(state: Any, info: Any, out: Any) -> None:
-    out[0] = CopyKernel(ffi.from_handle(state).ort).pointer
+    out[0] = CopyKernel(ffi.from_handle(state)).pointer
 
 
 def check_against_schema(ort: Ort, entry: KernelEntry) -> None:

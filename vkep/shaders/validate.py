@@ -10,7 +10,6 @@ from pathlib import Path
 
 from vkep.shaders.compiler import TARGET, run_tool
 
-
 #: what spirv-val says of a capability that came after it; a compiler writes no other unknown ones
 _UNKNOWN_CAPABILITY = "Invalid capability operand"
 

@@ -12,6 +12,7 @@ from vkep.errors import VkepError
 
 _PROJECT = "ai-ml-sdk-model-converter"
 _LONGEST_MESSAGE = 2000
+_FLATBUFFER_MARK = b"TOSA"
 
 
 class ConvertError(VkepError):
@@ -37,7 +38,7 @@ def converter() -> Path:
 @functools.cache
 def converter_version() -> str:
     """What the converter says of itself. Raises `ConvertError`."""
-    return _run(["--version"], b"").decode("utf-8", "replace").strip()
+    return _run(["--version"]).decode("utf-8", "replace").strip()
 
 
 def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = ()) -> bytes:
@@ -56,17 +57,20 @@ def mlir_to_flatbuffer(source: str | bytes) -> bytes:
 def _convert(source: str | bytes, options: tuple[str, ...]) -> bytes:
     data = source.encode() if isinstance(source, str) else source
     with tempfile.TemporaryDirectory(prefix="vkep-vgf-") as folder:
+        # the converter tells a flatbuffer from MLIR by the file's ending
+        source_path = Path(folder) / ("in.tosa" if data[4:8] == _FLATBUFFER_MARK else "in.mlir")
         target = Path(folder) / "out"
-        _run(["--output", str(target), *options], data)
+        source_path.write_bytes(data)
+        _run(["--input", str(source_path), "--output", str(target), *options])
         if not target.is_file():
             raise ConvertError("the model converter ended without an error and without a file")
         return target.read_bytes()
 
 
-def _run(arguments: list[str], data: bytes) -> bytes:
+def _run(arguments: list[str]) -> bytes:
     path = converter()
     try:
-        result = subprocess.run([str(path), *arguments], input=data, capture_output=True, check=False, timeout=600)
+        result = subprocess.run([str(path), *arguments], capture_output=True, check=False, timeout=600)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConvertError(f"{path} cannot be run: {error}") from error
     if result.returncode:

@@ -1,0 +1,1 @@
+"""TOSA's conformance tests through vkep's VGF path."""

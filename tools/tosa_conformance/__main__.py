@@ -1,0 +1,140 @@
+"""``python -m tools.tosa_conformance FOLDER``: run generated TOSA conformance tests through converter, VGF and data graph.
+
+The tests come from tosa-tools (the extra ``tosa``), which also computes what is right and checks:
+
+    tosa_verif_conformance_generator --operators add conv2d --profile tosa-pro-fp --tosa-version 1.0.2 \\
+        --test-type positive --output-type both --output-directory FOLDER
+
+Prints a table of passes by operator; ``--json FILE`` keeps every failure with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+#: numpy types of TOSA's element types that a tensor file holds as such
+_TYPES = {"FP32": "float32", "FP16": "float16", "INT32": "int32", "INT16": "int16", "INT8": "int8", "BOOL": "bool"}
+
+
+class Bench:
+    """A context with data graphs, and the reference model's checker."""
+
+    def __init__(self) -> None:
+        import tosa_reference_model
+        from checker.verifier import VerifierLibrary
+
+        from vkep.device.datagraph import VgfDelegate
+        from vkep.device.delegate import VulkanDelegate
+        from vkep.device.vgf_context import create_graph_context
+        from vkep.shaders.library import ShaderLibrary
+
+        self._reference = tosa_reference_model
+        folder = Path(tosa_reference_model.__file__).parent
+        self._verifier = VerifierLibrary(folder / "libtosa_reference_verify_lib.so")
+        self.context = create_graph_context({"gpu_shared_context_token": "tosa conformance"}, validation=False)
+        self.memory = VulkanDelegate(self.context, ShaderLibrary())
+        self.delegate = VgfDelegate(self.memory)
+
+    def run(self, folder: Path) -> tuple[str, str]:
+        """(outcome, detail) of one test: "pass", "wrong" (the checker says no) or "refused" (with who and why)."""
+        from vkep.device.datagraph import VgfRunner
+        from vkep.vgf import decode, mlir_to_vgf
+
+        description = json.loads((folder / "desc.json").read_text(encoding="utf-8"))
+        graph = (folder / description["tosa_file"]).read_bytes()
+        inputs = [np.load(folder / name) for name in description["ifm_file"]]
+        compliance = description["meta"]["compliance"]
+        try:
+            vgf = decode(mlir_to_vgf(graph))
+            runner = VgfRunner(self.delegate, vgf)
+            try:
+                arrays = [
+                    a.reshape(vgf.resources[s.resource].shape) for a, s in zip(inputs, vgf.inputs, strict=True)
+                ]
+                results = runner.run(arrays)
+            finally:
+                runner.close()
+        except Exception as error:  # the converter's, the driver's or vkep's refusal: told with its kind
+            return "refused", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        exact = self._model(graph, inputs, compliance, description["ofm_name"], bounds=False)
+        bounds = self._model(graph, inputs, compliance, description["ofm_name"], bounds=True)
+        for name, result in zip(description["ofm_name"], results, strict=True):
+            shaped = np.ascontiguousarray(result.reshape(exact[name].shape))
+            if not self._verifier.verify_data(name, compliance, shaped, exact[name], bounds.get(name)):
+                return "wrong", f"{name}: {compliance['tensors'][name]['mode']}"
+        return "pass", ""
+
+    def _model(
+        self, graph: bytes, inputs: list[Array], compliance: dict[str, Any], names: list[str], *, bounds: bool
+    ) -> dict[str, Array]:
+        """The reference model's outputs in float64 (or integers); with ``bounds`` those of the operands' magnitudes."""
+        wanted = [n for n in names if not bounds or compliance["tensors"][n]["mode"] != "EXACT"]
+        if not wanted:
+            return {}
+        outputs, status = self._reference.run(graph, inputs, precise_mode=1, bounds_mode=bounds)
+        if status != self._reference.GraphStatus.TOSA_VALID:
+            raise RuntimeError(f"the reference model says {status}")
+        found = {}
+        for name, raw in zip(names, outputs, strict=True):
+            config = compliance["tensors"][name]
+            dtype = np.dtype("float64" if config["data_type"].startswith("FP") else _TYPES[config["data_type"]])
+            data = np.frombuffer(np.ascontiguousarray(raw).tobytes(), dtype)
+            found[name] = np.ascontiguousarray(data.reshape(config["shape"]))
+        return {name: found[name] for name in wanted}
+
+    def close(self) -> None:
+        self.delegate.close()
+        self.memory.close()
+        self.context.close()
+
+
+def tests_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(operator, folder) of every positive test on element types that vkep lowers to."""
+    for path in sorted(folder.rglob("desc.json")):
+        description = json.loads(path.read_text(encoding="utf-8"))
+        tensors = description["meta"].get("compliance", {}).get("tensors", {})
+        known = tensors and all(t["data_type"] in _TYPES for t in tensors.values())
+        if known and not description["expected_failure"] and (path.parent / description["tosa_file"]).is_file():
+            yield path.parent.parent.name.split("_")[0], path.parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--most", type=int, default=0, help="at most so many of each operator, picked by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write outcomes here")
+    arguments = parser.parse_args()
+    by_operator = collections.defaultdict(list)
+    for operator, folder in tests_in(arguments.folder):
+        by_operator[operator].append(folder)
+    bench = Bench()
+    outcomes = []
+    print("| operator | tests | pass | wrong | refused |\n|---|---|---|---|---|")
+    for operator, folders in sorted(by_operator.items()):
+        if arguments.most and len(folders) > arguments.most:
+            folders = sorted(random.Random(arguments.seed).sample(folders, arguments.most))
+        counts: collections.Counter[str] = collections.Counter()
+        for folder in folders:
+            outcome, detail = bench.run(folder)
+            counts[outcome] += 1
+            outcomes.append({"test": folder.name, "operator": operator, "outcome": outcome, "detail": detail})
+        print(f"| {operator} | {len(folders)} | {counts['pass']} | {counts['wrong']} | {counts['refused']} |", flush=True)
+    bench.close()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(outcomes, indent=1), encoding="utf-8")
+    return 0 if all(o["outcome"] == "pass" for o in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The onnx package's node tests through the VGF delegate."""
