@@ -70,7 +70,14 @@ for _name, _onnx in (
     if hasattr(_T, _onnx) and hasattr(ml_dtypes, _name):
         _bits = 4 if _name.startswith("float4") else 0
         DTYPES[_name] = DType(
-            _name, getattr(_T, _onnx), _onnx.lower(), np.dtype(getattr(ml_dtypes, _name)), "uint8_t", "uint", "bits", _bits
+            _name,
+            getattr(_T, _onnx),
+            _onnx.lower(),
+            np.dtype(getattr(ml_dtypes, _name)),
+            "uint8_t",
+            "uint",
+            "bits",
+            _bits,
         )
 _BY_ONNX = {d.onnx: d for d in DTYPES.values()}
 _BY_NUMPY = {d.numpy: d for d in DTYPES.values()}

@@ -81,7 +81,8 @@ class SharedResource(Generic[T]):
         self._entry: Entry[T] | None = entry
         token = context._add_user(f"resource {entry.key!r}")
         self._finalizer = weakref.finalize(self, _release, context, entry, token, vk.generation)
-        self._finalizer.atexit = False  # at exit users end first, in their own order; what is left goes with the process
+        # at exit users end first, in their own order; what is left goes with the process
+        self._finalizer.atexit = False
 
     @property
     def value(self) -> T:

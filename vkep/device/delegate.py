@@ -38,6 +38,7 @@ class VulkanDelegate:
         self.lock = threading.Lock()
         self.lease = context.lease(name, sync_mode)
         try:
+            self.capabilities = _usable(context.capabilities, library)
             self._arena = shared_device_arena(context, arena)
             self._pipelines = shared_pipelines(context, library)
             self._constants = shared_constants(context)
@@ -53,10 +54,6 @@ class VulkanDelegate:
     def context(self) -> SharedGpuContext:
         """The context, held by the lease. Raises `ClosedError`, `ForkedProcessError`."""
         return self.lease.context
-
-    @property
-    def capabilities(self) -> DeviceCapabilities:
-        return self.context.capabilities
 
     @property
     def unified(self) -> bool:
@@ -96,3 +93,10 @@ class VulkanDelegate:
             "constants",
         ):  # they refer to the device, which must be free to go
             self.__dict__.pop(name, None)
+
+
+def _usable(caps: DeviceCapabilities, library: ShaderLibrary) -> DeviceCapabilities:
+    """What kernels may count on: a device's cooperative matrices only with a compiler that knows them."""
+    if not caps.has("cooperative_matrix") or library.supports("GL_KHR_cooperative_matrix"):
+        return caps
+    return caps.restricted_to(caps.extensions, caps.features - {"cooperative_matrix"})

@@ -48,7 +48,9 @@ class Kernel:
             raise ValueError(f"{self.source}: an argument name is declared twice: {names}")
         for name, kind in self.params:
             if kind not in SCALAR_CODES:
-                raise ValueError(f"{self.source}: argument {name!r} has type {kind!r}, expected one of {list(SCALAR_CODES)}")
+                raise ValueError(
+                    f"{self.source}: argument {name!r} has type {kind!r}, expected one of {list(SCALAR_CODES)}"
+                )
 
     def call(
         self,
@@ -75,7 +77,8 @@ class Kernel:
         if unknown:
             raise ValueError(f"{self.source}: no spec constant named {sorted(unknown)}; it has {sorted(self.spec)}")
         bound = tuple((o, operands[o.name]) for o in self.operands) + tuple(extra_operands)
-        codes = "".join(SCALAR_CODES[kind] for _, kind in self.params) + "".join(SCALAR_CODES[kind] for _, kind, _ in extra_params)
+        kinds = [kind for _, kind in self.params] + [kind for _, kind, _ in extra_params]
+        codes = "".join(SCALAR_CODES[kind] for kind in kinds)
         values = [params[name] for name, _ in self.params] + [value for _, _, value in extra_params]
         defines = dict(defines or {})
         if extra_operands or extra_params:
@@ -98,7 +101,9 @@ class Kernel:
     def _check(self, what: str, expected: set[str], got: Mapping[str, Any]) -> None:
         if expected != set(got):
             missing, unknown = sorted(expected - set(got)), sorted(set(got) - expected)
-            raise ValueError(f"{self.source}: {what}s differ from the declaration: missing {missing}, unknown {unknown}")
+            raise ValueError(
+                f"{self.source}: {what}s differ from the declaration: missing {missing}, unknown {unknown}"
+            )
 
 
 @dataclass(frozen=True)

@@ -273,9 +273,7 @@ def _tiled(
     y_strides = _params(problem, "y", ("y_row", "y_col", "y_batch0", "y_batch1"))
     return [
         product,
-        reduce_partials(
-            sizes, y_strides, tiling.splits, problem.alpha, problem.dtype, caps, partials, y, epilogue
-        ),
+        reduce_partials(sizes, y_strides, tiling.splits, problem.alpha, problem.dtype, caps, partials, y, epilogue),
     ]
 
 

@@ -223,5 +223,3 @@ def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:
     while -(-units // (lanes * iterations)) > min(limit, 1 << 20):
         iterations *= 2
     return lanes, iterations
-
-

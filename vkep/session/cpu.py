@@ -98,7 +98,9 @@ def _onnxruntime(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what it refuses is raised, and may be taken by the next evaluator
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    opaque = [o.type for o in session.get_outputs() if any(kind in o.type for kind in ("float8", "float4", "int4", "int2"))]
+    opaque = [
+        o.type for o in session.get_outputs() if any(kind in o.type for kind in ("float8", "float4", "int4", "int2"))
+    ]
     if opaque:  # onnxruntime hands these out as plain bytes
         raise TypeError(f"onnxruntime has no numpy form for {opaque[0]}")
     return lambda values: session.run(outputs, dict(values))

@@ -53,11 +53,13 @@ class Compiler(ABC):
 
     kind: ClassVar[str]
     signature: ClassVar[re.Pattern[str]]  #: what it prints for --version, with a group "version"
+    #: GLSL extensions that every version of it knows: these need no trial at each start
+    known_extensions: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, path: Path, version: str) -> None:
         self.path = path
         self.version = version
-        self._extensions: dict[str, bool] = {}
+        self._extensions: dict[str, bool] = dict.fromkeys(self.known_extensions, True)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r}, {self.version!r})"
@@ -154,6 +156,7 @@ class ScenarioRunnerGlslc(Compiler):
 
     kind = "scenario-runner"
     signature = re.compile(r'^\{[\s\S]*"version": "(?P<version>[^"]+)"[\s\S]*"glslang=')
+    known_extensions = ("GL_KHR_cooperative_matrix",)
 
     def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
         return ["--input", str(source), "--output", str(output), "--include", str(include_dir)]

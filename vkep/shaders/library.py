@@ -84,6 +84,16 @@ class ShaderLibrary:
                 self._compiler = find_compiler()
             return self._compiler
 
+    def supports(self, extension: str) -> bool:
+        """Whether variants that need a GLSL extension can be had: its compiler knows it, or there is no compiler and all
+        comes prebuilt.
+        """
+        try:
+            ask = getattr(self.compiler, "supports", None)
+        except CompilerNotFoundError:
+            return True
+        return ask is None or bool(ask(extension))
+
     def source(self, variant: ShaderVariant) -> GlslSource:
         """The variant's GLSL with everything it includes. Raises `ShaderSourceError` if there is none."""
         return read_source(find_source(variant.source, self.shader_dirs), self.shader_dirs)
