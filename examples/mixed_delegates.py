@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import time
 
 import numpy as np
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--device", help="index, UUID or part of the name of a Vulkan device")
     arguments = parser.parse_args()
 
-    logging.basicConfig(format="%(message)s")
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("gpu_shared.delegate").setLevel(logging.DEBUG)  # init, execute and destroy of each delegate
 
     x = np.linspace(-0.8, 0.8, int(np.prod(SHAPE)), dtype=np.float32).reshape(SHAPE)

@@ -23,7 +23,7 @@ two (float[batch, 8] x, float[batch, length] z) => (float[batch, 8] y, float[bat
     w = Softmax(z)
 }
 """
-#: NonZero has no kernel: it runs on the CPU, and what follows waits for its shape; the second lies inside that part
+#: With `nonzero_declined`, NonZero has no kernel: it runs on the CPU, and what follows waits for its shape; the second lies inside that part
 ON_CPU = """
 <ir_version: 8, opset_import: ["" : 17]>
 mixed (float[3, 4] x) => (float[2, n] y) {
@@ -44,6 +44,16 @@ def run() -> Callable[..., Any]:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
     return invoke
+
+
+@pytest.fixture
+def nonzero_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NonZero as on a vkep without a kernel for it."""
+    from vkep.lowering import partition
+    from vkep.ops import registry
+
+    monkeypatch.delitem(registry._OPERATORS, ("", "NonZero"), raising=False)
+    monkeypatch.setattr(partition, "parts", lambda node: [node])
 
 
 @pytest.fixture(autouse=True)

@@ -103,6 +103,7 @@ def test_run_sizes_a_dynamic_model(run: Callable[..., Any], models: Path) -> Non
     assert by_dim["outputs"] == by_shape["outputs"]  # the same seed, so the same values
 
 
+@pytest.mark.usefixtures("nonzero_declined")
 def test_run_says_what_runs_on_the_cpu_and_why(run: Callable[..., Any], models: Path) -> None:
     result = run("run", models / "mixed.onnx", "--check-cpu")
     assert result.exit_code == 0, result.output
@@ -113,6 +114,7 @@ def test_run_says_what_runs_on_the_cpu_and_why(run: Callable[..., Any], models: 
     assert "no Vulkan kernel for NonZero" in refused.stderr
 
 
+@pytest.mark.usefixtures("nonzero_declined")
 def test_profile_writes_a_trace(run: Callable[..., Any], models: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     result = run("run", models / "mixed.onnx", "--profile", path, "--runs", 2)  # islands inside a deferred part too
@@ -158,6 +160,7 @@ def test_explain_a_plan(run: Callable[..., Any], models: Path) -> None:
     assert "vulkan   Softmax" in printed
 
 
+@pytest.mark.usefixtures("nonzero_declined")
 def test_explain_times(run: Callable[..., Any], models: Path) -> None:
     found = json_of(run("explain", models / "mixed.onnx", "--time", "--json"))
     times = [t["nanoseconds"] for t in found["times"]]
@@ -170,6 +173,7 @@ def test_explain_times(run: Callable[..., Any], models: Path) -> None:
     assert "GB/s" in printed
 
 
+@pytest.mark.usefixtures("nonzero_declined")
 def test_explain_limits_the_times_printed(run: Callable[..., Any], models: Path) -> None:
     printed = run("explain", models / "mixed.onnx", "--time", "--top", 1).stdout
     assert "and 1 more" in printed
