@@ -111,3 +111,34 @@ def test_a_segment_whose_module_is_of_another_kind(shader: bytes, graph: Vgf) ->
     except InvalidVgfError:
         return
     assert {s.kind for s in vgf.segments} == {"graph"}  # the encoder derives a segment's kind from its module
+
+
+FOLDED = """
+func.func @main(%a: tensor<4x8xf32>, %b: tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<4x8xf32>, tensor<4x8xf32>) {
+  %s1 = "tosa.const_shape"() <{values = dense<[32]> : tensor<1xindex>}> : () -> !tosa.shape<1>
+  %s2 = "tosa.const_shape"() <{values = dense<[4, 8]> : tensor<2xindex>}> : () -> !tosa.shape<2>
+  %x = "tosa.reshape"(%b, %s1) : (tensor<4x8xf32>, !tosa.shape<1>) -> tensor<32xf32>
+  %y = "tosa.reshape"(%x, %s2) : (tensor<32xf32>, !tosa.shape<2>) -> tensor<4x8xf32>
+  %z = "tosa.add"(%a, %y) : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
+  %f = "tosa.reshape"(%z, %s1) : (tensor<4x8xf32>, !tosa.shape<1>) -> tensor<32xf32>
+  %g = "tosa.reshape"(%f, %s2) : (tensor<32xf32>, !tosa.shape<2>) -> tensor<4x8xf32>
+  return %y, %z, %g : tensor<4x8xf32>, tensor<4x8xf32>, tensor<4x8xf32>
+}
+"""
+
+
+def test_outputs_that_folding_made_an_input_or_each_other(bench: Bench) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal((4, 8)).astype(np.float32) for _ in range(2))
+    passed, first, second = bench.run(decode(mlir_to_vgf(FOLDED)), [a, b])
+    np.testing.assert_array_equal(passed, b)
+    np.testing.assert_allclose(first, a + b, rtol=1e-6)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_flatbuffer_is_converted_as_its_text_is(graph: Vgf) -> None:
+    from vkep.vgf.convert import mlir_to_flatbuffer
+
+    again = decode(mlir_to_vgf(mlir_to_flatbuffer(NEGATE)))
+    assert again.modules[0].spirv is not None and graph.modules[0].spirv is not None
+    assert [r.shape for r in again.resources] == [r.shape for r in graph.resources]

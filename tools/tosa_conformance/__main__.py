@@ -53,6 +53,7 @@ class Bench:
         (the reference model gives nothing to compare with).
         """
         from vkep.device.datagraph import VgfRunner
+        from vkep.dtypes import DTYPES
         from vkep.vgf import decode, mlir_to_vgf
 
         description = json.loads((folder / "desc.json").read_text(encoding="utf-8"))
@@ -63,7 +64,11 @@ class Bench:
             vgf = decode(mlir_to_vgf(graph))
             runner = VgfRunner(self.delegate, vgf)
             try:
-                arrays = [a.reshape(vgf.resources[s.resource].shape) for a, s in zip(inputs, vgf.inputs, strict=True)]
+                arrays = [
+                    # the tests' files are signed whatever RESCALE makes of the bits, the VGF file says which
+                    a.reshape(vgf.resources[s.resource].shape).view(DTYPES[vgf.resources[s.resource].dtype].numpy)
+                    for a, s in zip(inputs, vgf.inputs, strict=True)
+                ]
                 results = runner.run(arrays)
             finally:
                 runner.close()
@@ -74,6 +79,8 @@ class Bench:
         except (OSError, RuntimeError) as error:
             return "unchecked", f"the reference model: {error}"
         for name, result in zip(description["ofm_name"], results, strict=True):
+            if result.dtype.kind == "u":
+                result = result.view(f"i{result.itemsize}")
             shaped = result.reshape(exact[name].shape).copy()  # of rank 0 too, which ascontiguousarray has not
             if not self._verifier.verify_data(name, compliance, shaped, exact[name], bounds.get(name)):
                 return "wrong", f"{name}: {compliance['tensors'][name]['mode']}"
