@@ -16,9 +16,11 @@ const uint CONSTANT = 0u, EDGE = 1u, REFLECT = 2u, WRAP = 3u;
 
 TENSOR(UNIT_T, Units)
 
+// GLSL leaves % undefined where an operand is negative.
 int floor_mod(int a, int n) {
-    int r = a % n;
-    return r < 0 ? r + n : r;
+    if (a >= 0) return a % n;
+    int r = -a % n;
+    return r == 0 ? 0 : n - r;
 }
 
 // The source coordinate, within [0, extent), of coordinate c outside of it.

@@ -172,7 +172,9 @@ class _Coordinates:
                 name = f"s{operand}_{axis}"
                 self.params.append((name, "int", step))
                 terms.append(f"q{axis} * uint(args.{name})")
-        return " + ".join(terms)
+        code = " + ".join(terms)
+        # a view that is read backwards begins behind its address: the index is negative, and must be extended as such
+        return f"int({code})" if any(step < 0 for step in steps) else code
 
     def statements(self) -> str:
         if not self.used:

@@ -71,6 +71,12 @@ def less_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype.glsl_compute == "float":
+        try:
+            shape = np.broadcast_shapes(x.shape, y.shape)
+        except ValueError:
+            b.decline(f"shapes {x.shape} and {y.shape} do not broadcast")
+        return b.store(b.divide(x, y), x.dtype, shape=shape)
     if x.dtype.kind == "float":
         return b.pointwise("({0} / {1})", x, y)
     # an integer divided by zero is undefined in ONNX and must not trap on a CPU driver

@@ -77,10 +77,7 @@ class Blocks:
 
 def quantized(b: Builder, x: Expr, scale: Expr | Tensor, zero_point: Expr | Tensor | None, to: DType) -> Expr:
     """``saturate(round(x / scale) + zero_point)`` of float expressions."""
-    # one step of refinement makes the quotient right to the last bit where a GPU's division is not, as ties need
-    quotient = b.expr("({0} / {1})", x, scale, ctype="float")
-    exact = b.expr("(abs({0}) < 1e30 ? {0} + fma(-{0}, {2}, {1}) / {2} : {0})", quotient, x, scale, ctype="float")
-    return rounded_to(b, exact, zero_point, to)
+    return rounded_to(b, b.divide(x, scale), zero_point, to)
 
 
 def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DType) -> Expr:
@@ -223,9 +220,9 @@ def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
     axes = list(range(x.rank))
     highest, lowest = (reduce_axes(b, op, x, axes, False) for op in ("max", "min"))
     spread = b.expr("(max({0}, 0.0) - min({1}, 0.0))", highest, lowest)
-    scale = b.store(b.expr("(({0} == 0.0 ? 1.0 : {0}) / 255.0)", spread), x.dtype)
+    scale = b.store(b.divide(b.expr("({0} == 0.0 ? 1.0 : {0})", spread), 255.0), x.dtype)
     uint8 = DTYPES["uint8"]
-    initial = b.expr("(0.0 - min({0}, 0.0) / {1})", lowest, scale)
+    initial = b.expr("(0.0 - {0})", b.divide(b.expr("min({0}, 0.0)", lowest), scale))
     zero_point = b.store(b.expr("uint(roundEven(clamp({0}, 0.0, 255.0)))", initial, ctype="uint"), uint8, shape=())
     y = b.store(quantized(b, b.expr("{0}", x), scale, zero_point, uint8), uint8, shape=x.shape)
     return [y, scale, zero_point]
