@@ -21,6 +21,15 @@ uvec2 operand(uvec2 address, uint index) {
     return address;
 }
 
+// a / b to the last bit. A GPU's division may be 2.5 ULP off, which rounding shows at ties; "precise", or a compiler takes
+// a - (a / b) * b for zero.
+float exact_quotient(float a, float b) {
+    precise float q = a / b;
+    precise float rest = fma(-q, b, a);
+    precise float refined = q + rest / b;
+    return abs(q) < 1e30 && abs(b) < 1e30 ? refined : q;
+}
+
 // What a generated epilogue or expression adds to a kernel's argument block.
 #ifndef EXTRA_OPERANDS
 #define EXTRA_OPERANDS

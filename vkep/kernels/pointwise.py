@@ -49,12 +49,17 @@ _VECTOR_TYPES = {
 
 @dataclass(frozen=True)
 class PointwiseOperand:
-    """One operand: the caller's object, its element type, strides over the collapsed shape, element offset."""
+    """One operand: the caller's object, its element type, strides over the collapsed shape, element offset.
+
+    The object's address is that of the lowest element; ``start`` elements after it lies the first one, which is more than
+    0 for a view that is read backwards (an index behind a pointer must not be negative).
+    """
 
     tensor: Any
     dtype: DType
     strides: tuple[int, ...]
     offset: int
+    start: int = 0
 
 
 def pointwise(
@@ -83,7 +88,7 @@ def pointwise(
     units = [*shape[:-1], shape[-1] // width]
     code = _Coordinates(units)
     out_index = code.index(out.strides, width, 0)
-    in_index = [code.index(x.strides, width, k + 1) for k, x in enumerate(inputs)]
+    in_index = [code.index(x.strides, width, k + 1, x.start) for k, x in enumerate(inputs)]
 
     decls = [f"TENSOR({_element(out.dtype, width)}, Y)"]
     unit = [code.statements()]
@@ -148,7 +153,7 @@ class _Coordinates:
         self.params: list[tuple[str, str, float | int]] = []
         self.used = False
 
-    def index(self, strides: Sequence[int], width: int, operand: int) -> str:
+    def index(self, strides: Sequence[int], width: int, operand: int, start: int = 0) -> str:
         # In units: the inner stride is 0 or 1 when vectorised, and outer strides are multiples of the width
         # for an operand that is read as vectors.
         wide = width if strides[-1] == 1 else 1
@@ -173,8 +178,10 @@ class _Coordinates:
                 self.params.append((name, "int", step))
                 terms.append(f"q{axis} * uint(args.{name})")
         code = " + ".join(terms)
-        # a view that is read backwards begins behind its address: the index is negative, and must be extended as such
-        return f"int({code})" if any(step < 0 for step in steps) else code
+        if start:
+            self.params.append((f"b{operand}", "uint", start // wide))
+            return f"args.b{operand} + {code}"
+        return code
 
     def statements(self) -> str:
         if not self.used:

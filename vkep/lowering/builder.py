@@ -81,9 +81,7 @@ class Builder:
         """A float quotient right to the last bit: one step of refinement where a GPU's division is not (Vulkan spec,
         "Precision and Operation of SPIR-V Instructions": 2.5 ULP). Rounding a quotient needs it, for ties.
         """
-        quotient = self.expr("({0} / {1})", x, y, ctype="float")
-        template = "(abs({0}) < 1e30 && abs({2}) < 1e30 ? {0} + fma(-{0}, {2}, {1}) / {2} : {0})"
-        return self.expr(template, quotient, x, y, ctype="float")
+        return self.expr("exact_quotient({0}, {1})", x, y, ctype="float")
 
     def pointwise(
         self,

@@ -90,10 +90,16 @@ def _pointwise_calls(op: Pointwise, caps: DeviceCapabilities) -> list[KernelCall
         f"{op.out.dtype.glsl} compute({params}) {{ {code.statements} "
         f"return {ex.store_code(op.out.dtype, code.result)}; }}"
     )
-    operands = [
-        PointwiseOperand(t, t.dtype, tuple(s), t.offset) for t, s in zip([op.out, *inputs], strides, strict=True)
-    ]
+    operands = [_pointwise_operand(t, shape, s) for t, s in zip([op.out, *inputs], strides, strict=True)]
     return pointwise(shape, operands[0], operands[1:], function, code.scalars, caps, ex.count(op.expr))
+
+
+def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> PointwiseOperand:
+    spans = [(dim - 1) * step for dim, step in zip(shape, strides, strict=True)]
+    lowest = sum(span for span in spans if span < 0)
+    if lowest:
+        tensor = tensor.view((sum(abs(span) for span in spans) + 1,), (1,), tensor.offset + lowest)
+    return PointwiseOperand(tensor, tensor.dtype, tuple(strides), tensor.offset, -lowest)
 
 
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
