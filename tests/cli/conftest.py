@@ -23,7 +23,7 @@ two (float[batch, 8] x, float[batch, length] z) => (float[batch, 8] y, float[bat
     w = Softmax(z)
 }
 """
-#: With `nonzero_declined`, NonZero has no kernel: it runs on the CPU, and what follows waits for its shape; the second lies inside that part
+#: With `nonzero_declined`, NonZero runs on the CPU, and what follows waits for its shape; the second lies inside that part
 ON_CPU = """
 <ir_version: 8, opset_import: ["" : 17]>
 mixed (float[3, 4] x) => (float[2, n] y) {
