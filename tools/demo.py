@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     result = dict(zip(names, session.run(None, inputs), strict=True))
     first = time.perf_counter()
     times = _time_runs(session, inputs, given.runs)
-    console.print(session.report())
+    console.print(str(session.report()), markup=False)
 
     error = relative_error(result, reference)
     close_enough = error <= TOLERANCE
