@@ -263,6 +263,9 @@ class DeviceInfo:
     capabilities: DeviceCapabilities
     problems: tuple[str, ...] = field(default=())
 
+    def __str__(self) -> str:
+        return "\n".join([str(self.capabilities), *(f"  unusable: {problem}" for problem in self.problems)])
+
     @property
     def index(self) -> int:
         return self.capabilities.index
