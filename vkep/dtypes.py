@@ -100,3 +100,19 @@ def onnx_name(number: int) -> str:
     """A readable name for any ``TensorProto.DataType``."""
     known = _BY_ONNX.get(number)
     return known.onnx_name if known else TensorProto.DataType.Name(number).lower()
+
+
+def load_code(dtype: DType, element: str) -> str:
+    """GLSL that turns a stored element into its compute type."""
+    if dtype.name == "bfloat16":
+        return f"uintBitsToFloat(uint({element}) << 16)"
+    if dtype.kind == "bool":
+        return f"({element} != uint8_t(0))"
+    if dtype.sub_byte_bits and dtype.kind == "int":
+        return sign_extended(f"int({element})", dtype.sub_byte_bits)
+    return element if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl_compute}({element})"
+
+
+def sign_extended(code: str, bits: int) -> str:
+    """GLSL for the two's complement number in the low ``bits`` of an int."""
+    return f"(({code}) << {32 - bits} >> {32 - bits})"

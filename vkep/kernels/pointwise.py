@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DType
+from vkep.dtypes import DType, load_code
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.pointwise_tile import pointwise_tile, transposed_axis
@@ -83,7 +83,7 @@ def pointwise(
         return []
     axis = transposed_axis(shape, out, inputs, caps)
     if axis is not None:
-        return [pointwise_tile(shape, axis, out, inputs, function, scalars, _load, operations)]
+        return [pointwise_tile(shape, axis, out, inputs, function, scalars, load_code, operations)]
     width = VECTOR if _vectorizes(shape, out, inputs) else 1
     units = [*shape[:-1], shape[-1] // width]
     code = _Coordinates(units)
@@ -98,7 +98,7 @@ def pointwise(
         decls.append(f"TENSOR({_element(x.dtype, wide)}, X{k})")
         unit.append(f"{_element(x.dtype, wide)} v{k} = X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{in_index[k]}];")
         for lane in range(width):
-            values[lane].append(_load(x.dtype, f"v{k}[{lane}]" if wide > 1 else f"v{k}"))
+            values[lane].append(load_code(x.dtype, f"v{k}[{lane}]" if wide > 1 else f"v{k}"))
     calls = ", ".join(f"compute({', '.join(v)})" for v in values)
     stored = calls if width == 1 else f"{_element(out.dtype, width)}({calls})"
     unit.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {stored};")
@@ -209,16 +209,6 @@ def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[Po
 
 def _element(dtype: DType, width: int) -> str:
     return dtype.glsl if width == 1 else _VECTOR_TYPES[dtype.glsl]
-
-
-def _load(dtype: DType, element: str) -> str:
-    if dtype.name == "bfloat16":
-        return f"uintBitsToFloat(uint({element}) << 16)"
-    if dtype.kind == "bool":
-        return f"({element} != uint8_t(0))"
-    if dtype.sub_byte_bits and dtype.kind == "int":  # the byte's high bits are free
-        return f"(int({element}) << {32 - dtype.sub_byte_bits} >> {32 - dtype.sub_byte_bits})"
-    return element if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl_compute}({element})"
 
 
 def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:

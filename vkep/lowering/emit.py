@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES
+from vkep.dtypes import DTYPES, load_code
 from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall, Operand
@@ -131,7 +131,7 @@ def _epilogue(op: KernelOp) -> Epilogue:
             index = "o" if kind == "o" else (" + ".join(terms) or "0u")
             pointer = f"E_{tensor.dtype.name}"
             decls[pointer] = f"TENSOR({tensor.dtype.glsl}, {pointer})"
-            names[key] = ex.load_code(tensor.dtype, f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v[{index}]")
+            names[key] = load_code(tensor.dtype, f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v[{index}]")
             operands.append(tensor)
         return names[key]
 

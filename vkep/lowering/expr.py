@@ -6,7 +6,8 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES, DType, sign_extended
+from vkep.dtypes import load_code as load_code  # the other half of store_code
 from vkep.lowering.tensor import Tensor
 
 #: 32-bit argument type that carries a scalar of a compute type
@@ -87,17 +88,6 @@ def count(expr: Expr) -> int:
     return visit(expr)
 
 
-def load_code(dtype: DType, element: str) -> str:
-    """GLSL that turns a stored element into its compute type."""
-    if dtype.name == "bfloat16":
-        return f"uintBitsToFloat(uint({element}) << 16)"
-    if dtype.kind == "bool":
-        return f"({element} != uint8_t(0))"
-    if dtype.sub_byte_bits and dtype.kind == "int":
-        return sign_extended(f"int({element})", dtype.sub_byte_bits)
-    return element if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl_compute}({element})"
-
-
 def store_code(dtype: DType, value: str) -> str:
     """GLSL that turns a computed value into what is stored."""
     if dtype.name == "bfloat16":
@@ -105,11 +95,6 @@ def store_code(dtype: DType, value: str) -> str:
     if dtype.kind == "bool":
         return f"uint8_t({value} ? 1 : 0)"
     return value if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl}({value})"
-
-
-def sign_extended(code: str, bits: int) -> str:
-    """GLSL for the two's complement number in the low ``bits`` of an int."""
-    return f"(({code}) << {32 - bits} >> {32 - bits})"
 
 
 def rounded(dtype: DType, code: str) -> str:
