@@ -8,6 +8,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
+#define LANES_ALONG_COLUMNS
 #include "cooperative.glsl"
 #define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
     uint channels; uint height; uint width; uint out_channels; uint groups; uint columns; \
@@ -56,7 +57,7 @@ void begin_stage(uint k) {
     }
 }
 
-uvec4 load_a(uint row, uint k) {
+uvec4 load_a(uint row, uint k, uint) {
     if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     return w_units.v[(w0 + min(row0 + row, args.out_channels - 1) * args.k_size + k) / 8];
 }
@@ -126,7 +127,6 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
         }
     }
 }
-#define LANES_ALONG_COLUMNS
 #include "cooperative_tile.glsl"
 
 // channels and out_channels are those of one group; columns counts the pixels of all images.

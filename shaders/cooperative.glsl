@@ -1,4 +1,4 @@
-// Included before args.glsl by kernels on cooperative matrices: extensions and the tile's spec constants.
+// Included before args.glsl by kernels on cooperative matrices: extensions, the tile's spec constants, and who loads what.
 #ifndef VKEP_COOPERATIVE_GLSL
 #define VKEP_COOPERATIVE_GLSL
 #extension GL_KHR_cooperative_matrix : require
@@ -18,6 +18,27 @@ layout(constant_id = 14) const uint PARTIAL = 0;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 layout(constant_id = 16) const uint STORE_VECTOR = 0;  // 1: results lie in aligned groups of eight along a row
 layout(constant_id = 17) const uint WHOLE_K = 0;  // 1: k is whole stages, so that no load needs to look for its end
+layout(constant_id = 21) const uint PREFETCH = 1;  // stages that are on their way in registers while one is multiplied
+
+const uint SUBGROUPS_N = TILE_N / SUB_N;
+const uint LANES = TILE_M / SUB_M * SUBGROUPS_N * SUBGROUP_LANES;
+const uint A_LOADS = TILE_M * TILE_K / 8 / LANES;
+const uint B_LOADS = TILE_N * TILE_K / 8 / LANES;
+
+// Units along k a line; lanes that store in one go (eight of them) take lines that lie in different banks at this pitch.
+const uint K_UNITS = TILE_K / 8;
+uint k_line_of(uint e) {
+    return K_UNITS >= 8 ? e / K_UNITS : e / (8 * K_UNITS) * 8 + e / 8 % K_UNITS + K_UNITS * (e % 8 / K_UNITS);
+}
+uint a_row_of(uint e) { return k_line_of(e); }
+uint a_k_of(uint e) { return e % K_UNITS; }
+#ifdef LANES_ALONG_COLUMNS  // of a B that is staged along k: neighbouring lanes load neighbouring columns
+uint b_line_of(uint e) { return e % TILE_N; }
+uint b_unit_of(uint e) { return e / TILE_N; }
+#else
+uint b_line_of(uint e) { return B_ALONG_K == 1 ? k_line_of(e) : e / (TILE_N / 8); }
+uint b_unit_of(uint e) { return e % (B_ALONG_K == 1 ? K_UNITS : TILE_N / 8); }
+#endif
 
 uint pack_halves(float a, float b) { return packFloat2x16(f16vec2(a, b)); }
 uvec4 pack_eight(vec4 low, vec4 high) {

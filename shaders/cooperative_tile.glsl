@@ -1,9 +1,10 @@
 // A TILE_M x TILE_N tile of a float16 matrix product a workgroup, with cooperative matrices (GL_KHR_cooperative_matrix) and
 // float32 sums. Both operands are staged TILE_K steps of k at a time through shared memory; a subgroup computes SUB_M x SUB_N
-// results. The next stage is loaded into registers while this one is multiplied.
+// results. The next PREFETCH stages are loaded into registers while this one is multiplied.
 //
 // A kernel defines before it includes this:
-//   uvec4 load_a(uint row, uint k)       eight halves along k of the workgroup's row (zero past the end of k)
+//   uvec4 load_a(uint row, uint k, uint i)   eight halves along k of the workgroup's row (zero past the end of k); the
+//                                        lane's i-th of a stage, whose row is the same in every stage
 //   uvec4 load_b(uint column, uint k)    eight halves along k (B_ALONG_K) or along columns, likewise
 //   void begin_stage(uint k)             called by all lanes before the loads of a stage
 //   void store_eight(uint row, uint column, vec4 low, vec4 high)   takes eight results along a row, some past the edge
@@ -11,10 +12,6 @@
 #ifndef VKEP_COOPERATIVE_TILE_GLSL
 #define VKEP_COOPERATIVE_TILE_GLSL
 
-const uint SUBGROUPS_N = TILE_N / SUB_N;
-const uint LANES = TILE_M / SUB_M * SUBGROUPS_N * SUBGROUP_LANES;
-const uint A_LOADS = TILE_M * TILE_K / 8 / LANES;
-const uint B_LOADS = TILE_N * TILE_K / 8 / LANES;
 // In units of eight halves. One unit more than the data keeps neighbouring rows in different banks.
 const uint A_PITCH = TILE_K / 8 + 1;
 const uint B_PITCH = (B_ALONG_K == 1 ? TILE_K : TILE_N) / 8 + 1;
@@ -29,42 +26,33 @@ const uint ALL_OUT_UNITS = OUT_UNITS * (LANES / SUBGROUP_LANES);
 const uint SHARED_UNITS = TILE_UNITS > ALL_OUT_UNITS ? TILE_UNITS : ALL_OUT_UNITS;
 
 shared uvec4 tile[SHARED_UNITS];
-uvec4 next_a[A_LOADS], next_b[B_LOADS];
+uvec4 next_a[PREFETCH * A_LOADS], next_b[PREFETCH * B_LOADS];
 
 #define ROWS_OF_MATRICES (SUB_M / MAT_M)
 #define COLUMNS_OF_MATRICES (SUB_N / MAT_N)
 coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> acc[ROWS_OF_MATRICES * COLUMNS_OF_MATRICES];
 
-uint a_row_of(uint e) { return e / (TILE_K / 8); }
-uint a_k_of(uint e) { return e % (TILE_K / 8); }
-#ifdef LANES_ALONG_COLUMNS  // of a B that is staged along k: neighbouring lanes load neighbouring columns
-uint b_line_of(uint e) { return e % TILE_N; }
-uint b_unit_of(uint e) { return e / TILE_N; }
-#else
-uint b_line_of(uint e) { return e / (B_ALONG_K == 1 ? TILE_K / 8 : TILE_N / 8); }
-uint b_unit_of(uint e) { return e % (B_ALONG_K == 1 ? TILE_K / 8 : TILE_N / 8); }
-#endif
-
-void load_stage(uint k) {
+void load_stage(uint k, uint slot) {
     begin_stage(k);
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
         uint e = gl_LocalInvocationIndex + i * LANES;
-        next_a[i] = load_a(a_row_of(e), k + 8 * a_k_of(e));
+        next_a[slot * A_LOADS + i] = load_a(a_row_of(e), k + 8 * a_k_of(e), i);
     }
     [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
         uint e = gl_LocalInvocationIndex + i * LANES;
-        next_b[i] = B_ALONG_K == 1 ? load_b(b_line_of(e), k + 8 * b_unit_of(e)) : load_b(8 * b_unit_of(e), k + b_line_of(e));
+        next_b[slot * B_LOADS + i] =
+            B_ALONG_K == 1 ? load_b(b_line_of(e), k + 8 * b_unit_of(e)) : load_b(8 * b_unit_of(e), k + b_line_of(e));
     }
 }
 
-void store_stage(uint stage) {
+void store_stage(uint stage, uint slot) {
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
         uint e = gl_LocalInvocationIndex + i * LANES;
-        tile[stage * STAGE_UNITS + a_row_of(e) * A_PITCH + a_k_of(e)] = next_a[i];
+        tile[stage * STAGE_UNITS + a_row_of(e) * A_PITCH + a_k_of(e)] = next_a[slot * A_LOADS + i];
     }
     [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
         uint e = gl_LocalInvocationIndex + i * LANES;
-        tile[stage * STAGE_UNITS + A_UNITS + b_line_of(e) * B_PITCH + b_unit_of(e)] = next_b[i];
+        tile[stage * STAGE_UNITS + A_UNITS + b_line_of(e) * B_PITCH + b_unit_of(e)] = next_b[slot * B_LOADS + i];
     }
 }
 
@@ -90,21 +78,26 @@ void multiply_tile(uint begin, uint end) {
     uint row = gl_SubgroupID / SUBGROUPS_N * SUB_M, column = gl_SubgroupID % SUBGROUPS_N * SUB_N;
     [[unroll]] for (uint i = 0; i < ROWS_OF_MATRICES * COLUMNS_OF_MATRICES; i++)
         acc[i] = coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator>(0.0);
-    load_stage(begin);
-    store_stage(0);
+    [[unroll]] for (uint slot = 0; slot < PREFETCH; slot++)
+        if (slot == 0 || begin + slot * TILE_K < end) load_stage(begin + slot * TILE_K, slot);
+    store_stage(0, 0);
     barrier();
     uint stage = 0;
-    for (uint k = begin; k < end; k += TILE_K) {
-        bool more = k + TILE_K < end;
-        if (more) load_stage(k + TILE_K);
-        multiply_stage(stage, row, column);
-        if (STAGES == 2) {
-            stage ^= 1;
-        } else {
-            barrier();
+    for (uint k0 = begin; k0 < end; k0 += PREFETCH * TILE_K) {
+        [[unroll]] for (uint slot = 0; slot < PREFETCH; slot++) {  // the slot that the stage at k came from
+            uint k = k0 + slot * TILE_K;
+            if (slot == 0 || k < end) {
+                if (k + PREFETCH * TILE_K < end) load_stage(k + PREFETCH * TILE_K, slot);
+                multiply_stage(stage, row, column);
+                if (STAGES == 2) {
+                    stage ^= 1;
+                } else {
+                    barrier();
+                }
+                if (k + TILE_K < end) store_stage(stage, (slot + 1) % PREFETCH);
+                barrier();
+            }
         }
-        if (more) store_stage(stage);
-        barrier();
     }
     uint out0 = gl_SubgroupID * OUT_UNITS;
     [[unroll]] for (uint i = 0; i < ROWS_OF_MATRICES; i++) {

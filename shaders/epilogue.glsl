@@ -6,6 +6,7 @@
 // with o the flat element index in the output, row the output channel (a convolution) or row (a matmul), col the
 // pixel or column.
 #ifdef EPILOGUE_BODY
+#include "math.glsl"
 EPILOGUE_DECLS
 float epilogue(float v, uint o, uint row, uint col) { EPILOGUE_BODY return v; }
 #else

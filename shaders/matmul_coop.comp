@@ -19,19 +19,17 @@ layout(constant_id = 19) const uint B_VECTOR = 1;  // 2: along columns, in align
 layout(constant_id = 20) const uint BAND = 8;
 
 TENSOR(T, Elements)
-TENSOR(float, Partial)
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer HalfUnits { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { vec4 v[]; };
 
 Elements a, b;
-Units a_units, b_units, y_units;
+Units a_units, b_units;
 uint row0, column0, a0, b0, k_end;
 
 void begin_stage(uint k) {}
 
 // Rows and columns past the edge repeat the last one: their results are not stored.
-uvec4 load_a(uint row, uint k) {
+uvec4 load_a(uint row, uint k, uint) {
     if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     uint at = a0 + min(row0 + row, args.m - 1) * args.a_row;
     if (A_VECTOR == 1) return a_units.v[(at + k) / 8];
@@ -67,38 +65,7 @@ uvec4 load_b(uint column, uint k) {
     return units;
 }
 
-uint y0, o0, partial0;
-
-void store_eight(uint row, uint column, vec4 low, vec4 high) {
-    row += row0;
-    column += column0;
-    if (row >= args.m) return;
-    uint o = o0 + row * args.n + column;
-    if (PARTIAL == 1) {
-        if (STORE_VECTOR == 1) {
-            if (column >= args.n) return;
-            PartialUnits partial = PartialUnits(operand(args.y, 2));
-            partial.v[(partial0 + o) / 4] = low;
-            partial.v[(partial0 + o) / 4 + 1] = high;
-        } else {
-            Partial partial = Partial(operand(args.y, 2));
-            [[unroll]] for (uint i = 0; i < 8; i++)
-                if (column + i < args.n) partial.v[partial0 + o + i] = i < 4 ? low[i & 3] : high[i & 3];
-        }
-    } else if (STORE_VECTOR == 1) {
-        if (column >= args.n) return;
-        [[unroll]] for (uint i = 0; i < 4; i++) {
-            low[i] = epilogue(args.alpha * low[i], o + i, row, column + i);
-            high[i] = epilogue(args.alpha * high[i], o + 4 + i, row, column + 4 + i);
-        }
-        y_units.v[(y0 + row * args.y_row + column) / 8] = pack_eight(low, high);
-    } else {
-        Elements y = Elements(operand(args.y, 2));
-        [[unroll]] for (uint i = 0; i < 8; i++)
-            if (column + i < args.n)
-                y.v[y0 + row * args.y_row + (column + i) * args.y_col] = T(epilogue(args.alpha * (i < 4 ? low[i & 3] : high[i & 3]), o + i, row, column + i));
-    }
-}
+#include "cooperative_store.glsl"
 #include "cooperative_tile.glsl"
 
 void main() {
@@ -114,7 +81,6 @@ void main() {
     b = Elements(operand(args.b, 1));
     a_units = Units(operand(args.a, 0));
     b_units = Units(operand(args.b, 1));
-    y_units = Units(operand(args.y, 2));
     a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
     b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1;
     y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1;

@@ -11,6 +11,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
+#include "math.glsl"
 #include "workgroup.glsl"
 
 #define ARGS_BODY { uvec2 y; EXTRA_OPERANDS \

@@ -3,13 +3,15 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 y; uint total; uint seed_low; uint seed_high; float shift; float scale; }
+#define ARGS_BODY { uvec2 y; uvec2 fresh; uint total; uint seed_low; uint seed_high; float shift; float scale; }
 #include "args.glsl"
 #include "workgroup.glsl"
 
 layout(constant_id = 4) const uint NORMAL = 0;
+layout(constant_id = 5) const uint HAS_FRESH = 0;
 
 TENSOR(float, Values)
+TENSOR(uint, Words)
 
 uvec4 philox(uvec4 counter, uvec2 key) {
     for (uint round = 0u; round < 10u; ++round) {
@@ -25,7 +27,12 @@ uvec4 philox(uvec4 counter, uvec2 key) {
 void main() {
     uint first = 4u * flat_lane();
     if (first >= args.total) return;
-    uvec4 bits = philox(uvec4(first / 4u, 0u, 0u, 0u), uvec2(args.seed_low, args.seed_high));
+    uvec2 seed = uvec2(args.seed_low, args.seed_high);
+    if (HAS_FRESH != 0u) {
+        Words fresh = Words(operand(args.fresh, 1));
+        seed ^= uvec2(fresh.v[0], fresh.v[1]);
+    }
+    uvec4 bits = philox(uvec4(first / 4u, 0u, 0u, 0u), seed);
     vec4 unit = vec4(bits >> 8) * (1.0 / 16777216.0);
     if (NORMAL != 0u) {
         vec2 radius = sqrt(-2.0 * log(1.0 - unit.xz));  // 1 - u is never 0

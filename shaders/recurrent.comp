@@ -9,6 +9,7 @@
     uvec2 y; uvec2 h1; uvec2 c1; uint steps; uint batches; uint backwards; uint y_step; uint y_batch; uint y_unit; float clip; }
 #include "args.glsl"
 #include "workgroup.glsl"
+#include "math.glsl"
 
 layout(constant_id = 4) const uint HIDDEN = 1;
 layout(constant_id = 5) const uint SPLIT = 1;
@@ -35,7 +36,7 @@ shared float partial[SPLIT > 1u ? SPLIT * GATES * HIDDEN : 1u];
 
 ACTIVATIONS
 // infinite where nothing is clipped
-float clipped(float x) { return clamp(x, -args.clip, args.clip); }
+float clipped(float x) { return limited(x, -args.clip, args.clip); }
 
 // One lane's share of the recurrence's part of a unit's gates first .. first + count - 1. `from`: 0 or 1 for `hidden`, 2 for
 // the reset state.

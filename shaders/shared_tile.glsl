@@ -27,8 +27,8 @@ const uint B_PITCH = TILE_N + 4;
 const uint RUN_M = MICRO_M < 4 ? MICRO_M : 4;
 const uint RUN_N = MICRO_N < 4 ? MICRO_N : 4;
 
-shared float tile_a[TILE_K * A_PITCH];
-shared float tile_b[TILE_K * B_PITCH];
+shared vec4 tile_a[TILE_K * A_PITCH / 4];
+shared vec4 tile_b[TILE_K * B_PITCH / 4];
 float next_a[A_LOADS], next_b[B_LOADS];
 float acc[MICRO_M * MICRO_N];
 
@@ -38,16 +38,17 @@ uint b_column_of(uint e) { return B_ALONG_K == 1 ? e / TILE_K : e % TILE_N; }
 uint b_k_of(uint e) { return B_ALONG_K == 1 ? e % TILE_K : e / TILE_N; }
 
 // A lane's place among the tile's lanes. 32 neighbours form a block of 4 by 8, which reads fewer different elements than a
-// line of 32 does.
+// line of 32 does. Their bits take turns: lanes that differ in bit 0 share a row and those that differ in bit 1 a column, so
+// that hardware which merges the wide loads of such lanes reads shared memory half as often.
 const uint LANE_ROWS = TILE_M / MICRO_M, LANE_COLUMNS = TILE_N / MICRO_N;
 const uint LEFT_OVER = LANE_ROWS % 4 + LANE_COLUMNS % 8;  // of blocks
 uint lane_row() {
     uint id = gl_LocalInvocationIndex;
-    return LEFT_OVER == 0 ? id / (4 * LANE_COLUMNS) * 4 + id % 32 / 8 : id / LANE_COLUMNS;
+    return LEFT_OVER == 0 ? id / (4 * LANE_COLUMNS) * 4 + (id >> 1 & 1 | id >> 2 & 2) : id / LANE_COLUMNS;
 }
 uint lane_column() {
     uint id = gl_LocalInvocationIndex;
-    return LEFT_OVER == 0 ? id % (4 * LANE_COLUMNS) / 32 * 8 + id % 8 : id % LANE_COLUMNS;
+    return LEFT_OVER == 0 ? id % (4 * LANE_COLUMNS) / 32 * 8 + (id & 1 | id >> 1 & 2 | id >> 2 & 4) : id % LANE_COLUMNS;
 }
 
 // Position in the tile of this lane's row or column i.
@@ -86,14 +87,22 @@ void store_stage() {
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
         uint e = A_WIDE == 1 ? 4 * (gl_LocalInvocationIndex + i / 4 * LANES) : gl_LocalInvocationIndex + i * LANES;
         uint at = a_k_of(e) * A_PITCH + a_row_of(e);
-        if (A_WIDE == 1) at += i % 4 * (A_ALONG_K == 1 ? A_PITCH : 1);
-        tile_a[at] = next_a[i];
+        if (A_WIDE == 0 || A_ALONG_K == 1) {
+            if (A_WIDE == 1) at += i % 4 * A_PITCH;
+            tile_a[at / 4][at % 4] = next_a[i];
+        } else if (i % 4 == 0) {
+            tile_a[at / 4] = vec4(next_a[i], next_a[i + 1], next_a[i + 2], next_a[i + 3]);
+        }
     }
     [[unroll]] for (uint i = 0; i < B_LOADS; i++) {
         uint e = B_WIDE == 1 ? 4 * (gl_LocalInvocationIndex + i / 4 * LANES) : gl_LocalInvocationIndex + i * LANES;
         uint at = b_k_of(e) * B_PITCH + b_column_of(e);
-        if (B_WIDE == 1) at += i % 4 * (B_ALONG_K == 1 ? B_PITCH : 1);
-        tile_b[at] = next_b[i];
+        if (B_WIDE == 0 || B_ALONG_K == 1) {
+            if (B_WIDE == 1) at += i % 4 * B_PITCH;
+            tile_b[at / 4][at % 4] = next_b[i];
+        } else if (i % 4 == 0) {
+            tile_b[at / 4] = vec4(next_b[i], next_b[i + 1], next_b[i + 2], next_b[i + 3]);
+        }
     }
 }
 
@@ -107,8 +116,16 @@ void multiply_tile(uint begin, uint end) {
         if (k + TILE_K < end) load_stage(k + TILE_K);
         [[unroll]] for (uint s = 0; s < TILE_K; s++) {
             float a[MICRO_M], b[MICRO_N];
-            [[unroll]] for (uint i = 0; i < MICRO_M; i++) a[i] = tile_a[s * A_PITCH + micro_row(i)];
-            [[unroll]] for (uint j = 0; j < MICRO_N; j++) b[j] = tile_b[s * B_PITCH + micro_column(j)];
+            [[unroll]] for (uint i = 0; i < MICRO_M; i += RUN_M) {
+                uint at = s * A_PITCH + micro_row(i);
+                vec4 run = tile_a[at / 4];
+                [[unroll]] for (uint c = 0; c < RUN_M; c++) a[i + c] = run[RUN_M == 4 ? c : (at + c) % 4];
+            }
+            [[unroll]] for (uint j = 0; j < MICRO_N; j += RUN_N) {
+                uint at = s * B_PITCH + micro_column(j);
+                vec4 run = tile_b[at / 4];
+                [[unroll]] for (uint c = 0; c < RUN_N; c++) b[j + c] = run[RUN_N == 4 ? c : (at + c) % 4];
+            }
             [[unroll]] for (uint j = 0; j < MICRO_N; j++)
                 [[unroll]] for (uint i = 0; i < MICRO_M; i++) acc[i * MICRO_N + j] = fma(a[i], b[j], acc[i * MICRO_N + j]);
         }

@@ -29,6 +29,8 @@ FLOOR_OF = {
     "vkep.shaders": PURE,
     "vkep.tosa": PURE,
     "vkep.vgf": PURE,
+    "vkep.pte": PURE,
+    "vkep.aten": PURE,
     # The arena's arithmetic: which bytes, not whose memory.
     "vkep.memory.bfc": PURE,
     "vkep.memory.chunks": PURE,
@@ -43,6 +45,7 @@ FLOOR_OF = {
     "vkep.backend": FRONT,
     "vkep.ort": FRONT,
     "vkep.executorch": FRONT,
+    "vkep.kompute": FRONT,
     "vkep.__init__": FRONT,
     "vkep.__main__": FRONT,
 }
@@ -53,10 +56,12 @@ THIRD_PARTY = {
     SHARED: {"cffi", "vulkan"},
     PURE: {"numpy", "onnx", "google", "ml_dtypes", "platformdirs", "scenario_runner", "vgfpy"},
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
-    SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime"},
+    SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp"},
     FRONT: {"numpy", "onnx", "ml_dtypes", "typer", "click", "rich", "onnxruntime", "cffi"},
 }
 VULKAN_MODULE = "gpu_shared.vk"
+# Heavy extras that one package alone imports, and only once it is asked for.
+EXPORT_PACKAGE, EXPORT_ONLY = "vkep.executorch.export", {"torch", "executorch"}
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,8 @@ def why_not(item: Import) -> str | None:
         return None
     if top in ("registry", "tools", "tests"):
         return f"{top} is not part of the installed package"
+    if top in EXPORT_ONLY:
+        return None if item.importer.startswith(EXPORT_PACKAGE + ".") else f"only {EXPORT_PACKAGE} may import {top}"
     if top not in sys.stdlib_module_names and top not in THIRD_PARTY[own]:
         return f"floor {own} may only import {', '.join(sorted(THIRD_PARTY[own]))} from other projects"
     return None
@@ -175,6 +182,8 @@ def test_a_module_imports_only_from_its_floor_or_below(module: str) -> None:
         ("gpu_shared.context", "import numpy", "floor 1 may only import"),
         ("vkep.session.run", "from .. import cli", "floor 4 may not import floor 5"),
         ("vkep.session.__init__", "from ..cli import main", "floor 4 may not import floor 5"),
+        ("vkep.executorch.program", "import torch", "only vkep.executorch.export may import torch"),
+        ("vkep.session.run", "import executorch.exir", "only vkep.executorch.export may import executorch"),
         ("vkep.nowhere", "import os", "is on no floor"),
         ("vkep.cli.app", "from tools import bench", "is not part of the installed package"),
     ],

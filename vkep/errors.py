@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class VkepError(Exception):
     """Base of vkep's own errors."""
@@ -25,3 +27,18 @@ class UnsupportedModelError(VkepError, ValueError):
 
 class InvalidInputError(VkepError, ValueError):
     """A run's inputs do not fit the model: name, rank, shape or dtype."""
+
+
+class InvalidPteError(VkepError, ValueError):
+    """The bytes are no ExecuTorch program (.pte), or a damaged one; or one of its data files (.ptd) is."""
+
+
+class UnsupportedProgramError(VkepError, ValueError):
+    """An ExecuTorch program that asks for backends, operators or a format version that vkep does not have.
+
+    ``missing`` has a line for each.
+    """
+
+    def __init__(self, message: str, missing: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared import arm_abi, vk
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.handles import Handle
+from gpu_shared.layers import EMULATION_LAYERS
 from gpu_shared.memory import Buffer
 from gpu_shared.tensors import tensor_description
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
-    from gpu_shared.pipeline import PipelineLayout, ShaderModule
+    from gpu_shared.pipeline import PipelineCache, PipelineLayout, ShaderModule
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,16 @@ def check_data_graphs(device: Device) -> None:
         )
 
 
+def takes_cache(device: Device) -> bool:
+    """Whether data graph pipelines are made with a VkPipelineCache: the emulation layers (0.11) refuse one."""
+    return not set(EMULATION_LAYERS) & set(device.instance.layers)
+
+
 class DataGraphPipeline(Handle):
     """The graph ``entry_point`` of a SPIR-V module, compiled by the driver.
 
-    ``resources`` are its inputs and outputs, ``constants`` what the module names as constants. Raises
+    ``resources`` are its inputs and outputs, ``constants`` what the module names as constants; ``cache`` may know it from
+    before (the emulation layers take none: `takes_cache`). Raises
     `ContextIncompatibleError`, and `GpuError` where the driver refuses the module.
     """
 
@@ -69,6 +76,7 @@ class DataGraphPipeline(Handle):
         resources: Sequence[GraphResource],
         constants: Sequence[GraphConstant] = (),
         *,
+        cache: PipelineCache | None = None,
         label: str = "data graph",
     ) -> None:
         check_data_graphs(device)
@@ -107,7 +115,8 @@ class DataGraphPipeline(Handle):
         fn, device_raw = device.fn, device.raw
         api = vk.extra_ffi()
         out = api.new("uint64_t *")
-        result = fn.vkCreateDataGraphPipelinesARM(device_raw, 0, 0, 1, info.ptr, api.NULL, out)
+        known = vk.number(cache.raw) if cache is not None and takes_cache(device) else 0
+        result = fn.vkCreateDataGraphPipelinesARM(device_raw, 0, known, 1, info.ptr, api.NULL, out)
         if result < 0 or not out[0]:
             vk.check(result if result < 0 else -3, "vkCreateDataGraphPipelinesARM", label)
         raw = vk.handle("VkPipeline", out[0])
@@ -122,12 +131,27 @@ class DataGraphPipeline(Handle):
         self._module = module  # some drivers read it again when a session is made
 
 
+#: (size, alignment, memory type bits) to a buffer and an offset in it, or None
+Allocate = Callable[[int, int, int], "tuple[Buffer, int] | None"]
+
+
 class DataGraphSession(Handle):
-    """What one execution at a time of a pipeline needs: the session object and its memory."""
+    """What one execution at a time of a pipeline needs: the session object and its memory.
+
+    ``allocate`` gives memory that outlives the session and stays its owner's; where it gives None, or without it, the session
+    has an allocation of its own.
+    """
 
     kind = "data_graph_session"
 
-    def __init__(self, device: Device, pipeline: DataGraphPipeline, *, label: str = "data graph session") -> None:
+    def __init__(
+        self,
+        device: Device,
+        pipeline: DataGraphPipeline,
+        *,
+        allocate: Allocate | None = None,
+        label: str = "data graph session",
+    ) -> None:
         fn, device_raw = device.fn, device.raw
         api = vk.extra_ffi()
         info = vk.make("VkDataGraphPipelineSessionCreateInfoARM", dataGraphPipeline=vk.number(pipeline.raw))
@@ -136,9 +160,10 @@ class DataGraphSession(Handle):
         vk.check(result, "vkCreateDataGraphPipelineSessionARM", label)
         raw = out[0]
         self.pipeline = pipeline
-        self.memory: list[Buffer] = []
+        self.memory: list[Buffer] = []  #: its own allocations
+        self.memory_bytes = 0  #: bytes of session memory
         try:
-            self._bind_memory(device, raw, label)
+            self._bind_memory(device, raw, allocate, label)
         except BaseException:
             fn.vkDestroyDataGraphPipelineSessionARM(device_raw, raw, api.NULL)
             for buffer in self.memory:
@@ -152,12 +177,7 @@ class DataGraphSession(Handle):
             reaper=device.reaper,
         )
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of session memory."""
-        return sum(buffer.size for buffer in self.memory)
-
-    def _bind_memory(self, device: Device, raw: int, label: str) -> None:
+    def _bind_memory(self, device: Device, raw: int, allocate: Allocate | None, label: str) -> None:
         fn, api = device.fn, vk.extra_ffi()
         asked = vk.make("VkDataGraphPipelineSessionBindPointRequirementsInfoARM", session=raw)
         call = fn.vkGetDataGraphPipelineSessionBindPointRequirementsARM
@@ -178,10 +198,23 @@ class DataGraphSession(Handle):
                 need = requirements.ptr.memoryRequirements
                 if not need.size:
                     continue
-                # at offset 0 of an allocation of its own: aligned to whatever the driver asks
-                buffer = Buffer(device, need.size, memory_types=need.memoryTypeBits, label=f"{label} memory")
-                self.memory.append(buffer)
-                bind = vk.make("VkBindDataGraphPipelineSessionMemoryInfoARM", memory=vk.number(buffer.memory), **which)
+                given = allocate(need.size, need.alignment, need.memoryTypeBits) if allocate is not None else None
+                if given is None:
+                    # at offset 0 of an allocation of its own: aligned to whatever the driver asks
+                    buffer, offset = (
+                        Buffer(device, need.size, memory_types=need.memoryTypeBits, label=f"{label} memory"),
+                        0,
+                    )
+                    self.memory.append(buffer)
+                else:
+                    buffer, offset = given
+                self.memory_bytes += need.size
+                bind = vk.make(
+                    "VkBindDataGraphPipelineSessionMemoryInfoARM",
+                    memory=vk.number(buffer.memory),
+                    memoryOffset=offset,
+                    **which,
+                )
                 result = fn.vkBindDataGraphPipelineSessionMemoryARM(device.raw, 1, bind.ptr)
                 vk.check(result, "vkBindDataGraphPipelineSessionMemoryARM", label)
 

@@ -14,7 +14,7 @@ from gpu_shared import query, vk
 from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
 from gpu_shared.errors import DeviceNotFoundError, DriverNotFoundError, GpuError
 from gpu_shared.handles import Handle
-from gpu_shared.layers import layer_search
+from gpu_shared.layers import EMULATION_LAYERS, LAYERS_OWN_ERRORS, layer_search
 
 logger = logging.getLogger("gpu_shared.validation")
 
@@ -63,7 +63,8 @@ class Instance(Handle):
 
     ``layers`` are instance layers in order, outermost first, ``layer_paths`` folders with manifests to look for them
     besides the loader's own; ``validation`` (None: as VKEP_VALIDATION says) adds the
-    Khronos layer with core and synchronization checks and collects its messages in ``messages``. Raises
+    Khronos layer with core and synchronization checks and collects its messages in ``messages``; with the emulation layers
+    on, the error that these make themselves (`gpu_shared.layers.LAYERS_OWN_ERRORS`) goes to ``excused``. Raises
     `DriverNotFoundError`, and `GpuError` naming a layer or extension that is not installed.
     """
 
@@ -81,6 +82,7 @@ class Instance(Handle):
     ) -> None:
         self.validation = validation_wanted() if validation is None else validation
         self.messages: list[ValidationMessage] = []
+        self.excused: list[ValidationMessage] = []
         vk.mark_used()
         vk.load()
         layers, extensions = list(dict.fromkeys(layers)), list(dict.fromkeys(extensions))
@@ -96,7 +98,8 @@ class Instance(Handle):
         callback: Any = None
         if self.validation:
             extensions.append("VK_EXT_debug_utils")
-            callback = _message_callback(self.messages)
+            emulated = bool(set(EMULATION_LAYERS) & set(layers))
+            callback = _message_callback(self.messages, self.excused if emulated else None)
             chain.append(_messenger_info(callback))
             if "VK_EXT_validation_features" in available:
                 extensions.append("VK_EXT_validation_features")
@@ -163,6 +166,7 @@ class Instance(Handle):
         self = cls.__new__(cls)
         fn = vk.instance_functions(raw, label)
         self.validation, self.messages, self.layers, self.debug_names = False, [], (), False
+        self.excused = []
         Handle.__init__(
             self,
             raw,
@@ -319,12 +323,17 @@ def _check_layers(layers: Sequence[str]) -> set[str]:
     return names
 
 
-def _message_callback(messages: list[ValidationMessage]) -> Any:
+def _message_callback(messages: list[ValidationMessage], excused: list[ValidationMessage] | None = None) -> Any:
+    """``excused`` takes what the emulation layers do wrong; None: they are off, and nothing is excused."""
+
     def on_message(severity: int, types: int, data: Any, user: Any) -> int:
         name = _SEVERITIES.get(int(severity), "error")
         message_id = vk.text(data.pMessageIdName) if data.pMessageIdName else ""
         kinds = tuple(kind for bit, kind in _TYPES.items() if types & bit)
         message = ValidationMessage(name, kinds, message_id, vk.text(data.pMessage) if data.pMessage else "")
+        if excused is not None and message_id in LAYERS_OWN_ERRORS and not _named(data):
+            excused.append(message)
+            return 0
         logger.log(_LOG_LEVELS[name], "%s: %s", message.message_id, message.text)
         if "validation" in kinds or "performance" in kinds:  # the loader's own chatter is "general"
             messages.append(message)
@@ -332,6 +341,11 @@ def _message_callback(messages: list[ValidationMessage]) -> Any:
         return 0
 
     return vk.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", on_message)
+
+
+def _named(data: Any) -> bool:
+    """Whether a message is of an object with a name: all of this runtime's shader modules and pipelines have one."""
+    return any(data.pObjects[i].pObjectName for i in range(data.objectCount))
 
 
 def _messenger_info(callback: Any) -> vk.Struct:

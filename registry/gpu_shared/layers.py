@@ -19,6 +19,9 @@ from pathlib import Path
 
 #: Graph above Tensor: the first calls the second for its tensors
 EMULATION_LAYERS = ("VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation")
+#: what the emulation layers (0.11) do wrong themselves, below the application: their compute pipelines read push constants
+#: that their pipeline layouts do not have
+LAYERS_OWN_ERRORS = frozenset({"VUID-VkComputePipelineCreateInfo-layout-00703"})
 _PACKAGE, _PROJECT = "emulation_layer", "ai-ml-emulation-layer-for-vulkan"
 _SEARCH_VARIABLE = "VK_ADD_LAYER_PATH"
 _environment_lock = threading.Lock()

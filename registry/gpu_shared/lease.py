@@ -99,6 +99,13 @@ class DelegateLease:
             logger.debug("[%s] execute: value=%d wait=%s executions=%d", self.name, value, wait_value, self._executions)
         return value
 
+    def joined(self, value: int) -> None:
+        """A region of this delegate went with another delegate's submit, which signals ``value``."""
+        self._last_value = value
+        self._executions += 1
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("[%s] execute: value=%d joined executions=%d", self.name, value, self._executions)
+
     def wait(self, value: int | None = None, timeout_s: float | None = None) -> None:
         """Block until the timeline reaches ``value`` (default: everything submitted so far)."""
         self.context.timeline.wait(value, timeout_s)

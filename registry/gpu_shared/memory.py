@@ -81,8 +81,8 @@ def memory_budget(device: Device) -> tuple[HeapBudget, ...]:
     )
 
 
-def _choose_type(device: Device, kind: str, type_bits: int) -> tuple[int, int, int]:
-    """(memory type index, its property flags, its heap)"""
+def choose_type(device: Device, kind: str, type_bits: int) -> tuple[int, int, int]:
+    """(memory type index, its property flags, its heap) for a buffer of this kind. Raises `GpuError`."""
     memory = vk.out("VkPhysicalDeviceMemoryProperties")
     device.instance.fn.vkGetPhysicalDeviceMemoryProperties(device.physical_device, memory)
     choices = _CHOICES[kind]
@@ -144,7 +144,7 @@ class Buffer(Handle):
         try:
             requirements = vk.out("VkMemoryRequirements")
             fn.vkGetBufferMemoryRequirements(device_raw, raw, requirements)
-            index, flags, heap = _choose_type(device, memory_kind, requirements.memoryTypeBits & memory_types)
+            index, flags, heap = choose_type(device, memory_kind, requirements.memoryTypeBits & memory_types)
             memory = _allocate(device, requirements.size, index, heap, label)
             vk.check(fn.vkBindBufferMemory(device_raw, raw, memory, 0), "vkBindBufferMemory", label)
             address = vk.make("VkBufferDeviceAddressInfo", buffer=raw)

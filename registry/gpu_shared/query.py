@@ -67,6 +67,9 @@ WANTED_EXTENSIONS = (
     "VK_KHR_cooperative_matrix",
     "VK_KHR_shader_bfloat16",
     "VK_EXT_memory_budget",
+    "VK_KHR_external_memory_fd",
+    "VK_EXT_external_memory_host",
+    "VK_KHR_external_semaphore_fd",
     "VK_KHR_calibrated_timestamps",
 )
 

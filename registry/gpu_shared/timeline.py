@@ -151,6 +151,43 @@ class Timeline(Handle):
         if value > state.completed:
             state.completed = value
 
+    def enqueue(self, semaphore: Handle, *, wait: int | None = None, signal: int | None = None) -> int:
+        """Put a wait for a value of another timeline semaphore into the queue, or a signal of one, in order with the
+        submits around it; the host does not block. Returns the value of this timeline that is reached then.
+
+        Raises `DeviceLostError`, `GpuError`, `ClosedError`. A value that nobody signals stops the queue.
+        """
+        state, device, ffi = self._state, self.device, vk.ffi
+        state.raise_lost()
+        waits = [] if wait is None else [(semaphore.raw, wait)]
+        signals = [] if signal is None else [(semaphore.raw, signal)]
+        with device.queue_lock:
+            self.check_usable()
+            value = state.submitted + 1
+            signals.append((self.raw, value))
+            values = vk.make(
+                "VkTimelineSemaphoreSubmitInfo",
+                waitSemaphoreValueCount=len(waits),
+                pWaitSemaphoreValues=[v for _, v in waits],
+                signalSemaphoreValueCount=len(signals),
+                pSignalSemaphoreValues=[v for _, v in signals],
+            )
+            info = vk.make(
+                "VkSubmitInfo",
+                pNext=values,
+                waitSemaphoreCount=len(waits),
+                pWaitSemaphores=[s for s, _ in waits],
+                pWaitDstStageMask=[vk.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT] * len(waits),
+                signalSemaphoreCount=len(signals),
+                pSignalSemaphores=[s for s, _ in signals],
+            )
+            state.submitted = value
+            result = device.fn.vkQueueSubmit(device.queue, 1, info.ptr, ffi.NULL)
+            if result < 0:
+                state.submitted = value - 1
+                state.fail(result, "vkQueueSubmit")
+        return value
+
 
 class PreparedSubmit:
     """A VkSubmitInfo built once for a list of command buffers on a queue, signalling ``timeline``.

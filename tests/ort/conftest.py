@@ -74,14 +74,23 @@ def registered(vulkan: DeviceInfo) -> Any:
 @pytest.fixture
 def session(registered: Any) -> Iterator[OpenSession]:
     """Opens a session on Vulkan that must not fall back; ``all_on_vulkan`` (default) holds ONNX Runtime's own assignment to
-    that.
+    that. Without ``optimize`` ONNX Runtime leaves the nodes as they are.
     """
     import onnxruntime
 
     opened: list[Any] = []
 
-    def open_(model: Any, *, all_on_vulkan: bool = True, entries: dict[str, str] | None = None, **options: Any) -> Any:
+    def open_(
+        model: Any,
+        *,
+        all_on_vulkan: bool = True,
+        optimize: bool = True,
+        entries: dict[str, str] | None = None,
+        **options: Any,
+    ) -> Any:
         settings = onnxruntime.SessionOptions()
+        if not optimize:
+            settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.log_severity_level = 4
         settings.add_session_config_entry(ASSIGNMENT, "1")
         for key, value in (entries or {}).items():
@@ -103,19 +112,49 @@ def on_gpu(registered: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
     """Makes an OrtValue in the provider's memory."""
     import onnxruntime
 
-    vendor = device_of(registered).device.vendor_id
-    return lambda array: onnxruntime.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor)
+    vendor, number = device_of(registered).device.vendor_id, device_number(registered)
+    return lambda array: onnxruntime.OrtValue.ortvalue_from_numpy(array, "gpu", number, vendor)
 
 
 def device_of(registered: Any) -> Any:
+    """The OrtEpDevice of the device that sessions take by default."""
+    return _devices(registered)[device_number(registered)]
+
+
+def device_number(registered: Any) -> int:
+    """That device's number among the provider's: the device id of its memory."""
+    import gpu_shared
+
+    default = gpu_shared.select_device(gpu_shared.list_devices()).capabilities.uuid
+    return [d.ep_metadata["vulkan_uuid"] for d in _devices(registered)].index(default)
+
+
+def _devices(registered: Any) -> list[Any]:
     import onnxruntime
 
-    return next(d for d in onnxruntime.get_ep_devices() if d.ep_name == registered.EP_NAME)
+    return [d for d in onnxruntime.get_ep_devices() if d.ep_name == registered.EP_NAME]
 
 
 def gpu_device(registered: Any) -> Any:
     """The OrtDevice that outputs are bound to."""
     import onnxruntime
 
-    vendor = device_of(registered).device.vendor_id
-    return onnxruntime.OrtDevice.make("gpu", 0, vendor_id=vendor)._get_c_device()
+    vendor, number = device_of(registered).device.vendor_id, device_number(registered)
+    return onnxruntime.OrtDevice.make("gpu", number, vendor_id=vendor)._get_c_device()
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every copy between host and device while the test runs."""
+    from vkep.ort.memory import MemoryDomain
+
+    seen: list[str] = []
+    for name in ("upload", "download"):
+        original = getattr(MemoryDomain, name)
+
+        def spy(self: Any, *args: Any, _name: str = name, _original: Any = original) -> Any:
+            seen.append(_name)
+            return _original(self, *args)
+
+        monkeypatch.setattr(MemoryDomain, name, spy)
+    return seen

@@ -102,10 +102,60 @@ def test_compatibility_is_told_and_validated(session: OpenSession, registered: A
     assert ask("another provider's text") == "EP_NOT_APPLICABLE"
 
 
-def test_dynamic_shapes_cannot_be_compiled_ahead(session: OpenSession, tmp_path: Path) -> None:
-    model = graph("g (float[n] x) => (float[n] y) { y = Relu(x) }")
-    with pytest.raises(Exception, match=r"cannot be compiled ahead: its shapes .* fix the free dimensions"):
-        compile_(session, model, tmp_path / "c.onnx", True)
+@pytest.mark.parametrize("embed", [True, False])
+def test_open_shapes_are_compiled_as_nodes_to_plan_from(session: OpenSession, tmp_path: Path, embed: bool) -> None:
+    model = tmp_path / "open.onnx"
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[n,16] x, int64[2] s) => (float[n,8] y, float[a,b] z) '
+        "{ m = MatMul(x, w) y = LeakyRelu<alpha=0.25>(m) z = Reshape(y, s) }"
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    onnx.save(proto, model)
+    target = tmp_path / "compiled.onnx"
+    compile_(session, model, target, embed)
+    compiled = onnx.load(target)
+    assert [n.op_type for n in compiled.graph.node] == ["EPContext"]
+    assert not compiled.graph.initializer
+    model.unlink()
+    made = session(str(target))
+    for rows in (4, 2, 4):
+        y, z = made.run(None, {"x": X[:rows], "s": np.array([-1, 4])})
+        product = X[:rows] @ WEIGHT
+        np.testing.assert_allclose(y, np.where(product > 0, product, product / 4), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(z, y.reshape(-1, 4))
+
+
+def test_data_with_bodies_of_its_own_is_refused(session: OpenSession) -> None:
+    from vkep.errors import InvalidModelError
+    from vkep.graph.load import load_model
+    from vkep.ort import context_data
+
+    text = "g (float[n] x, bool c) => (float[n] y) { y = If<then_branch = t () => (float[n] o) { o = Relu(x) }, "
+    read = load_model(graph(text + "else_branch = e () => (float[n] o) { o = Neg(x) }>(c) }"))
+    nodes = context_data.Nodes(read.graph, read.opsets, read.ir_version)
+    data = context_data.encode(nodes, context_data.compatibility(_device()))
+    with pytest.raises(InvalidModelError, match="carry graphs or weights of their own"):
+        context_data.decode(data, _device())
+
+
+@pytest.mark.parametrize("what", ["cut", "nodes"])
+def test_damaged_nodes_are_refused(session: OpenSession, what: str) -> None:
+    from vkep.errors import InvalidModelError
+    from vkep.graph.load import load_model
+    from vkep.ort import context_data
+
+    read = load_model(graph("g (float[n] x) => (float[n] y) <float[3] w = {1, 2, 3}> { y = Mul(x, w) }"))
+    nodes = context_data.Nodes(read.graph, read.opsets, read.ir_version)
+    data = context_data.encode(nodes, context_data.compatibility(_device()))
+    broken = data[:-70] if what == "cut" else data.replace(b'"graph": "', b'"graph": "//8A')
+    with pytest.raises(InvalidModelError, match="the data is damaged"):
+        context_data.decode(broken, _device())
+
+
+def test_kernels_of_the_registry_have_nothing_to_compile(session: OpenSession, model: Path) -> None:
+    entries = {"ep.context_enable": "1", "ep.context_file_path": str(model.with_name("c.onnx"))}
+    with pytest.raises(Exception, match="option 'kernels' is 'registry'"):
+        session(str(model), entries=entries, kernels="registry")
 
 
 def test_data_for_another_device_is_refused(session: OpenSession, model: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,23 +15,6 @@ DOUBLE = graph("g (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }")
 SQUARE = graph("g (float[2,3] x) => (float[2,3] y) { y = Mul(x, x) }")
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 OnGpu = Callable[[np.ndarray[Any, Any]], Any]
-
-
-@pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Every copy between host and device while the test runs."""
-    from vkep.ort.memory import MemoryDomain
-
-    seen: list[str] = []
-    for name in ("upload", "download"):
-        original = getattr(MemoryDomain, name)
-
-        def spy(self: Any, *args: Any, _name: str = name, _original: Any = original) -> Any:
-            seen.append(_name)
-            return _original(self, *args)
-
-        monkeypatch.setattr(MemoryDomain, name, spy)
-    return seen
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool"])

@@ -144,6 +144,17 @@ def test_registration_alone_opens_no_device() -> None:
     )
 
 
+def test_a_short_soak_leaves_nothing_behind() -> None:
+    out = run(
+        """
+        from tools.ort_soak import main
+        sys.exit(main(["--sessions", "40", "--runs", "400", "--threads", "8", "--allow", "40"]))
+        """,
+        timeout=280,
+    )
+    assert "left behind: nothing; wrong answers: 0" in out
+
+
 def test_memory_does_not_grow_over_many_sessions_and_runs() -> None:
     grown = float(
         run(

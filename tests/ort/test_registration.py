@@ -118,6 +118,10 @@ def test_kernel_constraints_are_held_against_the_schema(registered: Any) -> None
     from vkep.ort.kernels import KernelEntry, check_against_schema
 
     ort = behind(_factory()).ort
-    check_against_schema(ort, KernelEntry("Relu", 14, ("T",)))
+    assert check_against_schema(ort, KernelEntry("Relu", 14, {"T": ("float32",)}))
     with pytest.raises(OrtError, match=r"kernel Relu: the schema has no type constraint named \['U'\]; it has \['T'\]"):
-        check_against_schema(ort, KernelEntry("Relu", 14, ("T", "U")))
+        check_against_schema(ort, KernelEntry("Relu", 14, {"T": ("float32",), "U": ("float32",)}))
+    with pytest.raises(OrtError, match=r"kernel Relu \(version 14\): .* T does not allow \['bool'\]"):
+        check_against_schema(ort, KernelEntry("Relu", 14, {"T": ("float32", "bool")}))
+    assert not check_against_schema(ort, KernelEntry("Relu", 999, {"T": ("float32",)}))  # it knows no such version
+    assert check_against_schema(ort, KernelEntry("NoSuchOperator", 1, {"U": ("bool",)}))  # nor this operator

@@ -13,7 +13,6 @@ from onnx import numpy_helper
 
 from tests.ort.conftest import OpenSession, graph, reference, where
 
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 EP, CPU = "VulkanExecutionProvider", "CPUExecutionProvider"
 
 OPERATORS = {
@@ -50,23 +49,6 @@ def test_operators_give_what_the_cpu_provider_gives(session: OpenSession, text: 
     for got, expected in zip(session(model, io=io).run(None, feeds), reference(model, feeds), strict=True):
         assert got.dtype == expected.dtype
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
-def test_light_models_run_fully_on_vulkan(session: OpenSession, name: str) -> None:
-    path = LIGHT / f"light_{name}.onnx"
-    if not path.is_file():
-        pytest.skip("this onnx package has no light models")
-    model = path.read_bytes()
-    proto = onnx.load_from_string(model)
-    weights = {t.name for t in proto.graph.initializer}
-    rng = np.random.default_rng(1)
-    inputs = [v for v in proto.graph.input if v.name not in weights]
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in inputs}
-    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-    got = session(str(path)).run(None, feeds)[0]
-    expected = reference(model, feeds)[0]
-    assert np.abs(got - expected).max() <= 1e-3 * max(1.0, np.abs(expected).max())
 
 
 def test_dynamic_shapes_are_planned_as_they_come(session: OpenSession) -> None:

@@ -15,6 +15,7 @@ from tools.bench.measure import Result, measure_model, runs_a_turn
 from tools.bench.peers.base import relative_error
 from tools.bench.remote import Worker, WorkerFailed
 from tools.bench.table import markdown_table, number
+from tools.bench.targets import verdicts
 from tools.models.catalog import write_model
 
 
@@ -113,3 +114,28 @@ def test_what_is_not_installed_is_unavailable_not_a_failure(tiny: Path, tmp_path
 def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--models", "nothing"]) == 2
     assert "nothing is no model of the catalog" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("plain", "provider", "rival", "close", "ahead"),
+    [
+        (10.0, 10.4, 12.0, True, True),
+        (10.0, 10.6, 12.0, False, True),
+        (0.5, 0.59, 0.58, True, False),
+        (0.5, 0.61, 0.7, False, True),
+        (10.0, 10.0, None, True, None),
+    ],
+)
+def test_the_promises_for_the_provider_are_read_from_the_results(
+    plain: float, provider: float, rival: float | None, close: bool, ahead: bool | None
+) -> None:
+    results = [Result("m", "vkep", samples_ms=[plain]), Result("m", "vkep-ort", samples_ms=[provider])]
+    if rival is None:
+        results.append(Result("m", "ep-webgpu", status="unavailable", detail="not installed"))
+    else:
+        results.append(Result("m", "ep-webgpu", samples_ms=[rival]))
+    found = verdicts(results)
+    assert [v.held for v in found] == [close, ahead]
+    assert all(v.model == "m" for v in found)
+    if ahead is None:
+        assert "not measured (ep-webgpu unavailable: not installed)" in str(found[1])

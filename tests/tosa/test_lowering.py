@@ -55,8 +55,10 @@ def test_an_output_that_is_an_input_is_an_operation() -> None:
     [
         ("g (float[2,3] x) => (float[2,3] y) { y = Acosh(x) }", "no TOSA lowering of Acosh"),
         ("g (double[2,3] x) => (double[2,3] y) { y = Abs(x) }", "'x' is float64"),
-        ("g (float[2,3] x) => (int32[2,3] y) { y = Cast<to=6>(x) }", "ONNX's cuts off"),
-        ("g (float[2,3] x, int64[1] i) => (float[1,3] y) { y = Gather(x, i) }", "'i' is int64"),
+        ("g (float[2,3] x) => (int64[2,3] y) { y = Cast<to=7>(x) }", "integers of 32 bits"),
+        ("g (int64[2,3] x) => (float[2,3] y) { y = Cast<to=1>(x) }", "int32 holds only indices"),
+        ("g (int64[2,3] x) => (int64[3,2] y) { y = Transpose(x) }", "may need all its bits"),
+        ("g (int64[2,3] x) => (int64[2,3] y) { y = Add(x, x) }", "input 0 is int64"),
         (
             "g (float[1,1,9,9] x) => (float[1,1,4,4] y) { y = MaxPool<kernel_shape=[2,2],dilations=[5,5]>(x) }",
             "dilation",
@@ -66,7 +68,17 @@ def test_an_output_that_is_an_input_is_an_operation() -> None:
         ("g (float[2,3] x, float[2] k) => (float[2,3] y) { y = Add(x, k) }", "its inputs do not fit"),
         ("g (float[2,3] x) => (float[3,2] y) { y = Transpose<perm=[0,5]>(x) }", "no permutation"),
         ("g (float[2,3] x) => (float[2,3] y) { y = Softmax<axis=9>(x) }", "axis 9 of a tensor of rank 2"),
-        ("g (float[2,3] x, float e) => (float[2,3] y) { y = Pow(x, e) }", "negative base"),
+        ("g (float16[2,3] x, float16 e) => (float16[2,3] y) { y = Pow(x, e) }", "POW of float16"),
+        (
+            "g (float[2,3,6] x) => (float[2,3,6] y) { s = Constant<value=int64[3]{3,3,6}>() y = Resize(x, , , s) }",
+            "RESIZE",
+        ),
+        ("g (float[1,2000,1] x) => (float[1,2000,2] y) { y = DFT(x) }", "a transform of 2000 points"),
+        (
+            """g (float[4] x, float[2] u) => (float[4] y) {
+              i = Constant<value=int64[2]{1,1}>() y = ScatterElements(x, i, u) }""",
+            "an index twice",
+        ),
     ],
 )
 def test_what_is_declined_is_told_with_the_node(text: str, reason: str) -> None:

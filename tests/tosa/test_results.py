@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tosa.harness import expected, lowered, model
+from tests.tosa.harness import check, expected, feeds_of, lowered, model
 from tests.vgf.harness import Bench, need_vgf
-from vkep.vgf.convert import mlir_to_flatbuffer
 
 RNG = np.random.default_rng(1)
 
@@ -99,33 +98,10 @@ GRAPHS: dict[str, Any] = {
 }
 
 
-def feeds_of(proto: Any, seed: int = 3) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    made = {}
-    for info in proto.graph.input:
-        shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
-        x = rng.uniform(-2, 2, shape)
-        made[info.name] = x > 0 if info.type.tensor_type.elem_type == 9 else x.astype(np.float32)
-    return made
-
-
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_graph_equals_onnxruntime_and_the_reference_model(bench: Bench, name: str) -> None:
     text, weights = GRAPHS[name]
-    proto = model(text, **weights)
-    graph = lowered(proto)
-    feeds = feeds_of(proto)
-    want = expected(proto, feeds)
-    got = bench.tosa(graph, feeds)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
-    reference = pytest.importorskip("tosa_reference_model", reason="needs tosa-tools (the extra 'tosa')")
-    arrays = [np.ascontiguousarray(feeds[p.name]) for p in graph.inputs]
-    outputs, status = reference.run(mlir_to_flatbuffer(graph.mlir), arrays)
-    assert status == reference.GraphStatus.TOSA_VALID
-    for raw, a, port in zip(outputs, got, graph.outputs, strict=True):
-        b = np.frombuffer(np.ascontiguousarray(raw).tobytes(), port.dtype.numpy).reshape(port.shape)
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    check(bench, model(text, **weights), rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["conv", "depthwise", "gemm", "norms", "activations"])
@@ -142,6 +118,34 @@ def test_float16(bench: Bench, name: str) -> None:
     for a, b in zip(got, want, strict=True):
         assert a.dtype == np.float16
         np.testing.assert_allclose(a.astype(np.float32), b, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["conv", "gemm", "activations", "moved"])
+def test_bfloat16_is_computed_in_float32(bench: Bench, name: str) -> None:
+    """Each result within two roundings of the float32 model's, on the same inputs."""
+    import ml_dtypes
+
+    text, weights = GRAPHS.get(name, ("g (float[3,4] x) => (float[4,3] y) { y = Transpose(x) }", {}))
+    short = {n: a.astype(ml_dtypes.bfloat16) for n, a in weights.items()}
+    full = model(text, **{n: a.astype(np.float32) for n, a in short.items()})
+    feeds = {n: a.astype(ml_dtypes.bfloat16) for n, a in feeds_of(full).items()}
+    graph = lowered(model(text.replace("float[", "bfloat16["), **short))
+    got = bench.tosa(graph, feeds)
+    want = expected(full, {n: a.astype(np.float32) for n, a in feeds.items()})
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == ml_dtypes.bfloat16
+        tolerance = 0.0 if name == "moved" else 2**-6
+        np.testing.assert_allclose(a.astype(np.float32), b, rtol=tolerance, atol=tolerance)
+
+
+def test_casts_to_and_from_bfloat16(bench: Bench) -> None:
+    import ml_dtypes
+
+    text = "g (float[40] x) => (bfloat16[40] y, float[40] z) { y = Cast<to=16>(x) z = Cast<to=1>(y) }"
+    x = RNG.standard_normal(40).astype(np.float32)
+    short, long = bench.tosa(lowered(model(text)), {"x": x})
+    np.testing.assert_array_equal(short, x.astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(long, x.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 QDQ = """g (float[1,3,8,8] x) => (float[1,6,4,4] y) {

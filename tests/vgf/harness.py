@@ -23,6 +23,17 @@ def need_vgf() -> None:
         pytest.importorskip(package, reason=f"needs {project} (the extra 'vgf')")
 
 
+def as_held(port: Any, array: Array) -> Array:
+    """An array as the graph's tensor holds it (int64 in words, unsigned integers as bits)."""
+    dtype, shape = port.held
+    return np.ascontiguousarray(array).reshape(-1).view(dtype).reshape(shape)
+
+
+def as_given(port: Any, array: Array) -> Array:
+    """The other way round."""
+    return np.ascontiguousarray(array).reshape(-1).view(port.dtype.numpy).reshape(port.shape)
+
+
 class Bench:
     """A context that runs data graphs, with both delegates' stays on it."""
 
@@ -48,7 +59,8 @@ class Bench:
         """Run a `TosaGraph` with inputs by name."""
         from vkep.vgf import decode, mlir_to_vgf
 
-        return self.run(decode(mlir_to_vgf(graph.mlir)), [feeds[port.name] for port in graph.inputs])
+        made = self.run(decode(mlir_to_vgf(graph.mlir)), [as_held(port, feeds[port.name]) for port in graph.inputs])
+        return [as_given(port, array) for port, array in zip(graph.outputs, made, strict=True)]
 
     def close(self) -> None:
         self.delegate.close()

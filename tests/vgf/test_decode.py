@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import struct
+
 import pytest
 
 from tests.vgf.harness import DATA, need_vgf
@@ -82,3 +85,55 @@ def test_a_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_that_the_converter_refuses() -> None:
     with pytest.raises(ConvertError, match=r"the model converter failed \(\d+\): .*custom op 'nonsense' is unknown"):
         mlir_to_vgf("nonsense")
+
+
+def _mutations(data: bytes, seed: int) -> bytes:
+    """The file with some bytes, words or spans changed, mostly in its tables."""
+    rng = random.Random(seed)
+    made = bytearray(data)
+    tables = min(len(made), 6000)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(4, min(tables, len(made)) if rng.random() < 0.9 else len(made))
+        what = rng.randrange(5)
+        if what == 0:
+            made[at] ^= 1 << rng.randrange(8)
+        elif what == 1:
+            made[at : at + 4] = rng.choice((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0x80000000, len(data))).to_bytes(4, "little")
+        elif what == 2:
+            made[at : at + 8] = rng.choice((2**64 - 1, 2**63, len(data) - 1, 2**32)).to_bytes(8, "little")
+        elif what == 3:
+            del made[at : at + rng.choice((1, 4, 64))]
+        else:
+            other = rng.randrange(4, tables)
+            made[at : at + 16] = made[other : other + 16]
+    return bytes(made)
+
+
+@pytest.mark.parametrize("name", ["executorch_pool.vgf", "executorch_trig.vgf", "executorch_cnn.vgf"])
+def test_a_thousand_damaged_files_are_read_or_refused(name: str) -> None:
+    """An error of vkep's own, or a file whose every index lies inside it."""
+    data = (DATA / name).read_bytes()
+    refused = 0
+    for seed in range(1200):
+        try:
+            vgf = decode(_mutations(data, seed))
+        except InvalidVgfError:
+            refused += 1
+            continue
+        assert all(0 <= s.resource < len(vgf.resources) for s in (*vgf.inputs, *vgf.outputs))
+        assert all(0 <= s.module < len(vgf.modules) for s in vgf.segments)
+        for constant in vgf.constants:
+            assert len(constant.data) == vgf.resources[constant.resource].nbytes
+    assert 0 < refused < 1200
+
+
+def test_shapes_that_do_not_match_the_data(cnn: bytes) -> None:
+    """A constant whose shape says more than its bytes hold."""
+    shape = struct.pack("<4q", 16, 3, 3, 3)
+    at = cnn.index(shape)
+    with pytest.raises(
+        InvalidVgfError, match=r"constant 0 has 1728 bytes; resource 0 \(float32 \[17, 3, 3, 3\]\) takes 1836"
+    ):
+        decode(cnn[:at] + struct.pack("<4q", 17, 3, 3, 3) + cnn[at + len(shape) :])
+    with pytest.raises(InvalidVgfError, match="constant 0 has 1728 bytes"):
+        decode(cnn[:at] + struct.pack("<4q", -16, 3, 3, 3) + cnn[at + len(shape) :])

@@ -52,8 +52,20 @@ def words(code: bytes) -> list[int]:
     return np.frombuffer(code, np.uint32).tolist()
 
 
-def file(shader: bytes, graph: Vgf, *, push: bool = False, image: bool = False, wrong_kind: bool = False) -> bytes:
-    """abs, then the shader (times a constant, less one), then abs again."""
+def file(
+    shader: bytes | str,
+    graph: Vgf,
+    *,
+    push: int = 0,
+    image: bool = False,
+    wrong_kind: bool = False,
+    sparse: int = -1,
+    language: str = "Glsl",
+) -> bytes:
+    """abs, then the shader (times a constant, less one), then abs again.
+
+    ``push`` are bytes of push constants, a text is the shader's source.
+    """
     import vgfpy
 
     e: Any = vgfpy.CreateEncoder(359)
@@ -61,14 +73,17 @@ def file(shader: bytes, graph: Vgf, *, push: bool = False, image: bool = False, 
     assert code.spirv is not None
     absolute = e.AddModule(vgfpy.ModuleType.Graph, "abs", code.entry_point, words(code.spirv))
     kind = vgfpy.ModuleType.Graph if wrong_kind else vgfpy.ModuleType.Compute
-    scale = e.AddModule(kind, "scale", "main", words(shader))
+    if isinstance(shader, str):
+        scale = e.AddModule(kind, "scale", "main", getattr(vgfpy.ShaderType, language), shader)
+    else:
+        scale = e.AddModule(kind, "scale", "main", words(shader))
     x = e.AddInputResource(TENSOR, F32, [64], [])
     middle = e.AddIntermediateResource(3 if image else BUFFER, F32, [64], [])
     scaled = e.AddIntermediateResource(BUFFER, F32, [64], [])
     y = e.AddOutputResource(TENSOR, F32, [64], [])
     k = e.AddConstantResource(F32, [4], [])
-    e.AddConstant(k, np.array([1, 2, 3, 4], np.float32).tobytes())
-    pushes = [e.AddPushConstRange(0x20, 0, 8)] if push else []
+    e.AddConstant(k, np.array([1, 2, 3, 4], np.float32).tobytes(), sparse)
+    pushes = [e.AddPushConstRange(0x20, 0, push)] if push else []
 
     def segment(module: Any, name: str, bound: list[tuple[int, Any]], shape: list[int]) -> None:
         slots = [e.AddBindingSlot(binding, resource) for binding, resource in bound]
@@ -98,9 +113,47 @@ def test_graphs_and_shaders_run_in_one_file(bench: Bench, shader: bytes, graph: 
     np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-6)
 
 
+SHIFTED = SCALE.replace("void main", "layout(push_constant) uniform P { float by; int times; };\nvoid main").replace(
+    "- 1.0", "- by * times"
+)
+
+
+def test_shaders_in_source_form_and_push_constants(bench: Bench, graph: Vgf) -> None:
+    """GLSL is compiled; a file says where push constants lie, who runs it gives their values."""
+    vgf = decode(file(SHIFTED, graph, push=8))
+    assert vgf.modules[1].language == "GLSL" and vgf.modules[1].source == SHIFTED
+    x = np.random.default_rng(1).uniform(-1, 1, 64).astype(np.float32)
+    scaled = np.abs(x) * np.tile([1, 2, 3, 4], 16).astype(np.float32)
+    for by, times in ((0.5, 3), (2.0, -1)):
+        values = np.float32(by).tobytes() + np.int32(times).tobytes()
+        (y,) = bench.run(vgf, [x], push_constants={"second": values})
+        np.testing.assert_allclose(y, np.abs(scaled - by * times), rtol=1e-6, atol=1e-6)
+
+
+def test_push_constants_that_are_missing_or_do_not_fit(bench: Bench, shader: bytes, graph: Vgf) -> None:
+    vgf = decode(file(shader, graph, push=8))
+    with pytest.raises(InvalidVgfError, match=r"segment 'second' has push constants, 8 bytes .*give their values"):
+        VgfRunner(bench.delegate, vgf)
+    with pytest.raises(ValueError, match="4 bytes of push constants for segment 'second', which takes 8"):
+        VgfRunner(bench.delegate, vgf, push_constants={"second": b"1234"})
+    with pytest.raises(ValueError, match="for 'third'; segments that take some: \\['second'\\]"):
+        VgfRunner(bench.delegate, vgf, push_constants={"third": b"1234", "second": b"12345678"})
+
+
+def test_a_constant_said_to_be_sparse_is_dense_data(bench: Bench, shader: bytes, graph: Vgf) -> None:
+    vgf = decode(file(shader, graph, sparse=0))
+    assert vgf.constants[0].sparse_dimension == 0
+    x = np.random.default_rng(2).uniform(-1, 1, 64).astype(np.float32)
+    np.testing.assert_array_equal(bench.run(vgf, [x]), bench.run(decode(file(shader, graph)), [x]))
+    with pytest.raises(InvalidVgfError, match="constant 0 is sparse along axis 3"):
+        decode(file(shader, graph, sparse=3))
+
+
 def test_what_vkep_does_not_run_is_named(bench: Bench, shader: bytes, graph: Vgf) -> None:
-    with pytest.raises(InvalidVgfError, match="'second' has push constants"):
-        VgfRunner(bench.delegate, decode(file(shader, graph, push=True)))
+    with pytest.raises(InvalidVgfError, match="module 'scale' is HLSL source, which vkep does not compile"):
+        VgfRunner(bench.delegate, decode(file("[numthreads(1,1,1)] void main() {}", graph, language="Hlsl")))
+    with pytest.raises(InvalidVgfError, match=r"module 'scale' in GLSL cannot be compiled: .*scale\.comp"):
+        VgfRunner(bench.delegate, decode(file("#version 460\nvoid main() { nonsense }\n", graph)))
     with pytest.raises(InvalidVgfError, match="VkDescriptorType 3; vkep runs tensors and buffers"):
         VgfRunner(bench.delegate, decode(file(shader, graph, image=True)))
 

@@ -3,7 +3,10 @@
 python -m tools.backend_suite                     # everything; prints counts and what failed
 python -m tools.backend_suite --match 'resize'    # cases whose name matches
 python -m tools.backend_suite --write             # also docs/operators.md and the baseline
-python -m tools.backend_suite --check             # exit code 1 where a case of the baseline no longer passes
+python -m tools.backend_suite --check             # exit code 1 where a case of the baseline is lost, or any case fails
+python -m tools.backend_suite --through ort       # the same through ONNX Runtime with vkep's provider; has its own baseline
+python -m tools.backend_suite --through ort-kernels   # with each node run by a kernel of ONNX Runtime's registry
+python -m tools.backend_suite --every 25          # every 25th case only
 """
 
 from __future__ import annotations
@@ -17,26 +20,28 @@ from pathlib import Path
 from tools.backend_suite import baseline, table
 from tools.backend_suite.cases import KINDS, load_cases
 from tools.backend_suite.outcome import FAILED, STATES, Outcome, counts
-from tools.backend_suite.worker import run_cases
+from tools.backend_suite.worker import RUNNERS, run_cases
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.backend_suite", description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--match", default="", help="regular expression over case names")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth case only")
+    parser.add_argument("--through", choices=RUNNERS, default="vkep", help="what runs the cases (default: vkep)")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one case")
     parser.add_argument("--results", type=Path, help="write every outcome here, as JSON lines")
-    parser.add_argument("--write", action="store_true", help=f"write {table.PATH.name} and {baseline.PATH.name}")
-    parser.add_argument("--check", action="store_true", help="fail where a case of the baseline no longer passes")
+    parser.add_argument("--write", action="store_true", help=f"write the baseline (and {table.PATH.name})")
+    parser.add_argument("--check", action="store_true", help="fail where a case fails, or leaves the baseline")
     parser.add_argument("--quiet", action="store_true", help="counts only")
     args = parser.parse_args(argv)
 
     pattern = re.compile(args.match)
-    names = [n for n, c in load_cases().items() if c.kind in args.kinds and pattern.search(n)]
+    names = [n for n, c in load_cases().items() if c.kind in args.kinds and pattern.search(n)][:: args.every]
     started = time.perf_counter()
     outcomes: list[Outcome] = []
-    for outcome in run_cases(names, jobs=args.jobs, timeout=args.timeout):
+    for outcome in run_cases(names, jobs=args.jobs, timeout=args.timeout, through=args.through):
         outcomes.append(outcome)
         if outcome.state == FAILED and not args.quiet:
             print(f"FAILED {outcome.name}: {outcome.reasons[0]}", flush=True)
@@ -44,16 +49,20 @@ def main(argv: list[str] | None = None) -> int:
     print_counts(outcomes, time.perf_counter() - started)
     if args.results:
         args.results.write_text("".join(baseline.to_json(o) + "\n" for o in outcomes))
+    path = baseline.PATHS.get(args.through)
     if args.write:
+        if path is None:
+            parser.error(f"there is no baseline of {args.through}")
         if len(names) != len(load_cases()):
-            parser.error("--write needs the whole suite: leave --match and --kinds out")
-        table.write(outcomes)
-        baseline.write(outcomes)
+            parser.error("--write needs the whole suite: leave --match, --kinds and --every out")
+        if args.through == "vkep":
+            table.write(outcomes)
+        baseline.write(outcomes, path)
     if args.check:
-        lost = baseline.regressions(outcomes)
+        lost = baseline.regressions(outcomes, path) if path is not None else []
         for line in lost:
             print(f"REGRESSED {line}")
-        return 1 if lost else 0
+        return 1 if lost or counts(outcomes)[FAILED] else 0
     return 0
 
 

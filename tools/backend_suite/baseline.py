@@ -11,7 +11,10 @@ import onnx
 
 from tools.backend_suite.outcome import VULKAN, Outcome
 
-PATH = Path(__file__).resolve().parents[2] / "tests" / "onnx_backend" / "baseline.json"
+_FOLDER = Path(__file__).resolve().parents[2] / "tests" / "onnx_backend"
+PATH = _FOLDER / "baseline.json"
+#: by what runs the cases; where there is none, no case may fail, and that is all
+PATHS = {"vkep": PATH, "ort": _FOLDER / "baseline_ort.json"}
 
 
 def to_json(outcome: Outcome) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from tools.backend_suite import element_types
 from tools.backend_suite.cases import GRAPHS, KINDS, TOLERANCES
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, STATES, VULKAN, Outcome, counts
 
@@ -22,6 +23,8 @@ on the CPU with the right result, or whether the model was declined with a reaso
 {summary}
 
 Cases whose expected values are draws of a random generator are run, held to shape and type, and counted as declined.
+Random operators without a seed give other numbers in each run; with one, each run gives the same (ONNX leaves that open,
+ONNX Runtime's CPU kernels go on from run to run). `sin`, `cos` and `tan` reduce any float32 angle themselves.
 {tolerances}
 
 ## By operator
@@ -30,6 +33,19 @@ the number of cases.
 
 | operator | versions | element types (first constraint) | on Vulkan | some CPU | declined | failed | why not on Vulkan |
 |---|---|---|---:|---:|---:|---:|---|
+"""
+
+
+_TYPES = """
+## Element types that are declined
+Types that Vulkan does not take: of the newest version's first constraint, by ONNX's node cases, retyped and lowered
+(`python -m tools.backend_suite.element_types`); of older versions, since operator set 7, by declaration. What is not listed
+is taken. Operators without node cases (Multinomial, MaxRoiPool, RandomNormal and their like) are in the table above by
+declaration. float64 is taken where GLSL has what the operator needs in double precision: it has no `sin`, `pow` or `tanh`,
+and there is no sort key and no pool for it.
+
+| operator | declined | reason |
+|---|---|---|
 """
 
 
@@ -51,6 +67,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
         + "\n".join(rows)
         + "\n"
     )
+    text += _TYPES + "\n".join(element_types.lines(element_types.survey())) + "\n"
     if contrib:
         text += "\n## Other domains\nDeclared, without cases in ONNX's suite; vkep's own tests hold them.\n\n"
         text += "| operator | versions on Vulkan | element types |\n|---|---|---|\n"

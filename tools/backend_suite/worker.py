@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from tools.backend_suite import through_ort
 from tools.backend_suite.cases import Case, check_outputs, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome
 
@@ -77,10 +79,18 @@ def _tensors_only(model: onnx.ModelProto) -> bool:
     return all(v.type.HasField("tensor_type") for v in [*model.graph.input, *model.graph.output])
 
 
-def run_cases(names: Sequence[str], *, jobs: int, timeout: float) -> Iterator[Outcome]:
+#: what runs a case, by the name that the command line gives it
+RUNNERS: dict[str, Callable[[Case], Outcome]] = {
+    "vkep": run_case,
+    "ort": through_ort.run_case,
+    "ort-kernels": functools.partial(through_ort.run_case, kernels="registry"),
+}
+
+
+def run_cases(names: Sequence[str], *, jobs: int, timeout: float, through: str = "vkep") -> Iterator[Outcome]:
     """Run cases in ``jobs`` processes; one that gives no result in ``timeout`` seconds is ended and counts as failed."""
     queue = list(reversed(names))
-    workers = [_Worker(timeout) for _ in range(max(1, min(jobs, len(names))))]
+    workers = [_Worker(timeout, through) for _ in range(max(1, min(jobs, len(names))))]
     try:
         while queue or any(w.current for w in workers):
             for worker in workers:
@@ -100,8 +110,8 @@ def run_cases(names: Sequence[str], *, jobs: int, timeout: float) -> Iterator[Ou
 class _Worker:
     """One process that runs cases one after another; started again after a crash or a hang."""
 
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(self, timeout: float, through: str) -> None:
+        self.timeout, self.through = timeout, through
         self.current: str | None = None
         self.since = 0.0
         self._start()
@@ -110,7 +120,7 @@ class _Worker:
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         context: Any = multiprocessing.get_context(method)
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.pipe), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, self.pipe, self.through), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -148,10 +158,10 @@ class _Worker:
             self.process.kill()
 
 
-def _serve(pipe: Connection, theirs: Connection) -> None:
+def _serve(pipe: Connection, theirs: Connection, through: str) -> None:
     theirs.close()
     cases = load_cases()
-    run: Callable[[Case], Outcome] = run_case
+    run = RUNNERS[through]
     while True:
         try:
             name = pipe.recv()

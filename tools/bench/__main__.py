@@ -1,4 +1,4 @@
-"""Command line: `python -m tools.bench [--models ...] [--peers ...] [--rounds N] [--json FILE]`."""
+"""Command line: `python -m tools.bench [--models ...] [--peers ...] [--rounds N] [--check] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tools.bench.machine import machine_info
 from tools.bench.measure import Result, measure_model
 from tools.bench.peers import DEFAULT_PEERS, PEERS
 from tools.bench.table import markdown_table, terminal_table
+from tools.bench.targets import PLAIN, PROVIDER, RIVAL, verdicts
 from tools.models.catalog import BENCHMARKS, CATALOG, MICRO, Options, write_model
 
 
@@ -32,6 +33,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", type=Path, help="write everything measured to this file")
     made.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     made.add_argument("--timeout", type=float, default=300, help="seconds to wait for a peer's answer (default: 300)")
+    made.add_argument("--check", action="store_true", help="say what became of the promises for the ONNX Runtime provider "
+                      f"(peers {PLAIN}, {PROVIDER}, {RIVAL}); exit code 1 where one is not held or not measured")  # fmt: skip
     made.add_argument("--cold", action="store_true", help="workers get empty caches (XDG_CACHE_HOME and Mesa's)")
     return made
 
@@ -88,8 +91,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(markdown_table(results, base))
     else:
         out.print(terminal_table(results, base))
+    broken = False
+    if given.check:
+        for verdict in verdicts(results):
+            out.print(str(verdict), soft_wrap=True, highlight=False)
+            broken |= verdict.held is not True
     measured = any(result.status == "measured" for result in results)
-    return 0 if measured and all(result.status != "failed" for result in results) else 1
+    return 0 if not broken and measured and all(result.status != "failed" for result in results) else 1
 
 
 def write_json(

@@ -14,6 +14,7 @@ import argparse
 import collections
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+_KERNEL = re.compile(r"(_\d+x\d+)+$")  #: the generator sorts convolutions by the size of their kernel
 #: the element types that vkep lowers to
 _TYPES = frozenset({"FP32", "FP16", "INT32", "INT16", "INT8", "BOOL"})
 
@@ -118,7 +120,7 @@ def tests_in(folder: Path) -> Iterator[tuple[str, Path]]:
         tensors = description["meta"].get("compliance", {}).get("tensors", {})
         known = tensors and all(t["data_type"] in _TYPES for t in tensors.values())
         if known and not description["expected_failure"] and (path.parent / description["tosa_file"]).is_file():
-            yield path.parent.parent.name.split("_")[0], path.parent
+            yield _KERNEL.sub("", path.parent.parent.name), path.parent
 
 
 def main() -> int:

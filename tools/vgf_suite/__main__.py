@@ -1,4 +1,4 @@
-"""``python -m tools.vgf_suite [PATTERN]``: ONNX's node tests with prefer="vgf_first"; status 1 where a result is wrong."""
+"""``python -m tools.vgf_suite [PATTERN]``: ONNX's node tests with prefer="vgf_first"; status 1 for a wrong result or an error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from tools.backend_suite.cases import Case, check_outputs, load_cases
 
 
 def run_case(case: Case, context: Any) -> tuple[str, str]:
-    """("ok" | "wrong" | "other" | "error", detail): "other" where no node ran as a data graph."""
-    from vkep import InferenceSession
+    """("ok" | "wrong" | "other" | "refused" | "error", detail).
+
+    "other": no node ran as a data graph. "refused": the model has sequences or optionals at its border, or a node that
+    neither a delegate nor an evaluator on this machine takes.
+    """
+    from vkep import InferenceSession, VkepError
 
     model = case.model()
+    if not all(v.type.HasField("tensor_type") for v in (*model.graph.input, *model.graph.output)):
+        return "refused", "a session takes tensors"
     try:
         with InferenceSession(model, context=context, prefer="vgf_first") as session:
             for inputs, outputs in case.data(model):
@@ -29,6 +35,9 @@ def run_case(case: Case, context: Any) -> tuple[str, str]:
                 check_outputs(case, outputs, got)
     except AssertionError as error:
         return "wrong", " ".join(str(error).split())[:200]
+    except VkepError as error:
+        detail = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return ("refused" if str(error).startswith("on the CPU") else "error"), detail
     except Exception as error:  # whatever a model of the suite meets: counted and shown
         return "error", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return "ok", ""
@@ -37,7 +46,7 @@ def run_case(case: Case, context: Any) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pattern", nargs="?", default="node/*", help="cases to run, as node/test_conv*")
-    parser.add_argument("--verbose", action="store_true", help="also show what raises an error")
+    parser.add_argument("--verbose", action="store_true", help="also show what is refused")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("vkep").setLevel(logging.ERROR)
@@ -52,13 +61,13 @@ def main() -> int:
                 continue
             outcome, detail = run_case(case, context)
             counts[outcome] += 1
-            if outcome == "wrong" or (outcome == "error" and arguments.verbose):
+            if outcome in ("wrong", "error") or (outcome == "refused" and arguments.verbose):
                 print(f"{outcome}: {name}: {detail}")
     print(
         f"{counts['ok']} right and {counts['wrong']} wrong with data graphs, {counts['other']} without any, "
-        f"{counts['error']} errors, in {time.perf_counter() - start:.0f} s"
+        f"{counts['refused']} refused, {counts['error']} errors, in {time.perf_counter() - start:.0f} s"
     )
-    return 1 if counts["wrong"] else 0
+    return 1 if counts["wrong"] or counts["error"] else 0
 
 
 if __name__ == "__main__":

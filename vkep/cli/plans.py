@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkep.kernels.catalog import all_kernels
 from vkep.kernels.kernel import ADDRESS_BYTES, SCALAR_CODES
-from vkep.plan.records import Plan, Relocation, Space
+from vkep.plan.records import FRESH, Plan, Relocation, Space
 from vkep.shaders.interface import declared_members
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def symbol(plan: Plan, relocation: Relocation) -> str:
         name = f"weight {relocation.index} {plan.constants[relocation.index].label!r}"
     else:
         slot = plan.slots[relocation.index]
+        if slot.port == FRESH:
+            return "fresh random bits"
         port = plan.ports[slot.port]
         name, addend = f"{'input' if port.is_input else 'output'} {port.name!r}", addend + slot.addend
     return f"{name}{addend:+#x}" if addend else name

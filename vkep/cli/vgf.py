@@ -120,6 +120,9 @@ def run_command(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", file_okay=False, help="Folder for the outputs.")] = None,
     index: IndexOption = 0,
+    push: Annotated[
+        list[str] | None, typer.Option("--push", help="SEGMENT=FILE: the bytes of a segment's push constants.")
+    ] = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     json_output: JsonFlag = False,
@@ -131,7 +134,7 @@ def run_command(
 
         vgf = _read(file, index)
         arrays = _arrays(vgf, inputs or [], seed)
-        results, source, name = _run(vgf, arrays, device)
+        results, source, name = _run(vgf, arrays, device, _push_constants(push or []))
         names = [slot.name or f"output_{i}" for i, slot in enumerate(vgf.outputs)]
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
@@ -153,7 +156,19 @@ def run_command(
             )
 
 
-def _run(vgf: Vgf, arrays: list[Any], device: str | None) -> tuple[list[Any], str, str]:
+def _push_constants(texts: list[str]) -> dict[str, bytes]:
+    values = {}
+    for text in texts:
+        segment, equals, path = text.partition("=")
+        if not equals or not Path(path).is_file():
+            raise UsageError(f"--push {text}: expected SEGMENT=FILE with a file that is there")
+        values[segment] = Path(path).read_bytes()
+    return values
+
+
+def _run(
+    vgf: Vgf, arrays: list[Any], device: str | None, push_constants: dict[str, bytes]
+) -> tuple[list[Any], str, str]:
     from vkep.device.datagraph import VgfDelegate, VgfRunner
     from vkep.device.delegate import VulkanDelegate
     from vkep.device.vgf_context import create_graph_context, graph_source
@@ -164,7 +179,7 @@ def _run(vgf: Vgf, arrays: list[Any], device: str | None) -> tuple[list[Any], st
         try:
             delegate = VgfDelegate(memory)
             try:
-                runner = VgfRunner(delegate, vgf)
+                runner = VgfRunner(delegate, vgf, push_constants=push_constants)
                 try:
                     return runner.run(arrays), graph_source(context), context.capabilities.name
                 finally:

@@ -17,6 +17,7 @@ from vkep.plan.records import ConstantRef
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.memory import Buffer
 
 #: ``progress(bytes_done, bytes_total, label)``
 Progress = Callable[[int, int, str], None]
@@ -35,6 +36,7 @@ class _Batch:
 @dataclass
 class _Entry:
     address: int
+    offset: int
     nbytes: int
     batch: _Batch
     users: int = 0
@@ -65,8 +67,8 @@ class ConstantStore:
                 self._upload(missing, weights, arena, uploader, progress)
             for ref in refs:
                 self._entries[ref.key].users += 1
-            addresses = [self._entries[r.key].address for r in refs]
-        return ConstantSet(self, [r.key for r in refs], addresses)
+            entries = [self._entries[r.key] for r in refs]
+        return ConstantSet(self, [r.key for r in refs], [e.address for e in entries], [_place(e) for e in entries])
 
     def _upload(
         self,
@@ -85,7 +87,7 @@ class ConstantStore:
                 batches.append(batch)
                 offset = 0
                 for ref in group:
-                    made[ref.key] = _Entry(batch.block.address + offset, ref.nbytes, batch)
+                    made[ref.key] = _Entry(batch.block.address + offset, offset, ref.nbytes, batch)
                     batch.keys.add(ref.key)
                     if ref.nbytes:
                         uploads.append(Upload(batch.block, _bytes_of(weights[ref.key]), ref.nbytes, offset, ref.label))
@@ -111,19 +113,39 @@ class ConstantStore:
                         entry.batch.block.free()
 
     @property
+    def users(self) -> dict[str, int]:
+        """How many plans use each constant that is on the device, by key."""
+        with self._lock:
+            return {key: entry.users for key, entry in self._entries.items()}
+
+    @property
     def resident(self) -> dict[str, int]:
         """Bytes of each constant that is on the device, by key."""
         with self._lock:
             return {key: entry.nbytes for key, entry in self._entries.items()}
 
 
-class ConstantSet:
-    """One user's hold on its constants; ``addresses`` in the order asked."""
+@dataclass(frozen=True)
+class Place:
+    """Where a constant lies: a buffer and an offset in it."""
 
-    def __init__(self, store: ConstantStore, keys: Sequence[str], addresses: Sequence[int]) -> None:
+    buffer: Buffer
+    offset: int
+
+
+def _place(entry: _Entry) -> Place:
+    return Place(entry.batch.block.buffer, entry.batch.block.offset + entry.offset)
+
+
+class ConstantSet:
+    """One user's hold on its constants; ``addresses`` and ``places`` in the order asked."""
+
+    def __init__(
+        self, store: ConstantStore, keys: Sequence[str], addresses: Sequence[int], places: Sequence[Place]
+    ) -> None:
         self._store: ConstantStore | None = store
         self._keys = keys
-        self.addresses = addresses
+        self.addresses, self.places = addresses, places
 
     def close(self) -> None:
         store, self._store = self._store, None

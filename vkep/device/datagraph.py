@@ -6,10 +6,11 @@ the buffer that Vulkan kernels address. Nothing is copied between the two.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,23 @@ import numpy as np
 from gpu_shared.data_graph import check_data_graphs
 from vkep.device.datagraph_pipelines import VgfPipelines, check_bound, dense, passed_through
 from vkep.device.datagraph_recorded import RecordedVgf
+from vkep.device.datagraph_weights import ConstantTensor
 from vkep.device.tensor import DeviceTensor
+from vkep.device.vgf_parts import module_code, push_values
 from vkep.dtypes import DTYPES
 from vkep.vgf.records import Vgf
 
 if TYPE_CHECKING:
     from gpu_shared.compile_spec import SyncMode
     from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.lease import DelegateLease
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
+#: what a graph may read: a tensor, or a constant of the context's store
+GraphTensor = DeviceTensor | ConstantTensor
+#: addresses and sizes of the memory that a recording is bound to
+_Key = tuple[tuple[int, ...], tuple[int, ...]]
 #: recordings of one file that are kept, each bound to the memory of its inputs and outputs
 RECORDINGS = 8
 
@@ -56,25 +64,40 @@ class VgfDelegate:
 class VgfRunner:
     """Runs one file. Thread-safe for runs on different memory; runs on the same memory wait for one another.
 
-    ``code`` gives SPIR-V by module name for modules that the file leaves out. Raises `InvalidVgfError` for what vkep
-    does not run (images, sparse constants, push constants), `ContextIncompatibleError`, `GpuError`.
+    ``code`` gives SPIR-V by module name for modules that the file leaves out (GLSL is compiled), ``push_constants`` the
+    bytes by segment name for segments that take some. Raises `InvalidVgfError` for what vkep does not run (images, strides,
+    HLSL), `ContextIncompatibleError`, `GpuError`.
     """
 
-    def __init__(self, delegate: VgfDelegate, vgf: Vgf, *, code: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        delegate: VgfDelegate,
+        vgf: Vgf,
+        *,
+        code: Mapping[str, bytes] | None = None,
+        push_constants: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.vgf = vgf
         self._delegate = delegate
         self._lock = threading.RLock()
-        self._recordings: OrderedDict[tuple[int, ...], RecordedVgf] = OrderedDict()
+        self._recordings: OrderedDict[_Key, RecordedVgf] = OrderedDict()
         self._closed = False
-        code = dict(code or {})
+        code = module_code(vgf, code or {}, delegate.memory.pipelines.library)
+        self._push = push_values(vgf, push_constants or {})
         for slot in (*vgf.inputs, *vgf.outputs):
             check_bound(f"{slot.name!r}", vgf.resources[slot.resource])
         passed_through(vgf)
-        device = delegate.context.device
+        device, store = delegate.context.device, delegate.memory.pipelines
         key = ("vkep.vgf", _digest(vgf, code))
         self._pipelines: SharedResource[VgfPipelines] = delegate.context.shared_resource(
-            key, lambda: VgfPipelines(device, vgf, code)
+            key, lambda: VgfPipelines(device, vgf, code, store.driver_cache)
         )
+        store.save()
+
+    @property
+    def lease(self) -> DelegateLease:
+        """The delegate's lease, which `submit` uses."""
+        return self._delegate.lease
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """One run from and to the host, for a file by itself; arrays in the file's order.
@@ -104,15 +127,39 @@ class VgfRunner:
             for tensor in made:
                 tensor.close()
 
-    def submit(self, inputs: Sequence[DeviceTensor], outputs: Sequence[DeviceTensor]) -> int:
+    def submit(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> int:
         """Send a run off; returns the timeline value at which ``outputs`` are written.
 
         Tensors in the file's order. Raises ``ValueError`` for a tensor of another size than its resource, or for
         memory that is read and written.
         """
+        with self.staged(inputs, outputs) as recorded:
+            value = self._delegate.lease.submit(recorded.prepared)
+            recorded.submitted(value, outputs)
+        return value
+
+    @contextlib.contextmanager
+    def staged(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> Iterator[RecordedVgf]:
+        """A run made ready, for a submit of ``commands`` and `RecordedVgf.submitted` inside. Raises as `submit`."""
+        tensors = (*inputs, *outputs)
+        key = (tuple([t.address for t in tensors]), tuple([t.nbytes for t in tensors]))
+        with self._lock:
+            recorded = self._recordings.get(key)
+            if recorded is not None and recorded.stale:  # its memory went, and other memory has its address now
+                self._recordings.pop(key).close()
+                recorded = None
+            if recorded is None:
+                self._check(inputs, outputs)
+                recorded = self._record(key, tensors)
+            self._recordings.move_to_end(key)
+            self._delegate.lease.wait(recorded.last)  # its session memory may still be in use
+            yield recorded
+
+    def _check(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> None:
+        """Raise ``ValueError`` for memory that a recording cannot be bound to."""
         slots = (*self.vgf.inputs, *self.vgf.outputs)
         tensors = (*inputs, *outputs)
-        if len(slots) != len(tensors):
+        if (len(inputs), len(outputs)) != (len(self.vgf.inputs), len(self.vgf.outputs)):
             raise ValueError(
                 f"{len(inputs)} inputs and {len(outputs)} outputs; the file has "
                 f"{len(self.vgf.inputs)} and {len(self.vgf.outputs)}"
@@ -126,26 +173,14 @@ class VgfRunner:
                 )
         if {t.address for t in inputs} & {t.address for t in outputs}:
             raise ValueError("an input's memory is also an output's: a graph reads what it has not yet written")
-        key = tuple(t.address for t in tensors)
-        with self._lock:
-            recorded = self._recordings.get(key)
-            if recorded is not None and recorded.stale:  # its memory went, and other memory has its address now
-                self._recordings.pop(key).close()
-                recorded = None
-            if recorded is None:
-                recorded = self._record(key, [(s.resource, t) for s, t in zip(slots, tensors, strict=True)])
-            self._recordings.move_to_end(key)
-            self._delegate.lease.wait(recorded.last)  # its session memory may still be in use
-            value = recorded.last = self._delegate.lease.submit(recorded.prepared)
-        for tensor in outputs:
-            tensor.written_at = value
-        return value
 
-    def _record(self, key: tuple[int, ...], tensors: Sequence[tuple[int, DeviceTensor]]) -> RecordedVgf:
+    def _record(self, key: _Key, tensors: Sequence[GraphTensor]) -> RecordedVgf:
         while len(self._recordings) >= RECORDINGS:
             self._recordings.popitem(last=False)[1].close()
+        slots = (*self.vgf.inputs, *self.vgf.outputs)
+        bound = [(slot.resource, tensor) for slot, tensor in zip(slots, tensors, strict=True)]
         with self._delegate.lock:
-            made = RecordedVgf(self._delegate, self.vgf, self._pipelines.value, tensors)
+            made = RecordedVgf(self._delegate, self.vgf, self._pipelines.value, bound, self._push)
         self._recordings[key] = made
         return made
 
@@ -153,7 +188,7 @@ class VgfRunner:
         """Drop the recordings bound to memory that is about to be given back."""
         addresses = {t.address for t in tensors}
         with self._lock:
-            for key in [k for k in self._recordings if addresses.intersection(k)]:
+            for key in [k for k in self._recordings if addresses.intersection(k[0])]:
                 self._recordings.pop(key).close()
 
     def close(self) -> None:

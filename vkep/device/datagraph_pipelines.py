@@ -12,6 +12,7 @@ from vkep.vgf.records import STORAGE_BUFFER, TENSOR, UNIFORM_BUFFER, InvalidVgfE
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
+    from gpu_shared.pipeline import PipelineCache
 
 _BOUND = (TENSOR, STORAGE_BUFFER, UNIFORM_BUFFER)
 
@@ -19,39 +20,47 @@ _BOUND = (TENSOR, STORAGE_BUFFER, UNIFORM_BUFFER)
 class VgfStep:
     """A segment's pipeline."""
 
-    def __init__(self, device: Device, vgf: Vgf, segment: Segment, code: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        vgf: Vgf,
+        segment: Segment,
+        code: Mapping[str, bytes],
+        cache: PipelineCache | None = None,
+    ) -> None:
         self.segment = segment
         module = vgf.modules[segment.module]
         where = f"segment {segment.name!r}"
         for slots in segment.sets.values():
             for slot in slots:
                 check_bound(f"{where} binding {slot.binding}", vgf.resources[slot.resource])
-        if segment.push_constants:
-            raise InvalidVgfError(
-                f"{where} has push constants; a VGF file gives them no values, and vkep has none to give"
-            )
         self.set_layouts: list[DescriptorSetLayout] = []
         self.layout: PipelineLayout | None = None
         self.module: ShaderModule | None = None
         self.graph: DataGraphPipeline | None = None
         self.compute: ComputePipeline | None = None
         try:
-            self._make(device, vgf, module, code)
+            self._make(device, vgf, module, code, cache)
         except BaseException:
             self.close()
             raise
 
-    def _make(self, device: Device, vgf: Vgf, module: Module, code: Mapping[str, bytes]) -> None:
+    def _make(
+        self, device: Device, vgf: Vgf, module: Module, code: Mapping[str, bytes], cache: PipelineCache | None
+    ) -> None:
         segment = self.segment
         where = f"segment {segment.name!r}"
         for i in range(max(segment.sets, default=-1) + 1):
             slots = segment.sets.get(i, ())
             types = {slot.binding: binding_type(segment, vgf.resources[slot.resource]) for slot in slots}
             self.set_layouts.append(DescriptorSetLayout(device, types, label=f"{where} set {i}"))
-        self.layout = layout = PipelineLayout(device, 0, self.set_layouts, label=where)
+        push_bytes = max((offset + size for _, offset, size in segment.push_constants), default=0)
+        self.layout = layout = PipelineLayout(device, push_bytes, self.set_layouts, label=where)
         self.module = made = ShaderModule(device, _code_of(module, code, where), label=module.name)
         if segment.kind == "compute":
-            self.compute = ComputePipeline(device, layout, made, entry_point=module.entry_point, label=segment.name)
+            self.compute = ComputePipeline(
+                device, layout, made, cache=cache, entry_point=module.entry_point, label=segment.name
+            )
             return
         resources = [
             GraphResource(i, s.binding, vgf.resources[s.resource].format, dense(vgf.resources[s.resource]))
@@ -61,12 +70,10 @@ class VgfStep:
         constants = []
         for number, index in segment.constants:
             constant = vgf.constants[index]
-            if constant.sparse_dimension >= 0:
-                raise InvalidVgfError(f"{where}: constant {index} is sparse, which vkep does not run")
             resource = vgf.resources[constant.resource]
             constants.append(GraphConstant(number, resource.format, dense(resource), constant.data))
         self.graph = DataGraphPipeline(
-            device, layout, made, module.entry_point, resources, constants, label=segment.name
+            device, layout, made, module.entry_point, resources, constants, cache=cache, label=segment.name
         )
 
     def close(self) -> None:
@@ -76,13 +83,13 @@ class VgfStep:
 
 
 class VgfPipelines:
-    """Every segment's pipeline of one file on one device."""
+    """Every segment's pipeline of one file on one device; ``cache`` is the driver's."""
 
-    def __init__(self, device: Device, vgf: Vgf, code: Mapping[str, bytes]) -> None:
+    def __init__(self, device: Device, vgf: Vgf, code: Mapping[str, bytes], cache: PipelineCache | None = None) -> None:
         self.steps: list[VgfStep] = []
         try:
             for segment in vgf.segments:
-                self.steps.append(VgfStep(device, vgf, segment, code))
+                self.steps.append(VgfStep(device, vgf, segment, code, cache))
         except BaseException:
             self.close()
             raise

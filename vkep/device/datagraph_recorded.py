@@ -17,24 +17,30 @@ from vkep.plan.memory import Lifetime, align, place
 from vkep.vgf.records import STORAGE_BUFFER, UNIFORM_BUFFER, Vgf
 
 if TYPE_CHECKING:
-    from vkep.device.datagraph import VgfDelegate
+    from gpu_shared.memory import Buffer
+    from vkep.device.datagraph import GraphTensor, VgfDelegate
 
 
 class RecordedVgf:
     """A file bound to memory and recorded, for one run at a time."""
 
     def __init__(
-        self, delegate: VgfDelegate, vgf: Vgf, pipelines: VgfPipelines, tensors: Sequence[tuple[int, DeviceTensor]]
+        self,
+        delegate: VgfDelegate,
+        vgf: Vgf,
+        pipelines: VgfPipelines,
+        tensors: Sequence[tuple[int, GraphTensor]],
+        push_constants: Mapping[str, bytes] | None = None,
     ) -> None:
         """``tensors`` are (resource, memory) of the inputs and outputs. A resource that is several outputs (folding may make
         results equal) is written once and copied.
         """
-        self._delegate, self._vgf = delegate, vgf
+        self._delegate, self._vgf, self._push = delegate, vgf, push_constants or {}
         self._held: list[Any] = []
         self.last = 0
         try:
             bound = dict(reversed(tensors))
-            self._copies = [(bound[i].block, t.block) for i, t in tensors if bound[i] is not t]
+            self._copies = [(bound[i].block, t.block, t.nbytes) for i, t in tensors if bound[i] is not t]
             places = self._places(bound)
             self._tensors: dict[int, Tensor] = {}
             self.commands = self._record(pipelines, places)
@@ -43,7 +49,7 @@ class RecordedVgf:
             self.close()
             raise
 
-    def _places(self, tensors: Mapping[int, DeviceTensor]) -> dict[int, tuple[Any, int]]:
+    def _places(self, tensors: Mapping[int, GraphTensor]) -> dict[int, tuple[Any, int]]:
         """Buffer and offset of every resource: the caller's tensors, constants, intermediates in one slab."""
         vgf, delegate = self._vgf, self._delegate
         places = {index: (t.block.buffer, t.block.offset) for index, t in tensors.items()}
@@ -81,6 +87,15 @@ class RecordedVgf:
         self._held.append(thing)
         return thing
 
+    def _session_memory(self, size: int, alignment: int, memory_types: int) -> tuple[Buffer, int] | None:
+        """A part of the arena for a session; None where the driver wants memory of another type."""
+        block = self._delegate.memory.arena.alloc(size + alignment - 1, self._delegate.lease)
+        if not memory_types >> block.buffer.memory_type & 1:
+            block.free()
+            return None
+        self._hold(block)  # before the session, and so given back after it
+        return block.buffer, align(block.offset, alignment)
+
     def _tensor(self, index: int, places: Mapping[int, tuple[Any, int]]) -> Tensor:
         if index not in self._tensors:
             resource, (buffer, offset) = self._vgf.resources[index], places[index]
@@ -114,7 +129,9 @@ class RecordedVgf:
                             resources[slot.binding] = self._tensor(slot.resource, places)
                     sets.write(number, resources)
             if step.graph is not None:
-                session = self._hold(DataGraphSession(device, step.graph, label=step.segment.name))
+                session = self._hold(
+                    DataGraphSession(device, step.graph, allocate=self._session_memory, label=step.segment.name)
+                )
             bound.append((step, sets, session))
         commands: CommandBuffer = self._hold(self._delegate.lease.allocate("vgf"))
         commands.begin()
@@ -128,6 +145,9 @@ class RecordedVgf:
             if sets is not None:
                 assert step.layout is not None
                 commands.bind_descriptor_sets(step.layout, sets, data_graph=step.graph is not None)
+            if step.segment.push_constants:
+                assert step.layout is not None
+                commands.push_constants(step.layout, self._push[step.segment.name])
             if session is not None:
                 commands.dispatch_data_graph(session)
             else:
@@ -137,12 +157,17 @@ class RecordedVgf:
             (a, at), (b, to) = places[source], places[target]
             commands.copy_buffer(a, b, self._vgf.resources[target].nbytes, at, to)
             commands.full_barrier()
-        for first, other in self._copies:
-            size = min(first.requested, other.requested)
+        for first, other, size in self._copies:
             commands.copy_buffer(first.buffer, other.buffer, size, first.offset, other.offset)
             commands.full_barrier()
         commands.barrier_to_host()
         return commands.end()
+
+    def submitted(self, value: int, outputs: Sequence[DeviceTensor]) -> None:
+        """It was sent off, and has written ``outputs`` at the timeline value."""
+        self.last = value
+        for tensor in outputs:
+            tensor.written_at = value
 
     @property
     def stale(self) -> bool:

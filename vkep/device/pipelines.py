@@ -35,7 +35,7 @@ class PipelineStore:
 
     def __init__(self, device: Device, library: ShaderLibrary) -> None:
         self._device = device
-        self._library = library
+        self.library = library
         self._lock = threading.Lock()
         self._pipelines: dict[PipelineKey, ComputePipeline] = {}
         self._modules: dict[str, ShaderModule] = {}
@@ -55,10 +55,20 @@ class PipelineStore:
                 self._make(missing, progress)
             return [self._pipelines[k] for k in keys]
 
+    @property
+    def driver_cache(self) -> PipelineCache:
+        """The driver's cache, for pipelines that others make; `save` keeps what they added."""
+        return self._cache
+
+    def save(self) -> None:
+        """Keep the driver's cache on disk, where it grew."""
+        with self._lock:
+            self._save()
+
     def _make(self, keys: list[PipelineKey], progress: Progress | None) -> None:
         # Each key is two steps: its SPIR-V (the slow one where it is not cached yet) and its pipeline.
         steps = 2 * len(keys)
-        shaders = self._library.compile_many(
+        shaders = self.library.compile_many(
             ((k.shader, k.arguments_in_memory) for k in keys),
             progress=None if progress is None else lambda done, _, variant: progress(done, steps, variant.source),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.staging import StagingArena, shared_staging_arena
 from vkep.plan.memory import align
-from vkep.plan.records import Dispatch, Plan, Port, Space
+from vkep.plan.records import FRESH, Dispatch, Plan, Port, Space
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -79,6 +80,7 @@ class RecordedPlan:
         self._sides: dict[str, CommandBuffer] = {}
         self._host: tuple[_HostPorts, _HostPorts] | None = None
         self._bound: list[int] = []
+        self._fresh = [i for i, slot in enumerate(plan.slots) if slot.port == FRESH]
         self._last = 0  # timeline value of the latest run
         try:
             self._prepare()
@@ -202,18 +204,27 @@ class RecordedPlan:
     # ---- running
 
     def run(
-        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[DeviceTensor | None]
+        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> list[Array | DeviceTensor]:
         """One run. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given as a
-        device tensor is written there, the others come back as new arrays. Raises `DeviceLostError`, `GpuError`.
+        device tensor or an array is written there, the others come back as new arrays. Raises `DeviceLostError`,
+        `GpuError`.
         """
         value = self.submit(inputs, outputs)
-        if any(o is None for o in outputs):
+        if not all(isinstance(o, DeviceTensor) for o in outputs):
             self._delegate.lease.wait(value)
         return self.collect(outputs)
 
-    def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[DeviceTensor | None]) -> int:
+    def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> int:
         """Send a run off; returns its timeline value."""
+        value = self._delegate.lease.submit(self._submit_for(self.stage(inputs, outputs)))
+        self.submitted(value, outputs)
+        return value
+
+    def stage(
+        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
+    ) -> tuple[bool, bool, bool]:
+        """Make a run ready; returns the key of its command buffers (`buffers`). `submitted` follows."""
         self._delegate.lease.wait(
             self._last
         )  # the recording and its memory may still be in use: bound outputs do not wait
@@ -228,38 +239,52 @@ class RecordedPlan:
                 addresses[self._inputs[k]] = ports.addresses[k]
                 up = True
         for k, target in enumerate(outputs):
-            if target is not None:
+            if isinstance(target, DeviceTensor):
                 addresses[self._outputs[k]] = target.address
             else:
                 addresses[self._outputs[k]] = self._host_ports[1].addresses[k]
                 down = True
-        moved = addresses != self._bound
+        moved = addresses != self._bound or bool(self._fresh)
         if moved:
             for i, slot in enumerate(self.plan.slots):
-                self._slots[i] = addresses[slot.port] + slot.addend
+                self._slots[i] = addresses[slot.port] + slot.addend if slot.port != FRESH else secrets.randbits(64)
             self._bound = addresses
         staged = not self._delegate.unified
-        prepared = self._submit_for(moved and staged and bool(self.plan.slots), up and staged, down and staged)
-        value = self._last = self._delegate.lease.submit(prepared)
+        return (moved and staged and bool(self.plan.slots), up and staged, down and staged)
+
+    def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
+        """What `stage` made ready was sent off, and is done at the timeline value."""
+        self._last = value
         for target in outputs:
-            if target is not None:
+            if isinstance(target, DeviceTensor):
                 target.written_at = value
-        return value
 
-    def collect(self, outputs: Sequence[DeviceTensor | None]) -> list[Array | DeviceTensor]:
-        """The results of a run that has ended."""
-        return [self._host_ports[1].views[k].copy() if o is None else o for k, o in enumerate(outputs)]
+    def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
+        """The results of a run that has ended; arrays given are filled."""
+        results: list[Array | DeviceTensor] = []
+        for k, target in enumerate(outputs):
+            if target is None:
+                results.append(self._host_ports[1].views[k].copy())
+            else:
+                if not isinstance(target, DeviceTensor):
+                    target[...] = self._host_ports[1].views[k]
+                results.append(target)
+        return results
 
-    def _submit_for(self, slots: bool, up: bool, down: bool) -> PreparedSubmit:
-        key = (slots, up, down)
-        if key not in self._submits:
+    def buffers(self, key: tuple[bool, bool, bool]) -> list[CommandBuffer]:
+        """The command buffers of a run that was staged, in order."""
+        slots, up, down = key
+        assert self._main is not None
+        buffers = [self._main]
+        if slots or up or down:
             with self._delegate.lock:
-                assert self._main is not None
-                buffers = [self._side("slots")] if slots else []
-                buffers += [self._side("upload")] if up else []
-                buffers.append(self._main)
+                buffers[:0] = [self._side(name) for name, wanted in (("slots", slots), ("upload", up)) if wanted]
                 buffers += [self._side("download")] if down else []
-                self._submits[key] = self._delegate.lease.prepare(buffers)
+        return buffers
+
+    def _submit_for(self, key: tuple[bool, bool, bool]) -> PreparedSubmit:
+        if key not in self._submits:
+            self._submits[key] = self._delegate.lease.prepare(self.buffers(key))
         return self._submits[key]
 
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:

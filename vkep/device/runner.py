@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from vkep.graph.weights import Weight
 from vkep.plan.records import Plan, Port
 
 if TYPE_CHECKING:
+    from gpu_shared.lease import DelegateLease
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
@@ -59,22 +61,30 @@ class PlanRunner:
                 raise
 
     def run(
-        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[DeviceTensor | None]
+        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> list[Array | DeviceTensor]:
         """See `RecordedPlan.run`."""
-        recorded = self._take()
-        try:
+        with self.recording() as recorded:
             return recorded.run(inputs, outputs)
-        finally:
-            self._give(recorded)
 
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""
+        with self.recording() as recorded:
+            return recorded.profile(inputs)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[RecordedPlan]:
+        """A recording for one run; waits where ``concurrency`` runs hold one each."""
         recorded = self._take()
         try:
-            return recorded.profile(inputs)
+            yield recorded
         finally:
             self._give(recorded)
+
+    @property
+    def lease(self) -> DelegateLease:
+        """The delegate's lease, which its recordings are submitted on."""
+        return self._delegate.lease
 
     def tensor_for(self, port: Port) -> DeviceTensor:
         """A new device tensor that fits an output."""

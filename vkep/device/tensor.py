@@ -57,6 +57,18 @@ class DeviceTensor:
             raise
         return tensor
 
+    def reshaped(self, shape: Sequence[int]) -> DeviceTensor:
+        """The same memory with another shape of as many elements; it goes with this tensor, which must outlive it.
+
+        Raises ``ValueError`` for a shape of another size.
+        """
+        sizes = tuple(int(d) for d in shape)
+        if int(np.prod(sizes, dtype=np.int64)) * self.dtype.itemsize != self.nbytes:
+            raise ValueError(f"device tensor of {self.dtype} {self.shape}: no shape {sizes} of as many elements")
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, shape=sizes, _finalizer=_nothing)
+        return view
+
     @property
     def context_key(self) -> object:
         """Identifies the context whose device the tensor lies on; None once closed."""
@@ -114,6 +126,10 @@ class DeviceTensor:
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
+
+
+def _nothing() -> None:
+    """The end of a view: its memory is another tensor's."""
 
 
 def _give_back(timeline: Timeline, block: DeviceBlock, arena: SharedResource[DeviceArena]) -> None:

@@ -16,6 +16,7 @@ from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.partials import reduce_partials
 from vkep.kernels.tiles import (
+    CONV_SHARED_TILES,
     EXACT_DIVISION_LIMIT,
     STORAGE,
     TILED_DEFINES,
@@ -207,7 +208,9 @@ def _tiled(
 ) -> list[KernelCall]:
     channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
     pixels, batch = problem.oh * problem.ow, problem.n * problem.groups
-    tiling = shared_tiling(out_channels, pixels, channels * taps, batch, caps, may_split=scratch is not None)
+    tiling = shared_tiling(
+        out_channels, pixels, channels * taps, batch, caps, may_split=scratch is not None, tiles=CONV_SHARED_TILES
+    )
     total = problem.n * problem.oc * pixels
     partials = scratch(4 * tiling.splits * total) if scratch and tiling.splits > 1 else None
     defines = TILED_DEFINES[problem.dtype]

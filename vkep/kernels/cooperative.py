@@ -22,8 +22,8 @@ from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid
 if TYPE_CHECKING:
     from vkep.kernels.matmul import MatMulProblem
 
-_DEFINES = {"T": "float16_t"}
-_SPEC = {
+HALVES = {"T": "float16_t"}
+COOPERATIVE_SPEC = {
     "TILE_M": 128,
     "TILE_N": 128,
     "TILE_K": 32,
@@ -38,10 +38,11 @@ _SPEC = {
     "SUBGROUP_LANES": 32,
     "STORE_VECTOR": 0,
     "WHOLE_K": 0,
+    "PREFETCH": 1,
 }
 
 
-def _uints(*names: str) -> tuple[tuple[str, str], ...]:
+def uints(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, "uint") for name in names)
 
 
@@ -49,29 +50,29 @@ MATMUL_COOPERATIVE = Kernel(
     "matmul_coop.comp",
     operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
     params=(
-        *_uints("m", "n", "k", "batch1", "splits", "split_k", "a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
-        *_uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
+        *uints("m", "n", "k", "batch1", "splits", "split_k", "a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
+        *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
         ("alpha", "float"),
     ),
-    spec={**_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 8},
-    variants=(_DEFINES,),
+    spec={**COOPERATIVE_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 8},
+    variants=(HALVES,),
 )
 CONV_COOPERATIVE = Kernel(
     "conv_coop.comp",
     operands=(Operand("x"), Operand("w"), Operand("y", writes=True)),
     params=(
-        *_uints("channels", "height", "width", "out_channels", "groups", "columns"),
+        *uints("channels", "height", "width", "out_channels", "groups", "columns"),
         *magic_fields("pixels", "out_width", "padded", "kernel_w"),
-        *_uints("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left"),
-        *_uints("k_size", "splits", "split_k", "y_batch"),
+        *uints("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left"),
+        *uints("k_size", "splits", "split_k", "y_batch"),
     ),
-    spec={**_SPEC, "B_ALONG_K": 1, "WHOLE_TAPS": 1, "ONE_TAP": 0},
-    variants=(_DEFINES,),
+    spec={**COOPERATIVE_SPEC, "B_ALONG_K": 1, "WHOLE_TAPS": 1, "ONE_TAP": 0},
+    variants=(HALVES,),
 )
 
 
 #: fewer rows or columns than this leave most of a matrix unused
-_MIN_EDGE = 8
+MIN_EDGE = 8
 
 
 def matmul_cooperative(
@@ -88,7 +89,7 @@ def matmul_cooperative(
 
     ``tiling`` overrides the choice of a tile. Arguments and errors otherwise as `vkep.kernels.matmul.matmul`.
     """
-    if problem.dtype != "float16" or min(problem.m, problem.n) < _MIN_EDGE or problem.k == 0:
+    if problem.dtype != "float16" or min(problem.m, problem.n) < MIN_EDGE or problem.k == 0:
         return None
     batch = problem.batches[0] * problem.batches[1]
     stride_a, stride_b, stride_y = (problem.strides(name) for name in "aby")
@@ -134,7 +135,7 @@ def matmul_cooperative(
         local_size=(tile.subgroups * caps.subgroup_size, 1, 1),
         subgroup_size=caps.subgroup_size,
         flops=problem.flops,
-        **(call_arguments(epilogue, _DEFINES) if partials is None else {"defines": _DEFINES}),
+        **(call_arguments(epilogue, HALVES) if partials is None else {"defines": HALVES}),
     )
     if partials is None:
         return [product]
@@ -179,7 +180,7 @@ def conv_cooperative(
     """
     channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
     flat = problem.d == problem.kd == problem.od == 1
-    if problem.dtype != "float16" or prepack is None or not flat or channels == 0 or out_channels < _MIN_EDGE:
+    if problem.dtype != "float16" or prepack is None or not flat or channels == 0 or out_channels < MIN_EDGE:
         return None
     pixels = problem.oh * problem.ow
     in_place = taps == problem.groups == 1 and problem.stride == (1, 1) and max(problem.pads) == 0
@@ -245,7 +246,7 @@ def conv_cooperative(
         local_size=(lanes, 1, 1),
         subgroup_size=caps.subgroup_size,
         flops=problem.flops,
-        **(call_arguments(epilogue, _DEFINES) if partials is None else {"defines": _DEFINES}),
+        **(call_arguments(epilogue, HALVES) if partials is None else {"defines": HALVES}),
     )
     if partials is None:
         return [product]

@@ -14,7 +14,9 @@ VECTOR = 8
 
 @dataclass(frozen=True)
 class CooperativeTile:
-    """``m`` by ``n`` results a workgroup, ``sub_m`` by ``sub_n`` a subgroup, ``k`` steps a stage, 1 or 2 stages."""
+    """``m`` by ``n`` results a workgroup, ``sub_m`` by ``sub_n`` a subgroup, ``k`` steps a stage; 1 or 2 stages in
+    shared memory, and ``prefetch`` on their way in registers.
+    """
 
     m: int
     n: int
@@ -22,6 +24,7 @@ class CooperativeTile:
     sub_m: int
     sub_n: int
     stages: int = 1
+    prefetch: int = 1
 
     @property
     def subgroups(self) -> int:
@@ -54,27 +57,45 @@ class CooperativeTile:
             "MAT_N": shape.n,
             "MAT_K": shape.k,
             "STAGES": self.stages,
+            "PREFETCH": self.prefetch,
             "SUBGROUP_LANES": subgroup_size,
         }
 
 
-#: from the most arithmetic a loaded byte to the most workgroups, with the speed of each on a full device relative to the
-#: first (measured on a device of 132 cores; only their order matters)
+@dataclass(frozen=True)
+class TileCost:
+    """What a tile costs, in multiply-adds that the fastest tile's workgroup does meanwhile: ``speed`` relative to that
+    one on a full device, and the least that a ``stage`` takes, however few workgroups share a core.
+    """
+
+    speed: float
+    stage: float = 5.5e5
+
+
+#: Fitted to every tile's time on 46 products of ResNet-50 and BERT on a device of 132 cores
+#: (docs/performance-gpu-notes.md): the choice is within 4% of the best tile.
 MATMUL_TILES = {
-    CooperativeTile(128, 128, 32, 64, 64): 1.0,
-    CooperativeTile(128, 64, 64, 64, 32): 0.8,
-    CooperativeTile(64, 128, 64, 32, 64): 0.8,
-    CooperativeTile(64, 64, 64, 32, 32): 0.65,
-    CooperativeTile(64, 64, 32, 32, 32): 0.6,
-    CooperativeTile(32, 64, 32, 16, 32): 0.4,
+    CooperativeTile(128, 128, 32, 64, 64, prefetch=2): TileCost(1.0, 3e3),
+    CooperativeTile(128, 128, 64, 64, 32): TileCost(0.99, 6.6e4),
+    CooperativeTile(128, 64, 32, 64, 32, prefetch=2): TileCost(0.64, 1.4e6),
+    CooperativeTile(64, 64, 64, 64, 32): TileCost(0.64, 8.5e5),
+    CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.48, 2e4),
+    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.24, 1e3),
 }
-#: convolutions gather their columns one element at a time: tall tiles gather fewer for the same arithmetic
+#: convolutions that gather their columns one element at a time: tall tiles gather fewer for the same arithmetic
 CONV_TILES = {
-    CooperativeTile(128, 64, 64, 32, 32): 0.82,
-    CooperativeTile(128, 64, 32, 64, 32): 0.8,
-    CooperativeTile(64, 128, 32, 32, 32): 0.7,
-    CooperativeTile(64, 64, 32, 32, 32): 0.6,
-    CooperativeTile(32, 64, 32, 16, 32): 0.4,
+    CooperativeTile(128, 64, 64, 32, 32): TileCost(0.82),
+    CooperativeTile(128, 64, 32, 64, 32): TileCost(0.8),
+    CooperativeTile(64, 128, 32, 32, 32): TileCost(0.7),
+    CooperativeTile(64, 64, 32, 32, 32): TileCost(0.6),
+    CooperativeTile(32, 64, 32, 16, 32): TileCost(0.4),
+}
+#: convolutions with channels last, which gather rows in vectors
+CONV_LAST_TILES = {
+    CooperativeTile(128, 128, 64, 64, 32): TileCost(0.8),
+    CooperativeTile(128, 64, 64, 32, 32): TileCost(0.51),
+    CooperativeTile(64, 64, 64, 32, 32): TileCost(0.5),
+    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.42),
 }
 #: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
 _WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
@@ -86,8 +107,6 @@ _SPLITS = (1, 2, 4, 8, 16)
 #: 4.5 us, at 1.1 million a microsecond), and a float of partial sums written and read again
 _REDUCE_COST = 5e6
 _PARTIAL_COST = 6.0
-#: and a stage of a workgroup that has a core for itself, however small its tile: two barriers and a load (0.5 us)
-_STAGE_COST = 5.5e5
 
 
 def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
@@ -126,7 +145,7 @@ def cooperative_tiling(
     caps: DeviceCapabilities,
     b_along_k: bool,
     may_split: bool,
-    tiles: Mapping[CooperativeTile, float] = MATMUL_TILES,
+    tiles: Mapping[CooperativeTile, TileCost] = MATMUL_TILES,
 ) -> CooperativeTiling | None:
     """The tile for ``batch`` products of m by n by k and the parts that k is split into; None where no tile runs.
 
@@ -138,15 +157,15 @@ def cooperative_tiling(
         return None
     target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
     best: tuple[float, CooperativeTile, int] | None = None
-    for tile, speed in tiles.items():
+    for tile, cost in tiles.items():
         if not tile.runs_on(caps, shape, b_along_k):
             continue
         groups = batch * ceil_div(m, tile.m) * ceil_div(n, tile.n)
         for splits in _SPLITS if may_split else (1,):
             if splits > 1 and k < splits * _MIN_SPLIT_K:
                 break
-            stage = max(groups * splits / target, 1.0) * tile.m * tile.n * tile.k / speed
-            time = ceil_div(ceil_div(k, splits), tile.k) * max(stage, _STAGE_COST)
+            stage = max(groups * splits / target, 1.0) * tile.m * tile.n * tile.k / cost.speed
+            time = ceil_div(ceil_div(k, splits), tile.k) * max(stage, cost.stage)
             if splits > 1:
                 time += _REDUCE_COST + _PARTIAL_COST * batch * m * n * splits
             if best is None or time < best[0]:

@@ -92,11 +92,19 @@ class Kernel:
             variant=ShaderVariant(self.source, tuple(sorted(defines.items()))),
             spec={**self.spec, **spec, "LOCAL_X": lx, "LOCAL_Y": ly, "LOCAL_Z": lz},
             operands=bound,
-            scalars=struct.pack("<" + codes, *values),
+            scalars=self._packed(codes, values, params),
             grid=(int(x), int(y), int(z)),
             subgroup_size=subgroup_size,
             flops=int(flops),
         )
+
+    def _packed(self, codes: str, values: Sequence[int | float], params: Mapping[str, int | float]) -> bytes:
+        try:
+            return struct.pack("<" + codes, *values)
+        except (struct.error, OverflowError) as error:
+            raise ValueError(
+                f"{self.source}: an argument does not fit its 32 bits: {error}; got {dict(params)}"
+            ) from error
 
     def _check(self, what: str, expected: set[str], got: Mapping[str, Any]) -> None:
         if expected != set(got):

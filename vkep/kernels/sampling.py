@@ -54,6 +54,15 @@ ROI_ALIGN = Kernel(
     spec={"MAXIMUM": 0},
     variants=({**element_defines("float32"), "INDEX_WORDS": "2"},),
 )
+MAX_ROI_POOL = Kernel(
+    "max_roi_pool.comp",
+    operands=(Operand("x"), Operand("rois"), Operand("y", writes=True)),
+    params=(
+        *((name, "uint") for name in ("total", "channels", "height", "width", "batches", "out_height", "out_width")),
+        ("spatial_scale", "float"),
+    ),
+    variants=(element_defines("float32"),),
+)
 DETERMINANT = Kernel(
     "determinant.comp",
     operands=(Operand("x"), Operand("work", writes=True), Operand("y", writes=True)),
@@ -160,6 +169,51 @@ def roi_align(
             },
             spec={"MAXIMUM": int(maximum)},
             defines={**element_defines(dtype), "INDEX_WORDS": _index_words(index_dtype)},
+            local_size=(local,),
+        )
+    ]
+
+
+def max_roi_pool(
+    shape: Sequence[int],
+    regions: int,
+    out_size: tuple[int, int],
+    spatial_scale: float,
+    dtype: str,
+    caps: DeviceCapabilities,
+    x: Any,
+    rois: Any,
+    y: Any,
+) -> list[KernelCall]:
+    """ONNX MaxRoiPool: ``y`` [regions, C, *out_size] from ``x`` of ``shape`` [N, C, H, W]; ``rois`` [regions, 5].
+
+    Raises `ValueError` for a result of another size than one with elements, or an empty image.
+    """
+    batches, channels, height, width = shape
+    if min(*out_size, 1 << 20) < 1:
+        raise ValueError(f"max roi pool: pooled_shape is {out_size}, expected two positive sizes")
+    total = element_count("max roi pool output", regions, channels, *out_size)
+    element_count("max roi pool input", *shape)
+    if not total:
+        return []
+    if not batches * height * width:
+        raise ValueError(f"max roi pool: the input {tuple(shape)} is empty, the output is not")
+    local = lanes(caps, total)
+    return [
+        MAX_ROI_POOL.call(
+            grid=grid(ceil_div(total, local)),
+            operands={"x": x, "rois": rois, "y": y},
+            params={
+                "total": total,
+                "channels": channels,
+                "height": height,
+                "width": width,
+                "batches": batches,
+                "out_height": out_size[0],
+                "out_width": out_size[1],
+                "spatial_scale": spatial_scale,
+            },
+            defines=element_defines(dtype),
             local_size=(local,),
         )
     ]

@@ -145,10 +145,14 @@ class SharedTile:
 
 #: from the most arithmetic a loaded byte to the most workgroups
 SHARED_TILES = (
+    SharedTile(256, 128, 16, 16, 8),
     SharedTile(128, 128, 16, 8, 8),
+    SharedTile(64, 64, 32, 8, 4),
     SharedTile(64, 64, 16, 4, 4),
     SharedTile(32, 32, 32, 2, 2),
 )
+#: the same for convolutions: what finds an element's place costs them more registers
+CONV_SHARED_TILES = (SharedTile(128, 128, 16, 8, 8), SharedTile(64, 64, 16, 4, 4), SharedTile(32, 32, 32, 2, 2))
 #: for products of few rows
 SHARED_TILE_FEW_ROWS = SharedTile(8, 128, 16, 2, 4)
 
@@ -167,12 +171,20 @@ class SharedTiling:
     split_k: int  #: a multiple of ``tile.k``
 
 
-def shared_tiling(m: int, n: int, k: int, batch: int, caps: DeviceCapabilities, may_split: bool) -> SharedTiling:
+def shared_tiling(
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    caps: DeviceCapabilities,
+    may_split: bool,
+    tiles: tuple[SharedTile, ...] = SHARED_TILES,
+) -> SharedTiling:
     """The tile for ``batch`` products of m by n by k, and in how many parts k is split to fill the device.
 
     Raises `ValueError` when no tile fits the device's shared memory and workgroup size.
     """
-    fitting = [t for t in (*SHARED_TILES, SHARED_TILE_FEW_ROWS) if _fits(t, caps)]
+    fitting = [t for t in (*tiles, SHARED_TILE_FEW_ROWS) if _fits(t, caps)]
     if not fitting:
         raise ValueError(
             f"no matrix tile fits {caps.name}: {caps.max_shared_memory_bytes} bytes of shared memory, "

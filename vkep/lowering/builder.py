@@ -16,8 +16,11 @@ from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering import expr as ex
 from vkep.lowering import narrow
 from vkep.lowering.lir import Emit, KernelOp, Op, Pointwise
-from vkep.lowering.tensor import Storage, Tensor, contiguous_strides
+from vkep.lowering.tensor import CHANNELS_LAST, CHANNELS_SECOND, Storage, Tensor, contiguous_strides
+from vkep.plan.records import FRESH
 
+#: elements of a tensor, and size of a whole number, that kernels stay below
+LARGEST = 1 << 31
 Operand = Tensor | ex.Expr | float | int | bool
 
 
@@ -28,6 +31,7 @@ class Builder:
         self.caps = caps
         self.ops: list[Op] = []
         self.node: Node | None = None
+        self._lain: dict[tuple[object, ...], Tensor] = {}  #: copies with channels last, by what they copy
 
     # ---- declining
 
@@ -102,15 +106,26 @@ class Builder:
     def store(
         self, result: ex.Expr, dtype: DType, *, shape: Sequence[int] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves."""
+        """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves.
+
+        A new tensor has its channels last where a tensor of its size that it is computed from has.
+        """
         if shape is None and out is None:
             try:
                 shape = np.broadcast_shapes(*(leaf.tensor.shape for leaf in ex.leaves(result) if leaf.tensor))
             except ValueError:
                 shapes = [leaf.tensor.shape for leaf in ex.leaves(result) if leaf.tensor]
                 raise Decline(f"shapes {shapes} do not broadcast") from None
-        out = out if out is not None else self.empty(dtype, shape or ())
-        result = ex.substitute(result, lambda node: ex.leaf(node.tensor.expand(out.shape)) if node.tensor else None)
+        shape = out.shape if out is not None else tuple(shape or ())
+        if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
+            raise Decline(f"a result of shape {shape}; the kernels take 0 to 2**31 - 1 elements")
+        result = ex.substitute(result, lambda node: ex.leaf(node.tensor.expand(shape)) if node.tensor else None)
+        if out is None and any(leaf.tensor is not None and leaf.tensor.is_channels_last for leaf in ex.leaves(result)):
+            lain = self.empty_channels_last(dtype, shape)
+            moved = lambda node: ex.leaf(node.tensor.transpose(CHANNELS_LAST)) if node.tensor else None  # noqa: E731
+            self._add(Pointwise(lain.transpose(CHANNELS_LAST), ex.substitute(result, moved)))
+            return lain
+        out = out if out is not None else self.empty(dtype, shape)
         self._add(Pointwise(out, result))
         return out
 
@@ -118,9 +133,19 @@ class Builder:
         """A buffer for operations to fill."""
         return Tensor.contiguous(dtype, shape)
 
+    def empty_channels_last(self, dtype: DType, shape: Sequence[int]) -> Tensor:
+        """A buffer for a [n, c, h, w] that lies as [n, h, w, c]."""
+        lain = self.empty(dtype, [shape[axis] for axis in CHANNELS_LAST])
+        lain.storage.channels_last = True
+        return lain.transpose(CHANNELS_SECOND)
+
     def full(self, shape: Sequence[int], value: float | int | bool, dtype: DType) -> Tensor:
         """A constant of one value, broadcast without memory."""
         return self.constant(np.array(value, dtype.numpy)).expand(tuple(shape))
+
+    def fresh_bits(self) -> Tensor:
+        """64 random bits (uint32 [2]) that differ from run to run, for kernels: expressions must not read them."""
+        return Tensor.contiguous(DTYPES["uint32"], (2,), Storage(8, port=FRESH, label="fresh bits"))
 
     # ---- kernels
 
@@ -157,9 +182,25 @@ class Builder:
         return self.constant(array) if array is not None else self.copy(tensor)
 
     def copy(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.store(ex.leaf(tensor), tensor.dtype, shape=tensor.shape, out=out)
+        """A dense copy, or one into the view ``out``."""
+        out = out if out is not None else self.empty(tensor.dtype, tensor.shape)
+        return self.store(ex.leaf(tensor), tensor.dtype, out=out)
+
+    def channels_last(self, tensor: Tensor) -> Tensor:
+        """A [n, c, h, w] that lies as [n, h, w, c]: itself, or a copy that all who ask for it share."""
+        if tensor.is_channels_last:
+            return tensor
+        key = (tensor.storage, tensor.shape, tensor.strides, tensor.offset)
+        if key not in self._lain:
+            lain = self.empty_channels_last(tensor.dtype, tensor.shape)
+            self._lain[key] = self.copy(tensor.transpose(CHANNELS_LAST), lain.transpose(CHANNELS_LAST)).transpose(
+                CHANNELS_SECOND
+            )
+        return self._lain[key]
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        if min(shape, default=0) < 0:
+            raise Decline(f"shape {tuple(shape)} has a negative size")
         view = tensor.reshape(shape)
         if view is None:
             view = self.contiguous(tensor).reshape(shape)
@@ -215,6 +256,9 @@ class Builder:
             if array is not None:  # a scalar constant needs no load
                 return ex.Const(operand.dtype.glsl_compute, value=array.reshape(-1)[0].item())
             return ex.leaf(operand)
+        low, high = {"int": (-LARGEST, LARGEST), "uint": (0, 2 * LARGEST)}.get(ctype, (-math.inf, math.inf))
+        if ctype in ("int", "uint") and not low <= operand < high:
+            raise Decline(f"{operand} is beyond the 32 bits that its place has")
         return ex.Const(ctype, value=operand)
 
 

@@ -1,7 +1,7 @@
 """Which delegate is offered a node first, and which partitions are too small to keep (the RFC's preferences).
 
 ``vgf_first`` and ``vulkan_first`` offer every node to the one named first and then to the other; each takes what its
-lowering accepts. ``auto`` is this policy, from what vkep knows of the device:
+lowering accepts. (GatherElements is offered to Vulkan first in every mode: the RFC's example splits there.) ``auto`` is this policy, from what vkep knows of the device:
 
 - nodes on quantized tensors (around QuantizeLinear and DequantizeLinear) go to VGF, whose integers they are;
 - where the data graphs are the driver's own, so do convolutions, matrix products and pooling; emulated data graphs run
@@ -15,10 +15,9 @@ Nodes of a partition smaller than ``min_partition_size`` are offered to the othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-from vkep.graph.model import Node
+from typing import Protocol
 
 VULKAN, VGF = "vulkan", "vgf"
 PREFERENCES = ("auto", "vgf_first", "vulkan_first")
@@ -30,7 +29,23 @@ _HEAVY = frozenset(
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
-def key_of(node: Node) -> str:
+class OfferedNode(Protocol):
+    """What the policy reads of a node: an ONNX node has it, and so have other graphs' nodes under ONNX's type names."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def op_type(self) -> str: ...
+    @property
+    def outputs(self) -> Sequence[str]: ...
+
+
+#: TOSA gathers rows; single elements are rows of one element each there, with an index each that must be computed first
+_SINGLE_ELEMENTS = frozenset({"GatherElements"})
+_WHY_ASIDE = "TOSA gathers rows, and single elements only as rows of one: Vulkan is asked first"
+
+
+def key_of(node: OfferedNode) -> str:
     return next((name for name in node.outputs if name), node.name)
 
 
@@ -47,7 +62,7 @@ class Policy:
     why_not: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
-    def order(self, node: Node, quantized: bool, follows_vgf: bool) -> tuple[str, ...]:
+    def order(self, node: OfferedNode, quantized: bool, follows_vgf: bool) -> tuple[str, ...]:
         """The delegates to offer a node to, first to last."""
         if not self.graphs:
             return (VULKAN,)
@@ -56,13 +71,19 @@ class Policy:
             vgf_first = quantized or follows_vgf or heavy or node.op_type in _QUANTIZING
         else:
             vgf_first = self.prefer == "vgf_first"
+        vgf_first = vgf_first and node.op_type not in _SINGLE_ELEMENTS
         return (VGF, VULKAN) if vgf_first else (VULKAN, VGF)
 
-    def why_refused(self, node: Node, delegate: str) -> str:
+    def passed_over(self, node: OfferedNode) -> dict[str, str]:
+        """Why a delegate is not asked first that the preference names, by delegate."""
+        aside = self.graphs and self.prefer == "vgf_first" and node.op_type in _SINGLE_ELEMENTS
+        return {VGF: _WHY_ASIDE} if aside else {}
+
+    def why_refused(self, node: OfferedNode, delegate: str) -> str:
         """Why a delegate does not get a node; empty where it may have it."""
         return self.refused.get((key_of(node), delegate), "")
 
-    def refuse(self, nodes: Iterable[Node], delegate: str, reason: str) -> Policy:
+    def refuse(self, nodes: Iterable[OfferedNode], delegate: str, reason: str) -> Policy:
         """This policy with the nodes kept from a delegate."""
         return replace(self, refused={**self.refused, **{(key_of(node), delegate): reason for node in nodes}})
 
@@ -84,6 +105,8 @@ class Policy:
 
     def _why_drop(self, partition: Partition) -> str:
         count = len(partition.nodes)
+        if partition.kept:
+            return ""
         if count < self.min_partition_size:
             return f"its partition has {count} nodes, fewer than min_partition_size={self.min_partition_size}"
         if (
@@ -98,9 +121,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class Partition:
-    """An island as the policy sees it. ``replaceable``: neither quantized nor declined by the other delegate."""
+    """An island as the policy sees it. ``replaceable``: neither quantized nor declined by the other delegate.
+    ``kept``: however small, for nobody else could run it.
+    """
 
     kind: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[OfferedNode, ...]
     flops: int = 0
     replaceable: bool = False
+    kept: bool = False

@@ -19,7 +19,7 @@ from vkep.lowering.lir import KernelOp, Op, Pointwise
 from vkep.lowering.tensor import Storage, Tensor, collapse
 from vkep.plan.hazards import HazardTracker
 from vkep.plan.memory import Lifetime, live_peak, place
-from vkep.plan.records import ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
+from vkep.plan.records import FRESH, ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
 
 #: Every Vulkan device has push constants of at least this many bytes (Vulkan spec, "Required Limits").
 PUSH_CONSTANT_BYTES = 128
@@ -207,7 +207,7 @@ class _Layout:
             elif storage.port is not None:
                 slot = self.slots.setdefault((storage.port, addend), len(self.slots))
                 place_, where = (Space.PORT, slot, 0), (Space.PORT, storage.port, 0)
-                indirect |= 1 << position
+                indirect |= (storage.port != FRESH) << position  # the operand is the slot itself
             else:
                 base = self.offsets[storage]
                 place_, where = (Space.ACTIVATION, 0, base + addend), (Space.ACTIVATION, 0, base)

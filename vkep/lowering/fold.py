@@ -14,7 +14,7 @@ from vkep.errors import VkepError
 from vkep.graph.model import Node
 
 #: Operators whose result is not a function of their inputs.
-_IMPURE = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+_IMPURE = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 #: Results larger than this stay a computation: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
 

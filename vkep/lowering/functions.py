@@ -191,7 +191,10 @@ def _folded(
 ) -> Sequence[Tensor] | None:
     """The results where planning knows them: constants, shapes, and what follows from them."""
     if node.op_type == "Constant":
-        return [b.constant(numpy_helper.to_array(node.proto.attribute[0].t))]
+        try:
+            return [b.constant(numpy_helper.to_array(node.proto.attribute[0].t))]
+        except (TypeError, IndexError) as error:  # onnx writes some bodies for few types only
+            raise Decline(f"the constant {node.outputs[0]!r} of its function body has no value: {error}") from None
     first = inputs[0] if inputs else None
     if node.op_type == "Shape" and first is not None:
         return [

@@ -43,12 +43,14 @@ class GraphIslands:
         """The values that the islands take from outside."""
         return {name for island in self.by_stage.values() if island is not but for name in island.inputs}
 
-    def steps(self, wanted: Collection[str]) -> list[tuple[int, VgfStep]]:
-        """(stage, step) of each island that makes something ``wanted`` (or another island of these reads)."""
+    def steps(self, wanted: Collection[str], shared: Collection[str] = ()) -> list[tuple[int, VgfStep]]:
+        """(stage, step) of each island that makes something ``wanted`` (or another island of these reads). ``shared`` are
+        the keys of weights that Vulkan's islands have on the device.
+        """
         steps = []
         for stage, island in self.by_stage.items():
             asked = self.reads(but=island).union(wanted)
             made: Sequence[str] = [n for node in island.nodes for n in node.outputs if n in asked]
             if made:
-                steps.append((stage, VgfStep(island.finish(list(dict.fromkeys(made))), tuple(island.nodes))))
+                steps.append((stage, VgfStep(island.finish(list(dict.fromkeys(made)), shared), tuple(island.nodes))))
         return steps

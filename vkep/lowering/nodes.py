@@ -32,7 +32,7 @@ _STORAGE_FEATURES = {
 
 
 #: what an operator function runs into when shapes and attributes break the operator's definition
-_BROKEN = (IndexError, ValueError, ArithmeticError, struct.error)
+_BROKEN = (IndexError, ValueError, ArithmeticError, MemoryError, struct.error)
 
 
 def check_known(node: Node) -> None:

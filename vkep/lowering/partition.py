@@ -25,6 +25,8 @@ from vkep.lowering.fold import FoldError, can_fold, fold
 from vkep.lowering.fuse import optimize
 from vkep.lowering.graph_islands import GraphIslands
 from vkep.lowering.infer import Known, dtype_of, infer, shape_of
+from vkep.lowering.kompute import KOMPUTE, KpRegions
+from vkep.lowering.kompute import find as find_kp
 from vkep.lowering.nodes import check_known, lower_node
 from vkep.lowering.program import (
     ControlStep,
@@ -83,6 +85,7 @@ class _Partitioner:
         self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
         self.policy = policy
         self.graphs = GraphIslands()
+        self.kompute = KpRegions()
         self.known: dict[str, Known] = dict(known)
         self.made: dict[str, tuple[str, int]] = {}  # value: (kind, stage) of the step that makes it
         self.islands: dict[int, _Island] = {}
@@ -127,7 +130,7 @@ class _Partitioner:
         self.graphs.note(node)
         if can_fold(node) and self._folded(node, inputs):
             return
-        first, *rest = parts(node)
+        first, *rest = parts(node, self.known, self.opsets)
         try:
             self._offer(first)
         except NeedsValue as need:
@@ -195,9 +198,10 @@ class _Partitioner:
         """
         follows = any(self.made.get(name, ("", 0))[0] == VGF for name in node.reads)
         order = self.policy.order(node, self.graphs.is_quantized(node), follows)
-        reasons: dict[str, str] = {}
+        reasons = self.policy.passed_over(node)
         waits: NeedsValue | None = None
         for kind in order:
+            reasons.pop(kind, None)
             refused = self.policy.why_refused(node, kind)
             if refused:
                 reasons[kind] = refused
@@ -211,6 +215,13 @@ class _Partitioner:
                 reasons[kind] = decline.reason
         if waits is not None:
             raise waits
+        if find_kp(node) is not None:
+            try:
+                self._lower_kompute(node, reasons)
+                return
+            except Decline as decline:
+                reasons = {KOMPUTE: decline.reason, **reasons}
+                order = (KOMPUTE, *order)
         raise Decline("; ".join(f"{k}: {r}" for k, r in reasons.items()) if len(order) > 1 else reasons[order[0]])
 
     def _lower_graph(self, node: Node, declined: Mapping[str, str]) -> None:
@@ -219,6 +230,13 @@ class _Partitioner:
             self.known[port.name] = ValueSpec(port.dtype, port.shape)
             self.made[port.name] = (VGF, stage)
         self.placements.append(Placement(node, VGF, island=stage, declined=dict(declined)))
+
+    def _lower_kompute(self, node: Node, declined: Mapping[str, str]) -> None:
+        stage = self._stage(node, KOMPUTE)
+        for name, spec in self.kompute.add(node, stage, self.known):
+            self.known[name] = spec
+            self.made[name] = (KOMPUTE, stage)
+        self.placements.append(Placement(node, KOMPUTE, island=stage, declined=dict(declined)))
 
     def _lower(self, node: Node, declined: Mapping[str, str]) -> None:
         check_known(node)
@@ -301,7 +319,8 @@ class _Partitioner:
         later = {n for node in self.deferred for n in node.reads} | set(self.outputs)
         outside = [node for nodes in self.cpu.values() for node, _ in nodes]
         outside += [node for nodes in self.control.values() for node in nodes]
-        read_outside = {n for node in outside for n in node.reads} | self.graphs.reads()
+        outside_reads = {n for node in outside for n in node.reads} | self.kompute.reads()
+        read_outside = outside_reads | self.graphs.reads()
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
@@ -309,7 +328,9 @@ class _Partitioner:
             if step is not None:
                 steps.append((stage, step))
         ports = {p.name for island in self.islands.values() for p in island.ports}
-        steps += self.graphs.steps(later | {n for node in outside for n in node.reads} | ports)
+        shared = {key for _, step in steps if isinstance(step, IslandStep) for key in step.weights}
+        steps += self.graphs.steps(later | outside_reads | ports, shared)
+        steps += self.kompute.steps(later | read_outside | ports)
         for stage, nodes in self.cpu.items():
             steps.append((stage, self._cpu_step(nodes, later)))
         for stage, loops in self.control.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vkep.dtypes import DType
 from vkep.graph.model import Node
@@ -32,7 +33,8 @@ class Placement:
     """Where one node runs and why, for the report."""
 
     node: Node
-    #: "vulkan", "cpu", "folded", "deferred", "inlined" (its body's nodes stand for it) or "control" (driven by the session)
+    #: "vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined" (its body's nodes stand for it) or "control"
+    #: (driven by the session)
     where: str
     reason: str = ""
     island: int | None = None
@@ -90,7 +92,32 @@ class ControlStep:
     constants: Mapping[str, Weight]
 
 
-Step = IslandStep | VgfStep | CpuStep | DeferredStep | ControlStep
+@dataclass(frozen=True)
+class KpCall:
+    """One dispatch of a user's kp shader: SPIR-V, or the file that it is in. Constants are 32-bit words."""
+
+    node: Node
+    shader: bytes | Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    workgroups: tuple[int, ...]
+    push_constants: bytes = b""
+    spec_constants: bytes = b""
+
+
+@dataclass(frozen=True)
+class KpStep:
+    """Run kp shaders on kp's own device: ``inputs`` and ``outputs`` pass through the host. ``specs`` are (dtype, shape)."""
+
+    calls: tuple[KpCall, ...]
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Weight]
+    specs: Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+Step = IslandStep | VgfStep | KpStep | CpuStep | DeferredStep | ControlStep
 
 
 @dataclass(frozen=True)

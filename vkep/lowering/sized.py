@@ -7,18 +7,25 @@ makes (buffer, count); ``<Operator>Take`` takes (buffer, count, and the inputs a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from onnx import helper
 
 from vkep.graph.model import Node
+from vkep.lowering.layout import channels_first, is_channels_last
 from vkep.ops import registry
 
 SIZED = "vkep.sized"
 
 
-def parts(node: Node) -> list[Node]:
-    """The node itself, or the two that stand for it."""
+def parts(node: Node, known: Mapping[str, Any], opsets: Mapping[str, int]) -> list[Node]:
+    """The node itself, or those that stand for it: the two of an operator whose output's size is data, the three of a
+    channels-last one. ``known`` has at least the shapes of its inputs.
+    """
+    if is_channels_last(node) and hasattr(known[node.inputs[0]], "shape"):
+        return channels_first(node, len(known[node.inputs[0]].shape), opsets)
     if node.domain:
         return [node]
     fill = _part(node, "Fill", node.inputs, (f"{node.outputs[0]}/buffer", f"{node.outputs[0]}/count"))

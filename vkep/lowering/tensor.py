@@ -11,6 +11,9 @@ import numpy as np
 from vkep.dtypes import DType
 from vkep.graph.weights import Weight
 
+#: axes of [n, c, h, w] in the order in which they lie with channels last, and the way back
+CHANNELS_LAST, CHANNELS_SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
+
 
 @dataclass(eq=False)
 class Storage:
@@ -23,6 +26,7 @@ class Storage:
     weight: Weight | None = None
     port: int | None = None
     label: str = ""
+    channels_last: bool = False  #: made by a kernel that puts the channels last: what is computed from it stays so
 
     @property
     def is_constant(self) -> bool:
@@ -67,6 +71,11 @@ class Tensor:
                     return False
                 expected *= dim
         return True
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Elements of a [n, c, h, w] lie as [n, h, w, c], because the kernel that made them wants it so."""
+        return self.storage.channels_last and self.rank == 4 and self.transpose(CHANNELS_LAST).is_contiguous
 
     @property
     def is_whole(self) -> bool:

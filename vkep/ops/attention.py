@@ -164,7 +164,7 @@ def attend(
 
     value = stage(0, b.expr("({0} * {1})", product, scale))
     if softcap:
-        value = b.expr("({1} * tanh(clamp({0} / {1}, -20.0, 20.0)))", value, softcap)
+        value = b.expr("({1} * limited_tanh({0} / {1}))", value, softcap)
     value = stage(1, value)
     for bias in mask.biases:
         value = b.expr("({0} + {1})", value, bias)

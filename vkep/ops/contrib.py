@@ -17,6 +17,7 @@ from vkep.lowering.tensor import Tensor
 from vkep.ops.contraction import matrix_product, scaled
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import gather_
+from vkep.ops.random import dropped, training_rate
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
 
@@ -74,16 +75,16 @@ def bias_dropout(
     ratio: Tensor | None = None,
     training_mode: Tensor | None = None,
     *,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> list[Tensor]:
-    if training_mode is not None and bool(b.value(training_mode, "training_mode").reshape(-1)[0]):
-        rate = 0.5 if ratio is None else float(b.value(ratio, "ratio").reshape(-1)[0])
-        if rate:
-            b.decline("training mode with random dropout")
-    total = b.expr("({0} + {1})", data, bias)
+    rate = training_rate(b, ratio, training_mode)
+    total, mask = b.expr("({0} + {1})", data, bias), b.full(data.shape, True, _BOOL)
+    if rate:
+        kept, mask = dropped(b, b.store(total, data.dtype, shape=data.shape), rate, seed)
+        total = b.expr("{0}", kept)
     if residual is not None:
         total = b.expr("({0} + {1})", total, residual)
-    return outputs(b, b.store(total, data.dtype, shape=data.shape), b.full(data.shape, True, _BOOL))
+    return outputs(b, b.store(total, data.dtype, shape=data.shape), mask)
 
 
 # ---- norms
@@ -273,9 +274,9 @@ def activated(b: Builder, x: Tensor, activation: str, values: Sequence[float]) -
         "Relu": ("({0} < 0.0 ? 0.0 : {0})", ()),
         "LeakyRelu": ("({0} < 0.0 ? {0} * {1} : {0})", (0.01,)),
         "Sigmoid": ("(1.0 / (1.0 + exp(-{0})))", ()),
-        "Tanh": ("tanh(clamp({0}, -20.0, 20.0))", ()),
-        "Clip": ("clamp({0}, {1}, {2})", (-3.4e38, 3.4e38)),
-        "HardSigmoid": ("clamp({0} * {1} + {2}, 0.0, 1.0)", (0.2, 0.5)),
+        "Tanh": ("limited_tanh({0})", ()),
+        "Clip": ("limited({0}, {1}, {2})", (-3.4e38, 3.4e38)),
+        "HardSigmoid": ("limited({0} * {1} + {2}, 0.0, 1.0)", (0.2, 0.5)),
     }
     if activation not in templates:
         b.decline(f"activation {activation!r}; the kernels take {', '.join(n for n in templates if n)}")

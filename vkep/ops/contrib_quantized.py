@@ -54,8 +54,6 @@ def matmul_nbits_(
     accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> Tensor:
-    if g_idx is not None:
-        b.decline("weights reordered by g_idx")
     if bits not in (2, 4, 8) or weight_prepacked:
         b.decline(f"weights of {bits} bits{', prepacked' if weight_prepacked else ''}; the kernels take 2, 4 or 8")
     blocks = -(-K // block_size)
@@ -69,7 +67,7 @@ def matmul_nbits_(
     codes = b.reshape(weights, (N, blocks, bytes_a_block))
     zero_bytes = -(-blocks * bits // 8)
     packed_zeros = zero_points is None or (zero_points.dtype is _UINT8 and zero_points.size == N * zero_bytes)
-    if rows <= FEW_ROWS and packed_zeros and codes.offset % 4 == 0:
+    if g_idx is None and rows <= FEW_ROWS and packed_zeros and codes.offset % 4 == 0:
         out = b.empty(a.dtype, (*a.shape[:-1], N))
         inputs = [b.contiguous(t) for t in (a, codes, scales, zero_points) if t is not None]
         b.kernel(
@@ -82,8 +80,17 @@ def matmul_nbits_(
         )
     else:
         zeros = _zero_points(b, zero_points, N, blocks, zero_bytes, bits)
-        matrix = _dequantized_blocks(b, unpacked_codes(b, codes, bits), scales, zeros, bits, a.dtype)
-        columns = b.reshape(matrix, (N, blocks * block_size)).slice(1, 0, K).transpose((1, 0))
+        unpacked = unpacked_codes(b, codes, bits)
+        if g_idx is None:
+            matrix = _dequantized_blocks(b, unpacked, scales, zeros, bits, a.dtype)
+            columns = b.reshape(matrix, (N, blocks * block_size)).slice(1, 0, K)
+        else:  # the block of each row is told, not its position's
+            places = _places(b, g_idx, K, blocks)
+            each = [None if t is None else gather_(b, t, places, axis=1) for t in (scales, zeros)]
+            wide = b.reshape(unpacked, (N, blocks * block_size)).slice(1, 0, K)
+            assert each[0] is not None
+            columns = _dequantized(b, wide, each[0], each[1], bits, a.dtype)
+        columns = columns.transpose((1, 0))
         out = matrix_product(b, a, columns)
     return out if bias is None else b.pointwise("({0} + {1})", out, bias, shape=out.shape)
 
@@ -106,12 +113,26 @@ def _dequantized_blocks(
     b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: DType
 ) -> Tensor:
     """``(codes - zeros) * scales``: codes [..., block], the others [...]."""
+    return _dequantized(b, codes, _each(scales), None if zeros is None else _each(zeros), bits, dtype)
+
+
+def _dequantized(b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: DType) -> Tensor:
     value = b.expr("float({0})", codes, ctype="float")
     if zeros is None:
         value = b.expr("({0} - {1})", value, float(1 << (bits - 1)))
     else:
-        value = b.expr("({0} - float({1}))", value, _each(zeros), ctype="float")
-    return b.store(b.expr("({0} * {1})", value, _each(scales), ctype="float"), dtype, shape=codes.shape)
+        value = b.expr("({0} - float({1}))", value, zeros, ctype="float")
+    return b.store(b.expr("({0} * {1})", value, scales, ctype="float"), dtype, shape=codes.shape)
+
+
+def _places(b: Builder, g_idx: Tensor, rows: int, blocks: int) -> Tensor:
+    """The block of every row of the weights: int32 [rows], or with the padding of the last block."""
+    if g_idx.size < rows:
+        b.decline(f"g_idx of shape {g_idx.shape}; expected one block for each of {rows} rows")
+    known = g_idx.array
+    if known is not None and not ((known >= 0) & (known < blocks)).all():
+        b.decline(f"g_idx names blocks {int(known.min())} to {int(known.max())}; there are {blocks}")
+    return b.reshape(g_idx, (g_idx.size,)).slice(0, 0, rows)
 
 
 def _each(t: Tensor) -> Tensor:

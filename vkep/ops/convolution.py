@@ -7,18 +7,19 @@ import math
 from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES, DType
+from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
 from vkep.kernels.col2im import col2im
 from vkep.kernels.conv import ConvProblem, conv
+from vkep.kernels.conv_last import conv_last, takes_channels_last
 from vkep.kernels.deform import deform_columns
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.pad import pad
 from vkep.lowering.builder import Builder
 from vkep.lowering.lir import Target
-from vkep.lowering.tensor import Tensor, alignment
+from vkep.lowering.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.ops.contraction import matrix_product, prepack, scratch
 from vkep.ops.registry import FLOATS, operator
-from vkep.ops.spatial import Window, resolve_window
 
 CONV_TYPES = (*FLOATS, "bfloat16", "float64")
 
@@ -46,7 +47,7 @@ def convolution(
         b.decline(f"{x.shape[1]} input channels; the weights {w.shape} with {group} groups take {w.shape[1] * group}")
     if group < 1 or w.shape[0] % group:
         b.decline(f"{w.shape[0]} output channels do not divide into {group} groups")
-    window = resolve_window(b, x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations, auto_pad)
+    window = resolve_window(x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations, auto_pad)
     if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
         out = _by_columns(b, x, w, window, group, dtype if dtype.name != "bfloat16" else x.dtype)
     else:
@@ -55,8 +56,16 @@ def convolution(
 
 
 def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
-    out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
     problem = _conv_problem(b, x, w, window, group)
+    # a depthwise one is not worth a relayout of its own
+    if (
+        x.rank == 4
+        and w.array is not None
+        and takes_channels_last(problem, b.caps)
+        and (group == 1 or x.is_channels_last)
+    ):
+        return _channels_last(b, x, w, problem)
+    out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
         placed = dataclasses.replace(
@@ -66,6 +75,23 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
 
     flops = 2 * out.size * w.shape[1] * math.prod(window.kernel)
     b.kernel([b.contiguous(x), b.contiguous(w)], [out], emit, row_axis=1, strided_output=True, flops=flops)
+    return out
+
+
+def _channels_last(b: Builder, x: Tensor, w: Tensor, problem: ConvProblem) -> Tensor:
+    """A convolution whose input and result have their channels last: the epilogue's rows are pixels."""
+    out = b.empty_channels_last(x.dtype, (problem.n, problem.oc, problem.oh, problem.ow))
+    rows = out.transpose(CHANNELS_LAST).reshape((problem.n * problem.oh * problem.ow, problem.oc))
+    assert rows is not None
+
+    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
+        placed = dataclasses.replace(problem, alignment=alignment(i[0], o[0]))
+        pack = prepack(t, i[1])
+        assert pack is not None, "the weights are constant"
+        return conv_last(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), pack)
+
+    inputs = [b.channels_last(x).transpose(CHANNELS_LAST), b.contiguous(w)]
+    b.kernel(inputs, [rows], emit, row_axis=0, flops=problem.flops)
     return out
 
 
@@ -232,36 +258,16 @@ def conv_transpose(
     rank = x.rank - 2
     if rank < 1 or w.rank != x.rank or x.shape[1] != w.shape[0] or group < 1 or x.shape[1] % group:
         b.decline(f"input {x.shape}, weights {w.shape} and {group} groups do not fit together")
-    kernel = tuple(kernel_shape or w.shape[2:])
-    step, spread = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
-    extra = tuple(output_padding or (0,) * rank)
-    amounts = list(pads or (0,) * 2 * rank)
-    out = []
-    for axis, size in enumerate(x.shape[2:]):
-        full = step[axis] * (size - 1) + extra[axis] + (kernel[axis] - 1) * spread[axis] + 1
-        wanted = list(output_shape)[-rank:][axis] if output_shape else None
-        if wanted is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            wanted = size * step[axis]
-        if wanted is not None:  # the padding follows from the size (ONNX ConvTranspose)
-            total = max(0, full - wanted)
-            large, small = total - total // 2, total // 2
-            # the odd element goes to the end with SAME_UPPER, else to the beginning
-            amounts[axis], amounts[rank + axis] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
-            out.append(wanted)
-        else:
-            if auto_pad == "VALID":
-                amounts[axis] = amounts[rank + axis] = 0
-            out.append(full - amounts[axis] - amounts[rank + axis])
-    if min(out) < 1:
-        b.decline(f"the result would have shape {out}")
-    window = Window(kernel, step, spread, tuple(amounts), tuple(out))
+    window = resolve_transposed_window(
+        x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations, output_padding, output_shape, auto_pad
+    )
     dtype = x.dtype
     if dtype.name == "bfloat16":
         x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
     return with_bias(b, b.cast(transposed_convolution(b, x, w, window, group), dtype), bias)
 
 
-@operator("DeformConv", types={"T": FLOATS})
+@operator("DeformConv", types={"T": (*FLOATS, "bfloat16")})
 def deform_conv(
     b: Builder,
     x: Tensor,
@@ -279,7 +285,11 @@ def deform_conv(
 ) -> Tensor:
     if x.rank != 4:
         b.decline(f"a deformable convolution over {x.rank - 2} axes; the kernel takes 2")
-    window = resolve_window(b, x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations)
+    dtype = x.dtype
+    if dtype.name == "bfloat16":
+        x, w, offset = (b.cast(t, DTYPES["float32"]) for t in (x, w, offset))
+        mask = None if mask is None else b.cast(mask, DTYPES["float32"])
+    window = resolve_window(x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations)
     depth, pixels = w.shape[1] * math.prod(window.kernel), math.prod(window.out)
     columns = b.empty(x.dtype, (x.shape[0], group, depth, pixels))
     inputs = [b.contiguous(t) for t in (x, offset, mask) if t is not None]
@@ -305,4 +315,4 @@ def deform_conv(
     )
     weights = b.reshape(w, (1, group, w.shape[0] // group, depth))
     out = b.reshape(matrix_product(b, weights, columns), (x.shape[0], w.shape[0], *window.out))
-    return with_bias(b, out, bias)
+    return with_bias(b, b.cast(out, dtype), bias)

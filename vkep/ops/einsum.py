@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from vkep.dtypes import DTYPES
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
 from vkep.ops.contraction import PRODUCT_TYPES, matrix_product
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
+
+_NARROW = ("int8", "int16", "uint8", "uint16")
 
 
 class _Term:
@@ -110,8 +113,17 @@ def _contract(b: Builder, x: _Term, y: _Term, kept: set[str], sizes: dict[str, i
     return _Term(b.reshape(product, [sizes[label] for label in result]), result)
 
 
-@operator("Einsum", types={"T": PRODUCT_TYPES})
+@operator("Einsum", types={"T": (*PRODUCT_TYPES, *_NARROW)})
 def einsum(b: Builder, *inputs: Tensor, equation: str) -> Tensor:
+    dtype = inputs[0].dtype
+    if dtype.name not in _NARROW:
+        return _einsum(b, inputs, equation)
+    # sums wrap alike in a wider type
+    wide = DTYPES["int32" if dtype.kind == "int" else "uint32"]
+    return b.cast(_einsum(b, [b.cast(t, wide) for t in inputs], equation), dtype)
+
+
+def _einsum(b: Builder, inputs: Sequence[Tensor], equation: str) -> Tensor:
     labels, result = _parse(b, equation, [t.rank for t in inputs])
     terms = [_diagonal(b, t, names) for t, names in zip(inputs, labels, strict=True)]
     sizes: dict[str, int] = {}

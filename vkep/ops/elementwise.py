@@ -9,7 +9,7 @@ from vkep import dtypes
 from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
 from vkep.lowering.tensor import Tensor
-from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, every
+from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
 from vkep.ops.registry import operator
 
 _BOOL = dtypes.DTYPES["bool"]
@@ -24,9 +24,9 @@ _EXPM1 = (
     "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * (0.5 + {0} * (1.0 / 6.0 + {0} * (1.0 / 24.0 + {0} * (1.0 / 120.0))))) : "
     "exp({0}) - 1.0)"
 )
-_TANH = (  # the first branch also keeps NaN, which clamp may not
-    "(!(abs({0}) >= 0.1) ? {0} * (1.0 - {0} * {0} * (1.0 / 3.0 - {0} * {0} * (2.0 / 15.0 - {0} * {0} * (17.0 / 315.0)))) : "
-    "tanh(clamp({0}, -20.0, 20.0)))"  # tanh overflows to NaN in some drivers for large arguments
+_TANH = (
+    "(abs({0}) < 0.1 ? {0} * (1.0 - {0} * {0} * (1.0 / 3.0 - {0} * {0} * (2.0 / 15.0 - {0} * {0} * (17.0 / 315.0)))) : "
+    "limited_tanh({0}))"
 )
 
 #: with the element types that GLSL has the function for
@@ -42,13 +42,13 @@ _SINGLE = {
     "Acos": "acos({0})",
     "Asin": "asin({0})",
     "Atan": "atan({0})",
-    "Cos": "cos({0})",
+    "Cos": "accurate_cos({0})",
     "Cosh": "cosh({0})",
-    "HardSwish": "({0} * clamp({0} * (1.0 / 6.0) + 0.5, 0.0, 1.0))",
+    "HardSwish": "({0} * limited({0} * (1.0 / 6.0) + 0.5, 0.0, 1.0))",
     "Sigmoid": "(1.0 / (1.0 + exp(-{0})))",
-    "Sin": "sin({0})",
+    "Sin": "accurate_sin({0})",
     "Sinh": "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * {0} * (1.0 / 6.0 + {0} * {0} * (1.0 / 120.0))) : sinh({0}))",
-    "Tan": "tan({0})",
+    "Tan": "accurate_tan({0})",
     "Tanh": _TANH,
 }
 
@@ -232,8 +232,8 @@ def erf_expr(b: Builder, x: Expr) -> Expr:
 def gelu(b: Builder, x: Tensor, *, approximate: str = "none") -> Tensor:
     v = b.expr("{0}", x)
     if approximate == "tanh":
-        inner = f"clamp({math.sqrt(2 / math.pi)!r} * ({{0}} + 0.044715 * {{0}} * {{0}} * {{0}}), -20.0, 20.0)"
-        return b.store(b.expr("(0.5 * {0} * (1.0 + tanh(" + inner + ")))", v), x.dtype)
+        inner = f"{math.sqrt(2 / math.pi)!r} * ({{0}} + 0.044715 * {{0}} * {{0}} * {{0}})"
+        return b.store(b.expr("(0.5 * {0} * (1.0 + limited_tanh(" + inner + ")))", v), x.dtype)
     scaled = b.expr(f"({{0}} * {math.sqrt(0.5)!r})", v)
     return b.store(b.expr("(0.5 * {0} * (1.0 + {1}))", v, erf_expr(b, scaled)), x.dtype)
 
@@ -265,8 +265,7 @@ def celu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
 @operator("HardSigmoid", since=6, types={"T": every("HardSigmoid", among=SINGLE)})
 def hard_sigmoid(b: Builder, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     line = b.expr("({0} * {1} + {2})", x, alpha, beta)
-    # clamp() may turn NaN into a number
-    return b.store(b.expr("({0} < 0.0 ? 0.0 : ({0} > 1.0 ? 1.0 : {0}))", line), x.dtype)
+    return b.store(b.expr("limited({0}, 0.0, 1.0)", line), x.dtype)
 
 
 @operator("ThresholdedRelu", types={"T": every("ThresholdedRelu", among=FLOATING)})
@@ -274,7 +273,7 @@ def thresholded_relu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return b.pointwise("({0} > {1} ? {0} : {2})", x, alpha, 0)
 
 
-@operator("Shrink", types={"T": every("Shrink", among=(*SINGLE, *SIGNED))})
+@operator("Shrink", types={"T": every("Shrink", among=(*SINGLE, *SIGNED, *UNSIGNED))})
 def shrink(b: Builder, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     v = b.expr("{0}" if x.dtype.kind == "float" else "float({0})", x, ctype="float")
     shrunk = b.expr("({0} < -{2} ? {0} + {1} : ({0} > {2} ? {0} - {1} : 0.0))", v, bias, lambd)
@@ -286,8 +285,10 @@ def shrink(b: Builder, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> T
 @operator("Mish", types={"T": every("Mish", among=SINGLE)})
 def mish(b: Builder, x: Tensor) -> Tensor:
     # tanh(log(1 + e)) for e = exp(x), without the cancellation of 1 + e
-    grown = b.expr("exp(min({0}, 20.0))", x)
-    return b.store(b.expr("({0} * ({1} * ({1} + 2.0)) / ({1} * ({1} + 2.0) + 2.0))", b.expr("{0}", x), grown), x.dtype)
+    grown = b.expr("exp({0} > 20.0 ? 20.0 : {0})", x)
+    return b.store(
+        b.expr("({0} * (({1} * ({1} + 2.0)) / ({1} * ({1} + 2.0) + 2.0)))", b.expr("{0}", x), grown), x.dtype
+    )
 
 
 @operator("Swish", types={"T": every("Swish", among=SINGLE)})
@@ -298,28 +299,3 @@ def swish(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
 @operator("Identity", types={"T": every("Identity"), "V": every("Identity", "V")})
 def identity(b: Builder, x: Tensor) -> Tensor:
     return x
-
-
-@operator("Dropout", since=7, until=11, types={"T": every("Dropout", among=FLOATING)})
-def dropout_7(b: Builder, x: Tensor, *, ratio: float = 0.5) -> list[Tensor]:
-    return [x, b.full(x.shape, True, _BOOL)]
-
-
-@operator("Dropout", since=1, until=6, types={"T": every("Dropout", among=FLOATING)})
-def dropout_1(
-    b: Builder, x: Tensor, *, ratio: float = 0.5, is_test: int = 0, consumed_inputs: list[int] | None = None
-) -> list[Tensor]:
-    if not is_test and ratio:
-        b.decline("training mode with random dropout")
-    return [x, b.full(x.shape, 1, x.dtype)]
-
-
-@operator("Dropout", since=12, types={"T": every("Dropout", among=FLOATING), "T2": ("bool",)})
-def dropout(
-    b: Builder, x: Tensor, ratio: Tensor | None = None, training_mode: Tensor | None = None, *, seed: int | None = None
-) -> list[Tensor]:
-    if training_mode is not None and bool(b.value(training_mode, "training_mode").reshape(-1)[0]):
-        rate = 0.5 if ratio is None else float(b.value(ratio, "ratio").reshape(-1)[0])
-        if rate:
-            b.decline("training mode with random dropout")
-    return [x, b.full(x.shape, True, _BOOL)]

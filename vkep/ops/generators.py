@@ -1,11 +1,8 @@
-"""Operators whose values come from positions or from chance: masks, ranges, one-hot codes, random numbers."""
+"""Operators whose values come from positions: masks, ranges, one-hot codes, windows."""
 
 from __future__ import annotations
 
 import math
-import secrets
-import struct
-from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -13,8 +10,7 @@ from onnx import numpy_helper
 
 from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
-from vkep.kernels.random import random
-from vkep.lowering.builder import Builder
+from vkep.lowering.builder import LARGEST, Builder
 from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.registry import operator
@@ -22,6 +18,8 @@ from vkep.ops.registry import operator
 
 def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
     """0, 1, ... as a constant vector."""
+    if size >= LARGEST:
+        b.decline(f"{size} positions; the kernels count below 2**31")
     return b.constant(np.arange(size, dtype=dtype))
 
 
@@ -29,7 +27,7 @@ def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
 def trilu(b: Builder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
     if x.rank < 2:
         b.decline(f"rank {x.rank}, expected at least 2")
-    shift = 0 if k is None else int(b.value(k, "k").reshape(-1)[0])
+    shift = 0 if k is None else _diagonal(int(b.value(k, "k").reshape(-1)[0]))
     rows = b.reshape(positions(b, x.shape[-2]), [x.shape[-2], 1])
     cols = positions(b, x.shape[-1])
     keep = b.expr("({1} - {0} >= {2})" if upper else "({1} - {0} <= {2})", rows, cols, shift, ctype="bool")
@@ -37,7 +35,13 @@ def trilu(b: Builder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> 
     return b.store(b.expr(f"({{1}} ? {{0}} : {zero})", x, keep), x.dtype, shape=x.shape)
 
 
-def _numeric(b: Builder, number: int, default: DType) -> DType:
+def _diagonal(k: int) -> int:
+    """A diagonal's number in 32 bits; those outside of any matrix are alike."""
+    return max(-LARGEST + 1, min(k, LARGEST - 1))
+
+
+def numeric(b: Builder, number: int, default: DType) -> DType:
+    """The element type that an attribute names; 0 takes the default."""
     found = dtypes.from_onnx(number) if number else default
     if found is None:
         b.decline(f"no kernel makes {dtypes.onnx_name(number)}")
@@ -48,10 +52,10 @@ def _numeric(b: Builder, number: int, default: DType) -> DType:
 def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
     if x.rank != 2:
         b.decline(f"rank {x.rank}, expected 2")
-    made = _numeric(b, dtype or 0, x.dtype)
+    made = numeric(b, dtype or 0, x.dtype)
     rows = b.reshape(positions(b, x.shape[0]), [x.shape[0], 1])
     cols = positions(b, x.shape[1])
-    on = b.expr("({1} - {0} == {2})", rows, cols, k, ctype="bool")
+    on = b.expr("({1} - {0} == {2})", rows, cols, _diagonal(k), ctype="bool")
     code = "{0}" if made.kind == "bool" else f"({{0}} ? {made.glsl_compute}(1) : {made.glsl_compute}(0))"
     return b.store(b.expr(code, on, ctype=made.glsl_compute), made, shape=x.shape)
 
@@ -103,76 +107,6 @@ def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | No
     return b.constant(fill.reshape(-1)[:1].reshape(())).expand(tuple(dims))
 
 
-# ---- random numbers: the seed and an element's position decide its value; without a seed one is drawn while planning,
-# so that the runs of one plan give the same numbers
-
-
-def _seed(b: Builder, seed: float | None) -> int:
-    if seed is None:
-        return secrets.randbits(64)
-    place = b.node.index if b.node is not None else 0  # two nodes of one seed differ
-    return struct.unpack("<I", struct.pack("<f", seed))[0] | place << 32
-
-
-def _random(
-    b: Builder, distribution: str, shape: Sequence[int], dtype: DType, seed: float | None, shift: float, scale: float
-) -> Tensor:
-    if dtype.name not in FLOATING:
-        b.decline(f"random numbers of {dtype}, expected a float type")
-    made = b.empty(DTYPES["float32"], shape)
-    chosen = _seed(b, seed)
-    b.kernel([], [made], lambda t, i, o, _: random(distribution, made.size, chosen, shift, scale, t.caps, o[0]))
-    return b.cast(made, dtype)
-
-
-def _declare_random(op_type: str, fresh: Callable[..., Tensor], like: Callable[..., Tensor]) -> None:
-    operator(op_type, types={"T": every(op_type, among=FLOATING)})(fresh)
-    operator(f"{op_type}Like", types={"T1": every(f"{op_type}Like", "T1", (*ARITHMETIC, "bool"))})(like)
-
-
-def _uniform(
-    b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None, low: float = 0.0, high: float = 1.0
-) -> Tensor:
-    return _random(b, "uniform", shape, _numeric(b, dtype, DTYPES["float32"]), seed, low, high - low)
-
-
-def _uniform_like(
-    b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, low: float = 0.0, high: float = 1.0
-) -> Tensor:
-    return _random(b, "uniform", x.shape, _numeric(b, dtype or 0, x.dtype), seed, low, high - low)
-
-
-def _normal(
-    b: Builder,
-    *,
-    shape: Sequence[int],
-    dtype: int = 1,
-    seed: float | None = None,
-    mean: float = 0.0,
-    scale: float = 1.0,
-) -> Tensor:
-    return _random(b, "normal", shape, _numeric(b, dtype, DTYPES["float32"]), seed, mean, scale)
-
-
-def _normal_like(
-    b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, mean: float = 0.0, scale: float = 1.0
-) -> Tensor:
-    return _random(b, "normal", x.shape, _numeric(b, dtype or 0, x.dtype), seed, mean, scale)
-
-
-_declare_random("RandomUniform", _uniform, _uniform_like)
-_declare_random("RandomNormal", _normal, _normal_like)
-
-
-@operator("Bernoulli", types={"T1": every("Bernoulli", "T1", FLOATING)})
-def bernoulli(b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
-    made = _numeric(b, dtype or 0, x.dtype)
-    chance = _random(b, "uniform", x.shape, DTYPES["float32"], seed, 0.0, 1.0)
-    compute = made.glsl_compute
-    code = "({0} < float({1}))" if made.kind == "bool" else f"({{0}} < float({{1}}) ? {compute}(1) : {compute}(0))"
-    return b.store(b.expr(code, chance, x, ctype=compute), made, shape=x.shape)
-
-
 _SINGLE_WINDOWS = {
     # coefficients of 1, cos and cos of twice the angle
     "HannWindow": (0.5, -0.5, 0.0),
@@ -184,7 +118,7 @@ _SINGLE_WINDOWS = {
 def _declare_window(op_type: str, terms: tuple[float, float, float]) -> None:
     def lower(b: Builder, size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
         count = int(b.value(size, "size").reshape(-1)[0])
-        made = _numeric(b, output_datatype, DTYPES["float32"])
+        made = numeric(b, output_datatype, DTYPES["float32"])
         if made.name not in SINGLE and made.name != "float64":
             b.decline(f"a window of {made}, expected a float type")
         angle = 2 * np.pi * np.arange(count) / max(count if periodic else count - 1, 1)
@@ -219,7 +153,7 @@ def mel_weight_matrix(
         float(b.value(t, what).reshape(-1)[0])
         for t, what in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
     ]
-    made = _numeric(b, output_datatype, DTYPES["float32"])
+    made = numeric(b, output_datatype, DTYPES["float32"])
     low, high = (2595 * math.log10(1 + e / 700) for e in edges)
     mels = low + np.arange(bins + 2) * ((high - low) / (bins + 2))
     centres = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)

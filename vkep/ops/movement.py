@@ -59,6 +59,8 @@ def _squeeze(b: Builder, data: Tensor, axes: Sequence[int] | None) -> Tensor:
 def _unsqueeze(b: Builder, data: Tensor, axes: Sequence[int]) -> Tensor:
     rank = data.rank + len(axes)
     new = {b.axis(a, rank) for a in axes}
+    if len(new) != len(axes):
+        b.decline(f"axes {list(axes)} name one axis twice")
     rest = iter(data.shape)
     return b.reshape(data, [1 if i in new else next(rest) for i in range(rank)])
 
@@ -117,6 +119,8 @@ def _split(b: Builder, data: Tensor, axis: int, sizes: Sequence[int]) -> list[Te
     axis = b.axis(axis, data.rank)
     if sum(sizes) != data.shape[axis] or min(sizes, default=0) < 0:
         b.decline(f"split sizes {list(sizes)} do not add up to {data.shape[axis]}")
+    if b.node is not None and len(b.node.outputs) != len(sizes):
+        b.decline(f"split sizes {list(sizes)} for {len(b.node.outputs)} outputs")
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [data.slice(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
 
@@ -194,6 +198,8 @@ def slice_(
 @operator("Tile", since=6, types={"T": every("Tile")})
 def tile(b: Builder, data: Tensor, repeats: Tensor) -> Tensor:
     counts = b.ints(repeats, "repeats") or []
+    if len(counts) != data.rank or min(counts, default=0) < 0:
+        b.decline(f"repeats {counts} of a tensor of shape {data.shape}; expected a count, 0 or more, for each axis")
     spread = b.reshape(data, [d for dim in data.shape for d in (1, dim)])
     wide = spread.expand([d for dim, count in zip(data.shape, counts, strict=True) for d in (count, dim)])
     return b.reshape(wide, [dim * count for dim, count in zip(data.shape, counts, strict=True)])
@@ -206,6 +212,8 @@ def depth_to_space_1(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
 
 @operator("DepthToSpace", since=11, types={"T": every("DepthToSpace")})
 def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    if data.rank != 4 or blocksize < 1 or data.shape[1] % blocksize**2:
+        b.decline(f"blocks of {blocksize} in {data.shape}; expected [N, C, H, W] of which C divides by the block's size")
     n, c, h, w = data.shape
     out = c // blocksize**2
     if mode == "CRD":
@@ -216,6 +224,8 @@ def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR
 
 
 def _space_to_depth(b: Builder, data: Tensor, blocksize: int, mode: str) -> Tensor:
+    if data.rank != 4 or blocksize < 1:
+        b.decline(f"blocks of {blocksize} in {data.shape}; expected [N, C, H, W] and a positive block")
     n, c, h, w = data.shape
     split = b.reshape(data, (n, c, h // blocksize, blocksize, w // blocksize, blocksize))
     moved = split.transpose((0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4))

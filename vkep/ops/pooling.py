@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES
+from vkep.graph.windows import Window, resolve_window
 from vkep.kernels.pad import pad
 from vkep.kernels.pool import pool
 from vkep.kernels.scatter import scatter_elements
-from vkep.lowering.builder import Builder
+from vkep.lowering.builder import LARGEST, Builder
 from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
-from vkep.ops.spatial import Window, resolve_window
 
 
 def _pool(
@@ -65,7 +65,7 @@ def max_pool(
     storage_order: int = 0,
     strides: Sequence[int] | None = None,
 ) -> list[Tensor]:
-    window = resolve_window(b, x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
     wanted = b.node is not None and len(b.node.outputs) > 1
     return _pool(b, "max", x, window, indices=wanted, column_major=bool(storage_order))
 
@@ -83,7 +83,7 @@ def average_pool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    window = resolve_window(b, x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
     return _pool(b, "average", x, window, count_include_pad=bool(count_include_pad))[0]
 
 
@@ -97,7 +97,7 @@ def average_pool_1(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    window = resolve_window(b, x.shape[2:], kernel_shape, strides, pads, None, auto_pad)
+    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, None, auto_pad)
     return _pool(b, "average", x, window)[0]
 
 
@@ -114,7 +114,7 @@ def lp_pool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    window = resolve_window(b, x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
     return _pool(b, "lp", x, window, p=p)[0]
 
 
@@ -163,6 +163,10 @@ def max_unpool(
     pooled = [(x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)]
     shape = [*x.shape[:2], *pooled]
     total = math.prod(shape)
+    if min(pooled, default=1) < 0 or total >= LARGEST or indices.shape != x.shape:
+        b.decline(
+            f"unpooling {x.shape} by indices {indices.shape} would make {shape}; expected fewer than 2**31 elements"
+        )
     flat = b.empty(x.dtype, [total])
     b.kernel(
         [b.contiguous(t) for t in (b.full([total], 0, x.dtype), b.reshape(indices, [x.size]), b.reshape(x, [x.size]))],

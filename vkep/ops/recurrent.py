@@ -8,6 +8,7 @@ as in ONNX Runtime.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from vkep.dtypes import DTYPES
 from vkep.lowering.builder import Builder
@@ -31,6 +32,12 @@ from vkep.ops.recurrent_layer import (
 from vkep.ops.registry import FLOATS, operator
 
 _FLOAT32 = DTYPES["float32"]
+_TYPES = (*FLOATS, "bfloat16")
+
+
+def _widened(b: Builder, *tensors: Tensor | None) -> list[Any]:
+    """bfloat16 tensors as float32, in which such a layer computes; others as they are."""
+    return [b.cast(t, _FLOAT32) if t is not None and t.dtype.name == "bfloat16" else t for t in tensors]
 
 
 def _step_rows(inputs: Tensor, step: int) -> Tensor:
@@ -45,7 +52,7 @@ def _rnn_steps(layer: Layer, d: int, f: Activation, inputs: Tensor, r: Tensor, h
     return h
 
 
-@operator("RNN", since=7, types={"T": FLOATS, "T1": ("int32",)})
+@operator("RNN", since=7, types={"T": _TYPES, "T1": ("int32",)})
 def rnn(
     b: Builder,
     x: Tensor,
@@ -63,6 +70,8 @@ def rnn(
     hidden_size: int | None = None,
     layout: int = 0,
 ) -> list[Tensor]:
+    dtype = x.dtype
+    x, w, r, bias, initial_h = _widened(b, x, w, r, bias, initial_h)
     layer = layer_of(b, x, r, sequence_lens, hidden_size, direction, layout)
     count, hidden = len(layer.directions), layer.hidden
     functions = activations_of(b, activations, ("Tanh",), count, activation_alpha, activation_beta, clip)
@@ -72,7 +81,7 @@ def rnn(
         weights, h = rows_of(r, d, 0, hidden), initial_state(layer, initial_h, d, layout)
         last = carried(layer, "RNN", d, functions[d], inputs, weights, h0=h)
         finals.append(last[0] if last else _rnn_steps(layer, d, functions[d][0], inputs, weights, h))
-    return results(layer, layout, finals)
+    return [b.cast(t, dtype) for t in results(layer, layout, finals)]
 
 
 def _gru_steps(
@@ -107,7 +116,7 @@ def _gru_steps(
     return h
 
 
-@operator("GRU", since=7, types={"T": FLOATS, "T1": ("int32",)})
+@operator("GRU", since=7, types={"T": _TYPES, "T1": ("int32",)})
 def gru(
     b: Builder,
     x: Tensor,
@@ -126,6 +135,8 @@ def gru(
     layout: int = 0,
     linear_before_reset: int = 0,
 ) -> list[Tensor]:
+    dtype = x.dtype
+    x, w, r, bias, initial_h = _widened(b, x, w, r, bias, initial_h)
     layer = layer_of(b, x, r, sequence_lens, hidden_size, direction, layout)
     count, hidden, linear = len(layer.directions), layer.hidden, bool(linear_before_reset)
     functions = activations_of(b, activations, ("Sigmoid", "Tanh"), count, activation_alpha, activation_beta, clip)
@@ -137,7 +148,7 @@ def gru(
         cell = "GRU_LINEAR" if linear else "GRU"
         last = carried(layer, cell, d, functions[d], inputs, weights, h0=h, bias=inner)
         finals.append(last[0] if last else _gru_steps(layer, d, functions[d], inputs, weights, inner, h, linear))
-    return results(layer, layout, finals)
+    return [b.cast(t, dtype) for t in results(layer, layout, finals)]
 
 
 def _gru_biases(
@@ -185,7 +196,7 @@ def _lstm_steps(
     return h, c
 
 
-@operator("LSTM", since=7, types={"T": FLOATS, "T1": ("int32",)})
+@operator("LSTM", since=7, types={"T": _TYPES, "T1": ("int32",)})
 def lstm(
     b: Builder,
     x: Tensor,
@@ -206,6 +217,8 @@ def lstm(
     input_forget: int = 0,
     layout: int = 0,
 ) -> list[Tensor]:
+    dtype = x.dtype
+    x, w, r, bias, initial_h, initial_c, p = _widened(b, x, w, r, bias, initial_h, initial_c, p)
     layer = layer_of(b, x, r, sequence_lens, hidden_size, direction, layout)
     count, hidden = len(layer.directions), layer.hidden
     defaults = ("Sigmoid", "Tanh", "Tanh")
@@ -225,4 +238,4 @@ def lstm(
             last = _lstm_steps(layer, d, functions[d], inputs, weights, peepholes, h, wide, forget)
         last_h.append(last[0])
         last_c.append(last[1])
-    return results(layer, layout, last_h, last_c)
+    return [b.cast(t, dtype) for t in results(layer, layout, last_h, last_c)]

@@ -16,14 +16,14 @@ from vkep.ops.contraction import matrix_product
 
 #: GLSL of {0} with parameters alpha {1} and beta {2}, and the parameters' defaults (None: has none)
 _ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
-    "relu": ("max({0}, 0.0)", None, None),
-    "tanh": ("tanh(clamp({0}, -20.0, 20.0))", None, None),
+    "relu": ("({0} < 0.0 ? 0.0 : {0})", None, None),
+    "tanh": ("limited_tanh({0})", None, None),
     "sigmoid": ("(1.0 / (1.0 + exp(-{0})))", None, None),
     "affine": ("({1} * {0} + {2})", 1.0, 0.0),
     "leakyrelu": ("({0} < 0.0 ? {1} * {0} : {0})", 0.01, None),
     "thresholdedrelu": ("({0} > {1} ? {0} : 0.0)", 1.0, None),
-    "scaledtanh": ("({1} * tanh(clamp({2} * {0}, -20.0, 20.0)))", 1.0, 1.0),
-    "hardsigmoid": ("clamp({1} * {0} + {2}, 0.0, 1.0)", 0.2, 0.5),
+    "scaledtanh": ("({1} * limited_tanh({2} * {0}))", 1.0, 1.0),
+    "hardsigmoid": ("limited({1} * {0} + {2}, 0.0, 1.0)", 0.2, 0.5),
     "elu": ("({0} < 0.0 ? {1} * (exp({0}) - 1.0) : {0})", 1.0, None),
     "softsign": ("({0} / (1.0 + abs({0})))", None, None),
     "softplus": ("({0} > 20.0 ? {0} : log(1.0 + exp({0})))", None, None),
@@ -39,7 +39,7 @@ class Activation:
     clip: float | None
 
     def __call__(self, b: Builder, x: Expr) -> Expr:
-        clipped = x if self.clip is None else b.expr("clamp({0}, -{1}, {1})", x, self.clip)
+        clipped = x if self.clip is None else b.expr("limited({0}, -{1}, {1})", x, self.clip)
         return b.expr(self.template, clipped, *self.values)
 
     def glsl(self, name: str) -> str:

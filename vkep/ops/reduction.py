@@ -13,7 +13,7 @@ from vkep.kernels.cumsum import cumsum
 from vkep.kernels.reduce import reduce
 from vkep.kernels.topk import topk
 from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.lowering.tensor import CHANNELS_LAST, Tensor
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.registry import INDICES, operator
 
@@ -21,6 +21,8 @@ from vkep.ops.registry import INDICES, operator
 def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, int, int, int]:
     """``x`` laid out as [outer, axis, inner] with ``axes`` in the middle: the dense tensor and the three sizes."""
     axes = sorted(axes)
+    if x.is_channels_last and axes == [2, 3]:  # [n, h, w, c]: h and w are in the middle as they lie
+        return x.transpose(CHANNELS_LAST), x.shape[0], x.shape[2] * x.shape[3], x.shape[1]
     if axes and axes != list(range(axes[0], axes[-1] + 1)):  # not neighbours: bring them to the end
         kept = [i for i in range(x.rank) if i not in axes]
         x = x.transpose([*kept, *axes])
@@ -169,7 +171,8 @@ def cum_prod(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse
     return _running(b, x, axis, exclusive, reverse, product=True)
 
 
-def _top_k(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[Tensor]:
+def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[Tensor]:
+    """The ``count`` greatest (or least) along an axis in order, and their places (int64); of equals the first leads."""
     axis = b.axis(axis, x.rank)
     dense, outer, size, inner = middle(b, x, [axis])
     shape = [count if i == axis else d for i, d in enumerate(x.shape)]
@@ -187,14 +190,14 @@ def _top_k(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[T
 
 @operator("TopK", since=1, until=9, types={"T": every("TopK", among=_COMPARED)})
 def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
-    return _top_k(b, x, k, axis, 1)
+    return top_k_of(b, x, k, axis, 1)
 
 
 @operator("TopK", since=10, until=10, types={"T": every("TopK", among=_COMPARED)})
 def top_k_10(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1) -> list[Tensor]:
-    return _top_k(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, 1)
+    return top_k_of(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, 1)
 
 
 @operator("TopK", since=11, types={"T": every("TopK", among=_COMPARED)})
 def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
-    return _top_k(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, largest)  # sorted also where it need not be
+    return top_k_of(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, largest)  # sorted also where it need not be

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkep.graph.windows import Window, check_window
 from vkep.kernels.resize import ResizeMode, resize
-from vkep.kernels.sampling import determinant, grid_sample, roi_align
+from vkep.kernels.sampling import determinant, grid_sample, max_roi_pool, roi_align
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator
-from vkep.ops.spatial import Window
 
 _RESIZED = ("float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64")
 
@@ -226,6 +226,25 @@ def roi_align_16(
     return _roi_align(b, x, rois, batch_indices, half, mode, output_height, output_width, sampling_ratio, spatial_scale)
 
 
+@operator("MaxRoiPool", types={"T": every("MaxRoiPool", among=(*SINGLE, "float64"))})
+def max_roi_pool_(
+    b: Builder, x: Tensor, rois: Tensor, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
+) -> Tensor:
+    if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
+        b.decline(f"input {x.shape}, regions {rois.shape} and pooled_shape {list(pooled_shape)}; expected images [N, C, H, W], "
+                  "regions [R, 5] and two sizes")  # fmt: skip
+    size = (pooled_shape[0], pooled_shape[1])
+    out = b.empty(x.dtype, [rois.shape[0], x.shape[1], *size])
+    b.kernel(
+        [b.contiguous(x), b.contiguous(rois)],
+        [out],
+        lambda t, i, o, _: max_roi_pool(
+            x.shape, rois.shape[0], size, spatial_scale, x.dtype.name, t.caps, i[0], i[1], o[0]
+        ),
+    )
+    return out
+
+
 @operator("Col2Im", types={"T": every("Col2Im", among=ARITHMETIC)})
 def col2im_(
     b: Builder, x: Tensor, image_shape: Tensor, block_shape: Tensor, *, dilations: Sequence[int] | None = None,
@@ -240,12 +259,17 @@ def col2im_(
         out=tuple(image),
     )
     rank = len(image)
+    check_window(
+        rank, window.pads, kernel_shape=block, strides=window.strides, dilations=window.dilations, output_shape=image
+    )
     counts = [
         (image[k] + window.pads[k] + window.pads[rank + k] - window.dilations[k] * (block[k] - 1) - 1)
         // window.strides[k]
         + 1
         for k in range(rank)
     ]
+    if min(counts) < 1 or x.rank != 3 or x.shape[2] != math.prod(counts):
+        b.decline(f"blocks {block} lie at {counts} places of the image {image}; the columns have shape {x.shape}")
     return sum_of_windows(b, x, (x.shape[0], x.shape[1] // math.prod(block)), counts, window)
 
 

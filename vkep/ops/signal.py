@@ -112,7 +112,7 @@ def _scalar(b: Builder, t: Tensor | None, what: str) -> int | None:
     return None if t is None else int(b.value(t, what).reshape(-1)[0])
 
 
-@operator("DFT", since=17, until=19, types={"T1": FLOATS, "T2": INDICES})
+@operator("DFT", since=17, until=19, types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})
 def dft_17(
     b: Builder, x: Tensor, dft_length: Tensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Tensor:
@@ -120,7 +120,7 @@ def dft_17(
     return _transform(b, x, b.axis(axis, x.rank), length, bool(inverse), bool(onesided))
 
 
-@operator("DFT", since=20, types={"T1": FLOATS, "T2": INDICES})
+@operator("DFT", since=20, types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})
 def dft(
     b: Builder,
     x: Tensor,
@@ -135,7 +135,7 @@ def dft(
     return _transform(b, x, b.axis(-2 if where is None else where, x.rank), length, bool(inverse), bool(onesided))
 
 
-@operator("STFT", types={"T1": FLOATS, "T2": INDICES})
+@operator("STFT", types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})
 def stft(
     b: Builder,
     signal: Tensor,

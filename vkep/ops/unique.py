@@ -1,22 +1,27 @@
-"""Unique without an axis: sort, mark where a run begins, and take as many as there are (see `vkep.lowering.sized`)."""
+"""Unique: sort, mark where a run begins, and take as many as there are (see `vkep.lowering.sized`).
+
+Along an axis, whole slices are compared by their ranks among the slices: a rank for each of a slice's elements, then pairs
+of ranks as one key with a rank of its own, until one is left.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.kernels.cumsum import cumsum
 from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
 from vkep.lowering.sized import SIZED
 from vkep.lowering.tensor import Tensor
 from vkep.ops.gather import gather_, scatter_elements_
-from vkep.ops.reduction import arg_max, reduce_axes, top_k_1
+from vkep.ops.reduction import arg_max, reduce_axes, top_k_1, top_k_of
 from vkep.ops.registry import operator
 from vkep.ops.selection import positions_of
 
 #: elements of the table that inverse_indices and counts are read from
 MOST_COMPARED = 1 << 26
-_BOOL, _INT64 = DTYPES["bool"], DTYPES["int64"]
+_BOOL, _INT32, _INT64 = DTYPES["bool"], DTYPES["int32"], DTYPES["int64"]
 
 
 def _same(b: Builder, x: Tensor, y: Tensor) -> Expr:
@@ -27,10 +32,10 @@ def _same(b: Builder, x: Tensor, y: Tensor) -> Expr:
 @operator("UniqueFill", domain=SIZED, types={})
 def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int = 1) -> list[Tensor]:
     """Where each distinct value first occurs (flat positions, in the order of the result), and how many there are."""
-    if axis is not None:
-        b.decline("unique slices along an axis, which need a sort of whole slices")
     if x.dtype.name == "float64" or x.dtype.kind == "bits":
         b.decline(f"{x.dtype} has no sort key")
+    if axis is not None:
+        x = _slice_ranks(b, x, axis)
     if not x.size:
         return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
     if x.dtype.kind == "bool":
@@ -50,26 +55,70 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
     return positions_of(b, firsts)
 
 
+def _slice_ranks(b: Builder, x: Tensor, axis: int) -> Tensor:
+    """int32 [n]: the place of each slice along ``axis`` among the distinct slices, in lexicographic order."""
+    axis = b.axis(axis, x.rank)
+    count = x.shape[axis]
+    others = [d for d in range(x.rank) if d != axis]
+    if count >= 1 << 31 or (count and not x.size):
+        b.decline(f"{count} slices of shape {[x.shape[d] for d in others]}")
+    if x.dtype.kind == "bool":
+        x = b.cast(x, DTYPES["uint8"])
+    if not count:
+        return b.constant(np.zeros(0, np.int32))
+    keys = b.reshape(x.transpose([*others, axis]), (x.size // count, count))  # a row for each element of a slice
+    ranks = _row_ranks(b, keys)
+    while ranks.shape[0] > 1:
+        rows = ranks.shape[0]
+        pairs = rows // 2
+        wide = b.cast(ranks, _INT64) if count > 46340 else ranks  # count**2 in 31 bits
+        firsts, seconds = (wide.slice(0, k, pairs, 2) for k in (0, 1))
+        joined = _row_ranks(b, b.pointwise("({0} * {2} + {1})", firsts, seconds, count))
+        if rows % 2:
+            odd = b.empty(_INT32, (pairs + 1, count))
+            b.copy(joined, out=odd.slice(0, 0, pairs))
+            b.copy(ranks.slice(0, rows - 1, 1), out=odd.slice(0, pairs, 1))
+            joined = odd
+        ranks = joined
+    return b.reshape(ranks, (count,))
+
+
+def _row_ranks(b: Builder, keys: Tensor) -> Tensor:
+    """int32 of the same shape: how many distinct values of its row are below each."""
+    rows, count = keys.shape
+    values, places = top_k_of(b, keys, count, 1, largest=0)
+    grows = b.empty(_INT32, keys.shape)
+    b.copy(b.full([rows, 1], 0, _INT32), out=grows.slice(1, 0, 1))
+    if count > 1:
+        again = _same(b, values.slice(1, 1, count - 1), values.slice(1, 0, count - 1))
+        b.store(b.expr("({0} ? 0 : 1)", again, ctype="int"), _INT32, out=grows.slice(1, 1, count - 1))
+    rank = b.empty(_INT32, keys.shape)
+    b.kernel([grows], [rank], lambda t, i, o, _: cumsum(rows, count, 1, "int32", t.caps, i[0], o[0]))
+    return scatter_elements_(b, b.full(keys.shape, 0, _INT32), places, rank, 1, "none")
+
+
 @operator("UniqueTake", domain=SIZED, types={})
 def unique_take(
     b: Builder, firsts: Tensor, count: Tensor, x: Tensor, *, axis: int | None = None, sorted: int = 1
 ) -> list[Tensor]:
     many = int(b.value(count, "the number of distinct values").reshape(-1)[0])
-    flat = b.reshape(x, [x.size])
+    flat = b.reshape(x, [x.size]) if axis is None else x
     indices = firsts.slice(0, 0, many)
     if not many:
         empty = b.constant(np.zeros(0, np.int64))
         return [flat, empty, empty, empty]
-    made = gather_(b, flat, indices)
+    made = gather_(b, flat, indices, axis=axis or 0)
     wanted = list(b.node.outputs) if b.node is not None else []
     if not any(wanted[2:]):
         return [made, indices]
-    if x.size * many > MOST_COMPARED:
-        b.decline(f"inverse_indices or counts of {x.size} elements with {many} distinct ones")
+    keys = flat if axis is None else _slice_ranks(b, x, axis)
+    if keys.size * many > MOST_COMPARED:
+        b.decline(f"inverse_indices or counts of {keys.size} elements with {many} distinct ones")
+    distinct = gather_(b, keys, indices)
     table = b.store(
-        b.expr("({0} ? 1 : 0)", _same(b, b.reshape(flat, [x.size, 1]), made), ctype="int"),
+        b.expr("({0} ? 1 : 0)", _same(b, b.reshape(keys, [keys.size, 1]), distinct), ctype="int"),
         DTYPES["int32"],
-        shape=[x.size, many],
+        shape=[keys.size, many],
     )
     counts = b.cast(reduce_axes(b, "sum", table, [0], keepdims=False), _INT64)
     return [made, indices, arg_max(b, table, axis=1, keepdims=0), counts]

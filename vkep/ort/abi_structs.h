@@ -30,11 +30,13 @@ struct OrtEpFactory {
       const OrtKeyValuePairs *options, OrtSyncStreamImpl **out);
   OrtStatus *(*GetHardwareDeviceIncompatibilityDetails)(OrtEpFactory *, const OrtHardwareDevice *device,
       OrtDeviceEpIncompatibilityDetails *details);
-  void *CreateExternalResourceImporterForDevice;
+  OrtStatus *(*CreateExternalResourceImporterForDevice)(OrtEpFactory *, const OrtEpDevice *device,
+      OrtExternalResourceImporterImpl **out);
   void *GetNumCustomOpDomains;
   void *GetCustomOpDomains;
-  void *InitGraphicsInterop;
-  void *DeinitGraphicsInterop;
+  OrtStatus *(*InitGraphicsInterop)(OrtEpFactory *, const OrtEpDevice *device,
+      const OrtGraphicsInteropConfig *config);
+  OrtStatus *(*DeinitGraphicsInterop)(OrtEpFactory *, const OrtEpDevice *device);
   void *SelectBestModelCandidate;
 };
 
@@ -45,8 +47,8 @@ struct OrtEp {
   OrtStatus *(*Compile)(OrtEp *, const OrtGraph **graphs, const OrtNode **fused, size_t count,
       OrtNodeComputeInfo **infos, OrtNode **context_nodes);
   void (*ReleaseNodeComputeInfos)(OrtEp *, OrtNodeComputeInfo **infos, size_t count);
-  void *GetPreferredDataLayout;
-  void *ShouldConvertDataLayoutForOp;
+  OrtStatus *(*GetPreferredDataLayout)(OrtEp *, int *out);
+  OrtStatus *(*ShouldConvertDataLayoutForOp)(OrtEp *, const char *domain, const char *op_type, int layout, int *out);
   OrtStatus *(*SetDynamicOptions)(OrtEp *, const char *const *keys, const char *const *values, size_t count);
   OrtStatus *(*OnRunStart)(OrtEp *, const OrtRunOptions *options);
   OrtStatus *(*OnRunEnd)(OrtEp *, const OrtRunOptions *options, _Bool sync_stream);
@@ -120,6 +122,39 @@ struct OrtSyncNotificationImpl {
   OrtStatus *(*WaitOnHost)(OrtSyncNotificationImpl *);
 };
 
+struct OrtExternalResourceImporterImpl {
+  uint32_t ort_version_supported;
+  _Bool (*CanImportMemory)(const OrtExternalResourceImporterImpl *, int handle_type);
+  OrtStatus *(*ImportMemory)(OrtExternalResourceImporterImpl *, const OrtExternalMemoryDescriptor *descriptor,
+      OrtExternalMemoryHandle **out);
+  void (*ReleaseMemory)(OrtExternalResourceImporterImpl *, OrtExternalMemoryHandle *handle);
+  OrtStatus *(*CreateTensorFromMemory)(OrtExternalResourceImporterImpl *, const OrtExternalMemoryHandle *memory,
+      const OrtExternalTensorDescriptor *descriptor, OrtValue **out);
+  _Bool (*CanImportSemaphore)(const OrtExternalResourceImporterImpl *, int type);
+  OrtStatus *(*ImportSemaphore)(OrtExternalResourceImporterImpl *, const OrtExternalSemaphoreDescriptor *descriptor,
+      OrtExternalSemaphoreHandle **out);
+  void (*ReleaseSemaphore)(OrtExternalResourceImporterImpl *, OrtExternalSemaphoreHandle *handle);
+  OrtStatus *(*WaitSemaphore)(OrtExternalResourceImporterImpl *, OrtExternalSemaphoreHandle *handle,
+      OrtSyncStream *stream, uint64_t value);
+  OrtStatus *(*SignalSemaphore)(OrtExternalResourceImporterImpl *, OrtExternalSemaphoreHandle *handle,
+      OrtSyncStream *stream, uint64_t value);
+  void (*Release)(OrtExternalResourceImporterImpl *);
+};
+
+struct OrtExternalMemoryHandle {
+  uint32_t version;
+  const OrtEpDevice *ep_device;
+  OrtExternalMemoryDescriptor descriptor;
+  void (*Release)(OrtExternalMemoryHandle *);
+};
+
+struct OrtExternalSemaphoreHandle {
+  uint32_t version;
+  const OrtEpDevice *ep_device;
+  OrtExternalSemaphoreDescriptor descriptor;
+  void (*Release)(OrtExternalSemaphoreHandle *);
+};
+
 struct OrtEpProfilerImpl {
   uint32_t ort_version_supported;
   void (*Release)(OrtEpProfilerImpl *);
@@ -130,6 +165,9 @@ struct OrtEpProfilerImpl {
 };
 
 /* vkep's own C helpers (shim.c): many calls of a run as one. */
+
+/* ONNX Runtime counts UINT2 and INT2 as element types 24 and 25; ONNX, which has FLOAT8E8M0 at 24, as 25 and 26. */
+int vkep_onnx_type(int type);
 
 typedef struct VkepTensor {
   void *data;           /* NULL: an optional input that is absent, or a tensor without elements */

@@ -22,7 +22,13 @@ struct OrtApi {
   OrtStatus *(*MemoryInfoGetId)(const OrtMemoryInfo *info, int *out);  /* 72 */
   void *unused_73[1];
   OrtStatus *(*MemoryInfoGetType)(const OrtMemoryInfo *info, int *out);  /* 74 */
-  void *unused_75[13];
+  void *unused_75[3];
+  OrtStatus *(*GetAllocatorWithDefaultOptions)(OrtAllocator **out);  /* 78 */
+  void *unused_79[6];
+  OrtStatus *(*KernelInfoGetAttribute_float)(const OrtKernelInfo *info, const char *name, float *out);  /* 85 */
+  OrtStatus *(*KernelInfoGetAttribute_int64)(const OrtKernelInfo *info, const char *name, int64_t *out);  /* 86 */
+  OrtStatus *(*KernelInfoGetAttribute_string)(const OrtKernelInfo *info, const char *name, char *out,
+      size_t *size);  /* 87 */
   OrtStatus *(*KernelContext_GetInputCount)(const OrtKernelContext *context, size_t *out);  /* 88 */
   OrtStatus *(*KernelContext_GetOutputCount)(const OrtKernelContext *context, size_t *out);  /* 89 */
   OrtStatus *(*KernelContext_GetInput)(const OrtKernelContext *context, size_t index, const OrtValue **out);  /* 90 */
@@ -33,13 +39,31 @@ struct OrtApi {
   void (*ReleaseMemoryInfo)(OrtMemoryInfo *info);  /* 94 */
   void *unused_95[1];
   void (*ReleaseValue)(OrtValue *value);  /* 96 */
-  void *unused_97[114];
+  void *unused_97[65];
+  OrtStatus *(*KernelInfoGetAttributeArray_float)(const OrtKernelInfo *info, const char *name, float *out,
+      size_t *size);  /* 162 */
+  OrtStatus *(*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo *info, const char *name, int64_t *out,
+      size_t *size);  /* 163 */
+  void *unused_164[47];
   OrtStatus *(*CreateOpAttr)(const char *name, const void *data, int length, int type, OrtOpAttr **out);  /* 211 */
   void (*ReleaseOpAttr)(OrtOpAttr *attribute);  /* 212 */
-  void *unused_213[34];
+  void *unused_213[17];
+  OrtStatus *(*KernelInfo_GetInputCount)(const OrtKernelInfo *info, size_t *out);  /* 230 */
+  OrtStatus *(*KernelInfo_GetOutputCount)(const OrtKernelInfo *info, size_t *out);  /* 231 */
+  OrtStatus *(*KernelInfo_GetInputName)(const OrtKernelInfo *info, size_t index, char *out, size_t *size);  /* 232 */
+  OrtStatus *(*KernelInfo_GetOutputName)(const OrtKernelInfo *info, size_t index, char *out, size_t *size);  /* 233 */
+  void *unused_234[2];
+  OrtStatus *(*KernelInfoGetAttribute_tensor)(const OrtKernelInfo *info, const char *name, OrtAllocator *allocator,
+      OrtValue **out);  /* 236 */
+  void *unused_237[7];
+  OrtStatus *(*KernelInfo_GetNodeName)(const OrtKernelInfo *info, char *out, size_t *size);  /* 244 */
+  void *unused_245[2];
   OrtStatus *(*Logger_LogMessage)(const OrtLogger *logger, int level, const char *message, const char *file,
       int line, const char *function);  /* 247 */
-  void *unused_248[6];
+  void *unused_248[1];
+  OrtStatus *(*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo *info, size_t index, int *is_constant,
+      const OrtValue **out);  /* 249 */
+  void *unused_250[4];
   const char *(*GetBuildInfoString)(void);  /* 254 */
   void *unused_255[17];
   OrtStatus *(*ReadOpAttr)(const OrtOpAttr *attribute, int type, void *data, size_t length, size_t *out);  /* 272 */
@@ -182,7 +206,8 @@ struct OrtEpApi {
   OrtStatus *(*GetEnvConfigEntries)(OrtKeyValuePairs **out);  /* 49 */
   OrtStatus *(*GetOpSchema)(const char *name, int newest, const char *domain, OrtOpSchema **out);  /* 50 */
   void (*ReleaseOpSchema)(OrtOpSchema *schema);  /* 51 */
-  void *unused_52[7];
+  OrtStatus *(*OpSchema_GetSinceVersion)(const OrtOpSchema *schema, int *out);  /* 52 */
+  void *unused_53[6];
   OrtStatus *(*OpSchema_GetTypeConstraintCount)(const OrtOpSchema *schema, size_t *out);  /* 59 */
   OrtStatus *(*OpSchema_GetTypeConstraint)(const OrtOpSchema *schema, size_t index,
       const OrtOpSchemaTypeConstraint **out);  /* 60 */

@@ -47,6 +47,9 @@ typedef struct OrtDataTransferImpl OrtDataTransferImpl;
 typedef struct OrtSyncStreamImpl OrtSyncStreamImpl;
 typedef struct OrtSyncNotificationImpl OrtSyncNotificationImpl;
 typedef struct OrtEpProfilerImpl OrtEpProfilerImpl;
+typedef struct OrtExternalResourceImporterImpl OrtExternalResourceImporterImpl;
+typedef struct OrtExternalMemoryHandle OrtExternalMemoryHandle;
+typedef struct OrtExternalSemaphoreHandle OrtExternalSemaphoreHandle;
 
 typedef OrtStatus *(*OrtKernelCreateFunc)(void *state, const OrtKernelInfo *info, OrtKernelImpl **out);
 
@@ -59,6 +62,35 @@ typedef struct OrtNodeFusionOptions {
   uint32_t ort_version_supported;
   _Bool drop_constant_initializers;
 } OrtNodeFusionOptions;
+
+typedef struct OrtExternalMemoryDescriptor {
+  uint32_t version;
+  int handle_type;
+  void *native_handle;
+  size_t size_bytes;
+  size_t offset_bytes;
+} OrtExternalMemoryDescriptor;
+
+typedef struct OrtExternalSemaphoreDescriptor {
+  uint32_t version;
+  int type;
+  void *native_handle;
+} OrtExternalSemaphoreDescriptor;
+
+typedef struct OrtExternalTensorDescriptor {
+  uint32_t version;
+  int element_type;
+  const int64_t *shape;
+  size_t rank;
+  size_t offset_bytes;
+} OrtExternalTensorDescriptor;
+
+typedef struct OrtGraphicsInteropConfig {
+  uint32_t version;
+  int graphics_api;
+  void *command_queue;
+  const OrtKeyValuePairs *additional_options;
+} OrtGraphicsInteropConfig;
 
 typedef struct OrtResourceCount {
   uint32_t kind;

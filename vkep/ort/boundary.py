@@ -23,8 +23,7 @@ NULL = ffi.NULL
 
 logger = logging.getLogger("vkep.ort")
 
-#: the interface's level that `abi_tables.h` declares
-API_LEVEL = 29
+API_LEVEL = library.API_LEVEL
 
 # OrtErrorCode
 _FAIL, _INVALID_ARGUMENT, _NOT_IMPLEMENTED, _INVALID_GRAPH, _EP_FAIL = 1, 2, 9, 10, 11
@@ -83,7 +82,7 @@ class CStruct:
     def __init__(self) -> None:
         """Call it when all that may fail is done: nobody releases what ONNX Runtime never got."""
         self.pointer = ffi.new(f"{self.struct} *")
-        version = "version" if self.struct == "OrtAllocator" else "ort_version_supported"
+        version = ffi.typeof(self.struct).fields[0][0]  # "ort_version_supported", or "version"
         setattr(self.pointer, version, API_LEVEL)
         for member, callback in self._members.items():
             setattr(self.pointer, member, getattr(lib, callback))

@@ -15,12 +15,16 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Dim, Node, ValueInfo
+from vkep.lowering.delegates import VGF, VULKAN, Policy
 from vkep.lowering.infer import Known
+from vkep.lowering.layout import is_channels_last, made_by, plain
 from vkep.lowering.partition import lower
-from vkep.lowering.program import HostValue, IslandStep, Program, ValueSpec
+from vkep.lowering.program import HostValue, IslandStep, Program, ValueSpec, VgfStep
+from vkep.lowering.sized import parts
 from vkep.ops import registry
 from vkep.ort.context_nodes import is_context
 from vkep.ort.graph import OPAQUE, OrtGraphView
+from vkep.ort.options import EP_NAME
 
 logger = logging.getLogger("vkep.ort")
 
@@ -37,18 +41,26 @@ class Claims:
     declined: Mapping[str, str]  #: node title -> reason
     program: Program | None
 
-    def step_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> IslandStep | None:
-        """The island already planned that computes exactly ``nodes`` (folded ones aside) and gives ``outputs``."""
+    def program_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Program | None:
+        """The islands already planned that compute exactly ``nodes`` (folded ones aside) and give ``outputs``: one, or
+        several of two delegates in turn.
+        """
         if self.program is None:
             return None
         folded = {p.node.outputs for p in self.program.placements if p.where == "folded"}
-        wanted = {n.outputs for n in nodes} - folded
+        wanted = {outputs for n in nodes for outputs in made_by(n)} - folded
+        steps: list[IslandStep | VgfStep] = []
+        computed: set[tuple[str, ...]] = set()
+        made: set[str] = set()
         for step in self.program.steps:
-            if not isinstance(step, IslandStep) or {n.outputs for n in step.nodes} != wanted:
+            if not isinstance(step, IslandStep | VgfStep) or not {n.outputs for n in step.nodes} <= wanted:
                 continue
-            if set(outputs) <= {p.name for p in step.plan.outputs}:
-                return step
-        return None
+            steps.append(step)
+            computed |= {n.outputs for n in step.nodes}
+            made |= {p.name for p in (step.plan.outputs if isinstance(step, IslandStep) else step.graph.outputs)}
+        if computed != wanted or not set(outputs) <= made:
+            return None
+        return Program(tuple(steps), {}, (), tuple(outputs))
 
 
 @dataclass
@@ -60,16 +72,24 @@ class _Verdicts:
 
 
 def claim(
-    view: OrtGraphView, caps: DeviceCapabilities, *, min_partition_size: int = 1, fallback: str = "cpu"
+    view: OrtGraphView,
+    caps: DeviceCapabilities,
+    policy: Policy | None = None,
+    *,
+    min_partition_size: int = 1,
+    fallback: str = "cpu",
 ) -> Claims:
-    """The islands of a graph. Raises `UnsupportedModelError` where ``fallback`` is "error" and a node is declined."""
+    """The islands of a graph, shared out as ``policy`` says. Raises `UnsupportedModelError` where ``fallback`` is "error" and
+    a node is declined.
+    """
     graph = view.graph
     static = all(v.is_static or not v.elem_type for v in graph.inputs)
     verdicts, program = _Verdicts(), None
     for size in (1,) if static else SAMPLE_SIZES:
-        made = lower(graph.nodes, known_values(view, lambda dim, n=size: n), view.outputs, view.opsets, caps)  # type: ignore[misc]
+        made = lower(graph.nodes, known_values(view, lambda dim, n=size: n), view.outputs, view.opsets, caps, policy)  # type: ignore[misc]
         program = made if static else None
         _judge(view, made, verdicts)
+    _keep_packed_together(view, verdicts)
     others = [n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n)]
     declined = {n.title: verdicts.reasons[n.outputs] for n in others}
     if declined and fallback == "error":
@@ -88,8 +108,7 @@ def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Kn
     known: dict[str, Known] = dict(view.graph.weights)
     for info in view.graph.inputs:
         dtype = dtypes.from_onnx(info.elem_type)
-        if dtype is None or dtype.sub_byte_bits:
-            # (elements narrower than a byte are packed in ONNX Runtime's memory and not in vkep's)
+        if dtype is None:
             known[info.name] = HostValue(dtypes.onnx_name(info.elem_type) if info.elem_type else "no tensor")
         elif info.shape is not None:
             known[info.name] = ValueSpec(dtype, tuple(d if isinstance(d, int) else size(d) for d in info.shape))
@@ -99,47 +118,88 @@ def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Kn
 def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
     for placement in program.placements:
         node = placement.node
+        if not any(name in view.pointers for name in node.outputs):
+            continue  # one of those that stand for a node of the graph
         if node.outputs in verdicts.taken or _assigned_elsewhere(view, node):
             verdicts.reasons.setdefault(node.outputs, "another execution provider has it")
         elif node.domain == OPAQUE:
-            verdicts.reasons[node.outputs] = "ONNX Runtime drives it; the nodes of its bodies are claimed by themselves"
-        elif placement.where in ("vulkan", "folded"):
-            verdicts.taken[node.outputs] = placement.where == "vulkan"
+            verdicts.reasons[node.outputs] = (
+                "ONNX Runtime drives it; the nodes of its bodies are claimed by themselves"
+                if node.bodies
+                else "ONNX Runtime's interface does not give its attributes"
+            )
+        elif placement.where in (VULKAN, VGF, "folded"):
+            verdicts.taken[node.outputs] = placement.where != "folded"
         elif placement.where == "deferred":
             reason = _why_not_later(view, node)
             if reason:
                 verdicts.reasons[node.outputs] = reason
             else:
-                verdicts.taken[node.outputs] = True
+                verdicts.taken[node.outputs] = not _folds_later(node)
         else:
             verdicts.reasons.setdefault(node.outputs, placement.reason)
 
 
 def _assigned_elsewhere(view: OrtGraphView, node: Node) -> bool:
     api = view.ort.api
-    return bool(view.ort.text(api.Node_GetEpName, view.pointer_of(node)))
+    # (after a change of layout ONNX Runtime asks again, and the nodes claimed before carry our name)
+    return view.ort.text(api.Node_GetEpName, view.pointer_of(node)) not in ("", EP_NAME)
 
 
 def _why_not_later(view: OrtGraphView, node: Node) -> str:
     """Why a node whose inputs' shapes only a run tells will not run on Vulkan; empty where it may."""
-    definition = registry.find(node)
-    if definition is None or node.captures:
+    if is_channels_last(node):
+        node = plain(node, view.opsets)
+    definition = registry.find(parts(node, {}, view.opsets)[0])
+    if (definition is None and not _folds_later(node)) or node.captures:
         return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"
     for position, name in enumerate(node.inputs):
         info = _info(view, name)
         dtype = dtypes.from_onnx(info.elem_type) if info else None
-        if name and (dtype is None or dtype.sub_byte_bits):
+        if name and dtype is None:
             return f"input {position} has an element type that no kernel takes"
-        if dtype is not None and node.schema is not None and node.schema.inputs:
+        if definition is not None and dtype is not None and node.schema is not None and node.schema.inputs:
             formal = node.schema.inputs[min(position, len(node.schema.inputs) - 1)]
             allowed = definition.types.get(formal.type_str)
             if allowed is not None and dtype.name not in allowed:
                 return f"input {position} is {dtype}; the kernels take {', '.join(allowed)}"
     for position, name in enumerate(node.outputs):
         made = dtypes.from_onnx(view.value_info(name).elem_type) if name else None
-        if name and (made is None or made.sub_byte_bits):
+        if name and made is None:
             return f"output {position} has an element type that no kernel gives"
     return ""
+
+
+def _folds_later(node: Node) -> bool:
+    """Whether planning computes a node itself, once its input's shape is there."""
+    return node.op_type in ("Shape", "Size") and not node.domain
+
+
+def _keep_packed_together(view: OrtGraphView, verdicts: _Verdicts) -> None:
+    """Give up nodes that share a value with elements narrower than a byte with nodes of another provider, or with the
+    outer graph: ONNX Runtime has no copies of such tensors between providers.
+    """
+    nodes = [n for n in view.graph.nodes if not is_context(n)]
+    touching: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in {*node.reads, *node.outputs} - {""} - set(view.graph.weights):
+            dtype = dtypes.from_onnx(view.value_info(name).elem_type)
+            if dtype is not None and dtype.sub_byte_bits:
+                touching.setdefault(name, []).append(node)
+    made = {o for n in nodes for o in n.outputs}
+    crossing = True
+    while crossing:
+        crossing = False
+        for name, around in touching.items():
+            mine = [n for n in around if n.outputs in verdicts.taken]
+            outer = view.in_body and name not in made
+            if mine and (outer or len(mine) < len(around)):
+                crossing = True
+                for node in mine:
+                    del verdicts.taken[node.outputs]
+                    verdicts.reasons[node.outputs] = (
+                        f"{name!r} is packed, and ONNX Runtime has no copy of it to other providers"
+                    )
 
 
 def _info(view: OrtGraphView, name: str) -> ValueInfo | None:

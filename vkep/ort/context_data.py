@@ -1,4 +1,5 @@
-"""The bytes of an EPContext node: one plan and its weights, and what they were made for.
+"""The bytes of an EPContext node: one plan and its packed weights, or, where shapes are known only in a run, the ONNX nodes and
+their weights to plan from; and what they were made for.
 
 A header (JSON) and the weights' bytes after it. Reading it runs no code: it may come from a model of unknown origin.
 """
@@ -16,11 +17,15 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
 
 import vkep
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidModelError
+from vkep.graph.load import read_graph
+from vkep.graph.model import Graph, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering.program import IslandStep
 from vkep.plan.records import (
@@ -101,17 +106,32 @@ def _shader_digest() -> str:
 # ---- the bytes
 
 
-def encode(step: IslandStep, info: str) -> bytes:
-    """One planned island as bytes; ``info`` is the device's `compatibility`."""
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """An island to plan for each signature that a run brings."""
+
+    graph: Graph
+    opsets: Mapping[str, int]
+    ir_version: int
+
+
+def encode(island: IslandStep | Nodes, info: str) -> bytes:
+    """One island as bytes; ``info`` is the device's `compatibility`."""
+    if isinstance(island, IslandStep):
+        content = {"plan": _plain(island.plan)}
+        sources = {ref.key: island.weights[ref.key] for ref in island.plan.constants}
+    else:
+        content = {"nodes": _nodes(island)}
+        sources = dict(island.graph.weights)
     blobs: list[np.ndarray[Any, Any]] = []
     weights: dict[str, dict[str, Any]] = {}
     offset = 0
-    for ref in step.plan.constants:
-        array = np.ascontiguousarray(step.weights[ref.key].array())
-        weights[ref.key] = {"offset": offset, "dtype": array.dtype.name, "shape": array.shape}
+    for key, weight in sources.items():
+        array = np.asarray(weight.array(), order="C")
+        weights[key] = {"offset": offset, "dtype": array.dtype.name, "shape": array.shape}
         blobs.append(array.reshape(-1).view(np.uint8))
         offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    header = json.dumps({"compatibility": info, "weights": weights, "plan": _plain(step.plan)}).encode()
+    header = json.dumps({"compatibility": info, "weights": weights, **content}).encode()
     start = -(-(len(MAGIC) + 8 + len(header)) // _ALIGNMENT) * _ALIGNMENT
     data = bytearray(start + offset)
     data[: len(MAGIC) + 8 + len(header)] = MAGIC + struct.pack("<Q", len(header)) + header
@@ -121,7 +141,7 @@ def encode(step: IslandStep, info: str) -> bytes:
     return bytes(data)
 
 
-def decode(data: bytes, device: DeviceCapabilities) -> IslandStep:
+def decode(data: bytes, device: DeviceCapabilities) -> IslandStep | Nodes:
     """The island in the bytes. Raises `InvalidModelError` for bytes that are no such data, that are cut short, or that
     were made for something else; the text says what.
     """
@@ -137,11 +157,36 @@ def decode(data: bytes, device: DeviceCapabilities) -> IslandStep:
             )
         start = -(-(len(MAGIC) + 8 + length) // _ALIGNMENT) * _ALIGNMENT
         weights: dict[str, Weight] = {k: _weight(k, w, data, start) for k, w in header["weights"].items()}
+        if "nodes" in header:
+            return _read_nodes(header["nodes"], weights)
         return IslandStep(_plan(header["plan"]), weights, ())
-    except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
+    except (KeyError, TypeError, ValueError, IndexError, struct.error, DecodeError) as error:
         if isinstance(error, InvalidModelError):
             raise
         raise InvalidModelError(f"EPContext: the data is damaged ({type(error).__name__}: {error})") from error
+
+
+def _nodes(island: Nodes) -> dict[str, Any]:
+    proto = onnx.GraphProto(name=island.graph.name, node=[n.proto for n in island.graph.nodes])
+    return {
+        "graph": base64.b64encode(proto.SerializeToString(deterministic=True)).decode(),
+        "opsets": dict(island.opsets),
+        "ir_version": island.ir_version,
+        "inputs": [(v.name, v.elem_type, v.shape) for v in island.graph.inputs],
+    }
+
+
+def _read_nodes(entry: Mapping[str, Any], weights: Mapping[str, Weight]) -> Nodes:
+    proto = onnx.GraphProto.FromString(base64.b64decode(entry["graph"], validate=True))
+    opsets = {str(domain): int(version) for domain, version in entry["opsets"].items()}
+    if proto.initializer or any(a.HasField("g") or a.graphs for n in proto.node for a in n.attribute):
+        raise InvalidModelError("EPContext: the data's nodes carry graphs or weights of their own")
+    read = read_graph(proto, opsets, None, int(entry["ir_version"]), "")
+    inputs = tuple(
+        ValueInfo(str(name), int(elem_type), None if shape is None else tuple(shape))
+        for name, elem_type, shape in entry["inputs"]
+    )
+    return Nodes(dataclasses.replace(read, weights=dict(weights), inputs=inputs), opsets, int(entry["ir_version"]))
 
 
 def _weight(key: str, entry: Mapping[str, Any], data: bytes, start: int) -> ArrayWeight:

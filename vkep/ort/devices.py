@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.errors import DriverNotFoundError
-from gpu_shared.instance import list_devices
+from gpu_shared.instance import list_devices, select_device
 from vkep.ort.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, READ_ONLY_ALLOCATOR
 from vkep.ort.boundary import NULL, ffi
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
+
+logger = logging.getLogger("vkep.ort")
 
 #: metadata of an OrtEpDevice by which a session's device is found again
 UUID_KEY = "vulkan_uuid"
@@ -77,6 +80,18 @@ class EpDevices:
             if device.uuid == uuid:
                 return device
         raise ValueError(f"no Vulkan device has the UUID {uuid!r}; there are {[d.uuid for d in self.devices]}")
+
+    def choose(self, uuids: Sequence[str]) -> DeviceCapabilities:
+        """The device of a session that was given these: of several (a session that names only the provider is given all)
+        the one that plain vkep sessions take, else the first.
+        """
+        if len(uuids) == 1:
+            return self.by_uuid(uuids[0])
+        default = select_device(list_devices()).capabilities.uuid
+        chosen = self.by_uuid(default if default in uuids else uuids[0])
+        names = [self.by_uuid(u).name for u in uuids]
+        logger.info("a session runs on one Vulkan device; of %s it takes %s", names, chosen.name)
+        return chosen
 
     def by_number(self, number: int) -> DeviceCapabilities:
         """The device of a memory info's device id."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.lowering.program import Program
+from vkep.lowering.layout import CHANNELS_LAST
+from vkep.lowering.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import DEFAULT_MEMORY, READ_ONLY_ALLOCATOR, ArenaAllocator, ReadOnlyAllocator
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, status, value
@@ -19,6 +21,7 @@ from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
 from vkep.ort.island import Island
 from vkep.ort.kernels import KernelRegistry
+from vkep.ort.operators import OperatorKernel, offer_kernels, operator_entries
 from vkep.ort.options import EP_NAME, EpOptions
 from vkep.ort.profiler import Profiler
 from vkep.ort.runtime import Runtime
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from vkep.ort.api import Ort
 
 logger = logging.getLogger("vkep.ort")
+_NCHW, _NHWC = 0, 1  # OrtEpDataLayout
 _TOTAL_BYTES = 1  # OrtResourceCountKind
 _NAME = ffi.new("char[]", EP_NAME.encode())
 
@@ -45,12 +49,17 @@ class Ep(CStruct, struct="OrtEp"):
     ) -> None:
         self.ort, self._devices, self.options = ort, devices, options
         self._context = context
+        if context.enabled and options.kernels == "registry":
+            raise ValueError(
+                "ep.context_enable compiles fused nodes, and option 'kernels' is 'registry': set one of the two"
+            )
         self._claims: list[Claims] = []
         self._failure: Exception | None = None
         self._model_inputs: set[str] = set()
-        self.runtime = Runtime(ort, device, options)
+        self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
-            self._kernels = KernelRegistry(ort)
+            single = operator_entries() if options.kernels == "registry" else ()
+            self._kernels = KernelRegistry(ort, single, partial(OperatorKernel, ort, self.runtime))
         except BaseException:
             self.runtime.close()
             raise
@@ -74,22 +83,38 @@ class Ep(CStruct, struct="OrtEp"):
 
     def _claim(self, graph: Any, info: Any) -> None:
         view = OrtGraphView(self.ort, graph)
-        if self.ort.get(self.ort.api.Graph_GetParentNode, "OrtNode const *", graph) == NULL:
+        if not view.in_body:
             self._model_inputs = view.formal_inputs
+        if view.is_expanded_later:
+            return
         options = self.options
         claims = claim(
             view,
             self.runtime.delegate.capabilities,
+            self.runtime.policy,
             min_partition_size=options.min_partition_size,
             fallback=options.fallback,
         )
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = self.pointer.ort_version_supported
         fusion.drop_constant_initializers = True
-        for nodes in claims.islands:
+        islands = claims.islands
+        if options.kernels == "registry":
+            islands = offer_kernels(self.ort, view, info, islands)
+        for nodes in islands:
             pointers = ffi.new("OrtNode const *[]", [view.pointer_of(n) for n in nodes])
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddNodesToFuse(info, pointers, len(nodes), fusion))
         self._claims.append(claims)
+
+    @status
+    def GetPreferredDataLayout(self, out: Any) -> None:
+        out[0] = _NHWC if self.options.prefer_nhwc else _NCHW
+
+    @status
+    def ShouldConvertDataLayoutForOp(self, domain: Any, op_type: Any, layout: int, out: Any) -> None:
+        name = ffi.string(op_type).decode()
+        standard = domain == NULL or ffi.string(domain) in (b"", b"ai.onnx")
+        out[0] = int(layout == _NHWC and standard and name in CHANNELS_LAST)
 
     @status
     def Compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
@@ -112,11 +137,11 @@ class Ep(CStruct, struct="OrtEp"):
         """The plan of an island where there is one already: loaded, or made by `GetCapability`."""
         loaded = island.loaded(self.runtime.device)
         if loaded is not None:
-            return Program((loaded,), {}, ())
+            return Program((loaded,), {}, ()) if isinstance(loaded, IslandStep) else None
         for claims in reversed(self._claims):
-            step = claims.step_for(island.view.graph.nodes, island.made)
-            if step is not None:
-                return Program((step,), {}, ())
+            planned = claims.program_for(island.view.graph.nodes, island.made)
+            if planned is not None:
+                return planned
         return island.lowered(self.runtime.delegate.capabilities) if self._context.enabled else None
 
     @value(NULL)

@@ -8,6 +8,7 @@ from typing import Any
 
 import vkep
 from gpu_shared.capabilities import DeviceCapabilities
+from gpu_shared.external import MEMORY_KINDS, can_import_memory, can_import_semaphore
 from vkep.ort import memory
 from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, DataTransfer, ReadOnlyAllocator
 from vkep.ort.api import Ort
@@ -16,6 +17,8 @@ from vkep.ort.context_data import Fit, fit
 from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.devices import EpDevices, metadata_uuid
 from vkep.ort.ep import Ep
+from vkep.ort.importer import Importer
+from vkep.ort.interop import Interop, make_interop
 from vkep.ort.options import EP_NAME, EpOptions, arena_options, session_options
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
@@ -36,6 +39,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
         super().__init__()
         self.ort = ort
         self.devices = EpDevices(ort, self.pointer)
+        self._interop: dict[str, Interop] = {}  # by the device's UUID
 
     @value(NULL)
     def GetName(self) -> Any:
@@ -66,13 +70,10 @@ class Factory(CStruct, struct="OrtEpFactory"):
         out[0] = NULL
         if not count:
             raise ValueError(f"{EP_NAME} was given no device")
-        uuids = [metadata_uuid(self.ort, metadata[i]) for i in range(count)]
-        if count > 1:
-            names = [self.devices.by_uuid(u).name for u in uuids]
-            logger.warning("a session runs on one Vulkan device; of %s it takes the first", names)
+        device = self.devices.choose([metadata_uuid(self.ort, metadata[i]) for i in range(count)])
         entries = self.ort.take_pairs(self.ort.api.GetSessionOptionsConfigEntries, options)
         chosen = EpOptions.from_entries(entries, self._environment())
-        device = self.devices.by_uuid(uuids[0])
+        chosen = self._interop_of(device).applied(chosen)
         out[0] = Ep(self.ort, self.devices, device, chosen, ContextSettings.from_entries(entries)).pointer
 
     @value(None)
@@ -120,6 +121,45 @@ class Factory(CStruct, struct="OrtEpFactory"):
         opener = self._opener(self.devices.by_number(number), EpOptions())
         out[0] = SyncStream(self.ort, opener()).pointer
 
+    # ---- an application's own Vulkan objects
+
+    @status
+    def CreateExternalResourceImporterForDevice(self, ep_device: Any, out: Any) -> None:
+        out[0] = NULL
+        device = self._device_of(ep_device)
+        domain = self._opener(device, EpOptions())()
+        try:
+            gpu = domain.context.device
+            if any(can_import_memory(gpu, kind) for kind in MEMORY_KINDS) or can_import_semaphore(gpu):
+                info, exported = self.devices.memory_info(device), self._interop_of(device).memory_type
+                out[0] = Importer(self.ort, ep_device, info, domain, exported).pointer
+        finally:
+            if out[0] == NULL:
+                domain.release()
+
+    @status
+    def InitGraphicsInterop(self, ep_device: Any, config: Any) -> None:
+        device = self._device_of(ep_device)
+        if device.uuid in self._interop:
+            raise ValueError(f"graphics interop is initialised already for {device.name}")
+        self._interop[device.uuid] = make_interop(device, config, self.ort.pairs(config.additional_options))
+
+    @status
+    def DeinitGraphicsInterop(self, ep_device: Any) -> None:
+        device = self._device_of(ep_device)
+        interop = self._interop.pop(device.uuid, None)
+        if interop is None:
+            raise ValueError(f"graphics interop is not initialised for {device.name}")
+        interop.close()
+
+    def _device_of(self, ep_device: Any) -> DeviceCapabilities:
+        return self.devices.by_uuid(metadata_uuid(self.ort, self.ort.api.EpDevice_EpMetadata(ep_device)))
+
+    def _interop_of(self, device: DeviceCapabilities) -> Interop:
+        return self._interop.get(device.uuid) or Interop()
+
+    # ---- why not
+
     @status
     def GetHardwareDeviceIncompatibilityDetails(self, device: Any, details: Any) -> None:
         api = self.ort.api
@@ -144,7 +184,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
 
     def _opener(self, device: DeviceCapabilities, chosen: EpOptions) -> Callable[[], memory.MemoryDomain]:
         def open_domain() -> memory.MemoryDomain:
-            session = session_options(device, chosen)
+            session = session_options(device, self._interop_of(device).applied(chosen))
             return memory.acquire(resolve_context(session), session.arena_config())
 
         return open_domain

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vkep import dtypes
+from vkep.device.external import ALIGNMENT
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Model
-from vkep.graph.weights import unpack
+from vkep.graph.weights import pack, unpack
 from vkep.lowering.infer import Known
 from vkep.lowering.program import HostValue, Program, ValueSpec
 from vkep.ort.boundary import CStruct, ffi, lib, status, value
@@ -23,11 +24,13 @@ from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.compile import Compiler
 from vkep.session.executor import Executable, ExecutableCache, IslandExecutor
+from vkep.session.graphs import GraphExecutor, GraphRefused
 
 if TYPE_CHECKING:
     from vkep.ort.runtime import Runtime
 
 logger = logging.getLogger("vkep.ort")
+_PLANNED = (IslandExecutor, GraphExecutor)
 _MAX_NUMBERS = 18  # of one input in a signature: type, rank, and at most 16 dimensions
 
 
@@ -38,8 +41,13 @@ class _Details:
 
     def __init__(self, executable: Executable, layout: Sequence[tuple[Any, tuple[int, ...], int]]) -> None:
         self.layout = layout
-        islands = (s for s in executable.steps if isinstance(s, IslandExecutor))
-        self.ports: dict[str, Port] = {p.name: p for s in islands for p in s.plan.outputs}
+        self.ports: dict[str, Port] = {}
+        for step in executable.steps:
+            if isinstance(step, IslandExecutor):
+                self.ports.update({p.name: p for p in step.plan.outputs})
+            elif isinstance(step, GraphExecutor):
+                made = (Port(p.name, p.dtype.name, p.shape, p.nbytes, is_input=False) for p in step.graph.outputs)
+                self.ports.update({p.name: p for p in made})
 
 
 class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
@@ -71,7 +79,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._graph: Graph | None = graph
         session = session_options(runtime.device, runtime.options)
         model = Model(graph, opsets, ir_version, "", {}, name)
-        self._compile = Compiler(runtime.delegate, session, model)
+        self._compile = Compiler(runtime.delegate, session, model, runtime.policy, runtime.graphs)
         self._details: weakref.WeakKeyDictionary[Executable, _Details] = weakref.WeakKeyDictionary()
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
@@ -87,9 +95,10 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 signature += [infos[n].elem_type, len(dims), *dims]
             key = np.array(signature, np.int64).tobytes()
             with self.cache.use(key, lambda: self._make(key, program)) as executable:
-                later = not shapes_hold or not all(isinstance(s, IslandExecutor) for s in executable.steps)
+                later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
             if not later:
-                executable.program = Program((), {}, executable.program.placements)  # lets the weights go
+                done = executable.program
+                executable.program = Program((), {}, done.placements, done.outputs)  # lets the weights go
                 self._graph = None
         else:
             later = True
@@ -142,18 +151,21 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         values: dict[str, Any] = {}
         for index, name in enumerate(self._names):
             values[name] = self._input(name, tensors[index], *details.layout[index])
-        targets: dict[str, PointerTensor] = {}
+        targets: dict[str, Any] = {}
         waiting: list[tuple[str, Any]] = []
         for index, name in enumerate(self.outputs):
             port = details.ports.get(name)
             if port is None:
                 continue
             made = self._output(context, index, port.shape)
-            if made.on_device:
-                dtype = dtypes.DTYPES[port.dtype]
+            dtype = dtypes.DTYPES[port.dtype]
+            if dtype.sub_byte_bits:
+                waiting.append((name, made))  # packed on the host
+            elif made.on_device:
                 targets[name] = self._device_tensor(name, made, dtype, port.shape, port.nbytes)
             else:
                 waiting.append((name, made))
+                targets[name] = host_array(made.data, dtype, port.shape, port.nbytes)
         executable.run(values, targets)
         captures = self.runtime.captures
         if captures.recording:
@@ -163,7 +175,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             for profiler in self.runtime.profilers:
                 profiler.measure(self.name, executable, values)
         for name, made in waiting:
-            self._write(made, values[name])
+            if name not in targets or values[name] is not targets[name]:
+                self._write(made, _on_host(values[name]))
         for index, name in enumerate(self.outputs):
             if name and name not in details.ports:  # folded, or made in a part that was planned during the run
                 result = _on_host(values[name])
@@ -183,21 +196,32 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
     def _input(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> Any:
         if dtype is None:
             raise InvalidInputError(f"input {name!r} of {self.name}: no tensor of numbers")
+        if dtype.sub_byte_bits:  # packed in ONNX Runtime's memory, and not in the kernels'
+            return unpack(self._read(tensor), dtype, shape)
         if tensor.on_device:
             return self._device_tensor(name, tensor, dtype, shape, nbytes)
-        if dtype.sub_byte_bits:
-            return unpack(host_bytes(tensor.data, byte_count(tensor)), dtype, shape)
         return host_array(tensor.data, dtype, shape, nbytes)
+
+    def _read(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """A tensor's bytes, wherever they lie."""
+        nbytes = byte_count(tensor)
+        if not tensor.on_device:
+            return host_bytes(tensor.data, nbytes)
+        out = np.empty(nbytes, np.uint8)
+        self.runtime.domain.download(address(tensor.data), out)
+        return out
 
     def _device_tensor(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> PointerTensor:
         pointer = address(tensor.data)
-        if dtype.sub_byte_bits:
-            raise InvalidInputError(f"{name!r} of {self.name}: {dtype} cannot cross between islands in device memory")
         domain = self.runtime.domain
         if nbytes and domain_of(pointer) is not domain:
             raise InvalidInputError(
                 f"{name!r} of {self.name} lies on the context {domain_of(pointer).context.label}, and this session runs on "
                 f"{domain.context.label}: give both the same token and group_id"
+            )
+        if pointer % ALIGNMENT:
+            raise InvalidInputError(
+                f"{name!r} of {self.name} starts at {pointer:#x}; kernels need addresses that are multiples of {ALIGNMENT}"
             )
         return PointerTensor(domain, pointer, dtype, shape, nbytes)
 
@@ -211,8 +235,9 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         nbytes = byte_count(tensor)
         if not nbytes:
             return
-        if nbytes != array.nbytes:
-            raise TypeError(f"an output of {self.name} has elements narrower than a byte, which do not leave an island")
+        dtype = dtypes.from_onnx(tensor.type)
+        if dtype is not None and dtype.sub_byte_bits:
+            array = pack(array, dtype)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if tensor.on_device:
             self.runtime.domain.upload(address(tensor.data), data)
@@ -221,9 +246,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     def _make(self, key: bytes, program: Program | None = None) -> Executable:
         layout, specs = self._layout(key)
-        if program is not None:
-            executable = self._compile(program)
-        else:
+        executable = None if program is None else self._ready(program)
+        if executable is None:
             graph = self._graph
             if graph is None:
                 raise InvalidInputError(f"{self.name}: got shapes other than those that the model declares")
@@ -235,6 +259,14 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 )
         self._details[executable] = _Details(executable, layout)
         return executable
+
+    def _ready(self, program: Program) -> Executable | None:
+        """The program on the device; None where the VGF converter or driver refuses a part, to be shared out anew."""
+        try:
+            return self._compile(program)
+        except GraphRefused as refusal:
+            logger.info("%s: planned again: %s", self.name, refusal.reason)
+            return None
 
     def _layout(self, key: bytes) -> tuple[list[tuple[Any, tuple[int, ...], int]], dict[str, Known]]:
         numbers = np.frombuffer(key, np.int64).tolist()

@@ -14,7 +14,7 @@ from vkep import dtypes
 from vkep.graph.load import read_graph
 from vkep.graph.model import Dim, Graph, Node, ValueInfo
 from vkep.graph.weights import Weight, unpack
-from vkep.ort.boundary import NULL, OrtError, ffi
+from vkep.ort.boundary import NULL, OrtError, ffi, lib
 from vkep.ort.tensors import byte_count, describe, host_bytes, shape_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 6, 7, 8  # OrtOpAttrType
 
 
-#: domain given to nodes with bodies (If, Loop, Scan)
+#: domain given to nodes with bodies (If, Loop, Scan), or with attributes that cannot be read
 OPAQUE = "vkep.ort.opaque"
 
 
@@ -81,6 +81,7 @@ class OrtGraphView:
         self.opsets = self._opsets()
         path = ort.text(api.Graph_GetModelPath, pointer)
         self.folder = Path(path).parent if path else None
+        self._parent = ort.get(api.Graph_GetParentNode, "OrtNode const *", pointer)
         self._infos: dict[str, Any] = {}
         nodes = ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", pointer)
         self.pointers: dict[str, Any] = {}
@@ -103,6 +104,26 @@ class OrtGraphView:
         return self.pointers[next(o for o in node.outputs if o)]
 
     @property
+    def in_body(self) -> bool:
+        """Whether this is the body of another graph's node."""
+        return bool(self._parent != NULL)
+
+    @property
+    def is_expanded_later(self) -> bool:
+        """Whether this is the body of a function (SequenceMap), which ONNX Runtime replaces by its definition and asks about
+        again; fused nodes in it would not survive that.
+        """
+        if not self.in_body:
+            return False
+        ort, api = self.ort, self.ort.api
+        op_type, domain = ort.text(api.Node_GetOperatorType, self._parent), ort.text(api.Node_GetDomain, self._parent)
+        version = ort.get(api.Node_GetSinceVersion, "int", self._parent)
+        if not onnx.defs.has(op_type, domain):
+            return False
+        schema = onnx.defs.get_schema(op_type, version, domain)
+        return bool(schema.has_function or schema.has_context_dependent_function)
+
+    @property
     def formal_inputs(self) -> set[str]:
         """The names that the graph itself declares as inputs."""
         api, kind = self.ort.api, "OrtValueInfo const *"
@@ -117,7 +138,7 @@ class OrtGraphView:
         )
         if tensor == NULL:
             return ValueInfo(name, 0, None)
-        elem_type = ort.get(api.GetTensorElementType, "int", tensor)
+        elem_type = lib.vkep_onnx_type(ort.get(api.GetTensorElementType, "int", tensor))
         rank = ort.get(api.GetDimensionsCount, "size_t", tensor)
         sizes, symbols = ffi.new("int64_t[]", rank or 1), ffi.new("char const *[]", rank or 1)
         ort.check(api.GetDimensions(tensor, sizes, rank))
@@ -158,26 +179,33 @@ class OrtGraphView:
         proto.output.extend(map(self._name, ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, pointer)))
         for info in ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer):
             self._name(info)
-        for attribute in ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer):
-            self._attribute(attribute, proto)
-        if self._bodies(pointer, proto):
-            proto.domain = OPAQUE  # ONNX Runtime drives it: nothing here may look into its stand-in
+        attributes = ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer)
+        unread = [attribute for attribute in attributes if not self._attribute(attribute, proto)]
+        if self._bodies(pointer, proto) or unread:
+            proto.domain = OPAQUE  # ONNX Runtime runs it: nothing here may look into its stand-in
         return proto
 
-    def _attribute(self, pointer: Any, node: onnx.NodeProto) -> None:
+    def _attribute(self, pointer: Any, node: onnx.NodeProto) -> bool:
+        """Read one attribute; False for what the interface does not give (types, sparse tensors) or no kernel reads (texts)."""
         ort, api = self.ort, self.ort.api
-        kind = ort.get(api.OpAttr_GetType, "int", pointer)
+        try:
+            kind = ort.get(api.OpAttr_GetType, "int", pointer)
+        except OrtError:
+            return False
         if kind == _GRAPH:
-            return  # read by `_bodies`
+            return True  # read by `_bodies`
         proto = node.attribute.add(name=ort.text(api.OpAttr_GetName, pointer), type=_PROTO_TYPES[kind])
         if kind == _TENSOR:
             value = ort.get(api.OpAttr_GetTensorAttributeAsOrtValue, "OrtValue *", pointer)
             try:
-                array = tensor_array(describe(ort, value))
+                tensor = describe(ort, value)
+                if dtypes.from_onnx(tensor.type) is None:
+                    return False
+                array = tensor_array(tensor)
             finally:
                 api.ReleaseValue(value)
             proto.t.CopyFrom(onnx.numpy_helper.from_array(array))
-            return
+            return True
         data = self._attribute_bytes(pointer, kind)
         if kind == _STRING:
             proto.s = data
@@ -195,6 +223,7 @@ class OrtGraphView:
                 proto.f = reals[0]
             else:
                 proto.floats.extend(reals)
+        return True
 
     def _attribute_bytes(self, pointer: Any, kind: int) -> bytes:
         """The bytes of an attribute; a first call, which fails for lack of room, tells how many."""

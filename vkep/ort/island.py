@@ -14,6 +14,7 @@ from vkep.lowering.program import IslandStep, Program
 from vkep.ort import context_data, context_nodes
 from vkep.ort.boundary import NULL
 from vkep.ort.claims import known_values
+from vkep.ort.context_data import Nodes
 from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
@@ -33,6 +34,7 @@ class Island:
         self.inputs = self._names(api.Node_GetNumInputs, api.Node_GetInputs, fused)
         self.outputs = self._names(api.Node_GetNumOutputs, api.Node_GetOutputs, fused)
         self.name = ort.text(api.Node_GetName, fused)
+        self._loaded: IslandStep | Nodes | None = None
 
     @property
     def made(self) -> list[str]:
@@ -46,35 +48,39 @@ class Island:
             return None
         return lower(graph.nodes, known_values(self.view, _no_size), self.made, self.view.opsets, caps)
 
-    def loaded(self, device: DeviceCapabilities) -> IslandStep | None:
-        """The plan that an EPContext node carries; None for other graphs. Raises `InvalidModelError`."""
+    def loaded(self, device: DeviceCapabilities) -> IslandStep | Nodes | None:
+        """What an EPContext node carries; None for other graphs. Raises `InvalidModelError`."""
         nodes = self.view.graph.nodes
         if len(nodes) != 1 or not context_nodes.is_context(nodes[0]):
             return None
-        step = context_data.decode(context_nodes.read_data(nodes[0], self.view.folder), device)
-        # the ports carry the names of the model that was compiled; this model's nodes give them new ones
-        mine = [(n, True) for n in nodes[0].inputs] + [(n, False) for n in nodes[0].outputs]
-        ports = {p.name for p in step.plan.ports}
-        missing = sorted(ports - {n for n, _ in mine})
-        if missing:
-            raise UnsupportedModelError(
-                f"{nodes[0].title}: its plan has the ports {missing}, which the node does not have"
-            )
-        return step
+        if self._loaded is None:
+            made = context_data.decode(context_nodes.read_data(nodes[0], self.view.folder), device)
+            if isinstance(made, IslandStep):
+                needs = {p.name for p in made.plan.ports}
+                has = {*nodes[0].inputs, *nodes[0].outputs}
+            else:
+                needs = {v.name for v in made.graph.inputs} | {n for n in nodes[0].outputs if n}
+                has = {*nodes[0].inputs, *made.graph.weights, *(o for n in made.graph.nodes for o in n.outputs)}
+            missing = sorted(needs - has)
+            if missing:
+                raise UnsupportedModelError(
+                    f"{nodes[0].title}: its data and the node do not agree about the values {missing}"
+                )
+            self._loaded = made
+        return self._loaded
 
     def context_node(self, settings: ContextSettings, program: Program | None, device: DeviceCapabilities) -> Any:
-        """The EPContext node that stands for this island in a compiled model. Raises `UnsupportedModelError` where no single
-        plan computes the island.
+        """The EPContext node that stands for this island in a compiled model: with its plan where one plan computes it, else
+        with its nodes, because shapes (or values that decide shapes) are known only in a run.
         """
-        step = program.steps[0] if program is not None and len(program.steps) == 1 else None
-        if not isinstance(step, IslandStep) or not set(self.made) <= {p.name for p in step.plan.outputs}:
-            raise UnsupportedModelError(
-                f"{self.name} cannot be compiled ahead: its shapes (or values that decide shapes) are known only in a run; "
-                "fix the free dimensions (add_free_dimension_override_by_name) and compile again"
-            )
+        step: Any = program.steps[0] if program is not None and len(program.steps) == 1 else None
+        if isinstance(step, IslandStep) and set(self.made) <= {p.name for p in step.plan.outputs}:
+            used = {p.name for p in step.plan.inputs}
+        else:
+            step = Nodes(self.view.graph, self.view.opsets, self.view.ir_version)
+            used = {v.name for v in self.view.graph.inputs}
         info = context_data.compatibility(device)
         data = context_data.encode(step, info)
-        used = {p.name for p in step.plan.inputs}
         inputs = [n for n in self.inputs if n in used]
         path = self._ort.text(self._ort.api.Graph_GetModelPath, self.view.pointer)
         return context_nodes.make_node(self._ort, settings, path, self.name, inputs, self.outputs, data, info)
@@ -82,15 +88,18 @@ class Island:
     def node(self, runtime: Runtime, program: Program | None, model_inputs: set[str]) -> FusedNode:
         """The fused node. A plan that was loaded is all there is of its island: no nodes to plan from, no constants."""
         view, graph = self.view, self.view.graph
-        if any(context_nodes.is_context(n) for n in graph.nodes):
+        opsets, ir_version = view.opsets, view.ir_version
+        if isinstance(self._loaded, Nodes):
+            graph, opsets, ir_version = self._loaded.graph, self._loaded.opsets, self._loaded.ir_version
+        elif self._loaded is not None:
             assert program is not None
             graph = _graph_of(graph, program)
         holds = set(self.inputs) <= model_inputs | set(view.graph.weights) or not graph.nodes
         return FusedNode(
             runtime,
             graph,
-            view.opsets,
-            view.ir_version,
+            opsets,
+            ir_version,
             self.inputs,
             self.outputs,
             program,

@@ -1,13 +1,16 @@
 """The kernel registry: single operators of ONNX Runtime's own that run as kernels, not as part of a plan.
 
-These are the copies that ONNX Runtime inserts between providers. Each registration is held against the operator's schema
-in ONNX Runtime (`GetOpSchema`): a type-constraint name that the schema does not have, which would make the kernel silently
-unfindable, is an error at once (CUDA plugin EP design, sections 3.5.1 and 11.6).
+Always there are the copies that ONNX Runtime inserts between providers; with ``kernels=registry`` vkep's operators too
+(`vkep.ort.operators`). Each registration is held against the operator's schema in ONNX Runtime (`GetOpSchema`): a type
+constraint that the schema does not have, or a type that it does not allow, would make the kernel silently unfindable, and
+is an error at once (CUDA plugin EP design, sections 3.5.1 and 11.6).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vkep import dtypes
@@ -19,23 +22,35 @@ from vkep.ort.tensors import describe, shape_of
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
 
+logger = logging.getLogger("vkep.ort")
 _CPU_INPUT, _CPU_OUTPUT = -2, -1  # OrtMemType
+#: makes the kernel of one node, given its OrtKernelInfo
+Create = Callable[["KernelEntry", Any], CStruct]
 
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One operator: its name, opset, the constraints of its types, and which side is host memory."""
+    """One version of one operator: the element types that each type constraint takes (a constraint that is left out takes
+    any), and the inputs and outputs that are to lie in host memory.
+    """
 
     op_type: str
     since: int
-    constraints: tuple[str, ...]
-    host_input: bool = False
-    host_output: bool = False
+    constraints: Mapping[str, tuple[str, ...]] = field(hash=False)
+    domain: str = ""
+    host_inputs: tuple[int, ...] = ()
+    host_outputs: tuple[int, ...] = ()
 
 
-ENTRIES = (
-    KernelEntry("MemcpyFromHost", 1, ("T",), host_input=True),
-    KernelEntry("MemcpyToHost", 1, ("T",), host_output=True),
+#: ONNX Runtime's number of each element type that it has
+_NUMBERS = {
+    d.name: n for n in range(64) if (d := dtypes.from_onnx(lib.vkep_onnx_type(n))) and d.name != "float8_e8m0fnu"
+}
+#: what ONNX Runtime's schemas of the copies allow: no element narrower than a byte
+_WHOLE = tuple(name for name in _NUMBERS if not dtypes.DTYPES[name].sub_byte_bits)
+COPIES = (
+    KernelEntry("MemcpyFromHost", 1, {"T": _WHOLE}, host_inputs=(0,)),
+    KernelEntry("MemcpyToHost", 1, {"T": _WHOLE}, host_outputs=(0,)),
 )
 
 
@@ -61,15 +76,26 @@ class CopyKernel(CStruct, struct="OrtKernelImpl"):
 
 
 class KernelRegistry:
-    """An OrtKernelRegistry; `close` releases it. It refers to no factory, because sessions may outlive theirs."""
+    """An OrtKernelRegistry; `close` releases it. It refers to no factory, because sessions may outlive theirs.
 
-    def __init__(self, ort: Ort) -> None:
+    Args:
+        operators: entries beside the copies', and ``create``, what makes their kernels. Versions that ONNX Runtime does not
+            know are left out.
+    """
+
+    def __init__(self, ort: Ort, operators: Iterable[KernelEntry] = (), create: Create | None = None) -> None:
         self._ort = ort
         self.pointer = ort.get(ort.ep_api.CreateKernelRegistry, "OrtKernelRegistry *")
-        self._handle = ffi.new_handle(ort)  # what ONNX Runtime hands back to `vkep_create_kernel`
+        self._handles: list[Any] = []  # what ONNX Runtime hands back to `vkep_create_kernel`
+        self._types: dict[str, Any] = {}
         try:
-            for entry in ENTRIES:
-                self._add(entry)
+            for entry in COPIES:
+                check_against_schema(ort, entry)
+                self._add(entry, lambda entry, info: CopyKernel(ort))
+            for entry in operators:
+                assert create is not None
+                if check_against_schema(ort, entry):
+                    self._add(entry, create)
         except BaseException:
             self.close()
             raise
@@ -79,58 +105,90 @@ class KernelRegistry:
             self._ort.ep_api.ReleaseKernelRegistry(self.pointer)
             self.pointer = NULL
 
-    def _add(self, entry: KernelEntry) -> None:
+    def _add(self, entry: KernelEntry, create: Create) -> None:
         ort, ep_api = self._ort, self._ort.ep_api
-        check_against_schema(ort, entry)
         builder = ort.get(ep_api.CreateKernelDefBuilder, "OrtKernelDefBuilder *")
         definition = NULL
         try:
             ort.check(ep_api.KernelDefBuilder_SetOperatorType(builder, entry.op_type.encode()))
-            ort.check(ep_api.KernelDefBuilder_SetDomain(builder, b""))
+            ort.check(ep_api.KernelDefBuilder_SetDomain(builder, entry.domain.encode()))
             ort.check(ep_api.KernelDefBuilder_SetSinceVersion(builder, entry.since, entry.since))
             ort.check(ep_api.KernelDefBuilder_SetExecutionProvider(builder, EP_NAME.encode()))
-            if entry.host_input:
-                ort.check(ep_api.KernelDefBuilder_SetInputMemType(builder, 0, _CPU_INPUT))
-            if entry.host_output:
-                ort.check(ep_api.KernelDefBuilder_SetOutputMemType(builder, 0, _CPU_OUTPUT))
-            types = [
-                ort.get(ep_api.GetTensorDataType, "OrtDataType const *", d.onnx)
-                for d in dtypes.DTYPES.values()
-                if not d.sub_byte_bits
-            ]
-            for name in entry.constraints:
+            for index in entry.host_inputs:
+                ort.check(ep_api.KernelDefBuilder_SetInputMemType(builder, index, _CPU_INPUT))
+            for index in entry.host_outputs:
+                ort.check(ep_api.KernelDefBuilder_SetOutputMemType(builder, index, _CPU_OUTPUT))
+            for name, kinds in entry.constraints.items():
+                types = [self._type(kind) for kind in kinds if kind in _NUMBERS]
                 array = ffi.new("OrtDataType const *[]", types)
                 ort.check(ep_api.KernelDefBuilder_AddTypeConstraint(builder, name.encode(), array, len(types)))
             definition = ort.get(ep_api.KernelDefBuilder_Build, "OrtKernelDef *", builder)
-            ort.check(ep_api.KernelRegistry_AddKernel(self.pointer, definition, lib.vkep_create_kernel, self._handle))
+            handle = ffi.new_handle((entry, create))
+            self._handles.append(handle)
+            ort.check(ep_api.KernelRegistry_AddKernel(self.pointer, definition, lib.vkep_create_kernel, handle))
         finally:
             ep_api.ReleaseKernelDefBuilder(builder)
             if definition != NULL:
                 ep_api.ReleaseKernelDef(definition)
 
+    def _type(self, kind: str) -> Any:
+        if kind not in self._types:
+            get = self._ort.ep_api.GetTensorDataType
+            self._types[kind] = self._ort.get(get, "OrtDataType const *", _NUMBERS[kind])
+        return self._types[kind]
+
 
 @entry_point("vkep_create_kernel")
 def _create_kernel(state: Any, info: Any, out: Any) -> None:
-    out[0] = CopyKernel(ffi.from_handle(state)).pointer
+    entry, create = ffi.from_handle(state)
+    out[0] = create(entry, info).pointer
 
 
-def check_against_schema(ort: Ort, entry: KernelEntry) -> None:
-    """Hold an entry's constraint names against ONNX Runtime's schema. Raises `OrtError`; an operator without a schema
-    passes.
+def check_against_schema(ort: Ort, entry: KernelEntry) -> bool:
+    """Hold an entry against ONNX Runtime's schema of its operator: the names of its constraints and their types.
+
+    Returns:
+        Whether ONNX Runtime knows this version of the operator. What has no schema there (copies, a user's own
+        operators) passes.
+
+    Raises:
+        OrtError: a constraint that the schema does not have, or types that it does not allow.
     """
     ep_api = ort.ep_api
-    schema = ort.get(ep_api.GetOpSchema, "OrtOpSchema *", entry.op_type.encode(), entry.since, b"")
+    name, domain = entry.op_type.encode(), entry.domain.encode()
+    schema = ort.get(ep_api.GetOpSchema, "OrtOpSchema *", name, entry.since, domain)
     if schema == NULL:
-        return
+        return True
     try:
-        known = set()
-        for index in range(ort.get(ep_api.OpSchema_GetTypeConstraintCount, "size_t", schema)):
-            constraint = ort.get(ep_api.OpSchema_GetTypeConstraint, "OrtOpSchemaTypeConstraint const *", schema, index)
-            known.add(ort.text(ep_api.OpSchemaTypeConstraint_GetTypeParamName, constraint))
+        if ort.get(ep_api.OpSchema_GetSinceVersion, "int", schema) != entry.since:
+            logger.debug("ONNX Runtime %s does not know version %d of %s", ort.version, entry.since, entry.op_type)
+            return False
+        allowed = _constraints(ort, schema)
     finally:
         ep_api.ReleaseOpSchema(schema)
-    wrong = [name for name in entry.constraints if name not in known]
+    wrong = [constraint for constraint in entry.constraints if constraint not in allowed]
     if wrong:
         raise OrtError(
-            f"kernel {entry.op_type}: the schema has no type constraint named {wrong}; it has {sorted(known)}"
+            f"kernel {entry.op_type}: the schema has no type constraint named {wrong}; it has {sorted(allowed)}"
         )
+    for constraint, kinds in entry.constraints.items():
+        others = [k for k in kinds if f"tensor({dtypes.DTYPES[k].onnx_name})" not in allowed[constraint]]
+        if others:
+            raise OrtError(
+                f"kernel {entry.op_type} (version {entry.since}): the schema's constraint {constraint} does not allow "
+                f"{others}; it allows {sorted(allowed[constraint])}"
+            )
+    return True
+
+
+def _constraints(ort: Ort, schema: Any) -> dict[str, set[str]]:
+    """The types that each constraint of a schema allows."""
+    ep_api = ort.ep_api
+    found = {}
+    for index in range(ort.get(ep_api.OpSchema_GetTypeConstraintCount, "size_t", schema)):
+        constraint = ort.get(ep_api.OpSchema_GetTypeConstraint, "OrtOpSchemaTypeConstraint const *", schema, index)
+        types, count = ffi.new("char const *const **"), ffi.new("size_t *")
+        ort.check(ep_api.OpSchemaTypeConstraint_GetAllowedTypes(constraint, types, count))
+        name = ort.text(ep_api.OpSchemaTypeConstraint_GetTypeParamName, constraint)
+        found[name] = {ffi.string(types[0][i]).decode() for i in range(count[0])}
+    return found

@@ -9,6 +9,7 @@ ahead of time, for an image whose users have no compiler; ``VKEP_ORT_LIBRARY`` n
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import importlib.util
@@ -21,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from collections.abc import Sequence
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +32,8 @@ import cffi
 from vkep.errors import VkepError
 from vkep.shaders.cache import cache_root
 
+#: the interface's level that ``abi_tables.h`` declares
+API_LEVEL = 29
 MODULE = "_vkep_ort"
 LIBRARY_VARIABLE = "VKEP_ORT_LIBRARY"
 #: structure -> what its members' callbacks are called: ``vkep_<prefix>_<member>``
@@ -43,6 +47,9 @@ PREFIXES = {
     "OrtSyncStreamImpl": "stream",
     "OrtSyncNotificationImpl": "notification",
     "OrtEpProfilerImpl": "profiler",
+    "OrtExternalResourceImporterImpl": "importer",
+    "OrtExternalMemoryHandle": "memory",
+    "OrtExternalSemaphoreHandle": "semaphore",
 }
 _ENTRY_POINTS = """
 OrtStatus *vkep_CreateEpFactories(const char *, const OrtApiBase *, const OrtLogger *, OrtEpFactory **, size_t, size_t *);
@@ -76,13 +83,24 @@ def build(folder: str | os.PathLike[str] | None = None) -> Path:
     Raises `LibraryError` where no C compiler (``CC``, else cc, gcc or clang) or no Python header is found, or where the
     compiler fails.
     """
-    declarations, source = _sources()
+    declarations, source = sources()
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     key = f"{sys.version}|{suffix}|{cffi.__version__}|{declarations}|{source}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     target = (Path(folder) if folder is not None else cache_root() / "ort" / digest) / f"{MODULE}{suffix}"
     if target.is_file() and folder is None:
         return target
+    compile_to(target, declarations, source)
+    return target
+
+
+def compile_to(
+    target: Path, declarations: str, source: str, *, startup: str | None = None, flags: Sequence[str] = ()
+) -> None:
+    """Compile an extension; with ``startup``, Python code, one that starts the interpreter itself (cffi's embedding).
+
+    ``flags`` are for the linker. Raises `LibraryError`.
+    """
     compiler = _compiler()
     include = sysconfig.get_paths()["include"]
     if not (Path(include) / "Python.h").is_file():
@@ -93,13 +111,25 @@ def build(folder: str | os.PathLike[str] | None = None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         c_file, made = Path(scratch) / f"{MODULE}.c", Path(scratch) / target.name
-        _emit(declarations, source, c_file)
-        command = [*compiler, "-shared", "-fPIC", "-O2", "-w", f"-I{include}", str(c_file), "-o", str(made)]
+        _emit(declarations, source, c_file, startup)
+        command = [*compiler, "-shared", "-fPIC", "-O2", "-w", f"-I{include}", str(c_file), "-o", str(made), *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LibraryError(f"compiling the ONNX Runtime plugin failed: {' '.join(command)}\n{done.stderr[-2000:]}")
         os.replace(made, target)  # atomic: another process may be doing the same
-    return target
+
+
+def adopt(module: ModuleType) -> None:
+    """Use the extension of an embedding library, which has started this interpreter. Raises `LibraryError` where the process
+    has loaded another: a Python program registers `vkep.ort.get_library_path`.
+    """
+    global _module
+    with _lock:
+        if _module is not None:
+            raise LibraryError(
+                f"this process uses {_module.__file__} already: register that (vkep.ort.get_library_path())"
+            )
+        _module = module
 
 
 def callback_names() -> set[str]:
@@ -107,13 +137,14 @@ def callback_names() -> set[str]:
     return set(re.findall(r"\b(vkep_\w+)\(", _callbacks(_text("abi_structs.h"))))
 
 
-def _sources() -> tuple[str, str]:
-    """(declarations for cffi, C source)"""
+def sources(head: str = "") -> tuple[str, str]:
+    """(declarations for cffi, C source); ``head`` is C that comes before the exported functions."""
     structures = _text("abi_structs.h")
     shared = _text("abi_types.h") + _text("abi_tables.h") + structures
     declarations = f'{shared}\nextern "Python" {{\n{_callbacks(structures)}{_ENTRY_POINTS}}}\n'
     prototypes = "".join(f"static {line}\n" for line in _ENTRY_POINTS.strip().splitlines())
-    source = f"#include <stdint.h>\n#include <string.h>\n{shared}\n{prototypes}\n{_text('shim.c')}"
+    includes = f"#define VKEP_API_LEVEL {API_LEVEL}\n#include <stdint.h>\n#include <string.h>\n"
+    source = f"{includes}{shared}\n{prototypes}\n{head}\n{_text('shim.c')}"
     return declarations, source
 
 
@@ -127,10 +158,13 @@ def _callbacks(structures: str) -> str:
     return "\n".join(lines)
 
 
-def _emit(declarations: str, source: str, c_file: Path) -> None:
+def _emit(declarations: str, source: str, c_file: Path, startup: str | None) -> None:
     builder = cffi.FFI()
     builder.cdef(declarations)
     builder.set_source(MODULE, source)
+    if startup is not None:
+        builder.embedding_api("")
+        builder.embedding_init_code(startup)
     with contextlib.redirect_stdout(io.StringIO()):  # it announces each file
         builder.emit_c_code(str(c_file))
 
@@ -165,5 +199,20 @@ def _text(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
+def main(arguments: Sequence[str]) -> Path:
+    """``[--embed] [FOLDER]``: compile ahead of time; with ``--embed`` the library for programs that are not Python."""
+    parser = argparse.ArgumentParser("python -m vkep.ort.library", description=main.__doc__)
+    parser.add_argument("--embed", action="store_true")
+    parser.add_argument("folder", nargs="?", metavar="FOLDER")
+    chosen = parser.parse_args(arguments)
+    if not chosen.embed:
+        return build(chosen.folder)
+    if chosen.folder is None:
+        parser.error("--embed takes the FOLDER for the library")
+    from vkep.ort.embedding import build_embedded
+
+    return build_embedded(chosen.folder)
+
+
 if __name__ == "__main__":
-    print(build(sys.argv[1] if len(sys.argv) > 1 else None))
+    print(main(sys.argv[1:]))

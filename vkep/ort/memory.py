@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpu_shared.errors import GpuError
+from vkep.device.external import ExternalBlock
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DType
 from vkep.memory.config import ArenaConfig
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_shared.context import SharedGpuContext
+    from gpu_shared.memory import Buffer
 
 NUMBER_SHIFT = 48
 _ADDRESS_MASK = (1 << NUMBER_SHIFT) - 1
+AnyBlock = DeviceBlock | ExternalBlock
 Bytes = np.ndarray[Any, Any]  # contiguous uint8, one axis
 #: blocks of equal sizes (in grains) change hands without the arena: the next run asks for what this one gave back
 _GRAIN = 256
@@ -47,7 +51,7 @@ class MemoryDomain:
         self.users = 0
         self._lock = threading.RLock()
         self._bases: list[int] = []
-        self._blocks: dict[int, tuple[DeviceBlock, int]] = {}  # address -> block, size class (0: none)
+        self._blocks: dict[int, tuple[AnyBlock, int]] = {}  # address -> block, size class (0: none)
         self._spares: dict[int, list[DeviceBlock]] = {}
         self._spare_bytes = 0
         self.lease = context.lease("onnxruntime memory")
@@ -89,7 +93,7 @@ class MemoryDomain:
             if block is None:
                 raise ValueError(f"no block starts at {pointer:#x} (freed before?)")
             del self._bases[bisect_left(self._bases, address)]
-            if size and self._spare_bytes + size <= _MOST_SPARE_BYTES:
+            if size and isinstance(block, DeviceBlock) and self._spare_bytes + size <= _MOST_SPARE_BYTES:
                 self._spares.setdefault(size, []).append(block)
                 self._spare_bytes += size
                 return
@@ -112,7 +116,7 @@ class MemoryDomain:
         self.trim()
         return self.arena.shrink()
 
-    def _enter(self, block: DeviceBlock, size: int) -> int:
+    def _enter(self, block: AnyBlock, size: int) -> int:
         if block.address & ~_ADDRESS_MASK:
             block.free()
             raise GpuError(
@@ -123,7 +127,18 @@ class MemoryDomain:
             insort(self._bases, block.address)
         return block.address | self.number << NUMBER_SHIFT
 
-    def find(self, pointer: int) -> tuple[DeviceBlock, int]:
+    def adopt(self, block: ExternalBlock) -> int:
+        """A pointer to imported memory, until `disown`."""
+        return self._enter(block, 0)
+
+    def disown(self, pointer: int) -> None:
+        """Forget imported memory."""
+        address = pointer & _ADDRESS_MASK
+        with self._lock:
+            if self._blocks.pop(address, None) is not None:
+                del self._bases[bisect_left(self._bases, address)]
+
+    def find(self, pointer: int) -> tuple[AnyBlock, int]:
         """The block that a pointer points into, and the byte offset. Raises `ValueError`."""
         address = pointer & _ADDRESS_MASK
         with self._lock:
@@ -246,6 +261,15 @@ def live_domains() -> dict[str, int]:
         return {f"{d.context.label}#{d.number}": d.live_blocks for d in _domains.values()}
 
 
+@dataclass(frozen=True)
+class Within:
+    """A part of a block, as what binds memory asks for it."""
+
+    buffer: Buffer
+    offset: int
+    requested: int
+
+
 class PointerTensor(DeviceTensor):
     """A tensor in memory that ONNX Runtime holds, for one run."""
 
@@ -264,6 +288,11 @@ class PointerTensor(DeviceTensor):
     @property
     def closed(self) -> bool:
         return False
+
+    @property
+    def block(self) -> Within:  # type: ignore[override]  # the part of DeviceBlock that readers use
+        block, offset = self.domain.find(self.pointer)
+        return Within(block.buffer, block.offset + offset, self.nbytes)
 
     def write(self, array: Bytes) -> None:
         self.domain.upload(self.pointer, np.ascontiguousarray(array).reshape(-1).view(np.uint8))

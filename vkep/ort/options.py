@@ -24,11 +24,14 @@ class EpOptions:
 
     token, group_id, context_mode, sync_mode: which shared context, as `vkep.SessionOptions`. Without a token, sessions
         on the default device share its default context with plain vkep sessions, and others one for each device.
-    prefer: which delegate's partitioner goes first, where a session has two.
-    min_partition_size: an island with fewer nodes stays with the next provider.
+    prefer, min_partition_size: as `vkep.SessionOptions`; what both delegates leave, and an island with fewer nodes, stays
+        with the next provider. Without a token, a session that asks for VGF shares the context of plain sessions that do.
     fallback: "cpu": what Vulkan declines goes to the next provider, and a node that turns out not to run at a shape that
         only a run tells is computed on the CPU inside the provider (and logged); "error": both are refused.
     io: "device": the inputs and outputs of an island lie in device memory; "host": in host memory.
+    prefer_nhwc: whether ONNX Runtime is to hand over channels-last nodes (`vkep.lowering.layout`).
+    kernels: "compile": what Vulkan takes is fused; "registry": each node stays one of ONNX Runtime's own, run by a kernel of
+        the registry (what has no kernel there is fused by itself).
     plan_cache_size, concurrency: as `vkep.SessionOptions`.
     enable_graph_capture: replay whole runs with bound inputs and outputs.
     arena: the ``arena.*`` options, as texts.
@@ -42,6 +45,8 @@ class EpOptions:
     min_partition_size: int = 1
     fallback: str = "cpu"
     io: str = "device"
+    kernels: str = "compile"
+    prefer_nhwc: bool = False
     plan_cache_size: int = 16
     concurrency: int = 2
     enable_graph_capture: bool = False
@@ -101,6 +106,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "prefer": tuple(p.value for p in Prefer),
     "fallback": ("cpu", "error"),
     "io": ("device", "host"),
+    "kernels": ("compile", "registry"),
 }
 _LEAST = {"group_id": 0, "min_partition_size": 1, "plan_cache_size": 1, "concurrency": 1}
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
@@ -131,12 +137,16 @@ def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOp
     if token is None:
         default = select_device(list_devices()).capabilities.uuid == device.uuid
         token = "default" if default else f"device:{device.uuid}"
+        if options.prefer != "auto":
+            token += ":vgf"
     return SessionOptions(
         device=device.uuid,
         token=token,
         group_id=options.group_id,
         context_mode=options.context_mode,
         sync_mode=options.sync_mode,
+        prefer=options.prefer,
+        min_partition_size=options.min_partition_size,
         arena=dict(options.arena),
         fallback=options.fallback,
         plan_cache_size=options.plan_cache_size,

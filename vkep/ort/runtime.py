@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.device.datagraph import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.ort import memory
 from vkep.ort.capture import Captures
 from vkep.ort.options import EpOptions, session_options
 from vkep.session.contexts import resolve_context
+from vkep.session.graphs import session_policy
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
+    from vkep.lowering.delegates import Policy
     from vkep.ort.api import Ort
     from vkep.ort.profiler import Profiler
+    from vkep.session.options import SessionOptions
+
+logger = logging.getLogger("vkep.ort")
 
 
 class Runtime:
-    """Made for each OrtEp. `close` gives everything back."""
+    """Made for each OrtEp. `close` gives everything back.
 
-    def __init__(self, ort: Ort, device: DeviceCapabilities, options: EpOptions) -> None:
+    ``graphs``: whether the VGF delegate may take part (compiled models carry Vulkan plans only).
+    """
+
+    def __init__(self, ort: Ort, device: DeviceCapabilities, options: EpOptions, *, graphs: bool = True) -> None:
         self.ort, self.device, self.options = ort, device, options
         session = session_options(device, options)
         context = resolve_context(session)
         self.delegate = VulkanDelegate(
             context, ShaderLibrary(), session.arena_config(), sync_mode=options.sync_mode, name="onnxruntime"
         )
+        self.graphs: VgfDelegate | None = None
         try:
+            self.policy: Policy = _policy(session, context, graphs)
+            if self.policy.graphs:
+                self.graphs = VgfDelegate(self.delegate, sync_mode=options.sync_mode)
             self.domain = memory.acquire(context, session.arena_config())
         except BaseException:
+            if self.graphs is not None:
+                self.graphs.close()
             self.delegate.close()
             raise
         self.captures = Captures(options.enable_graph_capture)
@@ -47,4 +64,19 @@ class Runtime:
         if not self._closed:
             self._closed = True
             self.domain.release()
+            if self.graphs is not None:
+                self.graphs.close()
             self.delegate.close()
+
+
+def _policy(session: SessionOptions, context: SharedGpuContext, graphs: bool) -> Policy:
+    """How nodes are shared out. With Vulkan alone, islands that are too small are left out when they are claimed, and
+    lowering a claimed one anew splits nothing off it.
+    """
+    policy = session_policy(session, context)
+    if not graphs and policy.graphs:
+        why = "a compiled model carries Vulkan plans only"
+        if session.prefer == "vgf_first":
+            logger.warning("prefer='vgf_first', but the VGF delegate takes no part: %s", why)
+        policy = replace(policy, graphs="", why_not=why)
+    return policy if policy.graphs else replace(policy, min_partition_size=1)

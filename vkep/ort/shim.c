@@ -1,10 +1,12 @@
 /* The plugin library's C side: two exported functions, and the calls of a run that are many and small. */
 
+int vkep_onnx_type(int type) { return type == 24 || type == 25 ? type + 1 : type; }
+
 static OrtStatus *describe(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue *value, VkepTensor *out) {
   int type = 0;
   OrtStatus *status = api->GetTensorElementTypeAndShapeDataReference(value, &type, &out->dims, &out->rank);
   if (status != NULL) return status;
-  out->type = type;
+  out->type = vkep_onnx_type(type);
   const OrtMemoryDevice *device = ep_api->Value_GetMemoryDevice(value);
   /* a GPU's (1) default memory (0); its host-accessible memory (5) is the host's */
   out->on_device = device != NULL && ep_api->MemoryDevice_GetDeviceType(device) == 1 &&
@@ -55,11 +57,19 @@ OrtStatus *vkep_output(const OrtApi *api, const OrtEpApi *ep_api, OrtKernelConte
   return describe(api, ep_api, value, out);
 }
 
+#ifndef START_PYTHON /* embed.c has one */
+#define START_PYTHON(base)
+#endif
 #define EXPORTED __attribute__((visibility("default")))
 
 EXPORTED OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base, const OrtLogger *logger,
                                       OrtEpFactory **factories, size_t room, size_t *made) {
-  return vkep_CreateEpFactories(name, base, logger, factories, room, made);
+  *made = 0;
+  START_PYTHON(base);
+  OrtStatus *status = vkep_CreateEpFactories(name, base, logger, factories, room, made);
+  if (status == NULL && *made == 0) /* cffi has no other way to say that a callback is not there */
+    return base->GetApi(VKEP_API_LEVEL)->CreateStatus(1, "vkep: the callbacks are not in place: see standard error");
+  return status;
 }
 
 EXPORTED OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) { return vkep_ReleaseEpFactory(factory); }

@@ -51,11 +51,15 @@ class Relocation:
     addend: int = 0
 
 
+#: in place of a port: a slot that holds no address but 64 random bits, drawn for each run
+FRESH = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One entry of the argument table: the address of a port's tensor plus ``addend``, written for each run."""
 
-    port: int
+    port: int  #: index into ``Plan.ports``, or `FRESH`
     addend: int = 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 
+from gpu_shared.compile_spec import SyncMode
 from vkep.device.datagraph import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.runner import PlanRunner
@@ -13,13 +15,16 @@ from vkep.graph.model import Model, Node
 from vkep.lowering.delegates import VGF, Policy
 from vkep.lowering.infer import Known
 from vkep.lowering.partition import lower
-from vkep.lowering.program import ControlStep, CpuStep, DeferredStep, IslandStep, Program, Step, VgfStep
+from vkep.lowering.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Program, Step, VgfStep
+from vkep.session.chain import Chain
 from vkep.session.control import ControlExecutor
 from vkep.session.cpu import CpuRunner
 from vkep.session.executor import DeferredExecutor, Executable, IslandExecutor, PlannedLater
 from vkep.session.graphs import GraphExecutor, GraphRefused
 from vkep.session.handover import Frames
-from vkep.session.options import SessionOptions
+from vkep.session.kompute import KpRunner
+from vkep.session.options import SessionOptions, spirv_folder
+from vkep.shaders.library import ShaderLibrary
 
 logger = logging.getLogger("vkep.session")
 
@@ -64,7 +69,7 @@ class Compiler:
             raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
         for placement in declined:
             logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
-        steps: list[IslandExecutor | GraphExecutor | CpuRunner | PlannedLater] = []
+        steps: list[IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater] = []
         try:
             for step in program.steps:
                 steps.append(self._step(step))
@@ -74,9 +79,13 @@ class Compiler:
                     made.close()
             raise
         mixed = any(isinstance(step, GraphExecutor) for step in steps)
-        return Executable(program, steps, Frames(self._delegate, program) if mixed else None)
+        if not mixed:
+            return Executable(program, steps)
+        each = self._delegate.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE
+        chain = None if each else functools.partial(Chain, self._delegate)
+        return Executable(program, steps, Frames(self._delegate, program), chain)
 
-    def _step(self, step: Step) -> IslandExecutor | GraphExecutor | CpuRunner | PlannedLater:
+    def _step(self, step: Step) -> IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater:
         if isinstance(step, IslandStep):
             concurrency, progress = self._options.concurrency, self._options.progress
             runner = PlanRunner(self._delegate, step.plan, step.weights, concurrency=concurrency, progress=progress)
@@ -84,6 +93,10 @@ class Compiler:
         if isinstance(step, VgfStep):
             assert self._graphs is not None, "the policy lets no data graph in without the delegate"
             return GraphExecutor(step, self._graphs)
+        if isinstance(step, KpStep):
+            return KpRunner(
+                step, self._delegate.capabilities.name, ShaderLibrary(cache_dir=spirv_folder(self._options))
+            )
         if isinstance(step, CpuStep):
             return CpuRunner(step, self._opsets)
         if isinstance(step, ControlStep):

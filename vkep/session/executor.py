@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from threading import Condition, Lock, RLock
 from typing import Any, Protocol
 
@@ -19,13 +22,16 @@ from vkep.graph.weights import ArrayWeight
 from vkep.lowering.infer import Known
 from vkep.lowering.program import DeferredStep, HostValue, IslandStep, Program, ValueSpec
 from vkep.plan.records import Port
+from vkep.session.chain import Chain, Region, Staged
 from vkep.session.cpu import CpuRunner
 from vkep.session.graphs import GraphExecutor
 from vkep.session.handover import Frames
+from vkep.session.kompute import KpRunner
 
 Values = dict[str, Any]
-#: outputs that are to lie on the device: a tensor to write, or None for a new one
-Targets = Mapping[str, DeviceTensor | None]
+#: where outputs are to go: a device tensor or an array to write, or None for a new device tensor. An array is a wish: what
+#: no Vulkan island makes comes back as a value of its own.
+Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
 
 
 class Plan(Protocol):
@@ -52,41 +58,70 @@ class Executable:
     def __init__(
         self,
         program: Program,
-        steps: Sequence[IslandExecutor | GraphExecutor | CpuRunner | PlannedLater],
+        steps: Sequence[IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater],
         frames: Frames | None = None,
+        chain: Callable[[Sequence[Region]], Chain] | None = None,
     ) -> None:
-        """``frames`` hold what passes between delegates, where more than one takes part."""
+        """``frames`` hold what passes between delegates, where more than one takes part; ``chain`` makes one submit of
+        regions that follow one another (None: each is a submit).
+        """
         self.program = program
         self.steps = steps
+        self._runs: list[Chain | IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater] = []
+        for on_device, group in itertools.groupby(steps, lambda s: isinstance(s, (IslandExecutor, GraphExecutor))):
+            regions: list[Any] = list(group)
+            chained = chain is not None and on_device and len(regions) > 1
+            self._runs += [chain(regions)] if chain is not None and chained else regions
         self._frames = frames
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
 
     def run(self, values: Values, targets: Targets) -> None:
-        """Run the steps; results are added to ``values``. ``targets`` says which outputs are to lie on the device."""
+        """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go."""
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller's to change
         if self._frames is None:
-            self._run(values, targets)
+            self._run(values, targets, None)
             return
-        frame = self._frames.take()
+        with self._frame(self._frames, values, targets) as places:
+            self._run(values, places, None)
+
+    def profile(self, values: Values, targets: Targets) -> list[tuple[str, float]]:
+        """Run, and tell the GPU's nanoseconds in each region that is sent together with others, by its title."""
+        times: list[tuple[str, float]] = []
+        values.update(self.constants)
+        if self._frames is not None:
+            with self._frame(self._frames, values, targets) as places:
+                self._run(values, places, times)
+        else:
+            self._run(values, targets, times)
+        return times
+
+    def _run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None) -> None:
+        for step in self._runs:
+            if isinstance(step, (CpuRunner, KpRunner)):
+                values.update(step.run(_on_host(values, step.step.inputs)))
+            elif times is not None and isinstance(step, Chain):
+                titles = [region.title for region in step.regions]
+                times += zip(titles, step.profile(values, targets), strict=True)
+            else:
+                step.run(values, targets)
+
+    @contextlib.contextmanager
+    def _frame(self, frames: Frames, values: Values, targets: Targets) -> Iterator[Targets]:
+        """``targets`` and a frame's tensors; what was left in the frame comes to the host at the end."""
+        frame = frames.take()
         try:
-            self._run(values, {**frame.tensors, **targets})
+            on_device = {n: t for n, t in targets.items() if not isinstance(t, np.ndarray)}
+            yield {**frame.tensors, **on_device}
             mine = {id(tensor) for tensor in frame.tensors.values()}
             for name in self.program.outputs:
                 value = values.get(name)
                 if isinstance(value, DeviceTensor) and id(value) in mine:
                     values[name] = value.numpy()
         finally:
-            self._frames.give(frame)
-
-    def _run(self, values: Values, targets: Targets) -> None:
-        for step in self.steps:
-            if isinstance(step, CpuRunner):
-                values.update(step.run(_on_host(values, step.step.inputs)))
-            else:
-                step.run(values, targets)
+            frames.give(frame)
 
     def close(self) -> None:
-        for step in self.steps:
+        for step in self._runs:
             if not isinstance(step, CpuRunner):
                 step.close()
         if self._frames is not None:
@@ -107,7 +142,28 @@ class IslandExecutor:
         results = self.runner.run([values[n] for n in self.inputs], written)
         values.update(zip(self.outputs, results, strict=True))
 
-    def _target(self, port: Port, targets: Targets) -> DeviceTensor:
+    @property
+    def title(self) -> str:
+        return "vulkan: " + ", ".join(node.op_type for node in self.nodes)
+
+    def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
+        """See `vkep.session.chain.Region`."""
+        recorded = held.enter_context(self.runner.recording())
+        written = [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
+        key = recorded.stage([values[n] for n in self.inputs], written)
+        values.update({n: t for n, t in zip(self.outputs, written, strict=True) if isinstance(t, DeviceTensor)})
+
+        def collect() -> None:
+            values.update(zip(self.outputs, recorded.collect(written), strict=True))
+
+        return Staged(
+            self.runner.lease,
+            recorded.buffers(key),
+            lambda value: recorded.submitted(value, written),
+            None if all(isinstance(t, DeviceTensor) for t in written) else collect,
+        )
+
+    def _target(self, port: Port, targets: Targets) -> DeviceTensor | np.ndarray[Any, Any]:
         target = targets[port.name]
         if target is None:
             return self.runner.tensor_for(port)
@@ -248,8 +304,8 @@ class _Use:
         self._cache._release(self._executable)
 
 
-def check_target(name: str, dtype: object, shape: tuple[int, ...], target: DeviceTensor) -> None:
-    """Raise `InvalidInputError` unless a bound device tensor fits its output."""
+def check_target(name: str, dtype: object, shape: tuple[int, ...], target: DeviceTensor | np.ndarray[Any, Any]) -> None:
+    """Raise `InvalidInputError` unless a bound device tensor (or an array to write) fits its output."""
     if target.shape != shape or target.dtype.name != str(dtype):
         raise InvalidInputError(
             f"output {name!r} is {dtype} {shape}; the bound device tensor is {target.dtype} {target.shape}"

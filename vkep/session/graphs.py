@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
-from vkep.device.datagraph import VgfDelegate, VgfRunner
+from vkep.device.datagraph import GraphTensor, VgfDelegate, VgfRunner
+from vkep.device.datagraph_weights import SharedWeights
 from vkep.device.tensor import DeviceTensor
 from vkep.device.vgf_context import graph_source, why_no_graphs
 from vkep.errors import VkepError
 from vkep.graph.model import Node
 from vkep.lowering.delegates import Policy
 from vkep.lowering.program import VgfStep
+from vkep.session.chain import Staged
 from vkep.session.options import SessionOptions
 from vkep.tosa.lower import TosaPort
 from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
@@ -60,24 +63,43 @@ class GraphExecutor:
         self.inputs = tuple(p.name for p in step.graph.inputs)
         self.outputs = tuple(p.name for p in step.graph.outputs)
         self._memory = delegate.memory
-        self.vgf_bytes = 0
+        self.vgf_bytes = self.constant_bytes = 0
+        self._weights = SharedWeights(delegate.memory, step.graph.weights)
+        self.shared_bytes = self._weights.nbytes
         try:
             data = mlir_to_vgf(step.graph.mlir)
-            self.vgf_bytes = len(data)
-            self.runner = VgfRunner(delegate, decode(data))
-        except (DeviceLostError, OutOfDeviceMemoryError, OutOfHostMemoryError):
-            raise
-        except (ConvertError, InvalidVgfError, GpuError) as error:
+            vgf = decode(data)
+            self.vgf_bytes, self.constant_bytes = len(data), sum(len(c.data) for c in vgf.constants)
+            self.runner = VgfRunner(delegate, vgf)
+        except BaseException as error:
+            self._weights.close()
+            fatal = isinstance(error, (DeviceLostError, OutOfDeviceMemoryError, OutOfHostMemoryError))
+            if fatal or not isinstance(error, (ConvertError, InvalidVgfError, GpuError)):
+                raise
             raise GraphRefused(step.nodes, f"its partition was refused: {error}") from error
 
-    def run(self, values: dict[str, Any], targets: Mapping[str, DeviceTensor | None]) -> None:
+    def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
         """Submit the graph; nobody waits for it here. ``targets`` has the program's frame beside what the caller bound."""
-        inputs = [self._input(port, values[port.name], targets) for port in self.graph.inputs]
-        outputs = [targets.get(port.name) or self._new(port) for port in self.graph.outputs]
+        inputs, outputs = self._bind(values, targets)
         self.runner.submit(inputs, outputs)
-        values.update(zip(self.outputs, outputs, strict=True))
 
-    def _input(self, port: TosaPort, value: Any, frame: Mapping[str, DeviceTensor | None]) -> DeviceTensor:
+    @property
+    def title(self) -> str:
+        return "vgf: " + ", ".join(node.op_type for node in self.nodes)
+
+    def stage(self, values: dict[str, Any], targets: Mapping[str, Any], locks: ExitStack, held: ExitStack) -> Staged:
+        """See `vkep.session.chain.Region`."""
+        inputs, outputs = self._bind(values, targets)
+        recorded = locks.enter_context(self.runner.staged(inputs, outputs))
+        return Staged(self.runner.lease, [recorded.commands], lambda value: recorded.submitted(value, outputs))
+
+    def _bind(self, values: dict[str, Any], targets: Mapping[str, Any]) -> tuple[list[GraphTensor], list[DeviceTensor]]:
+        inputs: list[GraphTensor] = [self._input(port, values[port.name], targets) for port in self.graph.inputs]
+        outputs = [targets.get(port.name) or self._new(port) for port in self.graph.outputs]
+        values.update(zip(self.outputs, outputs, strict=True))
+        return [*inputs, *self._weights.tensors], outputs
+
+    def _input(self, port: TosaPort, value: Any, frame: Mapping[str, Any]) -> DeviceTensor:
         if isinstance(value, DeviceTensor):
             return value
         tensor = frame.get(port.name) or self._new(port)
@@ -89,3 +111,4 @@ class GraphExecutor:
 
     def close(self) -> None:
         self.runner.close()
+        self._weights.close()

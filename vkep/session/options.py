@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
@@ -90,3 +91,8 @@ class SessionOptions:
     def arena_config(self) -> ArenaConfig | None:
         """The arena's configuration; None where nothing is said."""
         return ArenaConfig.from_options(self.arena) if self.arena else None
+
+
+def spirv_folder(options: SessionOptions) -> Path | None:
+    """Where the session keeps compiled shaders; None: the user's cache folder."""
+    return None if options.cache_dir is None else Path(options.cache_dir) / "spirv"

@@ -6,17 +6,20 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vkep.lowering.program import Placement
 from vkep.memory.records import ArenaStats
 from vkep.plan.records import Plan
 
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node: where it runs ("vulkan", "vgf", "cpu", "folded", "deferred", "inlined", "control") and the reason where
-    that is no delegate; ``declined`` says why the delegates that were asked before did not take it.
+    """One node: where it runs ("vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined", "control") and the reason
+    where that is no delegate; ``declined`` says why the delegates that were asked before did not take it.
     """
 
     name: str
@@ -56,11 +59,40 @@ class IslandReport:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One data graph of the VGF delegate: its TOSA operations, and the bytes of its VGF file."""
+    """One data graph of the VGF delegate: its TOSA operations, the bytes of its VGF file, of the constants in it (which the
+    driver keeps with the pipeline), and of the weights that it reads where Vulkan's kernels read them.
+    """
 
     nodes: int
     operations: Sequence[str]
     vgf_bytes: int
+    constant_bytes: int = 0
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class KomputeReport:
+    """One region of the Kompute delegate: on ``device`` by kp's own instance and device, so that ``bytes_in`` and
+    ``bytes_out`` pass through the host in each run. ``last_ns`` are the last run's handing over, time in kp, taking back.
+    """
+
+    nodes: int
+    device: str
+    submits: int
+    bytes_in: int
+    bytes_out: int
+    runs: int
+    last_ns: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.nodes} nodes in {self.submits} submits on {self.device}, kp's own instance and device; through the host "
+            f"{self.bytes_in} bytes in and {self.bytes_out} out a run"
+        )
+        if self.runs:
+            over, inside, back = (ns / 1e3 for ns in self.last_ns)
+            text += f"; last run: {over:.0f} us handing over, {inside:.0f} us in kp, {back:.0f} us taking back"
+        return text
 
 
 @dataclass(frozen=True)
@@ -79,6 +111,7 @@ class Report:
         ""  #: where data graphs come from: "driver" or "emulation layers"; "": the delegate takes no part
     )
     why_no_graphs: str = ""
+    kompute: Sequence[KomputeReport] = field(default_factory=tuple)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -103,6 +136,7 @@ class Report:
             "graphs": [vars(g) for g in self.graphs],
             "graph_source": self.graph_source,
             "why_no_graphs": self.why_no_graphs,
+            "kompute": [vars(k) for k in self.kompute],
         }
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -118,7 +152,7 @@ class Report:
                 "  nodes: "
                 + ", ".join(
                     f"{counts[w]} {w}"
-                    for w in ("vulkan", "vgf", "folded", "inlined", "control", "cpu", "deferred")
+                    for w in ("vulkan", "vgf", "kompute", "folded", "inlined", "control", "cpu", "deferred")
                     if w in counts
                 )
             )
@@ -132,8 +166,11 @@ class Report:
         for index, graph in enumerate(self.graphs):
             lines.append(
                 f"  data graph {index} ({self.graph_source}): {graph.nodes} nodes in {len(graph.operations)} TOSA operations "
-                f"({', '.join(dict.fromkeys(graph.operations))}), VGF of {graph.vgf_bytes} bytes"
+                f"({', '.join(dict.fromkeys(graph.operations))}), "
+                f"VGF of {graph.vgf_bytes} bytes, {graph.constant_bytes} of them constants; {graph.shared_bytes} bytes of "
+                f"weights shared with Vulkan"
             )
+        lines += [f"  kompute region {index}: {region}" for index, region in enumerate(self.kompute)]
         for node in self.nodes:
             for delegate, reason in node.declined.items():
                 lines.append(f"  {node.where}: {node.op_type} {node.name!r}; declined by {delegate}: {reason}")
@@ -145,15 +182,36 @@ class Report:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Device memory of a context: the arena's statistics and the constants by content key, in bytes."""
+    """Device memory of a context: the arena's statistics and the constants by content key, in bytes; of this session's data
+    graphs the weights that they read there (``shared_bytes``) and those that the driver keeps for itself.
+    """
 
     arena: ArenaStats
     constants: Mapping[str, int]
     dump: str = field(repr=False)
+    shared_bytes: int = 0
+    graph_constant_bytes: int = 0
+    users: Mapping[str, int] = field(default_factory=dict)  #: plans that use each constant, by key
+
+    @classmethod
+    def of(cls, delegate: VulkanDelegate, shared_bytes: int = 0, graph_constant_bytes: int = 0) -> MemoryReport:
+        """What lies on the delegate's context now."""
+        arena, store = delegate.arena, delegate.constants
+        return cls(arena.stats, store.resident, arena.dump(), shared_bytes, graph_constant_bytes, store.users)
 
     def __str__(self) -> str:
         weights = sum(self.constants.values())
-        return f"{self.dump}\nweights: {weights / 2**20:.1f} MiB in {len(self.constants)} constants"
+        text = f"{self.dump}\nweights: {weights / 2**20:.1f} MiB in {len(self.constants)} constants"
+        often = [key for key, users in self.users.items() if users > 1]
+        if often:
+            saved = sum(self.constants.get(key, 0) * (self.users[key] - 1) for key in often)
+            text += f", {len(often)} of them used by several plans ({saved / 2**20:.1f} MiB not stored again)"
+        if self.shared_bytes or self.graph_constant_bytes:
+            text += (
+                f"; data graphs read {self.shared_bytes / 2**20:.1f} MiB of them in place and have "
+                f"{self.graph_constant_bytes / 2**20:.1f} MiB of constants of their own"
+            )
+        return text
 
 
 def node_reports(placements: Sequence[Placement]) -> list[NodeReport]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from gpu_shared.errors import ClosedError
 from vkep import dtypes
 from vkep.device.datagraph import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
+from vkep.device.external import ExternalMemory
 from vkep.device.finalize import on_end
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
@@ -22,15 +22,16 @@ from vkep.graph import load_model
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Dim, Model, ValueInfo
 from vkep.lowering.infer import Known
-from vkep.lowering.program import HostValue, Placement, ValueSpec
+from vkep.lowering.program import HostValue, ValueSpec
 from vkep.session.binding import IOBinding
 from vkep.session.compile import Compiler
 from vkep.session.contexts import resolve_context
-from vkep.session.cpu import CpuRunner
 from vkep.session.executor import Executable, ExecutableCache, IslandExecutor, check_target, known_value
-from vkep.session.graphs import GraphExecutor, session_policy
+from vkep.session.external import ExternalSemaphore, import_memory
+from vkep.session.flat import flatten
+from vkep.session.graphs import session_policy
 from vkep.session.inputs import check_inputs, wrong_names
-from vkep.session.options import SessionOptions
+from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.report import GraphReport, IslandReport, MemoryReport, Report, node_reports
 from vkep.shaders.library import ShaderLibrary
 
@@ -99,7 +100,7 @@ class InferenceSession:
         self.model: Model = load_model(model, base_dir=self.options.base_dir)
         arena = self.options.arena_config()
         context = context or resolve_context(self.options)
-        library = ShaderLibrary(cache_dir=_spirv_folder(self.options))
+        library = ShaderLibrary(cache_dir=spirv_folder(self.options))
         delegate = VulkanDelegate(context, library, arena, sync_mode=self.options.sync_mode)
         self._parts = _Parts(delegate, self.options, self.model)
         self._finalizer = on_end(self, self._parts.close)
@@ -160,6 +161,21 @@ class InferenceSession:
             raise TypeError(f"dtype is {dtype!r}, expected one of {sorted(dtypes.DTYPES)}")
         return DeviceTensor(self._delegate, dtypes.DTYPES[dtype], shape)
 
+    def import_memory(
+        self, source: int | Array, size: int | None = None, *, memory_type: int | None = None, dedicated: bool = False
+    ) -> ExternalMemory:
+        """Memory of another owner, for tensors that runs read and write in place: an opaque file descriptor of ``size``
+        bytes (duplicated; the rest as `gpu_shared.external.MemorySource`), or a host array whose address and size are
+        multiples of `gpu_shared.external.host_alignment`. Raises as `gpu_shared.external.ImportedBuffer`.
+        """
+        self._check_open()
+        return import_memory(self._delegate, source, size, memory_type, dedicated)
+
+    def import_semaphore(self, descriptor: int) -> ExternalSemaphore:
+        """A timeline semaphore of another device. Raises as `gpu_shared.external.ImportedSemaphore`."""
+        self._check_open()
+        return ExternalSemaphore(self._delegate, descriptor)
+
     def check_tensor(self, tensor: DeviceTensor, what: str) -> None:
         """Raise `InvalidInputError` unless the tensor is open and lies on this session's context."""
         if not isinstance(tensor, DeviceTensor):
@@ -184,17 +200,21 @@ class InferenceSession:
             waiting = [v.name for v in self._inputs.values() if not v.is_static]
             note = f"not planned yet: the shapes of {waiting} are dynamic; run once, or call plan()"
             return Report(base.model, base.device, base.context, note=note)
-        placements, islands, engines, graphs = _flatten(latest)
+        flat = flatten(latest)
         return Report(
             base.model,
             base.device,
             base.context,
-            nodes=node_reports(placements),
-            islands=[IslandReport.of(i.plan, len(i.nodes)) for i in islands],
-            cpu_engine=engines.pop() if engines else "",
-            graphs=[GraphReport(len(g.nodes), g.graph.operations, g.vgf_bytes) for g in graphs],
+            nodes=node_reports(flat.placements),
+            islands=[IslandReport.of(i.plan, len(i.nodes)) for i in flat.islands],
+            cpu_engine=flat.engines.pop() if flat.engines else "",
+            graphs=[
+                GraphReport(len(g.nodes), g.graph.operations, g.vgf_bytes, g.constant_bytes, g.shared_bytes)
+                for g in flat.graphs
+            ],
             graph_source=self._parts.compile.policy.graphs,
             why_no_graphs=self._parts.compile.policy.why_not,
+            kompute=[region.report() for region in flat.kompute],
         )
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Report:
@@ -212,19 +232,31 @@ class InferenceSession:
     def islands(self) -> list[IslandExecutor]:
         """The islands of the signature planned last (for profiling and explaining)."""
         latest = self._parts.cache.latest
-        return _flatten(latest)[1] if latest else []
+        return flatten(latest).islands if latest else []
 
     def profile(self, feeds: Mapping[str, Feed]) -> list[list[float]]:
         """Nanoseconds of each dispatch of each island in one run."""
         with self._executable(feeds) as (executable, values):
             executable.run(values, {})
-            return [i.runner.profile([values[n] for n in i.inputs]) for i in _flatten(executable)[1]]
+            return [i.runner.profile([values[n] for n in i.inputs]) for i in flatten(executable).islands]
+
+    def profile_regions(self, feeds: Mapping[str, Feed]) -> list[tuple[str, float]]:
+        """The GPU's nanoseconds in each region of one run of a mixed model, by delegate and nodes; for the regions that are
+        sent together, which the sync mode ``queue_wait_idle`` has none of. One thread at a time.
+        """
+        with self._executable(feeds) as (executable, values):
+            return executable.profile(values, {})
 
     def memory(self) -> MemoryReport:
         """The device arena (shared by all sessions on the context), and the weights on the device."""
         self._check_open()
-        arena = self._delegate.arena
-        return MemoryReport(arena.stats, self._delegate.constants.resident, arena.dump())
+        latest = self._parts.cache.latest
+        graphs = flatten(latest).graphs if latest else []
+        return MemoryReport.of(
+            self._delegate,
+            shared_bytes=sum(g.shared_bytes for g in graphs),
+            graph_constant_bytes=sum(g.constant_bytes for g in graphs),
+        )
 
     def shrink_memory(self) -> int:
         """Give the arena's wholly free regions back to the device; returns their bytes."""
@@ -354,34 +386,6 @@ def _signature(value: Any) -> object:
     if isinstance(value, np.ndarray):
         return (value.dtype, value.shape)
     return (value.dtype.numpy, value.shape) if isinstance(value, DeviceTensor) else type(value)
-
-
-def _spirv_folder(options: SessionOptions) -> Path | None:
-    return None if options.cache_dir is None else Path(options.cache_dir) / "spirv"
-
-
-def _flatten(
-    executable: Executable,
-) -> tuple[list[Placement], list[IslandExecutor], set[str], list[GraphExecutor]]:
-    """Placements, islands, CPU engines and data graphs, with those of deferred parts in place of "deferred"."""
-    placements = {id(p.node): p for p in executable.program.placements}
-    islands: list[IslandExecutor] = []
-    engines: set[str] = set()
-    graphs: list[GraphExecutor] = []
-    for step in executable.steps:
-        if isinstance(step, IslandExecutor):
-            islands.append(step)
-        elif isinstance(step, GraphExecutor):
-            graphs.append(step)
-        elif isinstance(step, CpuRunner):
-            engines.add(step.engine)
-        elif step.latest is not None:
-            inner, more, used, inner_graphs = _flatten(step.latest)
-            placements.update({id(p.node): p for p in inner})
-            islands += more
-            graphs += inner_graphs
-            engines |= used
-    return list(placements.values()), islands, engines, graphs
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:

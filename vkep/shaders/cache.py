@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import platformdirs
 
@@ -53,6 +54,9 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
 class SpirvCache:
     """A folder of modules by key (64 hex digits), bounded by dropping those not used for longest."""
 
+    what: ClassVar[str] = "SPIR-V"  #: for messages
+    suffix: ClassVar[str] = ".vkepspv"
+
     def __init__(self, folder: Path | None = None, limit: int = DEFAULT_LIMIT) -> None:
         if limit <= 0:
             raise ValueError(f"a cache limit is a positive number of bytes, got {limit}")
@@ -64,7 +68,7 @@ class SpirvCache:
     def path(self, key: str) -> Path:
         if not _KEY.match(key):
             raise ValueError(f"{key!r} is no cache key, expected 64 hex digits")
-        return self.folder / f"{key}.vkepspv"
+        return self.folder / f"{key}{self.suffix}"
 
     def load(self, key: str) -> bytes | None:
         """The module, or None where there is none; a damaged entry is removed and counts as none."""
@@ -96,7 +100,7 @@ class SpirvCache:
                 return
             self._usable = False
             advice = "VKEP_CACHE_DIR names another folder"
-            _log.warning("SPIR-V is not cached on disk: cannot write %s (%s); %s", path, error, advice)
+            _log.warning("%s is not cached on disk: cannot write %s (%s); %s", self.what, path, error, advice)
             return
         if self._stores % _PRUNE_EVERY == 0:
             self.prune()
@@ -121,7 +125,7 @@ class SpirvCache:
 
     def _entries(self) -> list[Path]:
         try:
-            return [path for path in self.folder.iterdir() if path.suffix == ".vkepspv"]
+            return [path for path in self.folder.iterdir() if path.suffix == self.suffix]
         except OSError:
             return []
 

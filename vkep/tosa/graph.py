@@ -14,10 +14,9 @@ from vkep.errors import Decline
 Array = np.ndarray[Any, Any]
 #: MLIR's element types by numpy's names
 MLIR_TYPES = {
-    "float32": "f32", "float16": "f16", "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "uint8": "ui8",
-    "int64": "i64",
+    "float32": "f32", "float16": "f16", "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "bfloat16": "bf16",
 }  # fmt: skip
-#: what TOSA 1.0 graphs that vkep makes may hold (int64 is an extension of TOSA 1.1, uint8 only RESCALE's)
+#: what TOSA 1.0 graphs that vkep makes may hold (int64 is an extension of TOSA 1.1, unsigned integers only RESCALE's)
 ELEMENT_TYPES = frozenset({"float32", "float16", "bool", "int8", "int16", "int32"})
 MAX_RANK = 6  # TOSA 1.0, level 8K
 
@@ -38,8 +37,12 @@ class Op:
 
     name: str
     operands: list[Value]
-    result: Value
+    results: tuple[Value, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def result(self) -> Value:
+        return self.results[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +60,29 @@ class Quantized:
 
 
 @dataclass(frozen=True, eq=False)
+class Table:
+    """That a float tensor is a function of int8 integers: ``outputs[i]`` is its value where ``ints`` is i - 128."""
+
+    ints: Tensor
+    outputs: Array
+
+
+@dataclass(frozen=True, eq=False)
 class Tensor:
     """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may lie otherwise.
 
     Logical axis ``i`` is axis ``perm[i]`` of the value. ``scalar``: of rank 0 in ONNX, over a value of shape (1,).
+    ``held`` tells how a type that TOSA 1.0 has not lies in one that it has: "fits" (int64 whose values fit the int32 value),
+    "low" (the low words of an int64, good as indices), "bits" (an unsigned integer's bits in the signed type), "short" (bfloat16
+    as the float32 of the same value).
     """
 
     value: Value
     perm: tuple[int, ...]
     scalar: bool = False
     quantized: Quantized | None = None
+    table: Table | None = None
+    held: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,6 +94,8 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
+        if self.held:
+            return {"bits": f"u{self.value.dtype}", "short": "bfloat16"}.get(self.held, "int64")
         return self.value.dtype
 
     @property
@@ -100,6 +118,7 @@ class GraphBuilder:
         self.ops: list[Op] = []
         self._shapes: dict[tuple[int, ...], Value] = {}
         self._moved: dict[tuple[Value, tuple[int, ...]], Value] = {}
+        self.flipped: dict[Value, Value] = {}  #: see `vkep.tosa.held.flip`
 
     def decline(self, reason: str) -> NoReturn:
         raise Decline(reason)
@@ -110,9 +129,10 @@ class GraphBuilder:
         return len(self.ops)
 
     def rollback(self, mark: int) -> None:
-        gone = {op.result for op in self.ops[mark:]}
+        gone = {result for op in self.ops[mark:] for result in op.results}
         del self.ops[mark:]
         self._moved = {k: v for k, v in self._moved.items() if v not in gone and k[0] not in gone}
+        self.flipped = {k: v for k, v in self.flipped.items() if v not in gone and k not in gone}
 
     # ---- making tensors
 
@@ -144,18 +164,29 @@ class GraphBuilder:
         **attributes: str,
     ) -> Value:
         """Append an operation; ``dtype`` defaults to the first operand's. Checks types and rank."""
-        result = Value(dtype or operands[0].dtype, tuple(int(d) for d in shape))
-        for value in (*operands, result):
+        return self.op_of_several(name, operands, [shape], dtype, **attributes)[0]
+
+    def op_of_several(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        shapes: Sequence[Sequence[int]],
+        dtype: str | None = None,
+        **attributes: str,
+    ) -> tuple[Value, ...]:
+        """An operation with a result for each of ``shapes``; see `op`."""
+        results = tuple(Value(dtype or operands[0].dtype, tuple(int(d) for d in shape)) for shape in shapes)
+        for value in (*operands, *results):
             if value.is_shape:
                 continue
-            if value.dtype not in ELEMENT_TYPES and not (name == "rescale" and value.dtype == "uint8"):
+            if value.dtype not in ELEMENT_TYPES and not (name == "cast" and value.dtype == "bfloat16"):
                 self.decline(f"TOSA 1.0 has no {value.dtype} tensors")
             if len(value.shape) > MAX_RANK:
                 self.decline(f"a tensor of rank {len(value.shape)}; TOSA's level 8K goes up to {MAX_RANK}")
             if 0 in value.shape:
                 self.decline(f"an empty tensor {value.shape}; TOSA has none")
-        self.ops.append(Op(name, list(operands), result, attributes))
-        return result
+        self.ops.append(Op(name, list(operands), results, attributes))
+        return results
 
     def shape_value(self, sizes: Sequence[int]) -> Value:
         """A constant of the type !tosa.shape."""
@@ -209,7 +240,10 @@ class GraphBuilder:
         if known is not None:
             axis = list(perm).index(known.axis) if known.axis >= 0 else -1
             known = Quantized(GraphBuilder.permute(known.ints, perm), known.scale, known.zero, axis)
-        return Tensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known)
+        table = tensor.table
+        if table is not None:
+            table = Table(GraphBuilder.permute(table.ints, perm), table.outputs)
+        return Tensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known, table, tensor.held)
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         shape = tuple(int(d) for d in shape)
@@ -220,6 +254,11 @@ class GraphBuilder:
             plain = self.reshape(Tensor(tensor.value, tensor.perm, tensor.scalar), shape)
             ints = self.reshape(known.ints, shape)
             return replace(plain, quantized=Quantized(ints, known.scale, known.zero))
+        if tensor.table is not None:
+            plain = self.reshape(replace(tensor, table=None), shape)
+            return replace(plain, table=Table(self.reshape(tensor.table.ints, shape), tensor.table.outputs))
+        if tensor.held:
+            return replace(self.reshape(replace(tensor, held=""), shape), held=tensor.held)
         value = self.ordered(tensor)
         physical = shape or (1,)
         if value.array is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,12 @@ from vkep.graph.weights import Weight
 from vkep.tosa import registry
 from vkep.tosa.cost import flops
 from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, GraphBuilder, Tensor, Value
-from vkep.tosa.mlir import to_mlir
+from vkep.tosa.held import SIGNED, border, handed_out, taken_in
+from vkep.tosa.mlir import needed, to_mlir
+from vkep.tosa.shared import TosaWeight, shareable
+
+#: element types that cross a graph's border
+PORT_TYPES = ELEMENT_TYPES.union(SIGNED, ("int64", "bfloat16"))
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class TosaPort:
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
+    @property
+    def held(self) -> tuple[str, tuple[int, ...]]:
+        """Element type and shape of the graph's tensor on the same bytes; see `vkep.tosa.held`."""
+        return border(self.dtype.name, self.shape)
+
 
 @dataclass(frozen=True)
 class TosaGraph:
@@ -40,6 +50,9 @@ class TosaGraph:
     inputs: tuple[TosaPort, ...]
     outputs: tuple[TosaPort, ...]
     operations: tuple[str, ...]  #: names of the TOSA operations, for reports
+    weights: tuple[
+        TosaWeight, ...
+    ] = ()  #: arguments behind ``inputs``, which lie on the device for Vulkan's kernels too
 
 
 class TosaIsland:
@@ -51,6 +64,8 @@ class TosaIsland:
         self.builder = GraphBuilder()
         self.tensors: dict[str, Tensor] = {}
         self.inputs: dict[str, TosaPort] = {}
+        self._arguments: dict[str, Value] = {}
+        self._weights: list[tuple[Weight, np.ndarray]] = []
         self.nodes: list[Node] = []
 
     def add(self, node: Node, spec: Callable[[str], Weight | TosaPort | None]) -> list[TosaPort]:
@@ -66,8 +81,11 @@ class TosaIsland:
             for name, tensor in zip(node.outputs, results, strict=False):
                 if not name:
                     continue
-                if tensor.dtype not in ELEMENT_TYPES or tensor.rank > MAX_RANK:
-                    raise Decline(f"a result of {tensor.dtype} with rank {tensor.rank}, which TOSA 1.0 has not")
+                if tensor.held == "low":
+                    raise Decline("it hands on int64 that may need all its bits; TOSA 1.0 has 32")
+                shape = border(tensor.dtype, tensor.shape)[1]
+                if tensor.dtype not in PORT_TYPES or len(shape) > MAX_RANK or 0 in shape:
+                    raise Decline(f"a result of {tensor.dtype} {tensor.shape}, which TOSA 1.0 has not")
                 ports.append(TosaPort(name, DTYPES[tensor.dtype], tensor.shape))
                 self.tensors[name] = tensor
             missing = [name for name in node.outputs[len(results) :] if name]
@@ -98,31 +116,38 @@ class TosaIsland:
         if known is None:
             raise Decline(f"input {name!r} has no element type or shape that TOSA knows")
         if isinstance(known, Weight):
-            tensor = self.builder.constant(known.array())
+            array = known.array()
+            self._weights.append((known, array))
+            tensor = self.builder.constant(array)
         else:
-            if known.dtype.name not in ELEMENT_TYPES or len(known.shape) > MAX_RANK or 0 in known.shape:
+            dtype, shape = known.held
+            if known.dtype.name not in PORT_TYPES or len(shape) > MAX_RANK or 0 in shape:
                 raise Decline(f"input {name!r} is {known.dtype} {known.shape}, which TOSA 1.0 has not")
-            tensor = self.builder.input(known.dtype.name, known.shape)
-            self.inputs[name] = known
+            argument = Value(dtype, shape)
+            tensor = taken_in(self.builder, argument, known.dtype.name, known.shape)
+            self.inputs[name], self._arguments[name] = known, argument
         self.tensors[name] = tensor
         return tensor
 
-    def finish(self, outputs: Sequence[str]) -> TosaGraph:
-        """The function whose results are the values named, in ONNX's order of axes."""
-        arguments = {name: self.tensors[name].value for name in self.inputs}
+    def finish(self, outputs: Sequence[str], shared: Collection[str] = ()) -> TosaGraph:
+        """The function whose results are the values named, in ONNX's order of axes. Weights whose keys are in ``shared``
+        become arguments where their bytes serve as they are.
+        """
+        arguments = {name: self._arguments[name] for name in self.inputs}
         results: list[Value] = []
         mark = self.builder.mark()
         for name in outputs:
-            value = self.builder.ordered(self.tensors[name])
+            value = handed_out(self.builder, self.tensors[name])
             if value.array is not None or value in results or value in arguments.values():
                 value = _copy(self.builder, value)
             results.append(value)
-        text = to_mlir(self.builder.ops, list(arguments.values()), results)
+        weights = shareable(needed(self.builder.ops, results), results, self._weights, shared)
+        text = to_mlir(self.builder.ops, [*arguments.values(), *(value for value, _ in weights)], results)
         names = tuple(line.split('"tosa.')[1].split('"')[0] for line in text.splitlines() if '"tosa.' in line)
         self.builder.rollback(mark)
         ports = [TosaPort(n, DTYPES[self.tensors[n].dtype], self.tensors[n].shape) for n in outputs]
         kept = tuple(n for n in names if n not in ("const", "const_shape"))
-        return TosaGraph(text, tuple(self.inputs.values()), tuple(ports), kept)
+        return TosaGraph(text, tuple(self.inputs.values()), tuple(ports), kept, tuple(w for _, w in weights))
 
 
 def _copy(b: GraphBuilder, value: Value) -> Value:

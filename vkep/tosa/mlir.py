@@ -11,21 +11,23 @@ from vkep.tosa.graph import MLIR_TYPES, Op, Value
 
 def to_mlir(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value], name: str = "main") -> str:
     """Text of a module with one function. Operations that no output needs are left out."""
-    needed = _needed(ops, outputs)
     names: dict[Value, str] = {value: f"%arg{i}" for i, value in enumerate(inputs)}
     lines = []
-    for op in needed:
+    for op in needed(ops, outputs):
         for operand in op.operands:
             if operand not in names:
                 lines.append(_constant(operand, names))
-        names[op.result] = f"%v{len(names)}"
+        made = f"%v{len(names)}"
+        for i, result in enumerate(op.results):
+            names[result] = made if len(op.results) == 1 else f"{made}#{i}"
         attributes = ", ".join(f"{key} = {text}" for key, text in op.attributes.items())
         operands = ", ".join(names[v] for v in op.operands)
         types = ", ".join(type_of(v) for v in op.operands)
         properties = f" <{{{attributes}}}>" if attributes else ""
-        lines.append(
-            f'{names[op.result]} = "tosa.{op.name}"({operands}){properties} : ({types}) -> {type_of(op.result)}'
-        )
+        target, result_types = made, type_of(op.result)
+        if len(op.results) > 1:
+            target, result_types = f"{made}:{len(op.results)}", f"({', '.join(type_of(r) for r in op.results)})"
+        lines.append(f'{target} = "tosa.{op.name}"({operands}){properties} : ({types}) -> {result_types}')
     for value in outputs:
         if value not in names:
             lines.append(_constant(value, names))
@@ -36,11 +38,12 @@ def to_mlir(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]
     return f"module {{\n  func.func @{name}({arguments}) -> ({results}) {{\n{body}\n  }}\n}}\n"
 
 
-def _needed(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
+def needed(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
+    """The operations that ``outputs`` follow from, in order."""
     wanted = set(outputs)
     kept = []
     for op in reversed(ops):
-        if op.result in wanted:
+        if wanted.intersection(op.results):
             wanted.update(op.operands)
             kept.append(op)
     return kept[::-1]

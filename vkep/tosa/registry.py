@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from vkep.errors import Decline
 from vkep.graph.model import Node
-from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.graph import GraphBuilder, Quantized, Tensor
+from vkep.tosa.held import bits_of, shortened, widened
+from vkep.tosa.tables import with_table
 
 FLOATS = ("float32", "float16")
 #: what TOSA's integer arithmetic takes at full width
 NUMBERS = (*FLOATS, "int32")
 ANY = (*FLOATS, "int32", "int16", "int8", "bool")
 Function = Callable[..., Any]
+_TOLD = ("version", "count")  #: parameters that are no attributes
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,10 @@ class TosaOperator:
     most: int | None  #: None: any number of inputs
     attributes: Mapping[str, Any]
     wants_version: bool
+    wants_count: bool
+    moves: bool
+    pointwise: bool
+    casts: bool
 
     def accepts_version(self, version: int) -> bool:
         return self.since <= version and (self.until is None or version <= self.until)
@@ -53,10 +62,14 @@ def tosa_operator(
     domain: str = "",
     since: int = 1,
     until: int | None = None,
+    moves: bool = False,
+    pointwise: bool = False,
 ) -> Callable[[Function], Function]:
     """Declare the lowering of an ONNX operator, from version ``since`` of its definition through ``until``.
 
-    ``types`` are the element types of its first input. A parameter named ``version`` gets the definition's version.
+    ``types`` are the element types of its first input. A parameter named ``version`` gets the definition's version, one
+    named ``count`` the node's number of outputs. ``moves``: it only moves elements, so that int64 and unsigned tensors run
+    as what they are held in. ``pointwise``: it works element by element.
     """
 
     def declare(function: Function) -> Function:
@@ -72,8 +85,12 @@ def tosa_operator(
             function=function,
             required=sum(p.default is p.empty for p in positional),
             most=None if variadic else len(positional),
-            attributes={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "version"},
+            attributes={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _TOLD},
             wants_version=any(p.name == "version" for p in parameters),
+            wants_count=any(p.name == "count" for p in parameters),
+            moves=moves,
+            pointwise=pointwise,
+            casts="bfloat16" in types,
         )
         others = _OPERATORS.setdefault((domain, op_type), [])
         for other in others:
@@ -108,8 +125,12 @@ def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) 
         inputs.pop()
     if len(inputs) < operator.required or (operator.most is not None and len(inputs) > operator.most):
         raise Decline(f"{len(inputs)} inputs; the TOSA lowering takes {operator.required} to {operator.most}")
+    short = not operator.casts and any(t is not None and t.dtype == "bfloat16" for t in inputs)
+    if short:
+        inputs = [widened(b, t) for t in inputs]
     first = inputs[0] if inputs else None
-    if first is not None and first.dtype not in operator.types:
+    held = first.held if first is not None and operator.moves else ""
+    if first is not None and first.dtype not in operator.types and not held:
         raise Decline(f"input 0 is {first.dtype}; the TOSA lowering takes {', '.join(operator.types)}")
     unknown = set(node.attributes) - set(operator.attributes)
     if unknown:
@@ -117,8 +138,12 @@ def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) 
     attributes = dict(node.attributes)
     if operator.wants_version:
         attributes["version"] = node.since_version
+    if operator.wants_count:
+        attributes["count"] = len(node.outputs)
     mark = b.mark()
     try:
+        if held:
+            inputs = [_as_moved(b, t, held, i == 0 or operator.most is None) for i, t in enumerate(inputs)]
         made = operator.function(b, *inputs, **attributes)
     except Decline:
         b.rollback(mark)
@@ -127,7 +152,50 @@ def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) 
         # shapes that break ONNX's rules: whoever runs the node in the end reports them
         b.rollback(mark)
         raise Decline(f"its inputs do not fit: {error}") from error
-    return list(made) if isinstance(made, (tuple, list)) else [made]
+    results: list[Tensor] = list(made) if isinstance(made, (tuple, list)) else [made]
+    if short:
+        return [shortened(b, t, operator.moves) if t.dtype == "float32" else t for t in results]
+    if held:
+        return [replace(t, held=held) for t in results]
+    if operator.moves:
+        return _with_integers(b, operator, inputs, attributes, results)
+    if operator.pointwise and len(results) == 1:
+        results = [with_table(operator.function, inputs, attributes, results[0])]
+    return results
+
+
+def _with_integers(
+    b: GraphBuilder,
+    operator: TosaOperator,
+    inputs: Sequence[Tensor | None],
+    attributes: Mapping[str, Any],
+    results: list[Tensor],
+) -> list[Tensor]:
+    """The results of moved floats that stand for integers of one scale: those integers, moved alike."""
+    data = [t for t in (inputs if operator.most is None else inputs[:1]) if t is not None]
+    known = [t.quantized for t in data]
+    if any(t.quantized is not None for t in results) or not all(q is not None and q.axis < 0 for q in known):
+        return results
+    first = known[0]
+    assert first is not None
+    if any(q is None or q.zero != first.zero or not np.array_equal(q.scale, first.scale) for q in known):
+        return results
+    ints = [q.ints for q in known if q is not None]
+    moved = operator.function(b, *ints, *inputs[len(ints) :], **attributes)
+    made = list(moved) if isinstance(moved, (tuple, list)) else [moved]
+    return [replace(t, quantized=Quantized(i, first.scale, first.zero)) for t, i in zip(results, made, strict=True)]
+
+
+def _as_moved(b: GraphBuilder, tensor: Tensor | None, held: str, is_data: bool) -> Tensor | None:
+    """What a tensor is held in, for an operator that only moves elements."""
+    if tensor is None or not is_data:
+        return tensor
+    if tensor.held == held:
+        return replace(tensor, held="")
+    array = tensor.array
+    if array is None or tensor.held:
+        raise Decline(f"{tensor.dtype} of different ranges side by side")
+    return bits_of(b, tensor)
 
 
 def constant_of(tensor: Tensor | None, what: str) -> Any:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.metadata
 import importlib.util
 import subprocess
 import tempfile
 from pathlib import Path
 
 from vkep.errors import VkepError
+from vkep.shaders.cache import SpirvCache, cache_root
 
 _PROJECT = "ai-ml-sdk-model-converter"
 _LONGEST_MESSAGE = 2000
+#: bytes on disk; a file holds its graph's constants
+CACHE_LIMIT = 1 << 30
 _FLATBUFFER_MARK = b"TOSA"
 
 
@@ -41,12 +46,39 @@ def converter_version() -> str:
     return _run(["--version"]).decode("utf-8", "replace").strip()
 
 
-def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = ()) -> bytes:
+class VgfCache(SpirvCache):
+    """Converted files by what they were made from; in vkep's cache folder, ``vgf/``."""
+
+    what, suffix = "VGF", ".vgf"
+
+    def __init__(self, folder: Path | None = None, limit: int = CACHE_LIMIT) -> None:
+        super().__init__(cache_root() / "vgf" if folder is None else folder, limit)
+
+
+def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = (), cache: VgfCache | None = None) -> bytes:
     """A VGF file from TOSA 1.0 (MLIR text or bytecode, or a TOSA flatbuffer).
 
+    What was converted before, by the same version of the converter, comes from the disk (``cache``; None: the user's).
     Raises `ConvertError` with the converter's message for source that it does not take.
     """
-    return _convert(source, options)
+    converter()  # a missing converter is told, whatever the cache holds
+    cache = VgfCache() if cache is None else cache
+    digest = hashlib.sha256(f"vkep vgf 1\0{_package_version()}\0{options}\0".encode())
+    digest.update(source.encode() if isinstance(source, str) else source)
+    key = digest.hexdigest()
+    made = cache.load(key)
+    if made is None:
+        made = _convert(source, options)
+        cache.store(key, made)
+    return made
+
+
+@functools.cache
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version(_PROJECT)
+    except importlib.metadata.PackageNotFoundError:  # its files without its metadata
+        return converter_version()
 
 
 def mlir_to_flatbuffer(source: str | bytes) -> bytes:

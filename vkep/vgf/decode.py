@@ -154,13 +154,18 @@ def _resource(table: Any, index: int) -> Resource:
 
 def _module(table: Any, index: int) -> Module:
     code = table.getSPIRVModuleCode(index) if table.hasSPIRVCode(index) else None
-    language = "GLSL" if table.isGLSL(index) else "HLSL" if table.isHLSL(index) else "SPIR-V"
+    language, source = "SPIR-V", None
+    if table.isGLSL(index):
+        language, source = "GLSL", table.getGLSLModuleCode(index) if table.hasGLSLCode(index) else None
+    elif table.isHLSL(index):
+        language, source = "HLSL", table.getHLSLModuleCode(index) if table.hasHLSLCode(index) else None
     return Module(
         name=table.getModuleName(index),
         kind=_KINDS[table.getModuleType(index).name],
         entry_point=table.getModuleEntryPoint(index),
         spirv=bytes(memoryview(code).cast("B")) if code is not None else None,
         language=language,
+        source=source,
     )
 
 
@@ -227,7 +232,9 @@ def _check(vgf: Vgf) -> None:
     for index, constant in enumerate(vgf.constants):
         inside(f"constant {index}", constant.resource, vgf.resources, "resource")
         resource = vgf.resources[constant.resource]
-        if constant.sparse_dimension < 0 and len(constant.data) != resource.nbytes:
+        if not -1 <= constant.sparse_dimension < max(len(resource.shape), 1):
+            raise InvalidVgfError(f"constant {index} is sparse along axis {constant.sparse_dimension} of {resource.shape}")
+        if len(constant.data) != resource.nbytes:
             raise InvalidVgfError(
                 f"constant {index} has {len(constant.data)} bytes; resource {constant.resource} "
                 f"({resource.dtype} {list(resource.shape)}) takes {resource.nbytes}"

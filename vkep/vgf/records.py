@@ -68,18 +68,23 @@ class Resource:
 
 @dataclass(frozen=True)
 class Module:
-    """A SPIR-V module: ``kind`` is "graph" or "compute". ``spirv`` is None for a placeholder or other languages."""
+    """A module: ``kind`` is "graph" or "compute". ``spirv`` is None for a placeholder and for ``source`` in another language."""
 
     name: str
     kind: str
     entry_point: str
     spirv: bytes | None
     language: str = "SPIR-V"
+    source: str | None = None
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Data of a constant: ``resource`` is its row in the resource table."""
+    """Data of a constant: ``resource`` is its row in the resource table.
+
+    ``sparse_dimension``: along it two of each four elements are 0, a hint to drivers (-1: none); the data is dense all the
+    same.
+    """
 
     resource: int
     data: bytes

@@ -1,4 +1,4 @@
-"""Convolutions, pooling, matrix products and batch normalization. TOSA wants channels last; see `GraphBuilder.ordered`."""
+"""Convolutions. TOSA wants channels last; see `GraphBuilder.ordered`."""
 
 from __future__ import annotations
 
@@ -6,52 +6,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.tosa.graph import GraphBuilder, Tensor, ints
+from vkep.errors import Decline
+from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
+from vkep.tosa.graph import GraphBuilder, Tensor, Value, ints
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.movement import slice_of
 from vkep.tosa.registry import FLOATS, tosa_operator
 
 NHWC = (0, 2, 3, 1)
 ACCUMULATE = {"float32": "f32", "float16": "f32", "int8": "i32"}
+Sides = list[tuple[int, int]]
 
 
-def spatial_pads(
-    b: GraphBuilder,
-    sizes: Sequence[int],
-    window: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int] | None,
-    auto_pad: str,
-) -> list[tuple[int, int]]:
-    """(before, after) of each spatial axis, ``window`` being the dilated kernel sizes."""
-    rank = len(sizes)
-    if auto_pad in ("NOTSET", ""):
-        flat = list(pads) if pads else [0] * (2 * rank)
-        return [(flat[i], flat[i + rank]) for i in range(rank)]
-    if auto_pad == "VALID":
-        return [(0, 0)] * rank
-    result = []
-    for size, extent, stride in zip(sizes, window, strides, strict=True):
-        total = max(0, (-(-size // stride) - 1) * stride + extent - size)
-        small, large = total // 2, total - total // 2
-        result.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
-    return result
+def exact(b: GraphBuilder, x: Tensor, window: Window) -> tuple[Tensor, Sides]:
+    """The input and the (before, after) padding of each spatial axis with which the window ends on the last row read.
 
-
-def exact(
-    b: GraphBuilder, x: Tensor, pads: list[tuple[int, int]], window: Sequence[int], strides: Sequence[int]
-) -> tuple[Tensor, list[tuple[int, int]]]:
-    """TOSA takes no remainder: where the last stride does not fit, drop the pad or the rows that nothing reads."""
-    sizes = list(x.shape)
-    for i, (extent, stride) in enumerate(zip(window, strides, strict=True)):
-        before, after = pads[i]
-        rest = (sizes[i + 2] + before + after - extent) % stride
-        if sizes[i + 2] + before + after < extent:
-            b.decline("a window larger than the padded input")
-        cut = max(0, rest - after)
-        pads[i] = (before, after - (rest - cut))
-        sizes[i + 2] -= cut
-    return slice_of(b, x, [0] * x.rank, sizes), pads
+    TOSA takes no remainder: what the last stride leaves over is cut from the padding, then from the rows. A last window that
+    hangs over (ceil_mode) gets more padding.
+    """
+    sizes, sides = list(x.shape), []
+    rank = len(window.kernel)
+    for i, (k, s, d, out) in enumerate(zip(window.kernel, window.strides, window.dilations, window.out, strict=True)):
+        before = window.pads[i]
+        after = (out - 1) * s + (k - 1) * d + 1 - sizes[i + 2] - before
+        if before < 0 or window.pads[rank + i] < 0:
+            b.decline(f"negative padding {window.pads}")
+        sizes[i + 2] += min(after, 0)
+        sides.append((before, max(after, 0)))
+    return slice_of(b, x, [0] * x.rank, sizes), sides
 
 
 @tosa_operator("Conv", types=FLOATS)
@@ -68,99 +50,110 @@ def conv(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    spatial = x.rank - 2
-    if spatial == 1:  # one more axis of size 1
-        lifted = conv(
-            b,
-            b.reshape(x, (*x.shape[:2], 1, x.shape[2])),
-            b.reshape(w, (*w.shape[:2], 1, w.shape[2])),
-            bias,
-            auto_pad=auto_pad,
-            dilations=(1, *(dilations or (1,))),
-            group=group,
-            pads=None if pads is None else (0, pads[0], 0, pads[1]),
-            strides=(1, *(strides or (1,))),
-        )
-        return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
-    if spatial not in (2, 3):
-        b.decline(f"a convolution over {spatial} axes")
-    strides, dilations = list(strides or [1] * spatial), list(dilations or [1] * spatial)
-    window = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
-    x, sides = exact(b, x, spatial_pads(b, x.shape[2:], window, strides, pads, auto_pad), window, strides)
+    window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations, auto_pad)
     known = quantized.product(x, w, 1, 0)
     shift = quantized.bias_of(b, bias, known[2], w.shape[0]) if known is not None else None
     if known is not None and shift is not None:
         left, right, scale, axis = known
-        ints = convolve(
-            b, left.ints, right.ints, shift, sides, strides, dilations, group, left.zero, right.zero, "int32"
-        )
-        return quantized.accumulated(b, ints, scale, axis)
-    if bias is None:
-        bias = b.constant(np.zeros(w.shape[0], np.dtype(x.dtype)))
-    return convolve(b, x, w, bias, sides, strides, dilations, group, 0, 0, x.dtype)
+        sums = convolution(b, left.ints, right.ints, shift, window, group, left.zero, right.zero, "int32")
+        return quantized.accumulated(b, sums, scale, axis)
+    return convolution(b, x, w, bias, window, group, 0, 0, x.dtype)
 
 
-def convolve(
+def convolution(
     b: GraphBuilder,
     x: Tensor,
     w: Tensor,
-    bias: Tensor,
-    sides: Sequence[tuple[int, int]],
-    strides: Sequence[int],
-    dilations: Sequence[int],
+    bias: Tensor | None,
+    window: Window,
     group: int,
     x_zero: int,
     w_zero: int,
     dtype: str,
 ) -> Tensor:
-    """CONV2D, DEPTHWISE_CONV2D or CONV3D with exact pads; other groups are convolved one by one."""
+    """ONNX's convolution of [N, C, ...] over one to three axes, with zero points; ``dtype`` is the result's."""
+    spatial = x.rank - 2
+    if x.shape[1] != w.shape[1] * group or w.shape[0] % group:
+        b.decline(f"{x.shape[1]} channels, weights {w.shape} and {group} groups do not fit together")
+    if bias is None:
+        bias = b.constant(np.zeros(w.shape[0], np.dtype(dtype)))
+    if spatial == 1:
+        lifted = convolution(b, _lifted(b, x), _lifted(b, w), bias, lift(window), group, x_zero, w_zero, dtype)
+        return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
+    if spatial not in (2, 3):
+        b.decline(f"a convolution over {spatial} axes")
+    x, sides = exact(b, x, window)
+    return _convolve(b, x, w, bias, window, sides, group, x_zero, w_zero, dtype)
+
+
+def lift(window: Window) -> Window:
+    """A window over one axis as one over two, the first of size 1."""
+    pads = (0, window.pads[0], 0, window.pads[1])
+    return Window((1, *window.kernel), (1, *window.strides), (1, *window.dilations), pads, (1, *window.out))
+
+
+def _lifted(b: GraphBuilder, x: Tensor) -> Tensor:
+    return b.reshape(x, (*x.shape[:2], 1, x.shape[2]))
+
+
+def _convolve(
+    b: GraphBuilder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    window: Window,
+    sides: Sides,
+    group: int,
+    x_zero: int,
+    w_zero: int,
+    dtype: str,
+) -> Tensor:
+    """CONV2D, DEPTHWISE_CONV2D or CONV3D; other groups are convolved one by one."""
     spatial = x.rank - 2
     channels, outputs = x.shape[1], w.shape[0]
-    sizes = [
-        (x.shape[i + 2] + sum(sides[i]) - d * (w.shape[i + 2] - 1) - 1) // s + 1
-        for i, (s, d) in enumerate(zip(strides, dilations, strict=True))
-    ]
     attributes = {
         "pad": ints([n for side in sides for n in side]),
-        "stride": ints(strides),
-        "dilation": ints(dilations),
+        "stride": ints(window.strides),
+        "dilation": ints(window.dilations),
         "acc_type": ACCUMULATE[x.dtype],
     }
     order = (0, *range(2, x.rank), 1)
+    shape = (x.shape[0], *window.out, outputs)
     tail = [b.ordered(bias), b.zero_point(x.dtype, x_zero), b.zero_point(w.dtype, w_zero)]
     if group == 1:
         name = "conv2d" if spatial == 2 else "conv3d"
-        value = b.op(
-            name, [b.ordered(x, order), b.ordered(w, order), *tail], (x.shape[0], *sizes, outputs), dtype, **attributes
-        )
+        value = b.op(name, [b.ordered(x, order), b.ordered(w, order), *tail], shape, dtype, **attributes)
         return b.from_order(value, order)
     if spatial == 2 and group == channels:
         # ONNX: [C * M, 1, H, W], channel c makes outputs c * M to c * M + M; TOSA: [H, W, C, M]
         kernel = b.permute(b.reshape(w, (channels, outputs // channels, *w.shape[2:])), (2, 3, 0, 1))
-        value = b.op(
-            "depthwise_conv2d",
-            [b.ordered(x, order), b.ordered(kernel), *tail],
-            (x.shape[0], *sizes, outputs),
-            dtype,
-            **attributes,
-        )
+        value = b.op("depthwise_conv2d", [b.ordered(x, order), b.ordered(kernel), *tail], shape, dtype, **attributes)
         return b.from_order(value, order)
     each, made = channels // group, outputs // group
     parts = []
     for g in range(group):
-        part = slice_of(b, x, [0, g * each, *[0] * spatial], (x.shape[0], each, *x.shape[2:]))
-        kernel = slice_of_constant(b, w, g * made, made)
-        shift = slice_of_constant(b, bias, g * made, made)
-        parts.append(convolve(b, part, kernel, shift, sides, strides, dilations, 1, x_zero, w_zero, dtype))
-    values = [b.ordered(p, order) for p in parts]
-    return b.from_order(b.op("concat", values, (x.shape[0], *sizes, outputs), axis=f"{spatial + 1} : i32"), order)
+        part = block_of(b, x, 1, g * each, each)
+        kernel, shift = (block_of(b, t, 0, g * made, made) for t in (w, bias))
+        parts.append(_convolve(b, part, kernel, shift, window, sides, 1, x_zero, w_zero, dtype))
+    return _joined(b, parts, order, shape)
 
 
-def slice_of_constant(b: GraphBuilder, t: Tensor, start: int, count: int) -> Tensor:
-    """``count`` of axis 0, cut on the host where the content is known."""
+def _joined(b: GraphBuilder, parts: Sequence[Tensor], order: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """The groups' results side by side, channels last."""
+    values: list[Value] = [b.ordered(p, order) for p in parts]
+    return b.from_order(b.op("concat", values, shape, axis=f"{len(shape) - 1} : i32"), order)
+
+
+def block_of(b: GraphBuilder, t: Tensor, axis: int, start: int, count: int) -> Tensor:
+    """``count`` of an axis, cut on the host where the content is known."""
     if t.array is not None:
-        return b.constant(np.ascontiguousarray(t.array[start : start + count]))
-    return slice_of(b, t, [start, *[0] * (t.rank - 1)], (count, *t.shape[1:]))
+        return b.constant(np.ascontiguousarray(t.array.take(range(start, start + count), axis)))
+    starts, sizes = [0] * t.rank, list(t.shape)
+    starts[axis], sizes[axis] = start, count
+    return slice_of(b, t, starts, sizes)
+
+
+# ---- transposed
 
 
 @tosa_operator("ConvTranspose", types=FLOATS)
@@ -179,33 +172,76 @@ def conv_transpose(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    if x.rank != 4 or group != 1 or any(d != 1 for d in dilations or ()) or auto_pad not in ("NOTSET", ""):
-        b.decline("TOSA's TRANSPOSE_CONV2D has two axes, no groups, no dilation (and auto_pad is not lowered)")
-    if output_shape is not None:
-        b.decline("output_shape is not lowered")
-    strides, pads = list(strides or (1, 1)), list(pads or (0, 0, 0, 0))
-    extra = list(output_padding or (0, 0))
+    if x.shape[1] != w.shape[0] or x.shape[1] % group:
+        b.decline(f"{x.shape[1]} channels, weights {w.shape} and {group} groups do not fit together")
+    window = resolve_transposed_window(
+        x.shape[2:], w.shape[2:], strides, pads, dilations, output_padding, output_shape, auto_pad
+    )
+    known = quantized.product(x, w, 1, 1) if group == 1 else None
+    shift = quantized.bias_of(b, bias, known[2], w.shape[1]) if known is not None else None
+    if known is not None and shift is not None:
+        left, right, scale, axis = known
+        sums = _transposed(b, left.ints, right.ints, shift, window, 1, left.zero, right.zero, "int32")
+        return quantized.accumulated(b, sums, scale, axis)
+    if bias is None:
+        bias = b.constant(np.zeros(w.shape[1] * group, np.dtype(x.dtype)))
+    return _transposed(b, x, w, bias, window, group, 0, 0, x.dtype)
+
+
+def _transposed(
+    b: GraphBuilder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    window: Window,
+    group: int,
+    x_zero: int,
+    w_zero: int,
+    dtype: str,
+) -> Tensor:
+    """TRANSPOSE_CONV2D, over one or two axes, each group by itself."""
+    if x.rank == 3:
+        lifted = _transposed(b, _lifted(b, x), _lifted(b, w), bias, lift(window), group, x_zero, w_zero, dtype)
+        return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
+    if x.rank != 4:
+        b.decline(f"a transposed convolution over {x.rank - 2} axes")
+    w = _dilated(b, w, window.dilations, w_zero)
     kernel = w.shape[2:]
-    # out_pad is top, bottom, left, right; negative values cut
-    sides = [(-pads[0], extra[0] - pads[2]), (-pads[1], extra[1] - pads[3])]
-    flat = [n for side in sides for n in side]
-    sizes = [(x.shape[i + 2] - 1) * strides[i] + sum(sides[i]) + kernel[i] for i in range(2)]
+    sides = []  # out_pad is top, bottom, left, right; negative values cut
+    for i in range(2):
+        full = (x.shape[i + 2] - 1) * window.strides[i] + kernel[i]
+        sides.append((-window.pads[i], window.out[i] - full + window.pads[i]))
     if any(n <= -k for k, side in zip(kernel, sides, strict=True) for n in side):
         b.decline("pads as large as the kernel")
-    if bias is None:
-        bias = b.constant(np.zeros(w.shape[1], np.dtype(x.dtype)))
-    value = b.op(
-        "transpose_conv2d",
-        [
-            b.ordered(x, NHWC),
-            b.ordered(w, (1, 2, 3, 0)),  # ONNX: [Cin, Cout, H, W]; TOSA: [Cout, H, W, Cin]
-            b.ordered(bias),
-            b.zero_point(x.dtype),
-            b.zero_point(w.dtype),
-        ],
-        (x.shape[0], *sizes, w.shape[1]),
-        out_pad=ints(flat),
-        stride=ints(strides),
-        acc_type=ACCUMULATE[x.dtype],
-    )
-    return b.from_order(value, NHWC)
+    attributes = {
+        "out_pad": ints([n for side in sides for n in side]),
+        "stride": ints(window.strides),
+        "acc_type": ACCUMULATE[x.dtype],
+    }
+    each, made = x.shape[1] // group, w.shape[1]
+    parts = []
+    for g in range(group):
+        part, part_w = (t if group == 1 else block_of(b, t, a, g * each, each) for t, a in ((x, 1), (w, 0)))
+        shift = bias if group == 1 else block_of(b, bias, 0, g * made, made)
+        operands = [
+            b.ordered(part, NHWC),
+            b.ordered(part_w, (1, 2, 3, 0)),  # ONNX: [Cin, Cout, H, W]; TOSA: [Cout, H, W, Cin]
+            b.ordered(shift),
+            b.zero_point(x.dtype, x_zero),
+            b.zero_point(w.dtype, w_zero),
+        ]
+        shape = (x.shape[0], *window.out, made)
+        parts.append(b.from_order(b.op("transpose_conv2d", operands, shape, dtype, **attributes), NHWC))
+    return parts[0] if group == 1 else _joined(b, parts, NHWC, (x.shape[0], *window.out, made * group))
+
+
+def _dilated(b: GraphBuilder, w: Tensor, dilations: Sequence[int], zero: int) -> Tensor:
+    """Constant weights with the holes of their dilation filled in: TRANSPOSE_CONV2D has none."""
+    if all(d == 1 for d in dilations):
+        return w
+    if w.array is None:
+        raise Decline("TOSA's TRANSPOSE_CONV2D has no dilation, and the weights are no constant")
+    sizes = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
+    wide = np.full((*w.shape[:2], *sizes), zero, w.array.dtype)
+    wide[:, :, :: dilations[0], :: dilations[1]] = w.array
+    return b.constant(wide)

@@ -11,7 +11,7 @@ from vkep.tosa.graph import GraphBuilder, Tensor, Value
 from vkep.tosa.registry import ANY, axis_of, constant_of, tosa_operator
 
 
-@tosa_operator("Reshape", types=ANY, since=5)
+@tosa_operator("Reshape", types=ANY, since=5, moves=True)
 def reshape(b: GraphBuilder, x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
     sizes = [int(s) for s in constant_of(shape, "the shape")]
     if not allowzero:
@@ -21,13 +21,13 @@ def reshape(b: GraphBuilder, x: Tensor, shape: Tensor, *, allowzero: int = 0) ->
     return b.reshape(x, sizes)
 
 
-@tosa_operator("Flatten", types=ANY)
+@tosa_operator("Flatten", types=ANY, moves=True)
 def flatten(b: GraphBuilder, x: Tensor, *, axis: int = 1) -> Tensor:
     axis = axis + x.rank if axis < 0 else axis
     return b.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
-@tosa_operator("Transpose", types=ANY)
+@tosa_operator("Transpose", types=ANY, moves=True)
 def transpose(b: GraphBuilder, x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
     if x.scalar:
         return x
@@ -42,12 +42,12 @@ def _squeeze(b: GraphBuilder, x: Tensor, axes: Sequence[int] | None) -> Tensor:
     return b.reshape(x, [s for i, s in enumerate(x.shape) if i not in gone])
 
 
-@tosa_operator("Squeeze", types=ANY, until=12)
+@tosa_operator("Squeeze", types=ANY, until=12, moves=True)
 def squeeze_1(b: GraphBuilder, x: Tensor, *, axes: Sequence[int] | None = None) -> Tensor:
     return _squeeze(b, x, axes)
 
 
-@tosa_operator("Squeeze", types=ANY, since=13)
+@tosa_operator("Squeeze", types=ANY, since=13, moves=True)
 def squeeze(b: GraphBuilder, x: Tensor, axes: Tensor | None = None) -> Tensor:
     return _squeeze(b, x, None if axes is None else [int(a) for a in constant_of(axes, "the axes")])
 
@@ -59,12 +59,12 @@ def _unsqueeze(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
     return b.reshape(x, [1 if i in new else next(sizes) for i in range(rank)])
 
 
-@tosa_operator("Unsqueeze", types=ANY, until=12)
+@tosa_operator("Unsqueeze", types=ANY, until=12, moves=True)
 def unsqueeze_1(b: GraphBuilder, x: Tensor, *, axes: Sequence[int]) -> Tensor:
     return _unsqueeze(b, x, axes)
 
 
-@tosa_operator("Unsqueeze", types=ANY, since=13)
+@tosa_operator("Unsqueeze", types=ANY, since=13, moves=True)
 def unsqueeze(b: GraphBuilder, x: Tensor, axes: Tensor) -> Tensor:
     return _unsqueeze(b, x, constant_of(axes, "the axes").reshape(-1))
 
@@ -94,13 +94,13 @@ def _slice(
         first, last, step = slice(int(start), int(end), int(step)).indices(size)
         count = len(range(first, last, step))
         if step < 0:
-            x = _reverse(b, x, axis)
+            x = reversed_along(b, x, axis)
             first, step = size - 1 - first, -step
         x = _strided(b, x, axis, first, count, step)
     return x
 
 
-def _reverse(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
+def reversed_along(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
     value = b.op("reverse", [x.value], x.value.shape, axis=f"{x.perm[axis]} : i32")
     return Tensor(value, x.perm)
 
@@ -129,14 +129,14 @@ def _strided(b: GraphBuilder, x: Tensor, axis: int, first: int, count: int, step
     return b.reshape(block(split, axis + 1, 0, 1), (*shape[:axis], count, *shape[axis + 1 :]))
 
 
-@tosa_operator("Slice", types=ANY, until=9)
+@tosa_operator("Slice", types=ANY, until=9, moves=True)
 def slice_1(
     b: GraphBuilder, x: Tensor, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None
 ) -> Tensor:
     return _slice(b, x, starts, ends, axes if axes is not None else range(len(starts)), [1] * len(starts))
 
 
-@tosa_operator("Slice", types=ANY, since=10)
+@tosa_operator("Slice", types=ANY, since=10, moves=True)
 def slice_10(
     b: GraphBuilder,
     x: Tensor,
@@ -167,27 +167,30 @@ def _split(b: GraphBuilder, x: Tensor, sizes: Sequence[int], axis: int) -> list[
     return results
 
 
-@tosa_operator("Split", types=ANY, since=2, until=12)
-def split_2(b: GraphBuilder, x: Tensor, *, split: Sequence[int] | None = None, axis: int = 0) -> list[Tensor]:
-    if split is None:
-        b.decline("Split without sizes: the number of outputs decides, which a lowering does not see")
-    return _split(b, x, split, axis)
+@tosa_operator("Split", types=ANY, since=2, until=12, moves=True)
+def split_2(
+    b: GraphBuilder, x: Tensor, *, split: Sequence[int] | None = None, axis: int = 0, count: int
+) -> list[Tensor]:
+    return _split(b, x, split if split is not None else _parts(x, axis, count), axis)
 
 
-@tosa_operator("Split", types=ANY, since=13)
+def _parts(x: Tensor, axis: int, count: int) -> list[int]:
+    """The sizes of ``count`` parts of an axis, the last of which may be smaller."""
+    size = x.shape[axis_of(axis, x.rank)]
+    each = -(-size // count)
+    return [min(each, size - i * each) for i in range(count)]
+
+
+@tosa_operator("Split", types=ANY, since=13, moves=True)
 def split_13(
-    b: GraphBuilder, x: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int = 0
+    b: GraphBuilder, x: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int = 0, count: int
 ) -> list[Tensor]:
     if split is not None:
         return _split(b, x, constant_of(split, "the sizes").reshape(-1), axis)
-    if not num_outputs:
-        b.decline("Split without sizes: the number of outputs decides, which a lowering does not see")
-    size = x.shape[axis_of(axis, x.rank)]
-    each = -(-size // num_outputs)
-    return _split(b, x, [min(each, size - i * each) for i in range(num_outputs)], axis)
+    return _split(b, x, _parts(x, axis, num_outputs or count), axis)
 
 
-@tosa_operator("Concat", types=ANY, since=4)
+@tosa_operator("Concat", types=ANY, since=4, moves=True)
 def concat(b: GraphBuilder, *inputs: Tensor, axis: int) -> Tensor:
     if len(inputs) == 1:
         return inputs[0]
@@ -260,12 +263,12 @@ def tile_of(b: GraphBuilder, x: Tensor, repeats: Sequence[int]) -> Tensor:
     return Tensor(b.op("tile", [x.value, b.shape_value(flat)], shape), x.perm)
 
 
-@tosa_operator("Tile", types=ANY, since=6)
+@tosa_operator("Tile", types=ANY, since=6, moves=True)
 def tile(b: GraphBuilder, x: Tensor, repeats: Tensor) -> Tensor:
     return tile_of(b, x, [int(n) for n in constant_of(repeats, "the repeats")])
 
 
-@tosa_operator("Expand", types=ANY, since=8)
+@tosa_operator("Expand", types=ANY, since=8, moves=True)
 def expand(b: GraphBuilder, x: Tensor, shape: Tensor) -> Tensor:
     wanted = np.broadcast_shapes(x.shape, tuple(int(s) for s in constant_of(shape, "the shape")))
     grown = b.reshape(x, (1,) * (len(wanted) - x.rank) + x.shape)
@@ -274,7 +277,7 @@ def expand(b: GraphBuilder, x: Tensor, shape: Tensor) -> Tensor:
     return tile_of(b, grown, [w // s for w, s in zip(wanted, grown.shape, strict=True)])
 
 
-@tosa_operator("DepthToSpace", types=ANY)
+@tosa_operator("DepthToSpace", types=ANY, moves=True)
 def depth_to_space(b: GraphBuilder, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = x.shape
     s, rest = blocksize, c // blocksize**2
@@ -285,7 +288,7 @@ def depth_to_space(b: GraphBuilder, x: Tensor, *, blocksize: int, mode: str = "D
     return b.reshape(moved, (n, rest, h * s, w * s))
 
 
-@tosa_operator("SpaceToDepth", types=ANY)
+@tosa_operator("SpaceToDepth", types=ANY, moves=True)
 def space_to_depth(b: GraphBuilder, x: Tensor, *, blocksize: int) -> Tensor:
     n, c, h, w = x.shape
     s = blocksize
@@ -293,20 +296,23 @@ def space_to_depth(b: GraphBuilder, x: Tensor, *, blocksize: int) -> Tensor:
     return b.reshape(moved, (n, c * s * s, h // s, w // s))
 
 
-@tosa_operator("Gather", types=("float32", "float16", "int32", "int16", "int8"))
-def gather(b: GraphBuilder, x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
-    """TOSA's GATHER picks rows: values [N, K, C], indices [N, W] to [N, W, C]."""
-    axis = axis_of(axis, x.rank)
-    size = x.shape[axis]
-    wanted = constant_of(indices, "the indices")  # int64 in most models, which TOSA 1.0 has not
-    wanted = np.where(wanted < 0, wanted + size, wanted)
-    if wanted.size == 0 or wanted.min() < 0 or wanted.max() >= size:
-        b.decline("indices outside the axis, or none")
-    order = (axis, *(i for i in range(x.rank) if i != axis))
-    rest = [x.shape[i] for i in order[1:]]
-    rows = b.reshape(b.permute(x, order), (1, size, math.prod(rest)))
-    numbers = Value("int32", (1, wanted.size), wanted.reshape(1, -1).astype(np.int32))
-    value = b.op("gather", [b.ordered(rows), numbers], (1, wanted.size, math.prod(rest)))
-    made = b.reshape(b.tensor(value), (*wanted.shape, *rest))
-    k = wanted.ndim
-    return b.permute(made, (*range(k, k + axis), *range(k), *range(k + axis, k + len(rest))))
+@tosa_operator("ReverseSequence", types=ANY, moves=True)
+def reverse_sequence(b: GraphBuilder, x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
+    """Whole sequences are reversed where every length is the same; others need a gather, which is not lowered."""
+    wanted = constant_of(lengths, "the lengths").reshape(-1)
+    if len(set(wanted.tolist())) != 1:
+        b.decline("sequences of different lengths")
+    size, length = x.shape[time_axis], int(wanted[0])
+    head, *tail = _split(b, x, [length, size - length] if length < size else [length], time_axis)
+    turned = reversed_along(b, head, time_axis)
+    return concat(b, turned, *tail, axis=time_axis)
+
+
+@tosa_operator("Trilu", types=ANY, moves=True)
+def trilu(b: GraphBuilder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
+    shift = int(constant_of(k, "k").reshape(-1)[0]) if k is not None else 0
+    ones = np.ones(x.shape[-2:], np.bool_)
+    mask = b.constant(np.triu(ones, shift) if upper else np.tril(ones, shift))
+    if x.dtype == "bool":
+        return b.elementwise("logical_and", x, mask)
+    return b.select(mask, x, b.fill(x, 0))

@@ -2,59 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
+from vkep.graph.windows import Window, resolve_window
 from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor, Value, ints
+from vkep.tosa.held import flip
 from vkep.tosa.ops import quantized
-from vkep.tosa.ops.convolution import ACCUMULATE, NHWC, exact, spatial_pads
+from vkep.tosa.ops.convolution import ACCUMULATE, NHWC, exact, lift
 from vkep.tosa.ops.movement import pad_of
 from vkep.tosa.ops.reduction import mean_of
 from vkep.tosa.registry import FLOATS, tosa_operator
 
 
-def _pool_window(
-    b: GraphBuilder,
-    x: Tensor,
-    kernel: Sequence[int],
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    auto_pad: str,
-    ceil_mode: int,
-    fill: float,
-) -> tuple[Tensor, list[tuple[int, int]], list[int]]:
-    strides = list(strides or [1] * len(kernel))
-    sides = spatial_pads(b, x.shape[2:], kernel, strides, pads, auto_pad)
-    if ceil_mode:
-        for i, (before, after) in enumerate(sides):
-            if (x.shape[i + 2] + before + after - kernel[i]) % strides[i]:
-                b.decline("ceil_mode with a last window that hangs over")
-    x, sides = exact(b, x, sides, kernel, strides)
-    if any(p >= k for k, side in zip(kernel, sides, strict=True) for p in side):
-        # TOSA wants pads below the kernel size
-        x = pad_of(b, x, [(0, 0), (0, 0), *sides], fill)
-        sides = [(0, 0)] * len(kernel)
-    return x, sides, strides
-
-
-def _pooled(
-    b: GraphBuilder, name: str, x: Tensor, kernel: Sequence[int], sides: list[tuple[int, int]], strides: list[int]
-) -> Tensor:
-    sizes = [
-        (x.shape[i + 2] + sum(sides[i]) - k) // s + 1 for i, (k, s) in enumerate(zip(kernel, strides, strict=True))
-    ]
-    attributes = {"kernel": ints(kernel), "stride": ints(strides), "pad": ints([n for side in sides for n in side])}
+def _pool(b: GraphBuilder, name: str, x: Tensor, window: Window, fill: float, zero: int = 0) -> Tensor:
+    """MAX_POOL2D or AVG_POOL2D over one or two axes; ``fill`` is what padding beyond TOSA's limit holds."""
+    if any(d != 1 for d in window.dilations):
+        b.decline(f"TOSA's {name.upper()} has no dilation")
+    if x.rank == 3:
+        lifted = _pool(b, name, b.reshape(x, (*x.shape[:2], 1, x.shape[2])), lift(window), fill, zero)
+        return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
+    if x.rank != 4:
+        b.decline(f"pooling over {x.rank - 2} axes")
+    x, sides = exact(b, x, window)
+    if any(p >= k for k, side in zip(window.kernel, sides, strict=True) for p in side):
+        if name == "avg_pool2d":
+            b.decline("pads as large as the kernel")
+        x, sides = pad_of(b, x, [(0, 0), (0, 0), *sides], fill), [(0, 0)] * 2
+    attributes = {
+        "kernel": ints(window.kernel),
+        "stride": ints(window.strides),
+        "pad": ints([n for side in sides for n in side]),
+    }
     operands: list[Value] = [b.ordered(x, NHWC)]
     if name == "avg_pool2d":
-        operands += [b.zero_point(x.dtype), b.zero_point(x.dtype)]
+        operands += [b.zero_point(x.dtype, zero), b.zero_point(x.dtype, zero)]
         attributes["acc_type"] = ACCUMULATE[x.dtype]
     else:
         attributes["nan_mode"] = PROPAGATE
-    value = b.op(name, operands, (x.shape[0], *sizes, x.shape[1]), **attributes)
+    value = b.op(name, operands, (x.shape[0], *window.out, x.shape[1]), **attributes)
     return b.from_order(value, NHWC)
 
 
-@tosa_operator("MaxPool", types=(*FLOATS, "int8"))
+@tosa_operator("MaxPool", types=(*FLOATS, "int8", "uint8"))
 def max_pool(
     b: GraphBuilder,
     x: Tensor,
@@ -67,29 +58,15 @@ def max_pool(
     storage_order: int = 0,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    if any(d != 1 for d in dilations or ()):
-        b.decline("TOSA's MAX_POOL2D has no dilation")
-    if x.rank == 3:
-        lifted = max_pool(
-            b,
-            b.reshape(x, (*x.shape[:2], 1, x.shape[2])),
-            kernel_shape=(1, *kernel_shape),
-            auto_pad=auto_pad,
-            ceil_mode=ceil_mode,
-            pads=None if pads is None else (0, pads[0], 0, pads[1]),
-            strides=(1, *(strides or (1,))),
-        )
-        return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
-    if x.rank != 4:
-        b.decline(f"pooling over {x.rank - 2} axes")
+    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    if x.dtype == "uint8":
+        return flip(b, _pool(b, "max_pool2d", flip(b, x), window, -128))
     low = -math.inf if x.dtype in FLOATS else -128
+    made = _pool(b, "max_pool2d", x, window, low)
     known = quantized.same_everywhere(x)
-    x, sides, steps = _pool_window(b, x, kernel_shape, strides, pads, auto_pad, ceil_mode, low)
-    made = _pooled(b, "max_pool2d", x, kernel_shape, sides, steps)
     if known is None:
         return made
-    ints, sides, steps = _pool_window(b, known.ints, kernel_shape, strides, pads, auto_pad, ceil_mode, -128)
-    return quantized.pooled(made, known, _pooled(b, "max_pool2d", ints, kernel_shape, sides, steps))
+    return quantized.alike(made, known, _pool(b, "max_pool2d", known.ints, window, -128))
 
 
 @tosa_operator("AveragePool", types=FLOATS)
@@ -105,28 +82,39 @@ def average_pool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    if any(d != 1 for d in dilations or ()):
-        b.decline("TOSA's AVG_POOL2D has no dilation")
-    if x.rank != 4:
-        b.decline(f"pooling over {x.rank - 2} axes")
-    given = spatial_pads(b, x.shape[2:], kernel_shape, list(strides or (1, 1)), pads, auto_pad)
-    if not count_include_pad and any(p >= k for k, side in zip(kernel_shape, given, strict=True) for p in side):
-        b.decline("pads as large as the kernel")
-    if count_include_pad and any(any(side) for side in given):
-        if ceil_mode:
-            b.decline("ceil_mode together with count_include_pad")
-        x = pad_of(b, x, [(0, 0), (0, 0), *given], 0)
-        given = [(0, 0)] * 2
-    flat = [side[0] for side in given] + [side[1] for side in given]
-    x, sides, steps = _pool_window(b, x, kernel_shape, strides, flat, "NOTSET", ceil_mode, 0)
-    return _pooled(b, "avg_pool2d", x, kernel_shape, sides, steps)
+    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    known = quantized.same_everywhere(x)
+    source, whole, inner = x, known.ints if known is not None else None, window
+    if count_include_pad and any(window.pads):  # TOSA leaves padding out of its count: here it is content
+        rank = len(window.kernel)
+        given = [(0, 0), (0, 0), *((window.pads[i], window.pads[rank + i]) for i in range(rank))]
+        if any(min(side) < 0 for side in given):
+            b.decline(f"negative padding {window.pads}")
+        source = pad_of(b, x, given, 0)
+        whole = pad_of(b, whole, given, known.zero) if known is not None and whole is not None else None
+        inner = dataclasses.replace(window, pads=(0,) * len(window.pads))
+    made = _pool(b, "avg_pool2d", source, inner, 0)
+    if known is None or whole is None:
+        return made
+    return quantized.alike(made, known, _pool(b, "avg_pool2d", whole, inner, 0, known.zero))
 
 
 @tosa_operator("GlobalAveragePool", types=FLOATS)
 def global_average_pool(b: GraphBuilder, x: Tensor) -> Tensor:
-    return mean_of(b, x, range(2, x.rank))
+    axes = range(2, x.rank)
+    made = mean_of(b, x, axes)
+    known = quantized.same_everywhere(x)
+    if known is None:
+        return made
+    sums = b.reduce("reduce_sum", quantized.centered(b, known), axes)  # in 32 bits, and exact
+    return quantized.accumulated(b, sums, known.scale / math.prod(x.shape[2:]), -1)
 
 
 @tosa_operator("GlobalMaxPool", types=FLOATS)
 def global_max_pool(b: GraphBuilder, x: Tensor) -> Tensor:
-    return b.reduce("reduce_max", x, range(2, x.rank), nan_mode=PROPAGATE)
+    axes = range(2, x.rank)
+    made = b.reduce("reduce_max", x, axes, nan_mode=PROPAGATE)
+    known = quantized.same_everywhere(x)
+    if known is None:
+        return made
+    return quantized.alike(made, known, b.reduce("reduce_max", known.ints, axes, nan_mode=PROPAGATE))

@@ -8,6 +8,7 @@ import numpy as np
 
 from vkep.tosa.graph import GraphBuilder, Tensor, Value
 from vkep.tosa.ops import quantized
+from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.ops.movement import tile_of
 from vkep.tosa.registry import FLOATS, constant_of, tosa_operator
 
@@ -35,12 +36,13 @@ def matmul(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
     known = quantized.product(x, y, max(x.rank, y.rank) - 1, y.rank - 1)
     if known is not None:
         left, right, scale, axis = known
-        ints = _matmul(b, left.ints, right.ints, "int32", left.zero, right.zero)
+        ints = batched(b, left.ints, right.ints, "int32", left.zero, right.zero)
         return quantized.accumulated(b, ints, scale, axis)
-    return _matmul(b, x, y, x.dtype, 0, 0)
+    # summed in float32, also of float16
+    return cast_to(b, batched(b, x, y, "float32", 0, 0), x.dtype)
 
 
-def _matmul(b: GraphBuilder, x: Tensor, y: Tensor, dtype: str, x_zero: int, y_zero: int) -> Tensor:
+def batched(b: GraphBuilder, x: Tensor, y: Tensor, dtype: str, x_zero: int, y_zero: int) -> Tensor:
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     rows, inner, columns = x.shape[-2], x.shape[-1], y.shape[-1]
     if math.prod(y.shape[:-2]) == 1:  # one matrix for all rows

@@ -2,7 +2,7 @@
 
 A DequantizeLinear says of its float result which integers it stands for (`Quantized`); an operator that knows integers
 works on those and says the same of its own result; the QuantizeLinear after it becomes one RESCALE. The float forms are
-made too, and dropped where nothing reads them.
+made too, and dropped where nothing reads them. uint8 is held as the int8 that is 128 less, zero point and all.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from vkep import dtypes
 from vkep.errors import Decline
 from vkep.tosa.graph import Array, GraphBuilder, Quantized, Tensor, Value
-from vkep.tosa.registry import constant_of, tosa_operator
+from vkep.tosa.held import flip
+from vkep.tosa.ops.casts import cast_to
+from vkep.tosa.registry import axis_of, constant_of, tosa_operator
 
 _HALF_LIMIT = 31
 
@@ -91,22 +94,19 @@ def described(b: GraphBuilder, known: Quantized, dtype: str = "float32") -> Tens
     return replace(floats, quantized=known)
 
 
-def _parameters(
-    b: GraphBuilder, x: Tensor, scale: Tensor, zero: Tensor | None, axis: int
-) -> tuple[Array, int, int, str]:
-    """Scale, zero point, axis (-1: one scale) and the integers' type."""
+_INTEGERS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)}
+
+
+def _parameters(scale: Tensor, zero: Tensor | None, dtype: str, x: Tensor, axis: int) -> tuple[Array, Array, int]:
+    """Scales and zero points (one, or one for each entry of the axis) and the axis (-1: one)."""
     scales = constant_of(scale, "the scale").reshape(-1)
-    if zero is None:
-        b.decline("no zero point: the integers are uint8, which TOSA computes with only in RESCALE")
-    zeros = constant_of(zero, "the zero point").reshape(-1)
-    if zeros.dtype != np.int8:
-        b.decline(f"integers of type {zeros.dtype}; TOSA computes with int8")
-    if len(set(zeros.tolist())) > 1:
-        b.decline("a zero point of its own for each channel")
-    return scales, int(zeros[0]), (axis % x.rank if scales.size > 1 else -1), "int8"
+    if scale.dtype != "float32" or dtype not in _INTEGERS:
+        raise Decline(f"a scale of {scale.dtype} and integers of {dtype}")
+    zeros = constant_of(zero, "the zero point").reshape(-1) if zero is not None else np.zeros(1)
+    return scales, zeros.astype(np.int64), axis_of(axis, x.rank) if max(scales.size, zeros.size) > 1 else -1
 
 
-@tosa_operator("DequantizeLinear", types=("int8", "int32"), since=10)
+@tosa_operator("DequantizeLinear", types=("int8", "uint8", "int16", "int32"), since=10)
 def dequantize_linear(
     b: GraphBuilder,
     x: Tensor,
@@ -124,8 +124,19 @@ def dequantize_linear(
             b.decline("int32 that is no constant, or has a zero point")
         scales = constant_of(scale, "the scale").reshape(-1)
         return described(b, Quantized(x, scales, 0, axis % max(x.rank, 1) if scales.size > 1 else -1))
-    scales, zero, where, _ = _parameters(b, x, scale, zero_point, axis)
-    return described(b, Quantized(x, scales, zero, where))
+    scales, zeros, where = _parameters(scale, zero_point, x.dtype, x, axis)
+    if x.dtype == "uint8":
+        x, zeros = flip(b, x), zeros - 128
+    if len(set(zeros.tolist())) == 1:
+        return described(b, Quantized(x, scales, int(zeros[0]), where))
+    # a zero point for each channel: constants are moved to the common zero point 0 where they still fit
+    if x.array is not None:
+        moved = x.array.astype(np.int64) - _along(zeros, x.rank, where)
+        if x.dtype == "int8" and moved.min() >= -128 and moved.max() <= 127:
+            return described(b, Quantized(b.constant(moved.astype(np.int8)), scales, 0, where))
+    floats = cast_to(b, x, "float32")
+    centered_ = b.sub(floats, b.constant(_along(zeros, x.rank, where), "float32"))
+    return b.mul(centered_, b.constant(_along(scales, x.rank, where), "float32"))
 
 
 @tosa_operator("QuantizeLinear", types=("float32",), since=10)
@@ -141,17 +152,40 @@ def quantize_linear(
     precision: int = 0,
     saturate: int = 1,
 ) -> Tensor:
-    if block_size or output_dtype or precision:
-        b.decline("blocks and output_dtype are not lowered")
-    scales, zero, where, dtype = _parameters(b, x, scale, zero_point, axis)
-    if x.quantized is not None and (x.quantized.axis < 0 or where < 0 or x.quantized.axis == where):
-        return rescale(b, x.quantized, scales, zero, dtype, where)
-    inverse = b.constant(_along(1 / scales.astype(np.float64), max(x.rank, 1), where), "float32")
+    wanted = dtypes.from_onnx(output_dtype) if output_dtype else None
+    dtype = zero_point.dtype if zero_point is not None else wanted.name if wanted is not None else "uint8"
+    if block_size or precision:
+        b.decline("blocks and precision are not lowered")
+    scales, zeros, where = _parameters(scale, zero_point, dtype, x, axis)
+    if dtype == "uint8":
+        return flip(b, _quantize(b, x, scales, zeros - 128, where, "int8"))
+    return _quantize(b, x, scales, zeros, where, dtype)
+
+
+def _quantize(b: GraphBuilder, x: Tensor, scales: Array, zeros: Array, where: int, dtype: str) -> Tensor:
+    zero = int(zeros[0]) if len(set(zeros.tolist())) == 1 else None
+    known = x.quantized
+    # RESCALE has zero points of 8 bits only
+    fits = zero is not None and (zero == 0 or dtype == "int8")
+    if known is not None and fits and (known.zero == 0 or known.ints.dtype != "int16"):
+        assert zero is not None
+        if known.axis < 0 or where < 0 or known.axis == where:
+            return rescale(b, known, scales, zero, dtype, where)
+    low, high = _INTEGERS[dtype]
+    if x.table is not None and zero is not None and where < 0 and dtype == "int8":
+        steps = x.table.outputs.astype(np.float32) / scales[0]
+        entries = np.clip(np.rint(np.nan_to_num(steps, nan=0.0)).astype(np.float64) + zero, low, high)
+        table = Value("int8", (256,), entries.astype(np.int8))
+        source = x.table.ints
+        return Tensor(b.op("table", [source.value, table], source.value.shape), source.perm, source.scalar)
+    rank = max(x.rank, 1)
+    inverse = b.constant(_along(1 / scales.astype(np.float64), rank, where), "float32")
     scaled = b.mul(x, inverse)
     # rounded before the zero point is added, as ONNX does: CAST rounds halves to even
     whole = b.elementwise("cast", b.clamp(scaled, -1e6, 1e6), dtype="int32")
-    moved = b.add(whole, b.fill(whole, zero)) if zero else whole
-    return b.elementwise("cast", b.clamp(moved, -128, 127), dtype=dtype)
+    if zero != 0:
+        whole = b.add(whole, b.constant(_along(zeros, rank, where), "int32"))
+    return b.elementwise("cast", b.clamp(whole, low, high), dtype=dtype)
 
 
 # ---- for the operators that know integers
@@ -206,10 +240,10 @@ def clamped(b: GraphBuilder, x: Tensor, floats: Tensor, low: float | None, high:
     return replace(floats, quantized=Quantized(ints, known.scale, known.zero))
 
 
-def added(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor) -> Tensor:
-    """A sum of floats, done on integers as well: both rescaled to a common scale with room in 32 bits."""
-    a, c = x.quantized, y.quantized
-    if a is None or c is None or a.axis >= 0 or c.axis >= 0 or a.ints.dtype != "int8" or c.ints.dtype != "int8":
+def added(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor, name: str = "add") -> Tensor:
+    """A sum (or difference) of floats, done on integers as well: both rescaled to a common scale with room in 32 bits."""
+    a, c = same_everywhere(x), same_everywhere(y)
+    if a is None or c is None:
         return floats
     common = 2.0 * max(float(a.scale.reshape(-1)[0]), float(c.scale.reshape(-1)[0])) / (1 << 20)
     scale = np.array([common])
@@ -217,11 +251,20 @@ def added(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor) -> Tensor:
         left, right = (rescale(b, q, scale, 0, "int32", -1) for q in (a, c))
     except Decline:  # no RESCALE for these scales: the floats stand
         return floats
-    return replace(floats, quantized=Quantized(b.add(left, right), scale, 0))
+    return replace(floats, quantized=Quantized(b.elementwise(name, left, right), scale, 0))
 
 
-def pooled(floats: Tensor, known: Quantized, ints: Tensor) -> Tensor:
-    """A maximum of floats that is also one of integers."""
+def multiplied(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor) -> Tensor:
+    """A product of floats, done on integers as well, exactly."""
+    a, c = same_everywhere(x), same_everywhere(y)
+    if a is None or c is None or a.ints.value is c.ints.value:
+        return floats
+    scale = np.asarray(a.scale, np.float64).reshape(-1) * np.asarray(c.scale, np.float64).reshape(-1)
+    return replace(floats, quantized=Quantized(b.mul(centered(b, a), centered(b, c)), scale, 0))
+
+
+def alike(floats: Tensor, known: Quantized, ints: Tensor) -> Tensor:
+    """Floats that stand for ``ints`` of the same scale and zero point."""
     return replace(floats, quantized=Quantized(ints, known.scale, known.zero))
 
 
@@ -229,3 +272,8 @@ def same_everywhere(x: Tensor) -> Quantized | None:
     """The int8 integers of one scale behind a tensor."""
     known = x.quantized
     return known if known is not None and known.axis < 0 and known.ints.dtype == "int8" else None
+
+
+def centered(b: GraphBuilder, known: Quantized) -> Tensor:
+    """int8 integers less their zero point, in 32 bits."""
+    return rescale(b, known, known.scale, 0, "int32", -1)

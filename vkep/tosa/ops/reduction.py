@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
-from vkep.tosa.ops.elementwise import cast_to, sqrt
+from vkep.tosa.ops.casts import cast_to
+from vkep.tosa.ops.power import sqrt
 from vkep.tosa.registry import FLOATS, NUMBERS, axis_of, constant_of, tosa_operator
 
 
@@ -25,6 +26,8 @@ def _extreme(b: GraphBuilder, name: str, x: Tensor, axes: Sequence[int]) -> Tens
     The emulation layer (0.11) starts them at the largest finite numbers, so that a row of infinities comes out finite:
     halved before and doubled after, it is infinite again, and every other number as it was.
     """
+    if x.dtype == "bool":
+        return b.reduce("reduce_any" if name == "reduce_max" else "reduce_all", x, axes)
     if x.dtype not in FLOATS:
         return b.reduce(name, x, axes, nan_mode=PROPAGATE)
     return b.mul(b.reduce(name, b.mul(x, b.fill(x, 0.5)), axes, nan_mode=PROPAGATE), b.fill(x, 2))
@@ -34,14 +37,15 @@ def _square(b: GraphBuilder, x: Tensor) -> Tensor:
     return b.mul(x, x)
 
 
+_ORDERED = (*NUMBERS, "int8", "bool")
 _REDUCTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor, Sequence[int]], Tensor], tuple[str, ...], int]] = {
-    "ReduceSum": (_sum, FLOATS, 13),
+    "ReduceSum": (_sum, NUMBERS, 13),
     "ReduceMean": (mean_of, FLOATS, 18),
-    "ReduceMax": (lambda b, x, a: _extreme(b, "reduce_max", x, a), NUMBERS, 18),
-    "ReduceMin": (lambda b, x, a: _extreme(b, "reduce_min", x, a), NUMBERS, 18),
+    "ReduceMax": (lambda b, x, a: _extreme(b, "reduce_max", x, a), _ORDERED, 18),
+    "ReduceMin": (lambda b, x, a: _extreme(b, "reduce_min", x, a), _ORDERED, 18),
     "ReduceProd": (lambda b, x, a: b.reduce("reduce_product", x, a), FLOATS, 18),
-    "ReduceSumSquare": (lambda b, x, a: _sum(b, _square(b, x), a), FLOATS, 18),
-    "ReduceL1": (lambda b, x, a: _sum(b, b.unary("abs", x), a), FLOATS, 18),
+    "ReduceSumSquare": (lambda b, x, a: _sum(b, _square(b, x), a), NUMBERS, 18),
+    "ReduceL1": (lambda b, x, a: _sum(b, b.unary("abs", x), a), NUMBERS, 18),
     "ReduceL2": (lambda b, x, a: sqrt(b, _sum(b, _square(b, x), a)), FLOATS, 18),
     "ReduceLogSum": (lambda b, x, a: b.unary("log", _sum(b, x, a)), FLOATS, 18),
     "ReduceLogSumExp": (lambda b, x, a: _log_sum_exp(b, x, a), FLOATS, 18),
@@ -125,7 +129,7 @@ def _normalized(b: GraphBuilder, x: Tensor, axes: Sequence[int], epsilon: float)
     return b.mul(centered, b.unary("rsqrt", b.add(variance, b.fill(x, epsilon))))
 
 
-@tosa_operator("LayerNormalization", types=("float32",))
+@tosa_operator("LayerNormalization", types=FLOATS)
 def layer_normalization(
     b: GraphBuilder,
     x: Tensor,
@@ -136,8 +140,22 @@ def layer_normalization(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> Tensor:
-    made = b.mul(_normalized(b, x, range(axis_of(axis, x.rank), x.rank), epsilon), scale)
+    axes = range(axis_of(axis, x.rank), x.rank)
+    made = b.mul(in_float32(b, x, lambda b, x: _normalized(b, x, axes, epsilon)), scale)
     return b.add(made, bias) if bias is not None else made
+
+
+@tosa_operator("RMSNormalization", types=FLOATS)
+def rms_normalization(
+    b: GraphBuilder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    axes = range(axis_of(axis, x.rank), x.rank)
+
+    def normalized(b: GraphBuilder, x: Tensor) -> Tensor:
+        mean = mean_of(b, _square(b, x), axes)
+        return b.mul(x, b.unary("rsqrt", b.add(mean, b.fill(x, epsilon))))
+
+    return b.mul(in_float32(b, x, normalized), scale)
 
 
 @tosa_operator("InstanceNormalization", types=("float32",), since=6)

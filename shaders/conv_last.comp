@@ -1,0 +1,78 @@
+// 2-D convolution of one group, channels last (NHWC), float16 with float32 sums, as a matrix product on cooperative matrices:
+// rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed weights
+// do: [taps, channels, out_channels]. The input is read in place, eight channels at a time.
+//
+// WHOLE_TAPS: channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is the split; PARTIAL stores
+// sums to partials[split, pixel, channel].
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#include "fastdiv.glsl"
+#include "cooperative.glsl"
+#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+    uint m; uint n; uint k; uint splits; uint split_k; uint height; uint width; \
+    uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
+    uint channels; uint channels_mul; uint channels_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \
+    uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
+    uint y_row; uint y_col; float alpha; EXTRA_PARAMS }
+#include "args.glsl"
+#include "epilogue.glsl"
+
+layout(constant_id = 18) const uint WHOLE_TAPS = 1;
+layout(constant_id = 20) const uint BAND = 8;
+
+TENSOR(T, Elements)
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
+
+Units x_units, w_units;
+uint row0, column0, k_end;
+int row_top[A_LOADS], row_left[A_LOADS];  // where the receptive fields of this lane's rows start in their images
+uint row_image[A_LOADS];                  // and where these images start in x
+uint stage_tap, stage_k;                  // WHOLE_TAPS: the stage's tap, and its first k
+
+void begin_stage(uint k) {
+    if (WHOLE_TAPS == 0) return;
+    stage_tap = fast_div(k, args.channels_mul, args.channels_shift);
+    stage_k = stage_tap * args.channels;
+}
+
+uvec4 load_a(uint, uint k, uint i) {
+    uint channel = k - stage_k, tap = stage_tap;
+    if (WHOLE_TAPS == 0) tap = fast_divmod(k, args.channels, args.channels_mul, args.channels_shift, channel);
+    uint tap_w, tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
+    uint h = uint(row_top[i] + int(tap_h * args.dilation_h)), v = uint(row_left[i] + int(tap_w * args.dilation_w));
+    bool inside = h < args.height && v < args.width && (WHOLE_K == 1 || k < k_end);
+    // Lanes outside load an element inside, so that loads need no branch.
+    uvec4 units = x_units.v[inside ? (row_image[i] + (h * args.width + v) * args.channels + channel) / 8 : 0];
+    return inside ? units : uvec4(0);
+}
+
+uvec4 load_b(uint column, uint k) {
+    if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
+    return w_units.v[(k * args.n + min(column0 + column, args.n - 8)) / 8];
+}
+#include "cooperative_store.glsl"
+#include "cooperative_tile.glsl"
+
+void main() {
+    uint split = gl_WorkGroupID.z, column_tiles = gl_NumWorkGroups.x, row_tiles = gl_NumWorkGroups.y;
+    uint flat_tile = gl_WorkGroupID.y * column_tiles + gl_WorkGroupID.x;
+    uint band = flat_tile / (BAND * column_tiles), rows = min(BAND, row_tiles - band * BAND);
+    uint in_band = flat_tile - band * BAND * column_tiles;
+    row0 = (band * BAND + in_band % rows) * TILE_M;
+    column0 = in_band / rows * TILE_N;
+    x_units = Units(operand(args.x, 0));
+    w_units = Units(operand(args.w, 1));
+    [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
+        uint row = min(row0 + a_row_of(gl_LocalInvocationIndex + i * LANES), args.m - 1), pixel, x_out;
+        uint image = fast_divmod(row, args.pixels, args.pixels_mul, args.pixels_shift, pixel);
+        uint y_out = fast_divmod(pixel, args.out_width, args.out_width_mul, args.out_width_shift, x_out);
+        row_image[i] = image * args.height * args.width * args.channels;
+        row_top[i] = int(y_out * args.stride_h) - int(args.pad_top);
+        row_left[i] = int(x_out * args.stride_w) - int(args.pad_left);
+    }
+    y0 = o0 = 0;
+    partial0 = split * args.m * args.n;
+    k_end = min((split + 1) * args.split_k, args.k);
+    multiply_tile(split * args.split_k, k_end);
+}

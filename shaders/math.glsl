@@ -1,0 +1,91 @@
+// Functions for fused expressions: where drivers differ, or are allowed more error than ONNX's users expect.
+#ifndef VKEP_MATH_GLSL
+#define VKEP_MATH_GLSL
+
+// clamp() may turn NaN into a number
+float limited(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+// Some drivers' tanh overflows for large arguments, and some clamp NaN away.
+float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }
+
+// 2 / pi in binary, after 32 zeros
+const uint TWO_OVER_PI[9] = uint[9](0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u,
+                                    0xfe5163abu, 0xdebbc561u);
+
+// 32 bits of 2 / pi from bit `shift` (below 32) of word `k` on
+uint two_over_pi(uint k, uint shift) { return (TWO_OVER_PI[k] << shift) | ((TWO_OVER_PI[k + 1u] >> 1u) >> (31u - shift)); }
+
+// A large x (2**13 and more, finite) modulo pi / 2, by an integer product with those bits of 2 / pi that matter (M. Payne,
+// R. Hanek, "Radian Reduction for Trigonometric Functions", SIGNUM 1983).
+float reduced_exactly(float x, out uint quadrant) {
+    uint bits = floatBitsToUint(abs(x)), mantissa = (bits & 0x7fffffu) | 0x800000u;
+    uint first = min((bits >> 23) - 120u, 134u);  // what lies before makes whole turns
+    uint word = first >> 5, shift = first & 31u, carry, high, middle, low, unused;
+    umulExtended(mantissa, two_over_pi(word + 2u, shift), low, unused);
+    umulExtended(mantissa, two_over_pi(word + 1u, shift), high, middle);
+    middle = uaddCarry(middle, low, carry);
+    high += mantissa * two_over_pi(word, shift) + carry;
+    quadrant = high >> 30;
+    high = (high << 2) | (middle >> 30);  // the quadrant's fraction, of 64 bits
+    middle <<= 2;
+    bool above = high >= 0x80000000u;  // nearer to the next quadrant
+    if (above) {
+        ++quadrant;
+        middle = ~middle + 1u;
+        high = ~high + (middle == 0u ? 1u : 0u);
+    }
+    float rest = (float(high) + float(middle) * 2.3283064365386963e-10) * 3.657295198167899e-10;  // 2**-32, pi / 2 * 2**-32
+    bool negative = x < 0.0;
+    if (negative) quadrant = 0u - quadrant;
+    return above != negative ? -rest : rest;
+}
+
+// x less the nearest multiple of pi / 2, and which multiple that is modulo 4. pi / 2 is taken in parts of few bits, so that
+// their products with the multiple are exact without a fused multiplication (W. Cody, W. Waite, 1980).
+float reduced(float x, out uint quadrant) {
+    if (!(abs(x) < 8192.0)) {
+        quadrant = 0u;
+        return abs(x) <= 3.4028235e38 ? reduced_exactly(x, quadrant) : uintBitsToFloat(0x7fc00000u);
+    }
+    float turns = roundEven(x * 0.6366197723675814);
+    precise float rest = x - turns * 1.5703125;
+    rest = rest - turns * 0.0004837512969970703125;
+    rest = rest - turns * 7.549533620476723e-8;
+    rest = rest - turns * 2.5633440682570896e-12;
+    quadrant = uint(int(turns));
+    return rest;
+}
+
+// both within pi / 4 of 0, by polynomials: Vulkan allows sin() and cos() an error of 2**-11
+float sine_near_0(float x) {
+    float z = x * x;
+    return x + x * z * (-0.16666655242443085 + z * (0.008332161232829094 - z * 0.00019515307212714106));
+}
+
+float cosine_near_0(float x) {
+    float z = x * x;
+    return 1.0 - 0.5 * z + z * z * (0.04166664555668831 + z * (-0.001388733508065343 + z * 2.4435124942101538e-05));
+}
+
+float accurate_sin(float x) {
+    uint quadrant;
+    float rest = reduced(x, quadrant);
+    float y = (quadrant & 1u) != 0u ? cosine_near_0(rest) : sine_near_0(rest);
+    if (abs(x) < 0.000244140625) return x;  // and -0
+    return (quadrant & 2u) != 0u ? -y : y;
+}
+
+float accurate_cos(float x) {
+    uint quadrant;
+    float rest = reduced(x, quadrant);
+    float y = (quadrant & 1u) != 0u ? sine_near_0(rest) : cosine_near_0(rest);
+    return ((quadrant + 1u) & 2u) != 0u ? -y : y;
+}
+
+float accurate_tan(float x) {
+    uint quadrant;
+    float rest = reduced(x, quadrant), s = sine_near_0(rest), c = cosine_near_0(rest);
+    if (abs(x) < 0.000244140625) return x;
+    return (quadrant & 1u) != 0u ? -c / s : s / c;
+}
+#endif

@@ -1,0 +1,58 @@
+"""Portable kernels against torch, whose results are kept as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.executorch.portable_cases import cases
+from vkep.executorch.portable import KERNELS
+from vkep.executorch.portable.registry import KERNELS as TABLE
+from vkep.executorch.portable.registry import kernel
+
+CASES = cases()
+EXPECTED: Any = np.load(Path(__file__).parent / "data" / "portable.npz")
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{k}-{name}" for k, (name, _) in enumerate(CASES)])
+def test_a_kernel_does_what_torch_does(number: int) -> None:
+    name, arguments = CASES[number]
+    one = KERNELS[f"aten::{name}"]
+    assert one.arguments == len(arguments)
+    with np.errstate(all="ignore"):
+        result = one.function(*arguments)
+    results = result if isinstance(result, tuple) else (result,)
+    wanted = [EXPECTED[f"{number}_{k}"] for k in range(len(results))]
+    assert f"{number}_{len(results)}" not in EXPECTED, "as many results as torch gives"
+    for got, want in zip(results, wanted, strict=True):
+        if want.size == 0 and got.size == 0:  # what inference does not need is left empty
+            continue
+        assert got.shape == want.shape
+        tolerance = 4e-3 if want.dtype == np.float16 else 2e-6
+        np.testing.assert_allclose(np.asarray(got).astype(want.dtype), want, rtol=10 * tolerance, atol=tolerance)
+
+
+def test_arguments_are_left_as_they_were() -> None:
+    for name, arguments in CASES:
+        before = [a.copy() for a in arguments if isinstance(a, np.ndarray)]
+        with np.errstate(all="ignore"):
+            KERNELS[f"aten::{name}"].function(*arguments)
+        after = [a for a in arguments if isinstance(a, np.ndarray)]
+        for old, new in zip(before, after, strict=True):
+            np.testing.assert_array_equal(old, new, err_msg=name)
+
+
+def test_most_kernels_have_a_case() -> None:
+    tested = {f"aten::{name}" for name, _ in CASES}
+    assert len(tested) >= 170
+    assert len(KERNELS) >= 280
+    assert tested <= set(KERNELS)
+
+
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="declared twice"):
+        kernel("add.out")(lambda self: self)
+    assert TABLE["aten::add.out"].arguments == 3

@@ -1,0 +1,137 @@
+"""What passes between regions: memory, submits, waits, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpu_shared
+from tests.mixed.harness import X, example
+
+
+def test_no_value_passes_through_the_host_between_regions(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vkep.device.tensor import DeviceTensor
+
+    session = opened(prefer="vgf_first")
+    session.run(None, {"x": X})
+    written, read = [], []
+    write, numpy = DeviceTensor.write, DeviceTensor.numpy
+    monkeypatch.setattr(DeviceTensor, "write", lambda self, a: (written.append(self.shape), write(self, a))[1])
+    monkeypatch.setattr(DeviceTensor, "numpy", lambda self: (read.append(self.shape), numpy(self))[1])
+    session.run(None, {"x": X})
+    assert written == [(1, 3, 8, 8)] and read == [(1, 3, 4, 4)]  # the input up, the output down
+
+
+def test_both_delegates_see_one_allocation(opened: Any) -> None:
+    session = opened(prefer="vgf_first")
+    session.run(None, {"x": X})
+    executable = session._parts.cache.latest
+    first, island, last = executable.steps
+    frame = executable._frames._idle[0].tensors
+    (recorded,) = first.runner._recordings.values()
+    bound = {(id(t.buffer), t.offset) for t in recorded._tensors.values()}
+    (handed,) = first.outputs
+    block = frame[handed].block
+    assert (id(block.buffer), block.offset) in bound
+    (plan,) = island.runner._idle
+    assert frame[handed].address in plan._bound  # the very address that the Vulkan kernels read
+    assert island.outputs[0] in last.inputs
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, timeline: Any) -> list[Any]:
+    """Submits (command buffers, GPU wait, value) and the host's waits (value, submitted so far), as they come."""
+    events: list[Any] = []
+    submit, wait = gpu_shared.PreparedSubmit.submit, gpu_shared.Timeline.wait
+
+    def on_submit(self: Any, wait_value: int | None = None) -> int:
+        value = submit(self, wait_value)
+        events.append(("submit", self.command_buffers, wait_value, value))
+        return value
+
+    def on_wait(self: Any, value: int | None = None, timeout_s: float | None = None) -> None:
+        events.append(("wait", self.submitted if value is None else value, timeline.submitted))
+        wait(self, value, timeout_s)
+
+    monkeypatch.setattr(gpu_shared.PreparedSubmit, "submit", on_submit)
+    monkeypatch.setattr(gpu_shared.Timeline, "wait", on_wait)
+    return events
+
+
+@pytest.mark.parametrize("sync_mode", ["timeline", "none"])
+def test_the_host_never_blocks_between_regions(opened: Any, monkeypatch: pytest.MonkeyPatch, sync_mode: str) -> None:
+    """All regions are one submit; what the host waits for before it is the run before, which has ended."""
+    session = opened(prefer="vgf_first", sync_mode=sync_mode)
+    session.run(None, {"x": X})
+    timeline = session.context.timeline
+    before = timeline.submitted
+    events = spied(monkeypatch, timeline)
+    session.run(None, {"x": X})
+    (submit,) = [e for e in events if e[0] == "submit"]
+    first, island, last = session._parts.cache.latest.steps
+    (one,), (two,) = first.runner._recordings.values(), last.runner._recordings.values()
+    (plan,) = island.runner._idle
+    assert submit[1] == (one.commands, *plan.buffers((False, False, False)), two.commands)
+    assert all(e[1] <= before for e in events[: events.index(submit)] if e[0] == "wait")
+    assert events[-1] == ("wait", submit[3], submit[3])  # the result is fetched
+
+
+def test_timeline_mode_waits_on_the_gpu_for_other_sessions(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = [opened(prefer="vgf_first", sync_mode="timeline") for _ in range(2)]
+    for session in sessions:
+        session.run(None, {"x": X})
+    events = spied(monkeypatch, sessions[0].context.timeline)
+    for session in sessions:
+        session.run(None, {"x": X})
+    submits = [e for e in events if e[0] == "submit"]
+    assert len(submits) == 2
+    assert submits[1][2] == submits[0][3]
+
+
+def test_queue_wait_idle_mode_stops_at_every_boundary(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened(prefer="vgf_first", sync_mode="queue_wait_idle")
+    session.run(None, {"x": X})
+    idle: list[int] = []
+    wait = type(session.context).wait_idle
+    monkeypatch.setattr(
+        type(session.context), "wait_idle", lambda self: (idle.append(self.timeline.submitted), wait(self))[1]
+    )
+    events = spied(monkeypatch, session.context.timeline)
+    session.run(None, {"x": X})
+    assert [e[3] for e in events if e[0] == "submit"] == idle and len(idle) == 3
+
+
+def test_execute_lines_of_both_delegates(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+    session = opened(prefer="vgf_first")
+    session.run(None, {"x": X})
+    caplog.set_level("DEBUG", "gpu_shared.delegate")
+    session.run(None, {"x": X})
+    lines = [r.getMessage().split(":")[0] for r in caplog.records]
+    assert lines.count("[vulkan] execute") == 1 and lines.count("[vgf] execute") == 2
+
+
+def test_the_regions_of_a_run_are_timed(opened: Any) -> None:
+    session = opened(prefer="vgf_first")
+    session.run(None, {"x": X})
+    executable = session._parts.cache.latest
+    regions = executable.profile({"x": X}, {})
+    assert [name.split(":")[0] for name, _ in regions] == ["vgf", "vulkan", "vgf"]
+    assert all(ns > 0 for _, ns in regions)
+    (y,) = session.run(None, {"x": X})
+    assert np.abs(y - example.reference(X)).max() <= 1e-6
+
+
+def test_bound_outputs_stay_on_the_device(opened: Any) -> None:
+    session = opened(prefer="vgf_first")
+    binding = session.io_binding()
+    source, target = session.device_tensor(X), session.empty_device_tensor((1, 3, 4, 4))
+    binding.bind_input("x", source)
+    binding.bind_output("y", target)
+    for _ in range(3):
+        session.run_with_iobinding(binding)
+    np.testing.assert_allclose(target.numpy(), example.reference(X), atol=1e-6)
+    binding.bind_output("y", device="gpu")
+    session.run_with_iobinding(binding)
+    (y,) = binding.copy_outputs_to_cpu()
+    np.testing.assert_allclose(y, example.reference(X), atol=1e-6)

@@ -1,0 +1,108 @@
+"""Random operators: their distributions, what a seed keeps, and that runs without one differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from tests.ops.cases import graph_of, model_of, on_vulkan
+from vkep import InferenceSession
+from vkep.kernels.random import RANDOM
+from vkep.lowering.builder import Builder
+from vkep.plan.records import FRESH, Slot
+
+pytestmark = pytest.mark.usefixtures("vulkan")
+
+UNSEEDED: dict[str, dict[str, Any]] = {
+    "RandomNormal": {"shape": [512]},
+    "RandomUniform": {"shape": [512]},
+    "RandomNormalLike": {},
+    "RandomUniformLike": {},
+    "Bernoulli": {},
+    "Multinomial": {"sample_size": 256},
+}
+
+
+@pytest.mark.parametrize("op_type", UNSEEDED)
+def test_runs_without_a_seed_differ_and_runs_with_one_repeat(op_type: str) -> None:
+    attributes = UNSEEDED[op_type]
+    shape = (2, 3) if op_type == "Multinomial" else (512,)
+    values = {} if "shape" in attributes else {"x": np.full(shape, 0.5, np.float32)}
+    for seed in ({}, {"seed": 4.0}):
+        model = model_of(op_type, values, opset=22, **attributes, **seed)
+        with InferenceSession(model, fallback="error") as session:
+            runs = [session.run(None, values)[0] for _ in range(3)]
+            with InferenceSession(model, fallback="error") as other:
+                elsewhere = other.run(None, values)[0]
+        same = [np.array_equal(a, b) for a, b in zip(runs, [*runs[1:], elsewhere], strict=True)]
+        assert same == [bool(seed)] * 3
+
+
+def test_draws_of_one_plan_differ_and_share_a_slot() -> None:
+    nodes = [helper.make_node("RandomNormal", [], [name], shape=[100]) for name in ("a", "b")]
+    nodes += [helper.make_node("RandomNormal", [], [name], shape=[100], seed=1.0) for name in ("c", "d")]
+    with InferenceSession(graph_of(nodes, {}, ["a", "b", "c", "d"]), fallback="error") as session:
+        first, second = session.run(None, {}), session.run(None, {})
+    assert not np.array_equal(first[0], first[1])
+    assert not np.array_equal(first[2], first[3])
+    assert [np.array_equal(a, b) for a, b in zip(first, second, strict=True)] == [False, False, True, True]
+
+
+def test_other_plans_have_no_slot_to_fill() -> None:
+    assert Slot(FRESH) != Slot(0)
+    assert Builder.fresh_bits(object()).storage.port == FRESH  # type: ignore[arg-type]
+    assert [o.name for o in RANDOM.operands] == ["y", "fresh"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("made", [TensorProto.INT32, TensorProto.INT64])
+def test_multinomial_follows_its_probabilities(dtype: Any, made: int) -> None:
+    chances = np.array([[0.1, 0.2, 0.7], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]])
+    with np.errstate(divide="ignore"):
+        logits = (np.log(chances) + 3).astype(dtype)  # need not be normalised
+    model = model_of("Multinomial", {"x": logits}, opset=22, sample_size=1 << 14, seed=2.0, dtype=made)
+    got = on_vulkan(model, {"x": logits})[0]
+    assert got.dtype == helper.tensor_dtype_to_np_dtype(made)
+    assert got.shape == (3, 1 << 14)
+    shares = np.stack([np.bincount(row, minlength=3) / row.size for row in got])
+    np.testing.assert_allclose(shares, chances, atol=0.015)
+    assert not shares[chances == 0].any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_dropout_in_training(dtype: Any, seed: int | None) -> None:
+    x = np.arange(1, 1 + (1 << 14)).astype(dtype) / dtype(1 << 14)
+    values = {"x": x, "ratio": np.array(0.25, dtype), "training": np.array(True)}
+    attributes = {} if seed is None else {"seed": seed}
+    model = model_of("Dropout", values, outputs=("y", "mask"), constants=("ratio", "training"), opset=22, **attributes)
+    y, mask = on_vulkan(model, values)
+    assert mask.dtype == np.bool_
+    assert abs(mask.mean() - 0.75) < 0.02
+    np.testing.assert_allclose(y, np.where(mask, x.astype(np.float64) / 0.75, 0), rtol=2 * np.finfo(dtype).eps)
+
+
+def test_dropout_of_everything_is_declined() -> None:
+    values = {"x": np.ones(3, np.float32), "ratio": np.array(1, np.float32), "training": np.array(True)}
+    model = model_of("Dropout", values, constants=("ratio", "training"), opset=22)
+    with pytest.raises(Exception, match=r"ratio is 1.0, expected at least 0 and below 1"):
+        on_vulkan(model, values)
+
+
+def test_bias_dropout_in_training() -> None:
+    values = {
+        "data": np.full((64, 64), 2, np.float32),
+        "bias": np.ones(64, np.float32),
+        "residual": np.full((64, 64), 10, np.float32),
+        "ratio": np.array(0.5, np.float32),
+        "training": np.array(True),
+    }
+    model = model_of(
+        "BiasDropout", values, outputs=("y", "mask"), constants=("ratio", "training"), domain="com.microsoft", seed=3
+    )
+    y, mask = on_vulkan(model, values)
+    np.testing.assert_array_equal(y, np.where(mask, 16, 10).astype(np.float32))
+    assert abs(mask.mean() - 0.5) < 0.05

@@ -1,0 +1,68 @@
+"""Outputs in host memory: kernels' results go into ONNX Runtime's own buffers, with no array in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ort.conftest import OpenSession, graph
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each output that was made elsewhere and copied."""
+    from vkep.ort.fused import FusedNode
+
+    seen: list[int] = []
+    original = FusedNode._write
+
+    def spy(self: Any, tensor: Any, array: Any) -> None:
+        seen.append(array.nbytes)
+        original(self, tensor, array)
+
+    monkeypatch.setattr(FusedNode, "_write", spy)
+    return seen
+
+
+@pytest.mark.parametrize("rows", ["3", "n"])
+def test_an_island_writes_where_onnxruntime_wants_it(session: OpenSession, written: list[int], rows: str) -> None:
+    text = f"g (float[{rows},4] x) => (float[{rows},4] y, bool[{rows},4] z) {{ y = Add(x, x) z = Less(x, y) }}"
+    made = session(graph(text), io="host")
+    for scale in (1, -2):
+        y, z = made.run(None, {"x": scale * X})
+        np.testing.assert_array_equal(y, 2 * scale * X)
+        np.testing.assert_array_equal(z, scale * X < y)
+    assert written == []
+
+
+def test_what_no_island_makes_is_copied(session: OpenSession, written: list[int]) -> None:
+    made = session(graph("g (float[3,4] x) => (float[3,4] y, int64[2] s) { y = Add(x, x) s = Shape(x) }"), io="host")
+    y, s = made.run(None, {"x": X})
+    np.testing.assert_array_equal(y, 2 * X)
+    np.testing.assert_array_equal(s, [3, 4])
+
+
+def test_an_output_that_a_later_part_reads(session: OpenSession) -> None:
+    """NonZero's count is read between two islands; the first island's output is a result too."""
+    text = "g (float[3,4] x) => (float[3,4] y, int64[2,k] i) { y = Sub(x, x) z = Greater(x, y) i = NonZero(z) }"
+    made = session(graph(text), io="host")
+    y, i = made.run(None, {"x": X})
+    np.testing.assert_array_equal(y, np.zeros_like(X))
+    np.testing.assert_array_equal(i, np.array(np.nonzero(X > 0)))
+
+
+def test_results_of_two_runs_are_two_arrays(session: OpenSession) -> None:
+    made = session(graph("g (float[3,4] x) => (float[3,4] y) { y = Add(x, x) }"), io="host")
+    first = made.run(None, {"x": X})[0]
+    kept = first.copy()
+    made.run(None, {"x": -X})
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_a_zero_sized_output(session: OpenSession) -> None:
+    made = session(graph("g (float[n,4] x) => (float[n,4] y) { y = Add(x, x) }"), io="host")
+    assert made.run(None, {"x": np.zeros((0, 4), np.float32)})[0].shape == (0, 4)

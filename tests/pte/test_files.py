@@ -1,0 +1,187 @@
+"""Programs as files: what is decoded, and ten thousand damaged ones that are refused or decoded, never worse."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkep.errors import InvalidPteError, UnsupportedProgramError, VkepError
+from vkep.executorch.program import DecodedProgram
+from vkep.pte import schema
+from vkep.pte.container import PtdFile, PteFile
+from vkep.pte.steps import DelegateStep, KernelStep
+from vkep.pte.values import TensorValue
+
+DATA = Path(__file__).parents[1] / "executorch" / "data"
+GIVEN = sorted((DATA / "given").glob("*.pte"))
+SPECIAL = sorted((DATA / "special").glob("*.pte"))
+CASES = 10_000
+
+
+def read(name: str) -> bytes:
+    return (DATA / name).read_bytes()
+
+
+def decode(data: bytes) -> DecodedProgram:
+    return DecodedProgram(data)
+
+
+# ---- what is there
+
+
+def test_the_mixed_program() -> None:
+    decoded = DecodedProgram(DATA / "given" / "unified_vgf_and_vk.pte")
+    method = decoded.methods["forward"]
+    assert [d.backend for d in method.delegates] == ["VgfBackend", "VulkanBackend", "VgfBackend"]
+    assert [type(s) for s in method.steps] == [DelegateStep] * 3
+    assert dict(method.delegates[1].compile_specs)["gpu_shared_group_id"] == b"7"
+    assert method.arenas == (0, 960) and decoded.has_graphs and len(decoded.named_data) == 3
+    (x,) = (method.values[i] for i in method.inputs)
+    assert isinstance(x, TensorValue) and x.dtype == np.float32 and x.sizes == (1, 3, 8, 8) and x.is_static
+
+
+def test_operators_outside_delegates() -> None:
+    method = DecodedProgram(DATA / "given" / "none.pte").methods["forward"]
+    assert method.kernels[:3] == ["aten::permute_copy.out", "aten::avg_pool2d.out", "aten::index_select.out"]
+    first = method.steps[0]
+    assert isinstance(first, KernelStep) and len(first.arguments) == 2 and len(first.writes) == 1
+
+
+def test_several_methods_and_constants_of_a_program() -> None:
+    decoded = DecodedProgram(DATA / "special" / "methods.pte")
+    assert set(decoded.methods) == {"forward", "other", "version", "ratio", "flag"}
+    assert [decoded.methods["version"].values[i] for i in decoded.methods["version"].outputs] == [7]
+
+
+def test_a_data_file() -> None:
+    data = PtdFile(DATA / "special" / "external.ptd")
+    assert set(data.layouts) == {"linear.weight", "linear.bias"}
+    assert data.layouts["linear.weight"].sizes == (32, 32) and len(data.named_data["linear.bias"]) == 128
+    with pytest.raises(UnsupportedProgramError, match=r"'linear\.weight' is in none of the data files") as caught:
+        DecodedProgram(DATA / "special" / "external.pte")
+    assert len(caught.value.missing) == 2
+
+
+# ---- what is wrong with a file
+
+
+def test_no_program() -> None:
+    with pytest.raises(InvalidPteError, match=r"no \.pte file"):
+        decode(b"\x08\0\0\0ONNX" + bytes(64))
+    with pytest.raises(InvalidPteError):
+        decode(b"")
+    with pytest.raises(FileNotFoundError):
+        DecodedProgram(DATA / "nowhere.pte")
+    with pytest.raises(TypeError, match="expected a path or bytes"):
+        DecodedProgram(3)  # type: ignore[arg-type]
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.pte").touch()
+    with pytest.raises(InvalidPteError, match="is empty"):
+        DecodedProgram(tmp_path / "empty.pte")
+
+
+def test_a_format_from_the_future() -> None:
+    data = bytearray(read("given/none.pte"))
+    data[4:8] = b"ET13"
+    with pytest.raises(UnsupportedProgramError, match=r"format ET13; vkep reads ET12"):
+        decode(bytes(data))
+
+
+def test_a_schema_version_from_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "VERSION", -1)
+    with pytest.raises(UnsupportedProgramError, match="schema version 0; vkep reads version -1"):
+        decode(read("given/none.pte"))
+
+
+@pytest.mark.parametrize("name", ["given/none.pte", "given/unified_vgf_and_vk.pte", "given/cnn_vk.pte"])
+def test_cut_off_anywhere(name: str) -> None:
+    data = read(name)
+    last = 0
+    for segment in PteFile(data).program.segments:
+        last = max(last, segment.offset + segment.size)
+    (base,) = struct.unpack_from("<Q", data, 24)
+    for length in [*range(0, 64), *range(64, base + last, 97), base + last - 1]:
+        with pytest.raises(InvalidPteError):
+            decode(data[:length])
+
+
+@pytest.mark.parametrize("name", ["unknown backend", "unknown operator"])
+def test_everything_missing_is_named_at_once(name: str) -> None:
+    data = read("given/vk.pte")
+    if name == "unknown backend":
+        with pytest.raises(UnsupportedProgramError, match="backend 'XulkanBackend'; known: VulkanBackend, VgfBackend"):
+            decode(data.replace(b"VulkanBackend", b"XulkanBackend"))
+        return
+    data = read("given/none.pte").replace(b"aten::sin", b"aten::win").replace(b"aten::gather", b"aten::father")
+    with pytest.raises(UnsupportedProgramError) as caught:
+        decode(data)
+    assert caught.value.missing == (
+        "forward: operator aten::father.out: no portable kernel",
+        "forward: operator aten::win.out: no portable kernel",
+    )
+
+
+def test_a_buffer_that_the_exporter_lost() -> None:
+    with pytest.raises(UnsupportedProgramError, match="alias_buffer_mutations"):
+        DecodedProgram(DATA / "special" / "counter_lost.pte")
+
+
+# ---- ten thousand damaged files
+
+
+def damaged(data: bytes, random_: random.Random) -> bytes:
+    """The file with some bytes, numbers or ranges changed."""
+    changed = bytearray(data)
+    for _ in range(random_.choice((1, 1, 2, 5, 20))):
+        at = random_.randrange(len(changed))
+        kind = random_.randrange(5)
+        if kind == 0:
+            changed[at] ^= 1 << random_.randrange(8)
+        elif kind == 1:
+            changed[at] = random_.choice((0, 1, 0x7F, 0x80, 0xFF))
+        elif kind == 2:
+            at -= at % 4
+            value = random_.choice((0, 1, 2**31 - 1, 2**31, 2**32 - 1, len(data), random_.getrandbits(32)))
+            changed[at : at + 4] = struct.pack("<I", value)
+        elif kind == 3:
+            end = min(at + random_.randrange(1, 64), len(changed))
+            changed[at:end] = bytes(end - at)
+        else:
+            source = random_.randrange(len(changed))
+            part = changed[source : source + random_.randrange(1, 64)]
+            changed[at : at + len(part)] = part
+    return bytes(changed)
+
+
+def test_ten_thousand_damaged_files() -> None:
+    """Each is refused with one of vkep's errors, or decodes. What a kernel would be given is checked as well as the file."""
+    random_ = random.Random(20)
+    files = [read(f"{p.parent.name}/{p.name}") for p in (*GIVEN, *SPECIAL) if p.stat().st_size < 10_000]
+    assert len(files) > 15
+    refused = 0
+    for number in range(CASES):
+        data = damaged(files[number % len(files)], random_)
+        try:
+            decode(data)
+        except (InvalidPteError, UnsupportedProgramError) as error:
+            assert str(error)
+            refused += 1
+    assert CASES * 0.2 < refused < CASES
+
+
+def test_damaged_data_files() -> None:
+    random_ = random.Random(21)
+    data = read("special/external.ptd")
+    program: Any = DATA / "special" / "external.pte"
+    for _ in range(500):
+        try:
+            DecodedProgram(program, [damaged(data, random_)])
+        except VkepError as error:
+            assert isinstance(error, (InvalidPteError, UnsupportedProgramError))

@@ -1,0 +1,1 @@
+"""Which TOSA operators the lowering reaches."""

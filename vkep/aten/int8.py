@@ -1,0 +1,244 @@
+"""Operators on int8 activations with per-tensor scales (``q8ta``) and weights with a scale for each output channel (``q8csw``).
+
+They compute in float32 over dequantized values, and quantize the result: what the reference functions of ExecuTorch's
+``custom_ops_lib`` do. Weights and per-channel values may be longer than the result needs (rows are padded to multiples of
+four). The sums of the weights that these operators carry serve integer kernels and are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.aten.builder import FLOAT, INT8, MICROSOFT, UINT8, GraphBuilder, Val
+from vkep.aten.convolution import convolved
+from vkep.aten.quantization import dequantized, quantized
+from vkep.aten.registry import aten
+
+
+def activation_in(b: GraphBuilder, x: Val, scale: float, zero_point: int) -> Val:
+    """An activation in float32: dequantized, or rounded to the values that int8 can hold where it is floating point."""
+    if x.is_float:
+        x = quantized(b, x, scale, zero_point, -128, 127)
+    return dequantized(b, x, scale, zero_point)
+
+
+def activation_out(b: GraphBuilder, x: Val, activation: str, scale: float, zero_point: int) -> Val:
+    if activation not in ("none", "relu"):
+        b.decline(f"activation {activation!r}; expected 'none' or 'relu'")
+    x = b.op("Relu", x) if activation == "relu" else x
+    return quantized(b, x, scale, zero_point, -128, 127, INT8)
+
+
+def cut(b: GraphBuilder, x: Val, axis: int, length: int | None) -> Val:
+    """The first ``length`` of an axis."""
+    return x if length is None or x.dims[axis] == length else b.slice(x, axis, 0, length)
+
+
+def linear8(b: GraphBuilder, x: Val, weights: Val, scales: Val, bias: Val | None) -> Val:
+    """``x @ (weights * scales).T + bias`` with int8 weights [out, in]; ``x`` is float32.
+
+    Constant weights whose rows divide into blocks of 16 and more stay bytes on the device.
+    """
+    count, width = b.results[0].dims[-1], x.dims[-1]
+    dims = [*x.dims[:-1], count]
+    scales = b.cast(cut(b, scales, 0, count), FLOAT)
+    if count is not None and width is not None and width % 16 == 0 and weights.weight is not None and x.rank > 1:
+        size = min(width & -width, 256)
+        shape = (count, width // size, size)
+        # com.microsoft.MatMulNBits takes codes around 128
+        codes = b.derived(weights, "codes", lambda a: (a[:count, :width] ^ -128).view(np.uint8), shape, UINT8)
+        each = b.op("Expand", b.unsqueeze(scales, [1]), b.ints(shape[:2]), dims=shape[:2])
+        out = b.op(
+            "MatMulNBits", x, codes, each, domain=MICROSOFT, K=width, N=count, bits=8, block_size=size, dims=dims
+        )
+    else:
+        weights = cut(b, cut(b, weights, 0, count), 1, width)
+        out = b.op("MatMul", x, b.transpose(b.cast(weights, FLOAT), (1, 0)), dims=dims)
+        out = b.op("Mul", out, scales)
+    return out if bias is None else b.op("Add", out, b.cast(cut(b, bias, 0, count), FLOAT))
+
+
+@aten("aten._weight_int8pack_mm.default")
+def weight_int8pack_mm(b: GraphBuilder, x: Val, mat2: Val, scales: Val) -> Val:
+    return linear8(b, b.cast(x, FLOAT), mat2, b.reshape(scales, [-1]), None)
+
+
+@aten("et_vk.linear_q8ta_q8csw.default")
+def linear_q8ta_q8csw(
+    b: GraphBuilder,
+    x: Val,
+    input_scale: float,
+    input_zero_point: int,
+    weights: Val,
+    weight_sums: object,
+    weight_scales: Val,
+    bias: Val | None = None,
+) -> Val:
+    return linear8(b, activation_in(b, x, input_scale, input_zero_point), weights, weight_scales, bias)
+
+
+@aten("et_vk.q8ta_linear.default", "et_vk.q8ta_linear_gemv.default")
+def q8ta_linear(
+    b: GraphBuilder,
+    x: Val,
+    input_scale: float,
+    input_zero_point: int,
+    weights: Val,
+    weight_sums: object,
+    weight_scales: Val,
+    output_scale: float,
+    output_zero_point: int,
+    bias: Val | None = None,
+    activation: str = "none",
+) -> Val:
+    out = linear8(b, activation_in(b, x, input_scale, input_zero_point), weights, weight_scales, bias)
+    return activation_out(b, out, activation, output_scale, output_zero_point)
+
+
+def _kernel(b: GraphBuilder, rows: Val, scales: Val, channels: int, per_group: int, size: Sequence[int]) -> Val:
+    """A float32 kernel [channels, per group, height, width] from rows of int8 [channels, height * width * per group]."""
+    rows = cut(b, cut(b, rows, 0, channels), 1, per_group * size[0] * size[1])
+    scaled = b.op("Mul", b.cast(rows, FLOAT), b.unsqueeze(b.cast(cut(b, scales, 0, channels), FLOAT), [1]))
+    return b.transpose(b.reshape(scaled, [channels, *size, per_group]), (0, 3, 1, 2))
+
+
+@aten("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default")
+def q8ta_conv2d(
+    b: GraphBuilder,
+    x: Val,
+    input_scale: float,
+    input_zero_point: int,
+    weights: Val,
+    weight_sums: object,
+    weight_scales: Val,
+    output_scale: float,
+    output_zero_point: int,
+    bias: Val | None,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: str,
+) -> Val:
+    channels, inputs = _channels(b, x)
+    kernel = _kernel(b, weights, weight_scales, channels, inputs // groups, kernel_size)
+    bias = bias and cut(b, bias, 0, channels)
+    x = activation_in(b, x, input_scale, input_zero_point)
+    out = convolved(b, x, kernel, bias, stride, padding, dilation, False, (), groups)
+    return activation_out(b, out, activation, output_scale, output_zero_point)
+
+
+@aten("et_vk.q8ta_conv2d_dw.default")
+def q8ta_conv2d_dw(
+    b: GraphBuilder,
+    x: Val,
+    input_scale: float,
+    input_zero_point: int,
+    weights: Val,
+    weight_sums: object,
+    weight_scales: Val,
+    output_scale: float,
+    output_zero_point: int,
+    bias: Val | None,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: str,
+) -> Val:
+    """Depthwise; the weights lie as [height, width, channels]."""
+    channels, _ = _channels(b, x)
+    rows = b.transpose(b.reshape(weights, [kernel_size[0] * kernel_size[1], weights.shape[-1]]), (1, 0))
+    kernel = _kernel(b, rows, weight_scales, channels, 1, kernel_size)
+    bias = bias and cut(b, bias, 0, channels)
+    x = activation_in(b, x, input_scale, input_zero_point)
+    out = convolved(b, x, kernel, bias, stride, padding, dilation, False, (), groups)
+    return activation_out(b, out, activation, output_scale, output_zero_point)
+
+
+@aten("et_vk.q8ta_conv2d_transposed.default")
+def q8ta_conv2d_transposed(
+    b: GraphBuilder,
+    x: Val,
+    input_scale: float,
+    input_zero_point: int,
+    weights: Val,
+    weight_sums: object,
+    weight_scales: Val,
+    output_scale: float,
+    output_zero_point: int,
+    bias: Val | None,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: str,
+) -> Val:
+    channels, inputs = _channels(b, x)
+    kernel = _kernel(b, weights, weight_scales, channels, inputs // groups, kernel_size)
+    if groups > 1:  # output channels to the second axis, within their group
+        each, per_group = channels // groups, inputs // groups
+        kernel = b.transpose(b.reshape(kernel, [groups, each, per_group, *kernel_size]), (0, 2, 1, 3, 4))
+        kernel = b.reshape(kernel, [inputs, each, *kernel_size])
+    else:
+        kernel = b.transpose(kernel, (1, 0, 2, 3))
+    bias = bias and cut(b, bias, 0, channels)
+    x = activation_in(b, x, input_scale, input_zero_point)
+    out = convolved(b, x, kernel, bias, stride, padding, dilation, True, output_padding, groups)
+    return activation_out(b, out, activation, output_scale, output_zero_point)
+
+
+def _channels(b: GraphBuilder, x: Val) -> tuple[int, int]:
+    """Channels of the result and of the input."""
+    out, inputs = b.results[0].dims[1], x.dims[1]
+    if out is None or inputs is None:
+        b.decline("a count of channels that is known only while running")
+    return out, inputs
+
+
+@aten("et_vk.q8ta_add.default")
+def q8ta_add(
+    b: GraphBuilder,
+    input_a: Val,
+    input_b: Val,
+    input_a_scale: float,
+    input_a_zero_point: int,
+    input_b_scale: float,
+    input_b_zero_point: int,
+    output_scale: float,
+    output_zero_point: int,
+    alpha: float,
+) -> Val:
+    left = activation_in(b, input_a, input_a_scale, input_a_zero_point)
+    right = activation_in(b, input_b, input_b_scale, input_b_zero_point)
+    right = right if alpha == 1 else b.op("Mul", right, b.number(alpha, FLOAT))
+    return activation_out(b, b.op("Add", left, right), "none", output_scale, output_zero_point)
+
+
+@aten("et_vk.q8ta_relu.default")
+def q8ta_relu(
+    b: GraphBuilder, x: Val, input_scale: float, input_zero_point: int, output_scale: float, output_zero_point: int
+) -> Val:
+    x = activation_in(b, x, input_scale, input_zero_point)
+    return activation_out(b, x, "relu", output_scale, output_zero_point)
+
+
+@aten("et_vk.q8ta_pixel_shuffle.default")
+def q8ta_pixel_shuffle(
+    b: GraphBuilder,
+    x: Val,
+    input_scale: float,
+    input_zero_point: int,
+    output_inv_scale: float,
+    output_zero_point: int,
+    upscale_factor: int,
+) -> Val:
+    x = activation_in(b, x, input_scale, input_zero_point)
+    out = b.op("DepthToSpace", x, blocksize=upscale_factor, mode="CRD", dims=[None] * x.rank)
+    return activation_out(b, out, "none", 1.0 / output_inv_scale, output_zero_point)

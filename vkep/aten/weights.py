@@ -1,0 +1,45 @@
+"""Constants of a Vulkan delegate as weights: views of the program's bytes, and what is rearranged from them when used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.graph.weights import Weight, array_key
+
+
+class BufferWeight(Weight):
+    """A weight that lies in bytes that somebody else keeps (a mapped .pte file): nothing is copied."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], elem_type: int, buffer: memoryview) -> None:
+        super().__init__(name, shape, elem_type)
+        self._buffer = buffer
+
+    def array(self) -> np.ndarray:
+        dtype = dtypes.from_onnx(self.elem_type)
+        assert dtype is not None  # the importer makes no other
+        count = int(np.prod(self.shape, dtype=np.int64))
+        return np.frombuffer(self._buffer, dtype.numpy, count).reshape(self.shape)
+
+
+class DerivedWeight(Weight):
+    """A weight in another order: made from ``base`` each time that its values are asked for, never kept."""
+
+    def __init__(
+        self,
+        base: Weight,
+        how: str,
+        transform: Callable[[np.ndarray], np.ndarray],
+        shape: tuple[int, ...],
+        elem_type: int,
+    ) -> None:
+        super().__init__(f"{base.name}/{how}", shape, elem_type)
+        self._base, self._transform = base, transform
+
+    def array(self) -> np.ndarray:
+        return np.ascontiguousarray(self._transform(self._base.array())).reshape(self.shape)
+
+    def _digest(self) -> str:
+        return array_key(self.array())

@@ -1,0 +1,130 @@
+"""Memory that another owner made, as blocks and tensors: an application's own buffers feed a session without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu_shared.external import ImportedBuffer, MemorySource
+from vkep.device.finalize import on_end
+from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DTYPES, DType
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext, SharedResource
+    from vkep.device.delegate import VulkanDelegate
+
+#: what kernels count on of the first byte of a tensor: they read up to 16 bytes at once
+ALIGNMENT = 16
+
+
+class ExternalBlock:
+    """A part of an imported buffer, with what readers ask of a `DeviceBlock`. Nobody allocates from it or frees it."""
+
+    def __init__(self, buffer: ImportedBuffer, offset: int, size: int) -> None:
+        self.buffer, self.offset = buffer, offset
+        self.size = self.requested = size
+        self.address = buffer.address + offset
+
+    @property
+    def mapped(self) -> memoryview | None:
+        """The bytes, where the host sees them. Raises `ClosedError`."""
+        whole = self.buffer.mapped
+        return None if whole is None else whole[self.offset : self.offset + self.size]
+
+    def free(self, **_options: Any) -> None:
+        """Nothing: the memory goes with the import."""
+
+
+def checked_block(buffer: ImportedBuffer, offset: int, nbytes: int, what: str) -> ExternalBlock:
+    """The part of an imported buffer where a tensor lies. Raises ``ValueError`` where it does not fit or kernels could not
+    read it.
+    """
+    if offset < 0 or offset + nbytes > buffer.size:
+        raise ValueError(f"{what}: bytes {offset} to {offset + nbytes}, but the imported memory holds {buffer.size}")
+    if (buffer.address + offset) % ALIGNMENT:
+        raise ValueError(f"{what} starts at byte {offset}; kernels need multiples of {ALIGNMENT}")
+    return ExternalBlock(buffer, offset, nbytes)
+
+
+class ExternalMemory:
+    """Imported memory on a context (made by ``InferenceSession.import_memory``).
+
+    Tensors on it keep it: the import ends when it and they are closed and the GPU is done.
+    """
+
+    def __init__(self, delegate: VulkanDelegate, source: MemorySource, *, keep: object = None) -> None:
+        """``keep`` is held as long as the import (the array whose memory it is). Raises as
+        `gpu_shared.external.ImportedBuffer`.
+        """
+        self._delegate = delegate
+        self._key = ("vkep.external", id(self), source)
+        context = delegate.context
+        self._shared: SharedResource[_Import] = context.shared_resource(
+            self._key, lambda: _Import(ImportedBuffer(context.device, source), keep)
+        )
+        self.size = self._shared.value.buffer.size
+
+    def tensor(self, shape: Sequence[int], dtype: str = "float32", *, offset: int = 0) -> DeviceTensor:
+        """A tensor at byte ``offset`` (a multiple of 16), for a binding; ``dtype`` is numpy's name. It keeps the import.
+
+        Raises ``ValueError`` where it does not fit, ``TypeError`` for a dtype that no GPU buffer holds, `ClosedError`.
+        """
+        self._shared.value  # noqa: B018  # raises when closed
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype is {dtype!r}, expected one of {sorted(DTYPES)}")
+        return ExternalTensor(self._delegate, self._key, DTYPES[dtype], shape, offset)
+
+    def close(self) -> None:
+        """Let go of the memory; idempotent."""
+        self._shared.release()
+
+    def __enter__(self) -> ExternalMemory:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class ExternalTensor(DeviceTensor):
+    """A tensor in imported memory."""
+
+    def __init__(
+        self, delegate: VulkanDelegate, key: tuple[Any, ...], dtype: DType, shape: Sequence[int], offset: int
+    ) -> None:
+        # Deliberately not DeviceTensor's: nothing is allocated. It holds a reference to the import instead.
+        self.dtype, self.shape = dtype, tuple(int(d) for d in shape)
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
+        self._delegate = delegate
+        context = delegate.context
+        shared: SharedResource[_Import] = context.shared_resource(key, _gone)
+        try:
+            self._block = checked_block(shared.value.buffer, offset, self.nbytes, f"a tensor of {dtype} {self.shape}")  # type: ignore[assignment]
+        except BaseException:
+            shared.release()
+            raise
+        self._finalizer = on_end(self, shared.release)
+        self._finalizer.atexit = False
+        self._context: SharedGpuContext | None = context
+        self.address = shared.value.buffer.address + offset
+        self.written_at = 0
+
+
+class _Import:
+    """The buffer, and what must stay as long as it."""
+
+    def __init__(self, buffer: ImportedBuffer, keep: object) -> None:
+        self.buffer, self._keep = buffer, keep
+
+    def close(self) -> None:
+        # host memory may go once the GPU is done with it
+        if self._keep is not None:
+            self.buffer.device.wait_idle()
+        self.buffer.close()
+        self._keep = None
+
+
+def _gone() -> _Import:
+    raise AssertionError("a tensor is made only while its import lives")

@@ -1,0 +1,83 @@
+"""What delegates' backends put into a program, decoded: how many tensors they take and give, and what vkep lacks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vkep.aten import unsupported_operators
+from vkep.errors import InvalidModelError, InvalidPteError
+from vkep.pte.method import Delegate
+from vkep.pte.vk_graph import VkGraph, decode_vk_graph
+from vkep.vgf import InvalidVgfError, Vgf, decode
+
+VULKAN, VGF = "VulkanBackend", "VgfBackend"
+#: the backends whose delegates vkep runs
+BACKENDS = (VULKAN, VGF)
+
+
+@dataclass(frozen=True)
+class VulkanBlob:
+    graph: VkGraph
+
+    @property
+    def arity(self) -> tuple[int, int]:
+        return len(self.graph.input_ids), len(self.graph.output_ids)
+
+    @property
+    def operators(self) -> list[str]:
+        return [call.name for call in self.graph.chain]
+
+    def missing(self) -> list[str]:
+        """A line for each operator that vkep does not run in the delegate."""
+        reasons: dict[str, str] = {}
+        for name, reason in unsupported_operators(self.graph):
+            reasons.setdefault(name, reason)
+        return [f"operator {name}: {reason}" for name, reason in reasons.items()]
+
+
+@dataclass(frozen=True)
+class VgfBlob:
+    vgf: Vgf
+
+    @property
+    def arity(self) -> tuple[int, int]:
+        return len(self.vgf.inputs), len(self.vgf.outputs)
+
+    @property
+    def operators(self) -> list[str]:
+        return [f"{segment.kind} segment {segment.name}" for segment in self.vgf.segments]
+
+    def missing(self) -> list[str]:
+        return []
+
+
+Blob = VulkanBlob | VgfBlob
+
+
+def decode_blob(delegate: Delegate, where: str) -> Blob:
+    """Raises `InvalidPteError` with the place for bytes that the backend did not make."""
+    try:
+        if delegate.backend == VULKAN:
+            return VulkanBlob(decode_vk_graph(delegate.data))
+        return VgfBlob(decode(bytes(delegate.data)))
+    except InvalidPteError as error:
+        raise InvalidPteError(f"{where}: {error}") from error
+    except (InvalidModelError, InvalidVgfError) as error:
+        raise InvalidPteError(f"{where}: {error}") from error
+
+
+def decode_blobs(delegates: tuple[Delegate, ...], where: str, known: dict[bytes, Blob] | None = None) -> list[Blob]:
+    """The blobs of a method's delegates, all of backends that vkep has. Raises as `decode_blob`."""
+    blobs: list[Blob] = []
+    for number, delegate in enumerate(delegates):
+        blobs.append(decode_blob(delegate, f"{where}, delegate {number} ({delegate.backend})"))
+    return blobs
+
+
+def merged(first: Mapping[str, memoryview], *others: Mapping[str, memoryview]) -> dict[str, memoryview]:
+    """Named data of a program and of its data files; the program's own come first."""
+    result: dict[str, memoryview] = {}
+    for mapping in (*reversed(others), first):
+        result.update(mapping)
+    return result

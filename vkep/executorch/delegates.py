@@ -1,0 +1,239 @@
+"""Delegates made ready on a device. Each runs on arrays and device tensors, and leaves its results where they are wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+import vkep.ops  # noqa: F401  # declares the operators
+from vkep import dtypes
+from vkep.aten import Border, import_vk_graph
+from vkep.device.datagraph import VgfRunner
+from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DTYPES
+from vkep.errors import InvalidPteError, UnsupportedProgramError, VkepError
+from vkep.executorch.blobs import VgfBlob, VulkanBlob
+from vkep.executorch.places import Stay
+from vkep.lowering.infer import Known
+from vkep.pte.values import TensorValue, Value
+from vkep.pte.vk_graph import VkGraph, VkTensor
+from vkep.session.compile import Compiler
+from vkep.session.executor import Executable, ExecutableCache, known_value
+
+Array = np.ndarray[Any, Any]
+
+
+class Runner(Protocol):
+    """A delegate of a method, for one run at a time."""
+
+    def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        """Inputs are arrays, numbers or device tensors of this context; outputs are device tensors where ``keep`` says so,
+        else arrays, which belong to the caller.
+        """
+
+    def prepare(self) -> None:
+        """Plan what is known before the first run."""
+
+    def executables(self) -> list[Executable]:
+        """What was planned by vkep's compiler, for the report."""
+
+    def close(self) -> None: ...
+
+
+class VulkanRunner:
+    """A Vulkan delegate: its graph imported, planned for each signature of its inputs."""
+
+    def __init__(
+        self,
+        stay: Stay,
+        blob: VulkanBlob,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        named_data: Mapping[str, memoryview],
+        where: str,
+    ) -> None:
+        imported = import_vk_graph(
+            blob.graph,
+            named_data,
+            inputs=[_border(v, blob.graph, i) for v, i in zip(inputs, blob.graph.input_ids, strict=True)],
+            outputs=[_border(v, blob.graph, i) for v, i in zip(outputs, blob.graph.output_ids, strict=True)],
+            source=where,
+        )
+        self._where = where
+        self._stay = stay
+        self.model = imported.model
+        graph = self.model.graph
+        self._inputs = [v.name for v in graph.inputs[: len(inputs)]]
+        self._outputs = [v.name for v in graph.outputs[: len(outputs)]]
+        self._static = all(v.is_static for v in graph.inputs)
+        self._all = [v.name for v in graph.outputs]
+        self._compile = Compiler(stay.vulkan, stay.options, self.model)
+        self._cache = ExecutableCache(stay.options.plan_cache_size)
+        self._states: dict[str, Any] = {s.input: s.initial.array() for s in imported.states}
+        self._kept = {s.output: s.input for s in imported.states}
+        self._spare: dict[str, DeviceTensor] = {}  # where a state's next value goes
+        self._held: dict[str, DeviceTensor] = {}  # outputs that stay on the device, made once
+
+    def prepare(self) -> None:
+        if self._static:
+            feeds: dict[str, Any] = {}
+            for info in self.model.graph.inputs:
+                dtype = dtypes.from_onnx(info.elem_type)
+                assert dtype is not None and info.shape is not None
+                feeds[info.name] = np.empty(tuple(int(d) for d in info.shape if isinstance(d, int)), dtype.numpy)
+            with self._cache.use(None, lambda: self._plan(feeds)):
+                pass
+
+    def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        values: dict[str, Any] = {}
+        for name, value in zip(self._inputs, inputs, strict=True):
+            values[name] = value if isinstance(value, (np.ndarray, DeviceTensor)) else np.asarray(value)
+        values.update(self._states)
+        key = None if self._static else tuple((v.shape, str(v.dtype)) for v in values.values())
+        targets: dict[str, DeviceTensor | None] = {}
+        for name, kept in zip(self._outputs, keep, strict=True):
+            if kept:
+                targets[name] = self._held.get(name)
+        for name in self._kept:
+            targets[name] = self._spare.get(name)
+        with self._cache.use(key, lambda: self._plan(values)) as executable:
+            executable.run(values, targets)
+        for output, name in self._kept.items():
+            self._keep_state(output, name, values[output])
+        given = {id(v) for v in (*inputs, *self._states.values())}
+        return [
+            self._result(name, values[name], targets.get(name) if kept else None, kept, id(values[name]) in given)
+            for name, kept in zip(self._outputs, keep, strict=True)
+        ]
+
+    def _keep_state(self, output: str, name: str, value: Any) -> None:
+        before = self._states[name]
+        if isinstance(value, DeviceTensor):
+            if isinstance(before, DeviceTensor):
+                self._spare[output] = before
+            else:
+                self._spare.pop(output, None)
+        self._states[name] = value
+
+    def _result(
+        self, name: str, value: Any, target: DeviceTensor | None, kept: bool, given: bool
+    ) -> Array | DeviceTensor:
+        """``given``: it is an input or a state that comes out as it went in, so that the result needs memory of its own."""
+        if not kept:
+            if isinstance(value, DeviceTensor):
+                return value.numpy()
+            return np.array(value) if given else value
+        if not isinstance(value, DeviceTensor) or given:
+            array = np.ascontiguousarray(value.numpy() if isinstance(value, DeviceTensor) else value)
+            if target is None:
+                value = DeviceTensor.from_numpy(self._stay.vulkan, array)
+            else:
+                target.write(array)
+                value = target
+        if self._static:
+            self._held[name] = value
+        return value
+
+    def _plan(self, values: Mapping[str, Any]) -> Executable:
+        graph = self.model.graph
+        known: dict[str, Known] = dict(graph.weights)
+        known.update({name: known_value(value, name) for name, value in values.items()})
+        return self._compile.plan(graph.nodes, known, self._all)
+
+    def executables(self) -> list[Executable]:
+        return [self._cache.latest] if self._cache.latest is not None else []
+
+    def close(self) -> None:
+        self._cache.close()
+        for tensor in (*self._held.values(), *self._spare.values(), *self._states.values()):
+            if isinstance(tensor, DeviceTensor):
+                tensor.close()
+        self._held.clear()
+        self._spare.clear()
+
+
+class GraphRunner:
+    """A VGF delegate: its file run as it is, on device tensors made once."""
+
+    def __init__(
+        self, stay: Stay, blob: VgfBlob, inputs: Sequence[Value], outputs: Sequence[Value], where: str
+    ) -> None:
+        vgf = blob.vgf
+        self._where = where
+        self._memory = stay.vulkan
+        self._ports = []
+        for slot, value in zip((*vgf.inputs, *vgf.outputs), (*inputs, *outputs), strict=True):
+            resource = vgf.resources[slot.resource]
+            if not isinstance(value, TensorValue):
+                raise InvalidPteError(f"{where}: value {value!r} at {slot.name!r} is no tensor")
+            if not value.is_contiguous:
+                raise UnsupportedProgramError(
+                    f"{where}: the tensor at {slot.name!r} has the order of dimensions {value.dim_order}: export the model "
+                    "with contiguous inputs"
+                )
+            if math.prod(value.sizes) != math.prod(resource.shape):
+                raise InvalidPteError(
+                    f"{where}: the program has {value} at {slot.name!r}, the VGF {resource.dtype} {list(resource.shape)}"
+                )
+            self._ports.append((DTYPES[resource.dtype], value))
+        self._count = len(inputs)
+        self.vgf_bytes = 0
+        self.runner = VgfRunner(stay.vgf, vgf)
+        self._tensors: list[DeviceTensor] = []
+        try:
+            for dtype, value in self._ports:
+                self._tensors.append(DeviceTensor(self._memory, dtype, value.sizes))
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        given = [self._given(k, value) for k, value in enumerate(inputs)]
+        results = self._tensors[self._count :]
+        self.runner.submit(given, results)
+        found: list[Array | DeviceTensor] = []
+        for (_, spec), tensor, kept in zip(self._ports[self._count :], results, keep, strict=True):
+            if kept and tensor.dtype.numpy == spec.dtype:
+                found.append(tensor)
+            else:
+                array = tensor.numpy()
+                found.append(array if array.dtype == spec.dtype else array.astype(spec.dtype))
+        return found
+
+    def _given(self, index: int, value: Any) -> DeviceTensor:
+        dtype, spec = self._ports[index]
+        if isinstance(value, DeviceTensor):
+            if value.dtype is dtype and value.nbytes == self._tensors[index].nbytes:
+                return value
+            value = value.numpy()
+        array = np.asarray(value)
+        if array.size != math.prod(spec.sizes):
+            raise VkepError(f"{self._where}: got a tensor of shape {list(array.shape)}, the VGF was made for {spec}")
+        tensor = self._tensors[index]
+        tensor.write(np.ascontiguousarray(array, dtype.numpy).reshape(tensor.shape))
+        return tensor
+
+    def executables(self) -> list[Executable]:
+        return []
+
+    def close(self) -> None:
+        self.runner.close()
+        for tensor in self._tensors:
+            tensor.close()
+        self._tensors = []
+
+
+def _border(value: Value, graph: VkGraph, index: int) -> Border:
+    """What the program has where the delegate's graph has its value ``index``."""
+    if not isinstance(value, TensorValue):
+        return Border()
+    inside = graph.values[index]
+    same = isinstance(inside, VkTensor) and tuple(inside.dims) == value.sizes
+    shape = None if same or not value.is_static else value.sizes
+    return Border(dtypes.from_numpy(value.dtype).onnx, not value.is_static, shape)

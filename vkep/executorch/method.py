@@ -1,0 +1,308 @@
+"""One method of a program, ready to run: its delegates on the device, its arenas, its instructions bound."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu_shared.errors import ClosedError
+from vkep.device.finalize import on_end
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError, VkepError
+from vkep.executorch.blobs import Blob, VulkanBlob
+from vkep.executorch.delegates import GraphRunner, Runner, VulkanRunner
+from vkep.executorch.metadata import MethodMeta
+from vkep.executorch.places import Stay, Stays
+from vkep.executorch.portable import KERNELS
+from vkep.executorch.report import MethodReport, method_report
+from vkep.executorch.steps import Bound, State, bind_delegate, bind_jump, bind_kernel, bind_move
+from vkep.executorch.tensors import HostTensor, check_input, is_torch, to_torch
+from vkep.pte.flow import INPUT
+from vkep.pte.method import DecodedMethod
+from vkep.pte.steps import DelegateStep, JumpStep, KernelStep, MoveStep
+from vkep.pte.values import Place, TensorValue
+
+if TYPE_CHECKING:
+    from vkep.executorch.program import Program
+
+Array = np.ndarray[Any, Any]
+#: jumps of one run after which a loop is taken to be endless
+_MOST_STEPS = 100_000_000
+
+
+class _Parts:
+    """What a method must give back, apart from itself so that a finaliser can hold it."""
+
+    def __init__(self) -> None:
+        self.runners: list[Runner] = []
+        self.closed = False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            for runner in reversed(self.runners):
+                runner.close()
+
+
+class Method:
+    """A method that is loaded: `execute` runs it. Made by `Program.load_method`.
+
+    Safe to use from several threads; runs come one after the other, since a method's arenas and state are its own.
+    """
+
+    def __init__(self, program: Program, decoded: DecodedMethod, blobs: Sequence[Blob], stays: Stays) -> None:
+        """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
+        self._program = program  # holds the contexts
+        self._decoded = decoded
+        self._lock = threading.RLock()
+        self._parts = _Parts()
+        self._finalizer = on_end(self, self._parts.close)
+        self._stays: list[Stay] = [
+            stays.of(delegate, f"{decoded.where}, delegate {number}")
+            for number, delegate in enumerate(decoded.delegates)
+        ]
+        self.flow = decoded.analysed([id(stay) for stay in self._stays])
+        self._last = [(stay, 0) for stay in dict.fromkeys(self._stays)]
+        try:
+            self._runners = self._make_runners(blobs)
+            self._state = State(_make_values(decoded))
+            self._initial = list(self._state.values)
+            self._steps = self._bind()
+        except BaseException:
+            self.close()
+            raise
+        values = self._state.values
+        self._inputs: list[tuple[int, HostTensor | None, bool]] = []
+        for number, index in enumerate(decoded.inputs):
+            held = values[index]
+            write = self.flow.writes.get((INPUT, number))
+            self._inputs.append(
+                (index, held if isinstance(held, HostTensor) else None, write is not None and write.to_arena)
+            )
+        self._names = [f"{decoded.where}, input {n}" for n in range(len(decoded.inputs))]
+
+    # ---- running
+
+    def execute(self, inputs: Sequence[Any] = ()) -> list[Any]:
+        """Run the method; its outputs in order, as arrays (torch tensors where an input is one) and Python numbers.
+
+        Inputs are numpy arrays or torch tensors of the program's dtypes and shapes (at most these, where they are
+        dynamic), and numbers. Raises `InvalidInputError` for others, `ClosedError`, `DeviceLostError`, `VkepError` where a
+        kernel refuses what the program gives it.
+        """
+        if not isinstance(inputs, (list, tuple)):
+            raise InvalidInputError(
+                f"{self._decoded.where}: got a {type(inputs).__name__}, expected a list or tuple of inputs"
+            )
+        with self._lock:
+            self._check_open()
+            for stay, value in self._last:
+                if value:
+                    stay.vulkan.lease.wait(value)  # what the run before wrote may still be read on the GPU
+            try:
+                self._take(inputs)
+                self._run()
+                outputs = self._outputs()
+            finally:
+                self._state.results.clear()
+                self._state.given.clear()
+                self._last = [(stay, stay.vulkan.context.timeline.submitted) for stay, _ in self._last]
+        if any(is_torch(value) for value in inputs):
+            return [to_torch(value) for value in outputs]
+        return outputs
+
+    __call__ = execute
+
+    def _take(self, inputs: Sequence[Any]) -> None:
+        if len(inputs) != len(self._inputs):
+            raise InvalidInputError(
+                f"{self._decoded.where}: got {len(inputs)} inputs, expected {len(self._inputs)}: {self.metadata.describe()}"
+            )
+        values, given = self._state.values, self._state.given
+        if not self.flow.linear:
+            values[:] = self._initial
+        for (index, held, copied), value, name in zip(self._inputs, inputs, self._names, strict=True):
+            if held is None:
+                spec = self._decoded.values[index]
+                if isinstance(value, np.generic):
+                    value = value.item()
+                if spec is not None and not isinstance(value, (int, float, bool, str)):
+                    raise InvalidInputError(f"{name}: got a {type(value).__name__}, expected a {type(spec).__name__}")
+                values[index] = value
+                given.append(value)
+                continue
+            array = check_input(value, held.spec, name)
+            if copied:
+                held.reset()
+                held.assign(array, name)
+            else:
+                held.array = array
+            given.append(array)
+
+    def _run(self) -> None:
+        steps = self._steps
+        if self.flow.linear:
+            for step in steps:
+                step()
+            return
+        at = count = 0
+        while at < len(steps):
+            target = steps[at]()
+            at = at + 1 if target is None else target
+            count += 1
+            if count > _MOST_STEPS:
+                raise VkepError(f"{self._decoded.where}: {count} instructions in one run: its loop has no end")
+
+    def _outputs(self) -> list[Any]:
+        found: list[Any] = []
+        results, values = self._state.results, self._state.values
+        taken: set[int] = set()  # ids of the arrays that are outputs already
+        for index, source in zip(self._decoded.outputs, self.flow.outputs, strict=True):
+            if source is None:
+                held = values[index]
+                found.append(np.array(held.array, order="C") if isinstance(held, HostTensor) else held)
+                continue
+            value = np.array(self._state.given[source[1]], order="C") if source[0] == INPUT else results[source]
+            if isinstance(value, DeviceTensor):
+                value = value.numpy()
+            elif id(value) in taken:
+                value = value.copy()
+            taken.add(id(value))
+            spec = self._decoded.values[index]
+            if isinstance(spec, TensorValue) and spec.is_static and value.shape != spec.sizes:
+                if value.size != math.prod(spec.sizes):
+                    raise VkepError(
+                        f"{self._decoded.where}: a delegate gives an output of shape {list(value.shape)}, the program planned {spec}"
+                    )
+                value = value.reshape(spec.sizes)
+            found.append(value)
+        return found
+
+    # ---- looking inside
+
+    @property
+    def name(self) -> str:
+        return self._decoded.name
+
+    @property
+    def metadata(self) -> MethodMeta:
+        """What the method takes and gives."""
+        return MethodMeta(self._decoded)
+
+    def report(self) -> MethodReport:
+        """What runs where: delegates and their contexts, operators in numpy, tensors that stay on the device."""
+        self._check_open()
+        return method_report(self._decoded, self.flow, self._stays, self._runners)
+
+    # ---- closing
+
+    def close(self) -> None:
+        """Give back what the method has on the device; idempotent. The program can load it again."""
+        with self._lock:
+            self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        return self._parts.closed
+
+    def _check_open(self) -> None:
+        if self._parts.closed or self._program.closed:
+            raise ClosedError(self._decoded.where)
+
+    # ---- making
+
+    def _make_runners(self, blobs: Sequence[Blob]) -> list[Runner]:
+        decoded, named = self._decoded, self._program.named_data
+        uses: dict[int, DelegateStep] = {}
+        for step in decoded.steps:
+            if isinstance(step, DelegateStep):
+                uses.setdefault(step.delegate, step)
+        runners: list[Runner] = []
+        for number, (blob, stay) in enumerate(zip(blobs, self._stays, strict=True)):
+            used = uses.get(number)
+            where = f"{decoded.where}, delegate {number} ({decoded.delegates[number].backend})"
+            inputs = [decoded.values[i] for i in used.inputs] if used else []
+            outputs = [decoded.values[i] for i in used.outputs] if used else []
+            if used is None:  # nothing calls it
+                runners.append(_Unused())
+                continue
+            runner: Runner
+            if isinstance(blob, VulkanBlob):
+                runner = VulkanRunner(stay, blob, inputs, outputs, named, where)
+            else:
+                runner = GraphRunner(stay, blob, inputs, outputs, where)
+            self._parts.runners.append(runner)
+            runner.prepare()
+            runners.append(runner)
+        return runners
+
+    def _bind(self) -> list[Bound]:
+        decoded, state = self._decoded, self._state
+        bound: list[Bound] = []
+        for number, step in enumerate(decoded.steps):
+            where = f"{decoded.where}, instruction {number}"
+            if isinstance(step, KernelStep):
+                bound.append(bind_kernel(state, decoded.values, step, KERNELS[step.name], where))
+            elif isinstance(step, DelegateStep):
+                runner = self._runners[step.delegate]
+                bound.append(bind_delegate(state, decoded.values, number, step, runner, self.flow))
+            elif isinstance(step, MoveStep):
+                bound.append(bind_move(state, step))
+            elif isinstance(step, JumpStep):
+                bound.append(bind_jump(state, step))
+            elif not self.flow.linear:  # jumps count the instructions
+                bound.append(_nothing)
+        return bound
+
+
+class _Unused:
+    """A delegate that no instruction calls."""
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
+        raise AssertionError("no instruction calls this delegate")
+
+    def executables(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def _nothing() -> None:
+    return None
+
+
+def _make_values(decoded: DecodedMethod) -> list[Any]:
+    """The values as a run has them, tensors on their arenas. Raises `VkepError` where the host has no memory for these."""
+    arenas: dict[int, Array] = {}
+    try:
+        for number, size in enumerate(decoded.arenas):
+            if number:
+                arenas[number] = np.zeros(size, np.uint8)
+        for value in decoded.values:
+            place = value.place if isinstance(value, TensorValue) else None
+            if place is not None and place.arena < 0:
+                held = arenas.get(place.arena)
+                if held is None or held.nbytes < place.end:
+                    arenas[place.arena] = np.zeros(place.end, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise VkepError(f"{decoded.where}: no memory for its arenas of {decoded.arenas} bytes: {error}") from error
+    return [_value(value, arenas) if isinstance(value, TensorValue) else value for value in decoded.values]
+
+
+def _value(value: TensorValue, arenas: Mapping[int, Array]) -> HostTensor:
+    if value.constant is not None:
+        return HostTensor(value, np.frombuffer(value.constant, np.uint8))
+    place: Place | None = value.place
+    assert place is not None
+    storage = arenas[place.arena][place.offset : place.end]
+    if value.initial is not None:
+        storage[...] = np.frombuffer(value.initial, np.uint8)
+    return HostTensor(value, storage)

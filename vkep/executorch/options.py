@@ -1,0 +1,93 @@
+"""What a program may be told when it is loaded, and which context its delegates use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_shared.compile_spec import (
+    CONTEXT_MODE,
+    CONTEXT_TOKEN,
+    GROUP_ID,
+    KEYS,
+    SYNC_MODE,
+    ContextMode,
+    parse_shared_gpu_compile_spec,
+)
+from vkep.errors import InvalidPteError
+from vkep.session.options import Progress, SessionOptions
+
+
+@dataclass
+class ProgramOptions:
+    """Options of `vkep.executorch.Program`.
+
+    token, group_id, context_mode, sync_mode: which shared context the delegates use, and how. None: what their compile
+        specs (``gpu_shared_*``) say. Where neither says anything, the delegates of a program share the context that
+        `vkep.InferenceSession` uses by default; ``context_mode="disabled"`` gives the program a context of its own.
+    device: index, UUID or part of the name of a device; None: ``VKEP_DEVICE`` or the best there is.
+    arena, cache_dir, plan_cache_size, validation, progress: as in `vkep.SessionOptions`.
+    fallback: "cpu" runs what vkep's kernels decline of a Vulkan delegate on the CPU, and says so in the report; "error"
+        refuses such a program.
+    """
+
+    device: int | str | None = None
+    token: str | None = None
+    group_id: int | None = None
+    context_mode: str | None = None
+    sync_mode: str | None = None
+    arena: Mapping[str, Any] = field(default_factory=dict)
+    fallback: str = "cpu"
+    cache_dir: str | os.PathLike[str] | None = None
+    plan_cache_size: int = 16
+    validation: bool | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        self._session()  # what it checks
+        parse_shared_gpu_compile_spec(None, self._load_options())
+
+    def _load_options(self) -> dict[str, Any]:
+        given: dict[str, Any] = {CONTEXT_TOKEN: self.token, CONTEXT_MODE: self.context_mode, SYNC_MODE: self.sync_mode}
+        given[GROUP_ID] = self.group_id
+        return {key: value for key, value in given.items() if value is not None}
+
+    def _session(self, **overrides: Any) -> SessionOptions:
+        return SessionOptions(
+            **{
+                "device": self.device,
+                "arena": self.arena,
+                "fallback": self.fallback,
+                "cache_dir": self.cache_dir,
+                "plan_cache_size": self.plan_cache_size,
+                "concurrency": 1,  # runs of a method come one after the other
+                "validation": self.validation,
+                "progress": self.progress,
+                **overrides,
+            }
+        )
+
+    def session_options(self, compile_specs: Sequence[tuple[str, bytes]], graphs: bool, where: str) -> SessionOptions:
+        """What a session beside the delegate would be told. ``graphs``: a context made for it must run data graphs.
+
+        Raises `InvalidPteError` for shared compile specs that say nothing allowed.
+        """
+        try:
+            spec = parse_shared_gpu_compile_spec(compile_specs, self._load_options())
+        except (TypeError, ValueError) as error:
+            raise InvalidPteError(f"{where}: {error}") from error
+        prefer = "vgf_first" if graphs else "auto"
+        named = self.token is not None or any(key == CONTEXT_TOKEN for key, _ in compile_specs)
+        if not spec.enabled:
+            said = self.context_mode is not None or any(key in KEYS for key, _ in compile_specs)
+            mode = ContextMode.DISABLED.value if said else ContextMode.LOOKUP_OR_CREATE.value
+            return self._session(prefer=prefer, context_mode=mode, sync_mode=spec.sync_mode.value)
+        return self._session(
+            prefer=prefer,
+            token=spec.token if named else None,
+            group_id=spec.group_id,
+            context_mode=spec.mode.value,
+            sync_mode=spec.sync_mode.value,
+        )

@@ -1,0 +1,36 @@
+"""Portable kernels: the operators that a program leaves outside its delegates, in numpy.
+
+Each is declared once under the name that programs call it by. Results are those of torch's operators; float16 and
+bfloat16 are computed in float32.
+"""
+
+from vkep.executorch.portable import (
+    creation,
+    indexing,
+    matrix,
+    movement,
+    normalization,
+    pointwise,
+    pooling,
+    prim,
+    quantized,
+    reduction,
+    sampling,
+)
+from vkep.executorch.portable.registry import KERNELS, Kernel
+
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "creation",
+    "indexing",
+    "matrix",
+    "movement",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "prim",
+    "quantized",
+    "reduction",
+    "sampling",
+]

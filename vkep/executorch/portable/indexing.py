@@ -1,0 +1,113 @@
+"""Operators that read or write at indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vkep.executorch.portable.movement import span
+from vkep.executorch.portable.registry import Array, Number, kernel
+
+
+@kernel("index_select.out")
+def index_select(self: Array, dim: int, index: Array) -> Array:
+    return np.take(self, index.reshape(-1), axis=dim) if self.ndim else self
+
+
+@kernel("gather.out")
+def gather(self: Array, dim: int, index: Array, sparse_grad: bool) -> Array:
+    if self.ndim == 0 or index.ndim == 0:
+        return self.reshape(-1)[index]
+    return self[_grid(index, dim)]
+
+
+@kernel("embedding.out")
+def embedding(weight: Array, indices: Array, padding_idx: int, scale_grad: bool, sparse: bool) -> Array:
+    return weight[indices]
+
+
+def _grid(index: Array, dim: int) -> tuple[Array, ...]:
+    """Full indices of each element of ``index``, which replaces those of ``dim``."""
+    grid: list[Array] = list(np.ix_(*(np.arange(n) for n in index.shape)))
+    grid[dim % index.ndim] = index
+    return tuple(grid)
+
+
+def _tuple(indices: Sequence[Array | None], self: Array) -> tuple[Any, ...]:
+    """numpy's form of torch's list of indices. numpy puts the dimensions of split advanced indices first, as torch does."""
+    found: list[Any] = []
+    for index in indices:
+        if index is None:
+            found.append(slice(None))
+        elif index.dtype == np.bool_:
+            found += list(np.nonzero(index))
+        else:
+            found.append(index)
+    return tuple(found)
+
+
+@kernel("index.Tensor_out")
+def index(self: Array, indices: Sequence[Array | None]) -> Array:
+    return self[_tuple(indices, self)]
+
+
+@kernel("index_put.out", "index_put_")
+def index_put(self: Array, indices: Sequence[Array | None], values: Array, accumulate: bool) -> Array:
+    result, where = self.copy(), _tuple(indices, self)
+    if accumulate:
+        np.add.at(result, where, values.astype(result.dtype))
+    else:
+        result[where] = values
+    return result
+
+
+@kernel("scatter.src_out")
+def scatter(self: Array, dim: int, index: Array, source: Array) -> Array:
+    result = self.copy()
+    result[_grid(index, dim)] = source[tuple(slice(n) for n in index.shape)]
+    return result
+
+
+@kernel("scatter.value_out")
+def scatter_value(self: Array, dim: int, index: Array, value: Number) -> Array:
+    result = self.copy()
+    result[_grid(index, dim)] = value
+    return result
+
+
+@kernel("scatter_add.out")
+def scatter_add(self: Array, dim: int, index: Array, source: Array) -> Array:
+    result = self.copy()
+    np.add.at(result, _grid(index, dim), source[tuple(slice(n) for n in index.shape)])
+    return result
+
+
+@kernel("select_scatter.out")
+def select_scatter(self: Array, source: Array, dim: int, index: int) -> Array:
+    result = self.copy()
+    result[(slice(None),) * (dim % self.ndim) + (index,)] = source
+    return result
+
+
+@kernel("slice_scatter.out")
+def slice_scatter(self: Array, source: Array, dim: int, start: int | None, end: int | None, step: int) -> Array:
+    result, axis = self.copy(), dim % self.ndim
+    result[(slice(None),) * axis + (span(self.shape[axis], start, end, step),)] = source
+    return result
+
+
+@kernel("masked_scatter.out")
+def masked_scatter(self: Array, mask: Array, source: Array) -> Array:
+    shape = np.broadcast_shapes(self.shape, mask.shape)
+    result, where = np.broadcast_to(self, shape).copy(), np.broadcast_to(mask, shape)
+    result[where] = source.reshape(-1)[: int(where.sum())]
+    return result
+
+
+@kernel("masked_select.out")
+def masked_select(self: Array, mask: Array) -> Array:
+    return np.broadcast_to(self, np.broadcast_shapes(self.shape, mask.shape))[
+        np.broadcast_to(mask, np.broadcast_shapes(self.shape, mask.shape))
+    ]

@@ -1,0 +1,108 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vkep.executorch.portable.registry import Array, Number, kernel, pair, wide
+
+
+@kernel("mm.out", "bmm.out", "matmul.out")
+def mm(self: Array, other: Array) -> Array:
+    return np.matmul(wide(self), wide(other))
+
+
+@kernel("addmm.out")
+def addmm(self: Array, mat1: Array, mat2: Array, beta: Number, alpha: Number) -> Array:
+    product = np.matmul(wide(mat1), wide(mat2))
+    return (product if alpha == 1 else product * alpha) + (wide(self) if beta == 1 else wide(self) * beta)
+
+
+@kernel("linear.out")
+def linear(self: Array, weight: Array, bias: Array | None) -> Array:
+    product = np.matmul(wide(self), wide(weight).T)
+    return product if bias is None else product + wide(bias)
+
+
+@kernel("_cdist_forward.out")
+def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
+    distance = np.abs(wide(x1)[..., :, None, :] - wide(x2)[..., None, :, :])
+    if p == 0:
+        return np.count_nonzero(distance, axis=-1)
+    return distance.max(-1) if np.isinf(p) else np.sum(distance**p, axis=-1) ** (1 / p)
+
+
+@kernel("convolution.out")
+def convolution(
+    input_: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    n = weight.ndim - 2
+    batched = input_.ndim == n + 2
+    x = wide(input_ if batched else input_[None])
+    w = wide(weight)
+    stride, padding, dilation = pair(stride, n), pair(padding, n), pair(dilation, n)
+    if transposed:
+        x, w, edges = _transposed(x, w, stride, padding, dilation, pair(output_padding, n), groups)
+        stride = (1,) * n
+    else:
+        edges = [(p, p) for p in padding]
+    result = _correlate(x, w, stride, edges, dilation, groups)
+    if bias is not None:
+        result = result + wide(bias).reshape(1, -1, *(1,) * n)
+    return result if batched else result[0]
+
+
+def _transposed(
+    x: Array,
+    w: Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+) -> tuple[Array, Array, list[tuple[int, int]]]:
+    """A transposed convolution as a plain one: zeros between the elements, and the kernel turned around."""
+    n = len(stride)
+    spread = np.zeros((*x.shape[:2], *((s - 1) * k + 1 for s, k in zip(x.shape[2:], stride, strict=True))), x.dtype)
+    places: list[Any] = [slice(None, None, k) for k in (1, 1, *stride)]
+    spread[tuple(places)] = x
+    _, per_group, *kernel_shape = w.shape
+    grouped = w.reshape(groups, -1, per_group, *kernel_shape).swapaxes(1, 2)
+    turned = np.flip(grouped, tuple(range(3, 3 + n))).reshape(groups * per_group, -1, *kernel_shape)
+    edges = []
+    for k, d, p, o in zip(kernel_shape, dilation, padding, output_padding, strict=True):
+        edges.append((d * (k - 1) - p, d * (k - 1) - p + o))
+    return spread, turned, edges
+
+
+def _correlate(
+    x: Array, w: Array, stride: Sequence[int], edges: Sequence[tuple[int, int]], dilation: Sequence[int], groups: int
+) -> Array:
+    n = len(stride)
+    cut: list[Any] = [slice(max(-a, 0), s - max(-b, 0)) for (a, b), s in zip(edges, x.shape[2:], strict=True)]
+    x = np.pad(x[(..., *cut)], [(0, 0), (0, 0), *((max(a, 0), max(b, 0)) for a, b in edges)])
+    kernel_shape = w.shape[2:]
+    reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel_shape, dilation, strict=True))
+    axes = tuple(range(2, 2 + n))
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
+    steps: list[Any] = [slice(None, None, s) for s in (1, 1, *stride, *dilation)]
+    windows = windows[tuple(steps)]
+    batch, channels, *places = windows.shape[: 2 + n]
+    count = int(np.prod(places, dtype=np.int64))
+    taps = int(np.prod(kernel_shape, dtype=np.int64))
+    per_group = channels // groups
+    order = [0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n)]
+    columns = windows.transpose(order).reshape(batch, groups, per_group * taps, count)
+    rows = w.reshape(groups, -1, per_group * taps)
+    return np.matmul(rows, columns).reshape(batch, -1, *places)

@@ -1,0 +1,64 @@
+"""The table of portable kernels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Number = int | float | bool
+Function = TypeVar("Function", bound=Callable[..., Any])
+_NARROW = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """``function`` takes the operator's arguments without outputs, arrays for tensors, and returns an array, several, or
+    a number. It must not write to its arguments.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: int
+
+
+KERNELS: dict[str, Kernel] = {}
+
+
+def kernel(*names: str) -> Callable[[Function], Function]:
+    """Declare a function as the kernel of operators (``aten::`` is put before names without a namespace)."""
+
+    def declare(function: Function) -> Function:
+        arguments = len(inspect.signature(function).parameters)
+        for short in names:
+            name = short if "::" in short else f"aten::{short}"
+            if name in KERNELS:
+                raise ValueError(f"{name} is declared twice")
+            KERNELS[name] = Kernel(name, function, arguments)
+        return function
+
+    return declare
+
+
+def wide(array: Array) -> Array:
+    """Narrow floats as float32, to compute with."""
+    return array.astype(np.float32) if array.dtype in _NARROW else array
+
+
+def axes_of(dim: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """Dimensions, counted from 0; none given means all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(rank))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tuple(d % rank if rank else 0 for d in dims) if rank else ()
+
+
+def pair(values: Sequence[int], count: int = 2) -> tuple[int, ...]:
+    """One number for each spatial dimension, from one for all."""
+    values = tuple(values)
+    return values * count if len(values) == 1 else values

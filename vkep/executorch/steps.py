@@ -1,0 +1,180 @@
+"""A method's instructions bound to its tensors: what a run walks through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidPteError, VkepError
+from vkep.executorch.delegates import Runner
+from vkep.executorch.portable import Kernel
+from vkep.executorch.tensors import HostTensor
+from vkep.pte.flow import INPUT, Flow, Writer
+from vkep.pte.steps import COPY_INDEX, VIEW_NAMES, DelegateStep, JumpStep, KernelStep, MoveStep
+from vkep.pte.values import ListValue, TensorValue, Value
+
+#: runs one instruction; returns the number of the next one, None for the one that follows
+Bound = Callable[[], int | None]
+
+
+class State:
+    """What a running method holds: a value for each number (`HostTensor` for tensors), and what delegates left."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+        self.given: list[Any] = []  #: the caller's arrays
+        self.results: dict[Writer, Any] = {}  #: delegates' results that something else than an arena wants
+
+
+def reader(state: State, specs: Sequence[Value], index: int) -> Callable[[], Any]:
+    """What gives the value of a kernel's argument: arrays for tensors, lists of them or of numbers, numbers."""
+    values, spec = state.values, specs[index]
+    if isinstance(spec, TensorValue):
+        return lambda: values[index].array
+    if isinstance(spec, ListValue):
+        items = spec.items
+        if spec.tensors:
+            return lambda: [None if i < 0 or values[i] is None else values[i].array for i in items]
+        return lambda: [values[i] for i in items]
+    return lambda: values[index]
+
+
+def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: Kernel, where: str) -> Bound:
+    """Raises `InvalidPteError` where the call has other arguments than the kernel takes."""
+    what = f"{where}: {step.name}"
+    if len(step.arguments) != kernel.arguments:
+        raise InvalidPteError(f"{what} is called with {len(step.arguments)} arguments, expected {kernel.arguments}")
+    readers = [reader(state, specs, index) for index in step.arguments]
+    values, function, writes = state.values, kernel.function, step.writes
+    tensors = [isinstance(specs[index], TensorValue) for index in writes]
+    if step.name in VIEW_NAMES:
+        return _view(state, step, readers[1], what)
+    if step.name == COPY_INDEX:
+        return _copy_index(state, step, readers[2], what)
+
+    def run() -> None:
+        try:
+            with np.errstate(all="ignore"):
+                result = function(*[read() for read in readers])
+        except VkepError:
+            raise
+        except Exception as error:  # whatever numpy makes of shapes that do not fit
+            shapes = [list(a.shape) if isinstance(a := read(), np.ndarray) else a for read in readers]
+            raise VkepError(f"{what} on {shapes}: {error}") from error
+        if result is None:
+            return
+        results = result if isinstance(result, tuple) else (result,)
+        if len(results) != len(writes):
+            raise VkepError(f"{what} gives {len(results)} results, the program takes {len(writes)}")
+        for index, is_tensor, one in zip(writes, tensors, results, strict=True):
+            if is_tensor:
+                values[index].assign(one, what)
+            else:
+                values[index] = one
+
+    return run
+
+
+def _view(state: State, step: KernelStep, size: Callable[[], Any], what: str) -> Bound:
+    """Another shape of the same memory: what the caller or a move put there is seen too."""
+    values, base, out = state.values, step.arguments[0], step.writes[0]
+
+    def run() -> None:
+        array = values[base].array
+        try:
+            view = array.reshape([int(s) for s in size()])
+        except ValueError as error:
+            raise VkepError(f"{what}: {error}") from error
+        values[out].array = view
+
+    return run
+
+
+def _copy_index(state: State, step: KernelStep, index: Callable[[], Any], what: str) -> Bound:
+    """One more row of what a loop stacks: the output grows with the index."""
+    values, (out, element) = state.values, step.arguments[:2]
+
+    def run() -> None:
+        stacked, row, number = values[out], values[element].array, int(index())
+        shape = (number + 1, *row.shape)
+        if stacked.array.shape != shape:
+            stacked.resize(shape, what)
+        stacked.array[number] = row
+
+    return run
+
+
+def bind_delegate(
+    state: State, specs: Sequence[Value], number: int, step: DelegateStep, runner: Runner, flow: Flow
+) -> Bound:
+    readers = [
+        _source(state, specs, index, source, flow)
+        for index, source in zip(step.inputs, flow.sources[number], strict=True)
+    ]
+    writes = [flow.writes[number, position] for position in range(len(step.outputs))]
+    keep = [w.on_device for w in writes]
+    values, results = state.values, state.results
+    whats = [f"delegate {step.delegate}, output {position}" for position in range(len(writes))]
+    wanted = [w.on_device or w.outputs > 0 for w in writes]
+    spill = [(k, w.value) for k, w in enumerate(writes) if w.to_arena]
+    kept = [(k, (number, k)) for k in range(len(writes)) if wanted[k]]
+
+    def run() -> None:
+        made = runner.run([read() for read in readers], keep)
+        for position, index in spill:
+            result = made[position]
+            values[index].assign(result.numpy() if isinstance(result, DeviceTensor) else result, whats[position])
+        for position, who in kept:
+            results[who] = made[position]
+
+    return run
+
+
+def _source(state: State, specs: Sequence[Value], index: int, source: Writer | None, flow: Flow) -> Callable[[], Any]:
+    spec = specs[index]
+    if source is None or not isinstance(spec, TensorValue):
+        return reader(state, specs, index)
+    written = flow.writes[source].value
+    shape = spec.sizes if written != index else None
+    if source[0] == INPUT:
+        given = state.given
+        if shape is None:
+            return lambda: given[source[1]]
+        return lambda: given[source[1]].reshape(shape)
+    results = state.results
+    if shape is None:
+        return lambda: results[source]
+    seen: list[Any] = [None, None]  # a result and its view; the result is the same tensor in every run where it can be
+
+    def read() -> Any:
+        result = results[source]
+        if result is not seen[0]:
+            view = result.reshaped(shape) if isinstance(result, DeviceTensor) else result.reshape(shape)
+            seen[:] = result, view
+        return seen[1]
+
+    return read
+
+
+def bind_move(state: State, step: MoveStep) -> Bound:
+    values = state.values
+
+    def run() -> None:
+        values[step.target] = values[step.source]
+
+    return run
+
+
+def bind_jump(state: State, step: JumpStep) -> Bound:
+    values = state.values
+
+    def run() -> int | None:
+        value = values[step.condition]
+        if isinstance(value, HostTensor):
+            value = value.array.reshape(-1)[0]
+        return None if value else step.target
+
+    return run

@@ -1,0 +1,126 @@
+"""Windows of convolutions and pools: padding and output sizes as ONNX defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vkep.errors import Decline
+
+#: kernels count elements along an axis in 31 bits
+_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True)
+class Window:
+    """A resolved sliding window; ``pads`` are begins then ends."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+    out: tuple[int, ...]
+
+
+def check_window(rank: int, pads: Sequence[int], **sizes: Sequence[int]) -> None:
+    """`Decline` attributes of another length than the spatial axes, or of values that no window has."""
+    for name, values in sizes.items():
+        if len(values) != rank:
+            raise Decline(f"{name} {tuple(values)} has {len(values)} entries; the input has {rank} spatial axes")
+        least = 0 if name in ("output_padding", "output_shape") else 1
+        if not all(least <= v < _LIMIT for v in values):
+            raise Decline(f"{name} {tuple(values)}; each must be at least {least} and below 2**31")
+    if len(pads) != 2 * rank or not all(abs(p) < _LIMIT for p in pads):
+        raise Decline(f"pads {tuple(pads)}; {2 * rank} are expected, each of a size below 2**31")
+
+
+def resolve_window(
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    auto_pad: str = "NOTSET",
+    ceil_mode: bool = False,
+) -> Window:
+    """Padding and output size from the attributes (ONNX Conv and the pools, "auto_pad" and "ceil_mode").
+
+    ``spatial`` are the input's sizes without batch and channels. Raises `Decline` for attributes that do not fit them.
+    """
+    rank = len(spatial)
+    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    kernel, pads = tuple(kernel), tuple(pads or (0,) * 2 * rank)
+    check_window(rank, pads, kernel_shape=kernel, strides=strides, dilations=dilations)
+    begins, ends = list(pads[:rank]), list(pads[rank:])
+    out = []
+    for axis, size in enumerate(spatial):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            steps = -(-size // strides[axis])
+            total = max(0, (steps - 1) * strides[axis] + reach - size)
+            small, large = total // 2, total - total // 2
+            begins[axis], ends[axis] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+        elif auto_pad == "VALID":
+            begins[axis] = ends[axis] = 0
+        room = size + begins[axis] + ends[axis] - reach
+        steps = (-(-room // strides[axis]) if ceil_mode else room // strides[axis]) + 1
+        if ceil_mode and (steps - 1) * strides[axis] >= size + begins[axis]:
+            steps -= 1  # a window must begin inside the input or its leading padding
+        if steps < 1:
+            raise Decline(f"the window {kernel} does not fit the input {tuple(spatial)} with pads {pads}")
+        out.append(steps)
+        if max(reach, steps, begins[axis], ends[axis]) >= _LIMIT:
+            raise Decline(f"a window that reaches over {reach} elements, {steps} times; both must be below 2**31")
+    return Window(kernel, strides, dilations, (*begins, *ends), tuple(out))
+
+
+def resolve_transposed_window(
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    output_padding: Sequence[int] | None = None,
+    output_shape: Sequence[int] | None = None,
+    auto_pad: str = "NOTSET",
+) -> Window:
+    """The window that ConvTranspose moves over its *result* (``out`` is the result's size), from ONNX's attributes.
+
+    ``pads`` are what is cut from the full result. Raises `Decline` for a result without elements.
+    """
+    rank = len(spatial)
+    step, spread = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    extra = tuple(output_padding or (0,) * rank)
+    amounts = list(pads or (0,) * 2 * rank)
+    kernel = tuple(kernel)
+    wanted_shape = tuple(output_shape)[-rank:] if output_shape else (1,) * rank
+    check_window(
+        rank,
+        amounts,
+        kernel_shape=kernel,
+        strides=step,
+        dilations=spread,
+        output_padding=extra,
+        output_shape=wanted_shape,
+    )
+    out = []
+    for axis, size in enumerate(spatial):
+        full = step[axis] * (size - 1) + extra[axis] + (kernel[axis] - 1) * spread[axis] + 1
+        wanted = wanted_shape[axis] if output_shape else None
+        if wanted is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            wanted = size * step[axis]
+        if wanted is not None:  # the padding follows from the size (ONNX ConvTranspose)
+            total = max(0, full - wanted)
+            large, small = total - total // 2, total // 2
+            # the odd element goes to the end with SAME_UPPER, else to the beginning
+            amounts[axis], amounts[rank + axis] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+            out.append(wanted)
+        else:
+            if auto_pad == "VALID":
+                amounts[axis] = amounts[rank + axis] = 0
+            out.append(full - amounts[axis] - amounts[rank + axis])
+        if full >= _LIMIT:
+            raise Decline(f"{full} elements along an axis before padding is cut off; the kernel counts below 2**31")
+    if not all(1 <= size < _LIMIT for size in out):
+        raise Decline(f"the result would have shape {out}")
+    return Window(kernel, step, spread, tuple(amounts), tuple(out))

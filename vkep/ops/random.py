@@ -1,0 +1,178 @@
+"""Random numbers and what draws them: RandomNormal, RandomUniform, Bernoulli, Multinomial, Dropout (ONNX operators).
+
+A seed and an element's position decide its value. With a seed attribute every run of a model gives the same numbers; two
+nodes of one seed differ. Without one, each run draws 64 bits of its own, which the kernels read from the plan's argument
+table.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from vkep.dtypes import DTYPES, DType
+from vkep.kernels.cumsum import cumsum
+from vkep.kernels.random import random
+from vkep.lowering.builder import Builder
+from vkep.lowering.tensor import Tensor
+from vkep.ops.allowed import ARITHMETIC, FLOATING, every
+from vkep.ops.generators import numeric
+from vkep.ops.reduction import reduce_axes
+from vkep.ops.registry import operator
+
+_BOOL, _FLOAT32, _INT32 = DTYPES["bool"], DTYPES["float32"], DTYPES["int32"]
+#: elements of the table in which Multinomial looks its samples up
+MOST_COMPARED = 1 << 26
+
+
+def draw(
+    b: Builder, distribution: str, shape: Sequence[int], seed: float | None, shift: float = 0.0, scale: float = 1.0
+) -> Tensor:
+    """float32 numbers, as `vkep.kernels.random.random` makes them; fresh ones in each run where ``seed`` is None."""
+    made = b.empty(_FLOAT32, shape)
+    if seed is None:
+        chosen, inputs = len(b.ops), [b.fresh_bits()]  # two draws of one plan differ
+    else:
+        place = b.node.index if b.node is not None else 0
+        chosen, inputs = struct.unpack("<I", struct.pack("<f", seed))[0] | place << 32, []
+    b.kernel(
+        inputs,
+        [made],
+        lambda t, i, o, _: random(distribution, made.size, chosen, shift, scale, t.caps, o[0], (*i, None)[0]),
+    )
+    return made
+
+
+def _random(
+    b: Builder, distribution: str, shape: Sequence[int], dtype: DType, seed: float | None, shift: float, scale: float
+) -> Tensor:
+    if dtype.name not in FLOATING:
+        b.decline(f"random numbers of {dtype}, expected a float type")
+    return b.cast(draw(b, distribution, shape, seed, shift, scale), dtype)
+
+
+def _declare_random(op_type: str, fresh: Callable[..., Tensor], like: Callable[..., Tensor]) -> None:
+    operator(op_type, types={"T": every(op_type, among=FLOATING)})(fresh)
+    operator(f"{op_type}Like", types={"T1": every(f"{op_type}Like", "T1", (*ARITHMETIC, "bool"))})(like)
+
+
+def _uniform(
+    b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None, low: float = 0.0, high: float = 1.0
+) -> Tensor:
+    return _random(b, "uniform", shape, numeric(b, dtype, _FLOAT32), seed, low, high - low)
+
+
+def _uniform_like(
+    b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, low: float = 0.0, high: float = 1.0
+) -> Tensor:
+    return _random(b, "uniform", x.shape, numeric(b, dtype or 0, x.dtype), seed, low, high - low)
+
+
+def _normal(
+    b: Builder,
+    *,
+    shape: Sequence[int],
+    dtype: int = 1,
+    seed: float | None = None,
+    mean: float = 0.0,
+    scale: float = 1.0,
+) -> Tensor:
+    return _random(b, "normal", shape, numeric(b, dtype, _FLOAT32), seed, mean, scale)
+
+
+def _normal_like(
+    b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, mean: float = 0.0, scale: float = 1.0
+) -> Tensor:
+    return _random(b, "normal", x.shape, numeric(b, dtype or 0, x.dtype), seed, mean, scale)
+
+
+_declare_random("RandomUniform", _uniform, _uniform_like)
+_declare_random("RandomNormal", _normal, _normal_like)
+
+
+@operator("Bernoulli", types={"T1": every("Bernoulli", "T1", FLOATING)})
+def bernoulli(b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
+    made = numeric(b, dtype or 0, x.dtype)
+    chance, compute = draw(b, "uniform", x.shape, seed), made.glsl_compute
+    code = "({0} < float({1}))" if made.kind == "bool" else f"({{0}} < float({{1}}) ? {compute}(1) : {compute}(0))"
+    return b.store(b.expr(code, chance, x, ctype=compute), made, shape=x.shape)
+
+
+@operator("Multinomial", types={"T1": every("Multinomial", "T1", FLOATING)})
+def multinomial(b: Builder, x: Tensor, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Tensor:
+    """Classes drawn by their log-probabilities [batch, classes], which need not be normalised, as in ONNX Runtime."""
+    made = numeric(b, dtype, _INT32)
+    if x.rank != 2 or made.name not in ("int32", "int64"):
+        b.decline(f"log-probabilities of shape {x.shape} to {made}; expected a matrix to int32 or int64")
+    batch, classes = x.shape
+    if not classes or sample_size < 0 or batch * sample_size * classes > MOST_COMPARED:
+        b.decline(f"{batch} x {sample_size} samples of {classes} classes; expected a table of 1 to {MOST_COMPARED}")
+    logits = b.cast(x, _FLOAT32)
+    greatest = reduce_axes(b, "max", logits, [1], keepdims=True)
+    weights = b.contiguous(b.store(b.expr("exp({0} - {1})", logits, greatest), _FLOAT32, shape=x.shape))
+    below = b.empty(_FLOAT32, x.shape)  # of each class, the weights up to and with it
+    b.kernel([weights], [below], lambda t, i, o, _: cumsum(batch, classes, 1, "float32", t.caps, i[0], o[0]))
+    total = below.slice(1, classes - 1, 1)
+    place = b.expr(
+        "min({0} * {1}, uintBitsToFloat(floatBitsToUint({1}) - 1u))",
+        draw(b, "uniform", [batch, sample_size], seed),
+        total,
+    )
+    at = b.store(place, _FLOAT32, shape=[batch, sample_size])
+    passed = b.store(
+        b.expr("({0} <= {1} ? 1 : 0)", b.reshape(below, [batch, 1, classes]), b.reshape(at, [batch, sample_size, 1]),
+               ctype="int"),
+        _INT32,
+        shape=[batch, sample_size, classes],
+    )  # fmt: skip
+    return b.cast(reduce_axes(b, "sum", passed, [2], keepdims=False), made)
+
+
+# ---- dropout
+
+
+def dropped(b: Builder, x: Tensor, rate: float, seed: int | None) -> list[Tensor]:
+    """``x`` with each element kept by chance and scaled by ``1 / (1 - rate)``, else 0; and the mask (ONNX Dropout)."""
+    if not 0 <= rate < 1:
+        b.decline(f"ratio is {rate}, expected at least 0 and below 1")
+    mask = b.pointwise("({0} >= {1})", draw(b, "uniform", x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
+    zero = f"{x.dtype.glsl_compute}(0)"
+    factor = b.constant(_scale_of(rate, x.dtype))
+    y = b.store(b.expr(f"({{1}} ? {{0}} * {{2}} : {zero})", x, mask, factor), x.dtype, shape=x.shape)
+    return [y, mask]
+
+
+def _scale_of(rate: float, dtype: DType) -> np.ndarray:
+    return np.array(1 / (1 - rate), np.float64 if dtype.name == "float64" else np.float32)
+
+
+def training_rate(b: Builder, ratio: Tensor | None, training_mode: Tensor | None) -> float:
+    """The rate to drop at: 0 outside of training."""
+    if training_mode is None or not bool(b.value(training_mode, "training_mode").reshape(-1)[0]):
+        return 0.0
+    return 0.5 if ratio is None else float(b.value(ratio, "ratio").reshape(-1)[0])
+
+
+@operator("Dropout", since=7, until=11, types={"T": every("Dropout", among=FLOATING)})
+def dropout_7(b: Builder, x: Tensor, *, ratio: float = 0.5) -> list[Tensor]:
+    return [x, b.full(x.shape, True, _BOOL)]
+
+
+@operator("Dropout", since=1, until=6, types={"T": every("Dropout", among=FLOATING)})
+def dropout_1(
+    b: Builder, x: Tensor, *, ratio: float = 0.5, is_test: int = 0, consumed_inputs: list[int] | None = None
+) -> list[Tensor]:
+    if is_test or not ratio:
+        return [x, b.full(x.shape, 1, x.dtype)]
+    y, mask = dropped(b, x, ratio, None)
+    return [y, b.cast(mask, x.dtype)]
+
+
+@operator("Dropout", since=12, types={"T": every("Dropout", among=FLOATING), "T2": ("bool",)})
+def dropout(
+    b: Builder, x: Tensor, ratio: Tensor | None = None, training_mode: Tensor | None = None, *, seed: int | None = None
+) -> list[Tensor]:
+    rate = training_rate(b, ratio, training_mode)
+    return dropped(b, x, rate, seed) if rate else [x, b.full(x.shape, True, _BOOL)]

@@ -1,0 +1,53 @@
+"""The plugin library for programs that are not Python: ``python -m vkep.ort.library --embed FOLDER``.
+
+The same callbacks behind the same two exported functions, in a shared object that brings the interpreter with it: the first
+call starts the Python that built the library, with its packages (vkep, numpy, onnx, cffi), unless the program runs Python
+already. It names that Python's executable, and is for the machine, or image, that it was built on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from vkep.ort import library
+
+NAME = "libvkep_ort.so"
+#: run once in the interpreter when the first callback comes; what fails here is written to standard error by cffi
+_START = f"""
+import sys
+from vkep.ort import library
+library.adopt(sys.modules[{library.MODULE!r}])
+import vkep.ort.factory
+"""
+
+
+def build_embedded(folder: str | os.PathLike[str]) -> Path:
+    """Compile the library into ``folder``; returns its path.
+
+    Raises `vkep.ort.library.LibraryError` as `library.build`, and where this Python has no shared library to embed.
+    """
+    flags = _link_flags()
+    head = f'#define VKEP_PYTHON "{_executable()}"\n' + (Path(__file__).parent / "embed.c").read_text(encoding="utf-8")
+    target = Path(folder) / NAME
+    library.compile_to(target, *library.sources(head), startup=_START, flags=flags)
+    return target
+
+
+def _executable() -> str:
+    return sys.executable.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _link_flags() -> list[str]:
+    """How to link with this Python's shared library."""
+    folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED") or not name or not (Path(folder) / name).exists():
+        raise library.LibraryError(
+            f"{sys.executable} has no shared library ({name} in {folder}), so it cannot be embedded: use a Python built with "
+            "--enable-shared (Debian and Ubuntu: python3-dev)"
+        )
+    version = name.removeprefix("lib").removesuffix(".so")
+    # never unloaded: unregistering closes the library, and the interpreter goes on referring to it
+    return [f"-L{folder}", f"-l{version}", f"-Wl,-rpath,{folder}", "-Wl,-z,nodelete", "-ldl", "-lpthread"]

@@ -1,0 +1,203 @@
+"""vkep's operators as kernels of ONNX Runtime's registry: one node each, planned for each signature that it meets.
+
+The entries are generated from vkep's operator registry: one for each version of the operator's schema, with the element
+types that both the declaration and that version's schema allow. `kernels.check_against_schema` holds each against ONNX
+Runtime's own schema before it is registered.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from vkep import dtypes
+from vkep.graph.load import read_graph
+from vkep.graph.model import Graph, Node, ValueInfo
+from vkep.graph.weights import ArrayWeight, Weight, unpack
+from vkep.ops import registry
+from vkep.ort.boundary import NULL, CStruct, ffi, status, value
+from vkep.ort.fused import FusedNode
+from vkep.ort.graph import OrtGraphView, tensor_array
+from vkep.ort.kernels import KernelEntry
+from vkep.ort.memory import domain_of
+from vkep.ort.tensors import address, byte_count, describe, shape_of
+
+if TYPE_CHECKING:
+    from vkep.ort.api import Ort
+    from vkep.ort.runtime import Runtime
+
+logger = logging.getLogger("vkep.ort")
+
+_Kind = onnx.defs.OpSchema.AttrType
+#: what ONNX Runtime's interface gives a kernel of a node's attributes (level 29 has no lists of texts)
+_READABLE = {_Kind.FLOAT, _Kind.FLOATS, _Kind.INT, _Kind.INTS, _Kind.STRING, _Kind.TENSOR}
+#: an IR version that every attribute type of these nodes exists in
+_IR_VERSION = 8
+
+
+@functools.cache
+def operator_entries() -> tuple[KernelEntry, ...]:
+    """An entry for each version of each of vkep's operators that has a schema and attributes that a kernel can read."""
+    found = []
+    for definition in registry.declared():
+        for schema in registry.schema_versions(definition):
+            if all(a.type in _READABLE for a in schema.attributes.values()):
+                found.append(_entry(definition, schema))
+    return tuple(found)
+
+
+def _entry(definition: registry.OperatorDef, schema: onnx.defs.OpSchema) -> KernelEntry:
+    constraints = {}
+    for constraint in schema.type_constraints:
+        declared = definition.types.get(constraint.type_param_str)
+        if declared is not None:
+            names = [n for n in declared if f"tensor({dtypes.DTYPES[n].onnx_name})" in constraint.allowed_type_strs]
+            if names:
+                constraints[constraint.type_param_str] = tuple(names)
+    # sizes, axes and the like: planning wants their values
+    host = tuple(i for i, formal in enumerate(schema.inputs) if formal.type_str == "tensor(int64)")
+    return KernelEntry(
+        definition.op_type, schema.since_version, constraints, domain=definition.domain, host_inputs=host
+    )
+
+
+def offer_kernels(
+    ort: Ort, view: OrtGraphView, info: Any, islands: Sequence[Sequence[Node]]
+) -> tuple[tuple[Node, ...], ...]:
+    """Claim the nodes of islands one by one, for the registry's kernels; returns those that have none, to be fused by
+    themselves.
+    """
+    left = []
+    for node in (n for nodes in islands for n in nodes):
+        pointer = view.pointer_of(node)
+        if ort.get(ort.ep_api.EpGraphSupportInfo_LookUpKernel, "OrtKernelDef const *", info, pointer) == NULL:
+            logger.debug("no kernel in the registry for %s (version %d)", node.title, node.since_version)
+            left.append((node,))
+        else:
+            ort.check(ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, pointer))
+    return tuple(left)
+
+
+class OperatorKernel(CStruct, struct="OrtKernelImpl"):
+    """One node of ONNX Runtime's graph as a fused node of one. Its constant inputs are planned into it."""
+
+    def __init__(self, ort: Ort, runtime: Runtime, entry: KernelEntry, info: Any) -> None:
+        api = ort.api
+        proto = onnx.GraphProto()
+        node = proto.node.add(
+            op_type=entry.op_type, domain=entry.domain, name=_text(ort, api.KernelInfo_GetNodeName, info)
+        )
+        read_attributes(ort, info, onnx.defs.get_schema(entry.op_type, entry.since, entry.domain), node)
+        weights: dict[str, Weight] = {}
+        for index in range(ort.get(api.KernelInfo_GetInputCount, "size_t", info)):
+            name = f"input {index}" if _text(ort, api.KernelInfo_GetInputName, info, index) else ""
+            node.input.append(name)
+            constant = _constant(ort, info, index) if name else None
+            if constant is not None:
+                weights[name] = ArrayWeight(name, constant)
+        for index in range(ort.get(api.KernelInfo_GetOutputCount, "size_t", info)):
+            node.output.append(f"output {index}" if _text(ort, api.KernelInfo_GetOutputName, info, index) else "")
+        opsets = {entry.domain: entry.since}
+        read = read_graph(proto, opsets, None, _IR_VERSION, "")
+        open_inputs = tuple(ValueInfo(n, 0, None) for n in node.input if n and n not in weights)
+        graph = Graph(read.name, read.nodes, open_inputs, (), weights)
+        self._node = FusedNode(
+            runtime, graph, opsets, _IR_VERSION, list(node.input), list(node.output), name=node.name or entry.op_type
+        )
+        super().__init__()  # last: from here on ONNX Runtime holds it
+
+    @status
+    def Compute(self, context: Any) -> None:
+        self._node.Compute(NULL, context)
+
+    @value(None)
+    def Release(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        super().release()
+        self._node.release()
+
+
+def read_attributes(ort: Ort, info: Any, schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> None:
+    """Add the attributes that a kernel's node has, of those that its schema knows."""
+    for name, spec in schema.attributes.items():
+        content = _attribute(ort, info, name.encode(), spec.type)
+        if content is not None:
+            node.attribute.append(onnx.helper.make_attribute(name, content, attr_type=spec.type.value))
+
+
+def _attribute(ort: Ort, info: Any, name: bytes, kind: Any) -> Any:
+    """An attribute's content; None where the node does not have it."""
+    api = ort.api
+    if kind == _Kind.TENSOR:
+        allocator = ort.get(api.GetAllocatorWithDefaultOptions, "OrtAllocator *")
+        made = ffi.new("OrtValue **")
+        if not _found(ort, api.KernelInfoGetAttribute_tensor(info, name, allocator, made)):
+            return None
+        try:
+            return numpy_helper.from_array(tensor_array(describe(ort, made[0])))
+        finally:
+            api.ReleaseValue(made[0])
+    if kind == _Kind.STRING:
+        return _sized(ort, "char", functools.partial(api.KernelInfoGetAttribute_string, info, name), _decoded)
+    if kind == _Kind.FLOATS:
+        return _sized(ort, "float", functools.partial(api.KernelInfoGetAttributeArray_float, info, name), list)
+    if kind == _Kind.INTS:
+        return _sized(ort, "int64_t", functools.partial(api.KernelInfoGetAttributeArray_int64, info, name), list)
+    function = api.KernelInfoGetAttribute_float if kind == _Kind.FLOAT else api.KernelInfoGetAttribute_int64
+    out = ffi.new("float *" if kind == _Kind.FLOAT else "int64_t *")
+    return out[0] if _found(ort, function(info, name, out)) else None
+
+
+def _sized(ort: Ort, kind: str, read: Callable[[Any, Any], Any], convert: Callable[[Any], Any]) -> Any:
+    """What a call gives that first tells the size; None where there is nothing."""
+    size = ffi.new("size_t *")
+    if not _found(ort, read(NULL, size)):
+        return None
+    buffer = ffi.new(f"{kind}[]", size[0]) if size[0] else ffi.new(f"{kind}[]", 1)
+    if size[0]:
+        ort.check(read(buffer, size))
+    return convert(buffer[0 : size[0]])
+
+
+def _decoded(text: Any) -> str:
+    return b"".join(text).partition(b"\0")[0].decode()
+
+
+def _text(ort: Ort, function: Any, info: Any, *args: Any) -> str:
+    return str(_sized(ort, "char", functools.partial(function, info, *args), _decoded) or "")
+
+
+def _found(ort: Ort, failed: Any) -> bool:
+    """Whether a call succeeded; ONNX Runtime says "no such attribute" by failing."""
+    if failed == NULL:
+        return True
+    ort.api.ReleaseStatus(failed)
+    return False
+
+
+def _constant(ort: Ort, info: Any, index: int) -> np.ndarray[Any, Any] | None:
+    """The value of a constant input, wherever it lies; None for other inputs."""
+    is_constant, out = ffi.new("int *"), ffi.new("OrtValue const **")
+    ort.check(ort.api.KernelInfoGetConstantInput_tensor(info, index, is_constant, out))
+    if not is_constant[0] or out[0] == NULL:
+        return None
+    tensor = describe(ort, out[0])
+    if not tensor.on_device:
+        return tensor_array(tensor)
+    dtype = dtypes.from_onnx(tensor.type)
+    assert dtype is not None
+    data = np.empty(byte_count(tensor), np.uint8)
+    pointer = address(tensor.data)
+    if data.nbytes:
+        domain_of(pointer).download(pointer, data)
+    if dtype.sub_byte_bits:
+        return unpack(data, dtype, shape_of(tensor))
+    return data.view(dtype.numpy).reshape(shape_of(tensor))

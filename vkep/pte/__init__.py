@@ -1,0 +1,1 @@
+"""ExecuTorch programs (.pte) and their data files (.ptd), decoded and analysed without ExecuTorch, torch or Vulkan."""

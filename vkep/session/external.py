@@ -1,0 +1,53 @@
+"""An application's memory and semaphores in a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu_shared.external import HOST_ALLOCATION, OPAQUE_FD, ImportedSemaphore, MemorySource
+from vkep.device.external import ExternalMemory
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
+
+def import_memory(
+    delegate: VulkanDelegate,
+    source: int | np.ndarray[Any, Any],
+    size: int | None,
+    memory_type: int | None,
+    dedicated: bool,
+) -> ExternalMemory:
+    """See ``InferenceSession.import_memory``."""
+    if isinstance(source, np.ndarray):
+        if not source.flags.c_contiguous or not source.flags.writeable:
+            raise ValueError("importing an array: it must be contiguous and writable")
+        given = MemorySource(HOST_ALLOCATION, source.ctypes.data, source.nbytes)
+        return ExternalMemory(delegate, given, keep=source)
+    if size is None:
+        raise TypeError("importing a file descriptor: size, the bytes of the whole allocation, is missing")
+    return ExternalMemory(delegate, MemorySource(OPAQUE_FD, source, size, memory_type, dedicated))
+
+
+class ExternalSemaphore:
+    """A timeline semaphore of the application's (made by ``InferenceSession.import_semaphore``): the session's queue waits for
+    its values and signals them.
+    """
+
+    def __init__(self, delegate: VulkanDelegate, descriptor: int) -> None:
+        self._context = delegate.context
+        self._semaphore = ImportedSemaphore(self._context.device, descriptor)
+
+    def wait(self, value: int) -> None:
+        """What is submitted from now on starts when the semaphore has reached ``value``. Returns at once."""
+        self._context.timeline.enqueue(self._semaphore, wait=value)
+
+    def signal(self, value: int) -> None:
+        """The semaphore gets ``value`` when all that was submitted is done. Returns at once."""
+        self._context.timeline.enqueue(self._semaphore, signal=value)
+
+    def close(self) -> None:
+        """Idempotent; the semaphore stays until the GPU is done with it."""
+        self._semaphore.close()

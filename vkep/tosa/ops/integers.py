@@ -1,0 +1,111 @@
+"""Operators of integers: comparisons, bits, division."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.held import SIGNED, bits_of
+from vkep.tosa.ops.casts import cast_to
+from vkep.tosa.registry import FLOATS, tosa_operator
+
+_BITS = ("int32", "int16", "int8", *SIGNED)
+_COMPARED = (*FLOATS, "int32", "int16", "int8", "bool", "uint8", "uint16", "int64")
+
+
+def _same(b: GraphBuilder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both operands as the floats they are, or as int32: TOSA compares no other integers."""
+    if x.dtype in FLOATS:
+        return x, y
+    if x.dtype == "uint32":
+        b.decline("uint32, whose order TOSA's int32 has not")
+    return _whole(b, x), _whole(b, y)
+
+
+def _whole(b: GraphBuilder, x: Tensor) -> Tensor:
+    if x.dtype == "int64":
+        return bits_of(b, x)
+    if x.array is not None:
+        return b.constant(x.array.astype("int32"))
+    return cast_to(b, x, "int32")
+
+
+def _compare(b: GraphBuilder, name: str, x: Tensor, y: Tensor) -> Tensor:
+    return b.elementwise(name, *_same(b, x, y), dtype="bool")
+
+
+@tosa_operator("Equal", types=_COMPARED, since=7)
+def equal(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    return _compare(b, "equal", x, y)
+
+
+@tosa_operator("Greater", types=_COMPARED, since=7)
+def greater(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    return _compare(b, "greater", x, y)
+
+
+@tosa_operator("GreaterOrEqual", types=_COMPARED, since=12)
+def greater_or_equal(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    return _compare(b, "greater_equal", x, y)
+
+
+@tosa_operator("Less", types=_COMPARED, since=7)
+def less(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    return _compare(b, "greater", y, x)
+
+
+@tosa_operator("LessOrEqual", types=_COMPARED, since=12)
+def less_or_equal(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    return _compare(b, "greater_equal", y, x)
+
+
+# ---- bits
+
+
+def _on_bits(b: GraphBuilder, name: str, x: Tensor, *others: Tensor) -> Tensor:
+    made = b.elementwise(name, bits_of(b, x), *(bits_of(b, t) for t in others))
+    return replace(made, held="bits") if x.dtype in SIGNED else made
+
+
+for _onnx, _tosa in (("BitwiseAnd", "bitwise_and"), ("BitwiseOr", "bitwise_or"), ("BitwiseXor", "bitwise_xor")):
+
+    def _declare(name: str = _tosa) -> object:
+        def lower(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+            return _on_bits(b, name, x, y)
+
+        return lower
+
+    tosa_operator(_onnx, types=_BITS)(_declare())  # type: ignore[arg-type]
+
+
+@tosa_operator("BitwiseNot", types=_BITS)
+def bitwise_not(b: GraphBuilder, x: Tensor) -> Tensor:
+    return _on_bits(b, "bitwise_not", x)
+
+
+@tosa_operator("BitShift", types=tuple(SIGNED))
+def bit_shift(b: GraphBuilder, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
+    return _on_bits(b, "logical_left_shift" if direction == "LEFT" else "logical_right_shift", x, y)
+
+
+# ---- division
+
+
+def quotient(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+    """int32 by int32, towards zero."""
+    return b.elementwise("intdiv", x, y)
+
+
+@tosa_operator("Mod", types=("int32",), since=10)
+def mod(b: GraphBuilder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
+    rest = b.sub(x, b.mul(quotient(b, x, y), y))
+    if fmod:
+        return rest
+    zero = b.fill(x, 0)
+    differs = b.elementwise(
+        "logical_xor",
+        b.elementwise("greater", zero, rest, dtype="bool"),
+        b.elementwise("greater", zero, y, dtype="bool"),
+    )
+    there = b.unary("logical_not", b.elementwise("equal", rest, zero, dtype="bool"))
+    return b.select(b.elementwise("logical_and", differs, there), b.add(rest, y), rest)

@@ -1,0 +1,105 @@
+"""Operators whose inputs and results are integers with scales and zero points of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.graph.windows import resolve_window
+from vkep.tosa.graph import GraphBuilder, Quantized, Tensor
+from vkep.tosa.held import flip
+from vkep.tosa.ops.convolution import conv, convolution
+from vkep.tosa.ops.products import batched, matmul
+from vkep.tosa.ops.quantized import dequantize_linear, described, quantize_linear
+from vkep.tosa.registry import constant_of, tosa_operator
+
+_EIGHT = ("int8", "uint8")
+
+
+def _integers(b: GraphBuilder, x: Tensor, zero: Tensor | None) -> tuple[Tensor, int]:
+    """int8 integers and their zero point."""
+    zeros = constant_of(zero, "the zero point").reshape(-1).astype(np.int64) if zero is not None else np.zeros(1, int)
+    if len(set(zeros.tolist())) > 1:
+        b.decline("a zero point of its own for each row or column")
+    if x.dtype not in _EIGHT:
+        b.decline(f"integers of type {x.dtype}")
+    return (flip(b, x), int(zeros[0]) - 128) if x.dtype == "uint8" else (x, int(zeros[0]))
+
+
+@tosa_operator("MatMulInteger", types=_EIGHT)
+def matmul_integer(
+    b: GraphBuilder, x: Tensor, y: Tensor, x_zero: Tensor | None = None, y_zero: Tensor | None = None
+) -> Tensor:
+    if min(x.rank, y.rank) < 2:
+        b.decline("a vector operand")
+    (left, left_zero), (right, right_zero) = _integers(b, x, x_zero), _integers(b, y, y_zero)
+    return batched(b, left, right, "int32", left_zero, right_zero)
+
+
+@tosa_operator("ConvInteger", types=_EIGHT)
+def conv_integer(
+    b: GraphBuilder,
+    x: Tensor,
+    w: Tensor,
+    x_zero: Tensor | None = None,
+    w_zero: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations, auto_pad)
+    (left, left_zero), (right, right_zero) = _integers(b, x, x_zero), _integers(b, w, w_zero)
+    return convolution(b, left, right, None, window, group, left_zero, right_zero, "int32")
+
+
+@tosa_operator("QLinearMatMul", types=_EIGHT)
+def qlinear_matmul(
+    b: GraphBuilder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+) -> Tensor:
+    if any(t.size > 1 for t in (x_scale, x_zero, y_scale, y_zero)):
+        b.decline("scales of rows or columns")
+    left, right = dequantize_linear(b, x, x_scale, x_zero), dequantize_linear(b, y, y_scale, y_zero)
+    return quantize_linear(b, matmul(b, left, right), scale, zero)
+
+
+@tosa_operator("QLinearConv", types=_EIGHT)
+def qlinear_conv(
+    b: GraphBuilder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    left, right = dequantize_linear(b, x, x_scale, x_zero), dequantize_linear(b, w, w_scale, w_zero, axis=0)
+    if bias is not None:  # its scale is the product of the two
+        if bias.array is None:
+            b.decline("a bias that is no constant")
+        scales = constant_of(x_scale, "the scale").astype(np.float64) * constant_of(w_scale, "the scale").reshape(-1)
+        bias = described(b, Quantized(bias, scales.reshape(-1), 0, 0 if scales.size > 1 else -1))
+    made = conv(b, left, right, bias, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    return quantize_linear(b, made, scale, zero)

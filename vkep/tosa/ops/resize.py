@@ -1,0 +1,167 @@
+"""Resize, where its coordinates are TOSA's: out * d / n + offset / n, rounded or interpolated between two pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from vkep.errors import Decline
+from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.ops import quantized
+from vkep.tosa.ops.convolution import NHWC
+from vkep.tosa.registry import FLOATS, axis_of, constant_of, tosa_operator
+
+_LARGEST = 1 << 11  # TOSA's limit of a scale's numerator
+_TYPES = (*FLOATS, "int8")
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """out * d / n + offset / n is the place in the input; ``border`` follows from the sizes."""
+
+    n: int
+    d: int
+    offset: int
+    size: int
+    out: int
+
+    @property
+    def border(self) -> int:
+        return self.d * (self.out - 1) - (self.size - 1) * self.n + self.offset
+
+    def times(self, k: int) -> _Axis:
+        return _Axis(self.n * k, self.d * k, self.offset * k, self.size, self.out)
+
+    def moved(self, by: int) -> _Axis:
+        return _Axis(self.n, self.d, self.offset + by, self.size, self.out)
+
+    def check(self) -> None:
+        """TOSA's limits (RESIZE, section 2.12 of the specification)."""
+        n, d = self.n, self.d
+        if not 0 < n <= _LARGEST or not 0 < d < 16 * n:
+            raise Decline(f"a scale of {n} / {d}, beyond TOSA's RESIZE")
+        if not -n <= self.offset < 16 * n or not -16 * n <= self.border < n:
+            raise Decline(f"an offset of {self.offset} / {n} or a border of {self.border} / {n}, beyond TOSA's RESIZE")
+
+
+def _place(size: int, out: int, scale: Fraction, coordinates: str) -> _Axis:
+    """How ONNX's coordinate_transformation_mode maps ``out`` pixels to ``size``."""
+    if coordinates == "half_pixel" or (coordinates == "pytorch_half_pixel" and out > 1):
+        n, d, offset = 2 * scale.numerator, 2 * scale.denominator, scale.denominator - scale.numerator
+    elif coordinates == "asymmetric" or coordinates == "pytorch_half_pixel" or (out == 1 and size == 1):
+        n, d, offset = scale.numerator, scale.denominator, 0
+    elif coordinates == "align_corners":
+        length = scale * size  # ONNX's length_resized, which may have a fraction
+        ratio = (length - 1) / (size - 1) if size > 1 and length > 1 and out > 1 else Fraction(1)
+        n, d, offset = ratio.numerator, ratio.denominator, 0
+    else:
+        raise Decline(f"coordinate_transformation_mode {coordinates!r}")
+    common = math.gcd(n, d, offset)
+    return _Axis(n // common, d // common, offset // common, size, out)
+
+
+def _nearest(axis: _Axis, mode: str) -> _Axis:
+    """TOSA rounds halves up: other roundings move the coordinates by halves, and by less than the smallest step."""
+    if mode == "round_prefer_ceil":
+        return axis
+    axis = axis.times(4)  # a coordinate is now a multiple of 4 / n
+    if mode == "round_prefer_floor":
+        return axis.moved(-1)
+    if mode == "floor":
+        return axis.moved(-(axis.n // 2))
+    if mode == "ceil":
+        return axis.moved(axis.n // 2 - 1)
+    raise Decline(f"nearest_mode {mode!r}")
+
+
+def _resized(
+    b: GraphBuilder,
+    x: Tensor,
+    shape: Sequence[int],
+    scales: Sequence[Fraction],
+    mode: str,
+    coordinates: str,
+    nearest: str,
+) -> Tensor:
+    if x.rank == 3:
+        lifted = b.reshape(x, (*x.shape[:2], 1, x.shape[2]))
+        full = ((*shape[:2], 1, shape[2]), (*scales[:2], Fraction(1), scales[2]))
+        return b.reshape(_resized(b, lifted, *full, mode, coordinates, nearest), shape)
+    if x.rank != 4 or tuple(shape[:2]) != x.shape[:2]:
+        b.decline(f"{x.shape} resized to {tuple(shape)}; TOSA's RESIZE has two axes of images")
+    axes = [_place(x.shape[i], shape[i], scales[i], coordinates) for i in (2, 3)]
+    if mode == "nearest":
+        axes = [_nearest(axis, nearest) for axis in axes]
+    elif mode != "linear" or x.dtype not in FLOATS:
+        b.decline(f"mode {mode!r} of {x.dtype}")
+    for axis in axes:
+        axis.check()
+    y, x_axis = axes
+    value = b.op(
+        "resize",
+        [
+            b.ordered(x, NHWC),
+            b.shape_value([y.n, y.d, x_axis.n, x_axis.d]),
+            b.shape_value([y.offset, x_axis.offset]),
+            b.shape_value([y.border, x_axis.border]),
+        ],
+        (x.shape[0], shape[2], shape[3], x.shape[1]),
+        mode="#tosa.resize_mode<NEAREST_NEIGHBOR>" if mode == "nearest" else "#tosa.resize_mode<BILINEAR>",
+    )
+    made = b.from_order(value, NHWC)
+    known = quantized.same_everywhere(x)
+    if known is not None and mode == "nearest":
+        moved = _resized(b, known.ints, shape, scales, mode, coordinates, nearest)
+        return quantized.alike(made, known, moved)
+    return made
+
+
+def _fraction(scale: float) -> Fraction:
+    return Fraction(scale).limit_denominator(_LARGEST)
+
+
+@tosa_operator("Upsample", types=_TYPES, since=9, until=9)
+def upsample(b: GraphBuilder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
+    given = [float(s) for s in constant_of(scales, "the scales").reshape(-1)]
+    shape = [math.floor(d * s) for d, s in zip(x.shape, given, strict=True)]
+    return _resized(b, x, shape, [_fraction(s) for s in given], mode, "asymmetric", "floor")
+
+
+@tosa_operator("Resize", types=_TYPES, since=10, until=10)
+def resize_10(b: GraphBuilder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
+    return upsample(b, x, scales, mode=mode)
+
+
+@tosa_operator("Resize", types=_TYPES, since=11)
+def resize(
+    b: GraphBuilder,
+    x: Tensor,
+    roi: Tensor | None = None,
+    scales: Tensor | None = None,
+    sizes: Tensor | None = None,
+    *,
+    antialias: int = 0,
+    axes: Sequence[int] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Tensor:
+    if antialias or exclude_outside or keep_aspect_ratio_policy != "stretch":
+        b.decline("antialias, exclude_outside or keep_aspect_ratio_policy")
+    chosen = [axis_of(a, x.rank) for a in axes] if axes is not None else list(range(x.rank))
+    shape, factors = list(x.shape), [Fraction(1)] * x.rank
+    if sizes is not None and sizes.size:
+        for a, size in zip(chosen, constant_of(sizes, "the sizes").reshape(-1), strict=True):
+            shape[a], factors[a] = int(size), Fraction(int(size), x.shape[a])
+    elif scales is not None:
+        for a, scale in zip(chosen, constant_of(scales, "the scales").reshape(-1), strict=True):
+            shape[a], factors[a] = math.floor(x.shape[a] * scale), _fraction(float(scale))
+    else:
+        b.decline("neither scales nor sizes are given")
+    return _resized(b, x, shape, factors, mode, coordinate_transformation_mode, nearest_mode)
