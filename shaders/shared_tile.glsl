@@ -118,13 +118,21 @@ void multiply_tile(uint begin, uint end) {
             float a[MICRO_M], b[MICRO_N];
             [[unroll]] for (uint i = 0; i < MICRO_M; i += RUN_M) {
                 uint at = s * A_PITCH + micro_row(i);
-                vec4 run = tile_a[at / 4];
-                [[unroll]] for (uint c = 0; c < RUN_M; c++) a[i + c] = run[RUN_M == 4 ? c : (at + c) % 4];
+                if (RUN_M == 4) {
+                    vec4 run = tile_a[at / 4];
+                    [[unroll]] for (uint c = 0; c < 4; c++) a[i + c] = run[c];
+                } else {
+                    [[unroll]] for (uint c = 0; c < RUN_M; c++) a[i + c] = tile_a[at / 4][at % 4 + c];
+                }
             }
             [[unroll]] for (uint j = 0; j < MICRO_N; j += RUN_N) {
                 uint at = s * B_PITCH + micro_column(j);
-                vec4 run = tile_b[at / 4];
-                [[unroll]] for (uint c = 0; c < RUN_N; c++) b[j + c] = run[RUN_N == 4 ? c : (at + c) % 4];
+                if (RUN_N == 4) {
+                    vec4 run = tile_b[at / 4];
+                    [[unroll]] for (uint c = 0; c < 4; c++) b[j + c] = run[c];
+                } else {
+                    [[unroll]] for (uint c = 0; c < RUN_N; c++) b[j + c] = tile_b[at / 4][at % 4 + c];
+                }
             }
             [[unroll]] for (uint j = 0; j < MICRO_N; j++)
                 [[unroll]] for (uint i = 0; i < MICRO_M; i++) acc[i * MICRO_N + j] = fma(a[i], b[j], acc[i * MICRO_N + j]);

@@ -130,7 +130,7 @@ def test_a_cache_is_a_state_between_runs(shared_context: SharedGpuContext) -> No
     cache = blob.argument(Const(np.zeros((1, 6, 2, 4), np.float32)))
     packed = blob.call("et_vk.prepack.default", [cache], blob.tensor("float32", (1, 6, 2, 4)))
     value, start = blob.argument(wave(1, 2, 2, 4)), blob.argument(Sym(0))
-    blob.call("llama.update_cache.default", [value, packed, start], blob.tensor("float32", (1, 6, 2, 4)))
+    blob.call("llama.update_cache.default", [value, packed, start], blob.tensor("float32", (1,)))
     args = [packed, blob.add((1,)), blob.add(False), blob.add(None)]
     blob.outputs = [blob.call("aten.sum.dim_IntList", args, blob.tensor("float32", (1, 2, 4)))]
     imported = import_vk_graph(blob.graph(), blob.data)
@@ -160,6 +160,32 @@ def test_a_result_in_the_place_of_a_constant_is_a_state() -> None:
     np.testing.assert_array_equal(first, kept)
     second, _ = by_onnxruntime(proto, {"input_0": wave(3), state.input: kept})
     np.testing.assert_allclose(second, 2 * wave(3))
+
+
+def test_an_output_that_the_program_does_not_take_is_a_states_new_value() -> None:
+    """What the exporter writes without that option: the new value of the buffer stands before the outputs."""
+
+    def counter(other: np.ndarray[Any, Any]) -> Blob:
+        blob = Blob()
+        count, weight = blob.argument(Const(np.zeros(3, np.float32))), blob.argument(Const(other))
+        x = blob.argument(wave(3))
+        y = blob.call("aten.mul.Tensor", [x, weight], blob.tensor("float32", (3,)))
+        y = blob.call("aten.add.Tensor", [y, count, blob.add(1)], blob.tensor("float32", (3,)))
+        new = blob.call("aten.add.Tensor", [y, weight, blob.add(1)], blob.tensor("float32", (3,)))
+        blob.outputs = [new, y]
+        return blob
+
+    blob = counter(np.array([2], np.float32))
+    imported = import_vk_graph(blob.graph(), blob.data, outputs=[Border()])
+    assert [v.name for v in imported.model.graph.outputs] == ["output_0", "state_0_out"]
+    (state,) = imported.states
+    kept = state.initial.array()
+    for turn in range(3):
+        y, kept = by_onnxruntime(model_proto(imported.model), {"input_0": wave(3), state.input: kept})
+        np.testing.assert_allclose(y, 2 * wave(3) * (turn + 1) + 2 * turn, rtol=1e-5)
+    blob = counter(np.ones(3, np.float32))
+    with pytest.raises(UnsupportedProgramError, match="2 could be it.*alias_buffer_mutations"):
+        import_vk_graph(blob.graph(), blob.data, outputs=[Border()])
 
 
 def test_outputs_that_are_inputs_constants_and_each_other(shared_context: SharedGpuContext) -> None:

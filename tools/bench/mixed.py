@@ -1,9 +1,10 @@
 """``python -m tools.bench.mixed``: what a mixed model costs outside its delegates' GPU work.
 
-The RFC's example (examples/mixed_delegates.py) and larger forms of it, split VGF -> Vulkan -> VGF. For each: the time of a
-run; the time that the GPU spends inside the regions, by timestamps before, between and after them, in runs of their own that
-alternate with the plain ones (timestamps cost time too); and the difference: checking and copying inputs and outputs,
-submitting, waking up. Medians, and the fastest of each, which other work on the machine disturbs least.
+The RFC's example (examples/mixed_delegates.py) and larger forms of it, split VGF -> Vulkan -> VGF. For each the time of a run,
+and two measures of what is no GPU work: the difference to the time inside the regions by the GPU's timestamps (in runs of their
+own, for timestamps cost time too: a CPU driver finishes all work before it writes one, and so the figure is rather high), and
+the time in which the host is at work in a plain run, that is, does not wait for the timeline: checking and copying inputs
+and outputs, staging, submitting.
 
     python -m tools.bench.mixed --sizes 8 64 256 --runs 40 --json mixed.json
     python -m tools.bench.mixed --start                # a fresh process each: how long the session takes to open
@@ -27,61 +28,56 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from gpu_shared.timeline import Timeline
 from tools.bench.machine import machine_info
 
 HEADINGS = (
     "input",
     "run us",
     "GPU us in regions",
-    "outside us",
     "outside",
-    "fastest: run, GPU us",
-    "outside",
+    "host at work us",
+    "of the run",
     "second: us",
-    "outside",
+    "host at work",
     "error",
 )
 _CHANNELS = 3
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Microseconds of a run, and of the GPU inside the regions."""
+class Run:
+    """Microseconds of one run, and those in which the host was at work: all but waiting for the GPU."""
 
-    run_us: float
-    gpu_us: float
-
-    @property
-    def outside_us(self) -> float:
-        return self.run_us - self.gpu_us
+    total_us: float
+    host_us: float
 
     @property
-    def outside(self) -> float:
-        """Part of the run that is not GPU work inside the regions."""
-        return self.outside_us / self.run_us
-
-    def to_dict(self) -> dict[str, float]:
-        return {**asdict(self), "outside_us": self.outside_us, "outside": self.outside}
+    def host_share(self) -> float:
+        return self.host_us / self.total_us
 
 
 @dataclass(frozen=True)
 class Figures:
-    """``median`` and ``fastest`` over plain runs and over runs with timestamps, which alternate; ``second`` is one run, with
-    timestamps and so longer than a plain one; ``regions`` are titles and medians.
+    """Medians over ``runs`` plain runs and as many with timestamps (``gpu_us``, ``regions``), which alternate; ``fastest_*``
+    are the least of each; ``second`` is the second run of the session.
     """
 
     shape: tuple[int, ...]
     sync_mode: str
     runs: int
-    median: Pair
-    fastest: Pair
-    second: Pair
+    run: Run
+    gpu_us: float
+    fastest_run_us: float
+    fastest_gpu_us: float
+    second: Run
     error: float
     regions: tuple[tuple[str, float], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        pairs = {name: getattr(self, name).to_dict() for name in ("median", "fastest", "second")}
-        return {**asdict(self), **pairs}
+    @property
+    def outside_share(self) -> float:
+        """Part of the run that is not GPU work inside the regions."""
+        return 1 - self.gpu_us / self.run.total_us
 
 
 def build_model(side: int) -> tuple[onnx.ModelProto, Any]:
@@ -134,31 +130,48 @@ def measure(side: int, sync_mode: str, runs: int, device: str | None) -> Figures
         where = [node.where for node in session.report().nodes]
         if where != ["vgf"] * 3 + ["vulkan"] + ["vgf"] * 6:
             raise SystemExit(f"the example does not split VGF -> Vulkan -> VGF here: {session.report()}")
-        session.profile_regions({"x": x})  # the first run makes the recordings
-        start = time.perf_counter()
-        regions = session.profile_regions({"x": x})
-        second = Pair((time.perf_counter() - start) * 1e6, _sum_us(regions))
-        (y,) = session.run(None, {"x": x})
+        (y,) = session.run(None, {"x": x})  # makes the recordings
         error = float(np.abs(y - reference(x)).max())
-        totals, inside = [], []
+        second = _run(session, x)
+        plain, inside = [], []
         for _ in range(runs):
-            start = time.perf_counter()
-            session.run(None, {"x": x})
-            totals.append((time.perf_counter() - start) * 1e6)
+            plain.append(_run(session, x))
             inside.append(session.profile_regions({"x": x}))
     sums = [_sum_us(run) for run in inside]
     return Figures(
         shape=x.shape,
         sync_mode=sync_mode,
         runs=runs,
-        median=Pair(statistics.median(totals), statistics.median(sums)),
-        fastest=Pair(min(totals), min(sums)),
+        run=Run(statistics.median(r.total_us for r in plain), statistics.median(r.host_us for r in plain)),
+        gpu_us=statistics.median(sums),
+        fastest_run_us=min(r.total_us for r in plain),
+        fastest_gpu_us=min(sums),
         second=second,
         error=error,
         regions=tuple(
-            (title, statistics.median(run[k][1] / 1e3 for run in inside)) for k, (title, _) in enumerate(regions)
+            (title, statistics.median(run[k][1] / 1e3 for run in inside)) for k, (title, _) in enumerate(inside[0])
         ),
     )
+
+
+def _run(session: Any, x: np.ndarray) -> Run:
+    waited = 0.0
+    wait = Timeline.wait
+
+    def timed(self: Timeline, value: int | None = None, timeout_s: float | None = None) -> None:
+        nonlocal waited
+        start = time.perf_counter()
+        wait(self, value, timeout_s)
+        waited += time.perf_counter() - start
+
+    Timeline.wait = timed  # type: ignore[method-assign]
+    try:
+        start = time.perf_counter()
+        session.run(None, {"x": x})
+        total = time.perf_counter() - start
+    finally:
+        Timeline.wait = wait  # type: ignore[method-assign]
+    return Run(total * 1e6, (total - waited) * 1e6)
 
 
 def _sum_us(regions: list[tuple[str, float]]) -> float:
@@ -201,7 +214,8 @@ def start_times(device: str | None) -> dict[str, tuple[float, ...]]:
     """Seconds to open the example's session in a process of its own, to convert its graphs, and to make their pipelines:
     with empty caches (the median of three), then with those that another process left.
     """
-    cold, warm = [], []
+    cold: list[list[float]] = []
+    warm: list[list[float]] = []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:
             for found in (cold, warm):
@@ -226,14 +240,13 @@ def table(figures: list[Figures]) -> str:
         lines.append(
             (
                 "x".join(map(str, f.shape)),
-                f"{f.median.run_us:.0f}",
-                f"{f.median.gpu_us:.0f} ({' + '.join(f'{us:.0f}' for _, us in f.regions)})",
-                f"{f.median.outside_us:.0f}",
-                f"{f.median.outside:.1%}",
-                f"{f.fastest.run_us:.0f}, {f.fastest.gpu_us:.0f}",
-                f"{f.fastest.outside:.1%}",
-                f"{f.second.run_us:.0f}",
-                f"{f.second.outside:.1%}",
+                f"{f.run.total_us:.0f}",
+                f"{f.gpu_us:.0f} ({' + '.join(f'{us:.0f}' for _, us in f.regions)})",
+                f"{f.outside_share:.1%}",
+                f"{f.run.host_us:.0f}",
+                f"{f.run.host_share:.1%}",
+                f"{f.second.total_us:.0f}",
+                f"{f.second.host_share:.1%}",
                 f"{f.error:.1e}",
             )
         )
@@ -262,7 +275,7 @@ def main() -> None:
         print(table(figures))
         result = {
             "machine": machine_info(),
-            "mixed": [f.to_dict() for f in figures],
+            "mixed": [{**asdict(f), "outside_share": f.outside_share} for f in figures],
         }
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")

@@ -86,7 +86,10 @@ def _models() -> Iterator[tuple[onnx.ModelProto, dict[str, Any]]]:
 
 
 def _lowered(model: onnx.ModelProto, given: dict[str, Any]) -> Iterator[tuple[str, set[str]]]:
-    """(ONNX operator, TOSA operators) of each node that the lowering takes. Inputs of int64, and of one element, count as constants."""
+    """(ONNX operator, TOSA operators) of each node that the lowering takes.
+
+    Inputs of int64, and of one element, count as constants.
+    """
     loaded = load_model(model)
     known: dict[str, Any] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:

@@ -42,8 +42,10 @@ def _written(b: GraphBuilder, cache: Val, value: Val, start_pos: Size) -> Val:
 
 @aten("llama.update_cache.default", mutates=("cache",))
 def update_cache(b: GraphBuilder, value: Val, cache: Val, start_pos: Size) -> list[Val]:
+    """The result is the cache, or what the exporter has in its place: one element that means nothing."""
     written = _written(b, cache, value, start_pos)
-    return [written, written]
+    result = b.results[0]
+    return [written if result.rank == cache.rank else b.filled(result.shape, 0, result.elem), written]
 
 
 @aten("llama.custom_sdpa.default")

@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from vkep.aten.builder import INT32, INT64, OPSETS, GraphBuilder, Val
 from vkep.aten.registry import AtenOperator, find
+from vkep.aten.states import find_states, is_prepack
 from vkep.aten.weights import BufferWeight
 from vkep.errors import Decline, InvalidPteError, UnsupportedProgramError
 from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
@@ -32,8 +33,6 @@ ELEMENTS = {
     VkDataType.FLOAT64: int(TensorProto.DOUBLE),
     VkDataType.INT64: INT64,
 }
-#: copies a constant to the device: nothing to do here
-_PREPACK = "et_vk.prepack.default"
 _IR_VERSION = 11
 #: operators whose results after the first may be left out
 _OPTIONAL_RESULTS = ("LayerNormalization", "MaxPool")
@@ -72,7 +71,7 @@ class ImportedGraph:
 
 def unsupported_operators(graph: VkGraph) -> list[tuple[str, str]]:
     """(operator's name, reason) of everything in the graph that cannot be imported, all at once."""
-    importer = _Importer(graph, None, (), ())
+    importer = _Importer(graph, None, None, None)
     importer.run()
     return importer.problems
 
@@ -87,13 +86,15 @@ def import_vk_graph(
 ) -> ImportedGraph:
     """The graph as a model. Its weights are views of ``named_data`` (bytes by key), content-keyed.
 
-    ``inputs`` and ``outputs`` are the borders of ``graph.input_ids`` and ``graph.output_ids``. Raises
-    `UnsupportedProgramError` that names every operator that is missing, `InvalidPteError` for a broken graph.
+    ``inputs`` are the borders of ``graph.input_ids``; ``outputs`` those of the last of ``graph.output_ids``: what stands
+    before is a state's new value. Raises `UnsupportedProgramError` that names every operator that is missing,
+    `InvalidPteError` for a broken graph.
     """
-    for what, borders, ids in (("inputs", inputs, graph.input_ids), ("outputs", outputs, graph.output_ids)):
-        if borders is not None and len(borders) != len(ids):
-            raise InvalidPteError(f"{source} has {len(ids)} {what}, the program gives it {len(borders)}")
-    importer = _Importer(graph, named_data, inputs or (), outputs or ())
+    if inputs is not None and len(inputs) != len(graph.input_ids):
+        raise InvalidPteError(f"{source} has {len(graph.input_ids)} inputs, the program gives it {len(inputs)}")
+    if outputs is not None and len(outputs) > len(graph.output_ids):
+        raise InvalidPteError(f"{source} has {len(graph.output_ids)} outputs, the program takes {len(outputs)}")
+    importer = _Importer(graph, named_data, inputs, outputs)
     importer.run()
     if importer.problems:
         missing = [f"{name}: {reason}" for name, reason in dict.fromkeys(importer.problems)]
@@ -105,25 +106,27 @@ def import_vk_graph(
 
 class _Importer:
     def __init__(
-        self, graph: VkGraph, named_data: NamedData | None, inputs: Sequence[Border], outputs: Sequence[Border]
+        self,
+        graph: VkGraph,
+        named_data: NamedData | None,
+        inputs: Sequence[Border] | None,
+        outputs: Sequence[Border] | None,
     ) -> None:
         self.graph, self.named_data = graph, named_data
         self.borders = (
-            list(inputs) or [Border()] * len(graph.input_ids),
-            list(outputs) or [Border()] * len(graph.output_ids),
+            [Border()] * len(graph.input_ids) if inputs is None else list(inputs),
+            [Border()] * len(graph.output_ids) if outputs is None else list(outputs),
         )
         self.b = GraphBuilder()
         self.env: dict[int, Any] = {}
-        self.alias: dict[int, int] = {}  # a prepacked constant is its constant
-        self.states: list[int] = []  # ids of constants that operators write
+        self.states = find_states(graph, len(self.borders[1]))
         self.inputs: list[ValueInfo] = []
         self.problems: list[tuple[str, str]] = []
 
     def run(self) -> None:
-        self._find_states()
         for position, (value_id, border) in enumerate(zip(self.graph.input_ids, self.borders[0], strict=True)):
             self._input(position, value_id, border)
-        for index, value_id in enumerate(self.states):
+        for index, value_id in enumerate(self.states.outputs):
             tensor = self.graph.values[value_id]
             assert isinstance(tensor, VkTensor)
             value = Val(f"state_{index}", ELEMENTS[tensor.datatype], tensor.dims)
@@ -157,7 +160,7 @@ class _Importer:
             raise InvalidPteError(f"a Vulkan delegate's input {position} is no tensor and no integer: {value!r}")
 
     def _id(self, value_id: int) -> int:
-        return self.alias.get(value_id, value_id)
+        return self.states.id(value_id)
 
     def _value(self, value_id: int) -> Any:
         value_id = self._id(value_id)
@@ -178,32 +181,11 @@ class _Importer:
             view = self.graph.constant(tensor.constant_id, self.named_data)
         return BufferWeight(f"weight_{value_id}", tensor.dims, ELEMENTS[tensor.datatype], view)
 
-    def _find_states(self) -> None:
-        """Constants that an operator writes, and constants that are another's output."""
-        made = set(self.graph.input_ids)
-        for call in self.graph.chain:
-            operator = find(call.name)
-            *given, out = call.args or (0,)
-            written = []
-            if operator is not None and operator.name == _PREPACK and len(given) == 1:
-                self.alias[out] = self._id(given[0])
-                continue
-            if operator is not None:
-                positions = [i for i, p in enumerate(operator.parameters) if p.name in operator.mutates]
-                written = [given[i] for i in positions if i < len(given)]
-            result = self.graph.values[out]
-            written += result.items if isinstance(result, ValueList) else [out]
-            for value_id in map(self._id, written):
-                value = self.graph.values[value_id]
-                if isinstance(value, VkTensor) and value.constant_id >= 0 and value_id not in made:
-                    made.add(value_id)
-                    self.states.append(value_id)
-
     # ---- operators
 
     def _call(self, index: int, call: OperatorCall) -> None:
         operator = find(call.name)
-        if operator is not None and operator.name == _PREPACK:
+        if is_prepack(call):
             return
         *given, out = call.args or (0,)
         arguments = [self._value(i) for i in given]
@@ -263,7 +245,8 @@ class _Importer:
     def finish(self, source: str) -> ImportedGraph:
         self.b.where = "border"
         results = []
-        for value_id, border in zip(self.graph.output_ids, self.borders[1], strict=True):
+        count = len(self.borders[1])
+        for value_id, border in zip(self.graph.output_ids[-count:] if count else (), self.borders[1], strict=True):
             result, tensor = self._value(value_id), self.graph.values[value_id]
             if not isinstance(result, Val):
                 result = self.b.number(result, INT64)
@@ -272,9 +255,9 @@ class _Importer:
                 outside = ELEMENTS[tensor.staging_datatype]
             result = result if outside is None else self.b.cast(result, outside)
             results.append(self.b.reshape(result, border.shape) if border.shape else result)
-        results += [self.env[i] for i in self.states]
-        count = len(self.graph.output_ids)
-        names = [f"output_{i}" for i in range(count)] + [f"state_{i}_out" for i in range(len(self.states))]
+        kept = self.states.outputs
+        results += [self.env[self._id(i)] for i in kept.values()]
+        names = [f"output_{i}" for i in range(count)] + [f"state_{i}_out" for i in range(len(kept))]
         renamed, made = {}, {o for node in self.b.nodes for o in node.outputs}
         for name, result in zip(names, results, strict=True):
             if result.name in made and result.name not in renamed:
@@ -291,7 +274,7 @@ class _Importer:
         first = len(self.graph.input_ids)
         states = [
             State(self.inputs[first + k].name, names[count + k], self._constant(i, self.graph.values[i]))  # type: ignore[arg-type]
-            for k, i in enumerate(self.states)
+            for k, i in enumerate(kept)
         ]
         return ImportedGraph(model, tuple(states))
 

@@ -27,25 +27,27 @@ from vkep.pte.steps import DelegateStep, JumpStep, KernelStep, MoveStep
 from vkep.pte.values import Place, TensorValue
 
 if TYPE_CHECKING:
-    from vkep.executorch.program import Program
+    from vkep.executorch.program import Core
 
 Array = np.ndarray[Any, Any]
 #: jumps of one run after which a loop is taken to be endless
 _MOST_STEPS = 100_000_000
 
 
-class _Parts:
-    """What a method must give back, apart from itself so that a finaliser can hold it."""
+class MethodParts:
+    """What a method must give back, apart from itself so that a finaliser can hold it. ``lock`` is held by a run."""
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
         self.closed = False
+        self.lock = threading.RLock()
 
     def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            for runner in reversed(self.runners):
-                runner.close()
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                for runner in reversed(self.runners):
+                    runner.close()
 
 
 class Method:
@@ -54,12 +56,12 @@ class Method:
     Safe to use from several threads; runs come one after the other, since a method's arenas and state are its own.
     """
 
-    def __init__(self, program: Program, decoded: DecodedMethod, blobs: Sequence[Blob], stays: Stays) -> None:
+    def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], stays: Stays) -> None:
         """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
-        self._program = program  # holds the contexts
+        self._core = core  # holds the contexts
         self._decoded = decoded
-        self._lock = threading.RLock()
-        self._parts = _Parts()
+        self._parts = MethodParts()
+        self._lock = self._parts.lock
         self._finalizer = on_end(self, self._parts.close)
         self._stays: list[Stay] = [
             stays.of(delegate, f"{decoded.where}, delegate {number}")
@@ -202,21 +204,25 @@ class Method:
 
     def close(self) -> None:
         """Give back what the method has on the device; idempotent. The program can load it again."""
-        with self._lock:
-            self._finalizer()
+        self._finalizer()
 
     @property
     def closed(self) -> bool:
         return self._parts.closed
 
+    @property
+    def parts(self) -> MethodParts:
+        """For the program, which closes it."""
+        return self._parts
+
     def _check_open(self) -> None:
-        if self._parts.closed or self._program.closed:
+        if self._parts.closed or self._core.closed:
             raise ClosedError(self._decoded.where)
 
     # ---- making
 
     def _make_runners(self, blobs: Sequence[Blob]) -> list[Runner]:
-        decoded, named = self._decoded, self._program.named_data
+        decoded, named = self._decoded, self._core.named_data
         uses: dict[int, DelegateStep] = {}
         for step in decoded.steps:
             if isinstance(step, DelegateStep):

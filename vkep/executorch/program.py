@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_shared.context import SharedGpuContext
@@ -12,7 +12,7 @@ from vkep.device.finalize import on_end
 from vkep.errors import InvalidInputError, UnsupportedProgramError
 from vkep.executorch.blobs import BACKENDS, VGF, Blob, decode_blobs, merged
 from vkep.executorch.metadata import MethodMeta
-from vkep.executorch.method import Method
+from vkep.executorch.method import Method, MethodParts
 from vkep.executorch.options import ProgramOptions
 from vkep.executorch.places import Stays
 from vkep.executorch.portable import KERNELS
@@ -69,7 +69,7 @@ def _not_there(name: str, plan: schema.ExecutionPlan, delegates: Sequence[Delega
 class _Parts:
     def __init__(self, stays: Stays) -> None:
         self.stays = stays
-        self.methods: dict[str, Method] = {}
+        self.methods: dict[str, MethodParts] = {}
         self.closed = False
 
     def close(self) -> None:
@@ -80,6 +80,19 @@ class _Parts:
                     method.close()
             finally:
                 self.stays.close()
+
+
+class Core:
+    """What a program and its methods hold together: it ends when both are gone, or when the program is closed."""
+
+    def __init__(self, named_data: Mapping[str, memoryview], stays: Stays) -> None:
+        self.named_data = named_data
+        self.parts = _Parts(stays)
+        self.close = on_end(self, self.parts.close)
+
+    @property
+    def closed(self) -> bool:
+        return self.parts.closed
 
 
 class Program:
@@ -93,10 +106,10 @@ class Program:
     ) -> None:
         self._decoded = decoded
         self.options = options
-        self.named_data = decoded.named_data
         self._lock = threading.RLock()
-        self._parts = _Parts(Stays(options, context, decoded.has_graphs))
-        self._finalizer = on_end(self, self._parts.close)
+        self._methods: dict[str, Method] = {}
+        self._core = Core(decoded.named_data, Stays(options, context, decoded.has_graphs))
+        self._parts = self._core.parts
 
     @classmethod
     def load(
@@ -134,10 +147,10 @@ class Program:
         """
         with self._lock:
             self._check_open()
-            method = self._parts.methods.get(name)
+            method = self._methods.get(name)
             if method is None or method.closed:
-                decoded = self._method(name)
-                method = self._parts.methods[name] = Method(self, decoded, self._decoded.blobs[name], self._parts.stays)
+                method = Method(self._core, self._method(name), self._decoded.blobs[name], self._parts.stays)
+                self._methods[name], self._parts.methods[name] = method, method.parts
             return method
 
     def metadata(self, method_name: str) -> MethodMeta:
@@ -170,7 +183,7 @@ class Program:
 
     def close(self) -> None:
         """Wait for the GPU and give everything back, its methods too; idempotent."""
-        self._finalizer()
+        self._core.close()
 
     @property
     def closed(self) -> bool:

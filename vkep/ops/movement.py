@@ -213,7 +213,9 @@ def depth_to_space_1(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
 @operator("DepthToSpace", since=11, types={"T": every("DepthToSpace")})
 def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     if data.rank != 4 or blocksize < 1 or data.shape[1] % blocksize**2:
-        b.decline(f"blocks of {blocksize} in {data.shape}; expected [N, C, H, W] of which C divides by the block's size")
+        b.decline(
+            f"blocks of {blocksize} in {data.shape}; expected [N, C, H, W] of which C divides by the block's size"
+        )
     n, c, h, w = data.shape
     out = c // blocksize**2
     if mode == "CRD":

@@ -233,7 +233,9 @@ def _check(vgf: Vgf) -> None:
         inside(f"constant {index}", constant.resource, vgf.resources, "resource")
         resource = vgf.resources[constant.resource]
         if not -1 <= constant.sparse_dimension < max(len(resource.shape), 1):
-            raise InvalidVgfError(f"constant {index} is sparse along axis {constant.sparse_dimension} of {resource.shape}")
+            raise InvalidVgfError(
+                f"constant {index} is sparse along axis {constant.sparse_dimension} of {resource.shape}"
+            )
         if len(constant.data) != resource.nbytes:
             raise InvalidVgfError(
                 f"constant {index} has {len(constant.data)} bytes; resource {constant.resource} "
