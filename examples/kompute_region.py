@@ -1,6 +1,6 @@
 """A Kompute (kp) shader as a region of a model: Vulkan -> kp -> Vulkan, with the cost of the way through the host.
 
-    tools/build_kp.sh                    # kp is on PyPI as source only
+    tools/build_kp.sh                    # kp is published as source only
     python examples/kompute_region.py
 
 kp makes a VkInstance and a VkDevice of its own and takes none that exist, so what passes between its region and vkep's

@@ -28,13 +28,26 @@ EXAMPLES = {
     "dynamic_shapes.py": (None, ["not planned yet", "batch 32: (32, 10)", "refused: input 'x': got shape (8, 63)"]),
     "onnxruntime_ep.py": (None, ["VulkanExecutionProvider"]),
     "mixed_delegates.py": (None, ["vgf", "vulkan"]),
-    "kompute_region.py": (None, ["nodes: 2 vulkan, 1 kompute", "through the host 1048576 bytes in", "in ONNX operators: "]),
+    "kompute_region.py": (
+        None,
+        ["nodes: 2 vulkan, 1 kompute", "through the host 1048576 bytes in", "in ONNX operators: "],
+    ),
+    "run_pte.py": (
+        None,
+        ["delegate 1: VulkanBackend", "in numpy: aten::reciprocal.out", "output 0: float32 [1, 3, 4, 4]"],
+    ),
     "own_shader.py": (None, ["uvec2 x at 0, uvec2 y at 8, uint n at 16, float a at 20", "right"]),
 }
 #: needs torch: run by tests/executorch/export/test_example.py
 EXPORTING = {"export_unified_vgf_vulkan_e2e.py"}
 #: packages that an example needs and that are no part of the test extra
 NEEDS = {"kompute_region.py": "kp"}
+
+
+#: what an example is given besides its model
+ARGUMENTS = {
+    "run_pte.py": [str(ROOT / "tests" / "executorch" / "data" / "given" / f) for f in ("vk.pte", "input0.npy")]
+}
 
 
 def test_every_example_is_run() -> None:
@@ -47,7 +60,7 @@ def test_example(example: str, tmp_path: Path) -> None:
     if example in NEEDS and importlib.util.find_spec(NEEDS[example]) is None:
         pytest.skip(f"needs {NEEDS[example]}")
     model, expected = EXAMPLES[example]
-    arguments = [str(write_model(model, tmp_path))] if model else []
+    arguments = [str(write_model(model, tmp_path))] if model else ARGUMENTS.get(example, [])
     path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     result = subprocess.run(
         [sys.executable, str(ROOT / "examples" / example), *arguments],

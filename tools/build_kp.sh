@@ -4,8 +4,8 @@
 #   tools/build_kp.sh              build and install into the virtual environment
 #   tools/build_kp.sh --wheel DIR  only build; the wheel goes to DIR
 #
-# PyPI has kp as source only. Its CMake files clone their dependencies with git while configuring; here they come from the
-# system (Vulkan and fmt headers, by apt-get when run as root on Debian or Ubuntu) and from PyPI (pybind11), given in a
+# kp is published as source only. Its CMake files clone their dependencies with git while configuring; here they come from the
+# system (Vulkan and fmt headers, by apt-get when run as root on Debian or Ubuntu) and from pip (pybind11), given in a
 # CMake toolchain file, since setup.py passes no options on. kp asks for numpy below 2 because of the pybind11 that it
 # pins; built with a pybind11 that knows numpy 2 it needs no such limit, and the wheel made here has none.
 # Variables: VKEP_VENV (virtual environment, default .venv), JOBS (compiler processes, default 2).

@@ -81,7 +81,10 @@ def test_modes(vulkan: Any) -> None:
             program.load_method("forward")
         assert one.contexts() == two.contexts() != alone.contexts()
         assert live_counts()["device"] == devices + 2
-        with pytest.raises(ContextExistsError), Program.load(GIVEN / "vk.pte", token="modes", context_mode="create_only") as p:
+        with (
+            pytest.raises(ContextExistsError),
+            Program.load(GIVEN / "vk.pte", token="modes", context_mode="create_only") as p,
+        ):
             p.load_method("forward")
 
 
@@ -97,7 +100,7 @@ def test_bad_options_and_bad_compile_specs(vulkan: Any) -> None:
     with pytest.raises(ValueError, match="fallback"):
         ProgramOptions(fallback="gpu")
     data = MIXED.read_bytes().replace(b"lookup_or_create", b"lookup_or_delete")
-    with pytest.raises(InvalidPteError, match="delegate 0.*lookup_or_delete"), Program.load(data) as program:
+    with pytest.raises(InvalidPteError, match=r"delegate 0.*lookup_or_delete"), Program.load(data) as program:
         program.load_method("forward")
 
 
@@ -168,9 +171,10 @@ def test_a_method_that_fails_to_load_leaves_nothing(
         raise RuntimeError("no plan")
 
     program = Program.load(GIVEN / "vk.pte", token="failing")
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no plan"):
+    with monkeypatch.context() as patch:
         patch.setattr(delegates.VulkanRunner, "_plan", refuse)
-        program.load_method("forward")
+        with pytest.raises(RuntimeError, match="no plan"):
+            program.load_method("forward")
     call = given("vk")
     np.testing.assert_allclose(program.execute(call.inputs)[0], call.outputs[0], atol=1e-4)
     program.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -189,3 +190,20 @@ def test_wrong_names_and_numbers(load: Load) -> None:
     x = np.zeros((2, 3), np.float32)
     with pytest.raises(InvalidInputError, match="input 1: got a list, expected a int"):
         program.execute([x, [1], 0.5], "other")
+
+
+def test_the_code_of_the_page_runs(vulkan: object, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "executorch.md").read_text(encoding="utf-8")
+    code = page[page.index("## Run") :].split("```python\n")[1].split("```")[0]
+    (tmp_path / "program.pte").write_bytes((GIVEN / "vk.pte").read_bytes())
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'registry'}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "in numpy: aten::reciprocal.out" in result.stdout

@@ -144,6 +144,38 @@ def test_registration_alone_opens_no_device() -> None:
     )
 
 
+def test_binding_while_other_threads_run_does_not_deadlock() -> None:
+    """ONNX Runtime makes streams under a lock that ``bind_ortvalue_input`` takes while it holds Python's own."""
+    assert "done" in run(
+        """
+        import faulthandler, threading
+        faulthandler.dump_traceback_later(100, exit=True)
+        vkep.ort.register()
+        devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == EP]
+        from tests.ort.conftest import device_number
+        number = device_number(vkep.ort)
+        vendor = devices[number].device.vendor_id
+        session = open_session()
+
+        def bind():
+            for _ in range(60):
+                binding = session.io_binding()
+                binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(X, "gpu", number, vendor))
+
+        def go():
+            for _ in range(60):
+                check(session)
+
+        threads = [threading.Thread(target=work) for work in (bind, go) * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("done")
+        """
+    )
+
+
 def test_a_short_soak_leaves_nothing_behind() -> None:
     out = run(
         """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkep.errors import InvalidPteError, UnsupportedProgramError, VkepError
+from vkep.errors import InvalidPteError, UnsupportedProgramError
 from vkep.executorch.program import DecodedProgram
 from vkep.pte import schema
 from vkep.pte.container import PtdFile, PteFile
@@ -107,7 +107,7 @@ def test_cut_off_anywhere(name: str) -> None:
     for segment in PteFile(data).program.segments:
         last = max(last, segment.offset + segment.size)
     (base,) = struct.unpack_from("<Q", data, 24)
-    for length in [*range(0, 64), *range(64, base + last, 97), base + last - 1]:
+    for length in [*range(64), *range(64, base + last, 97), base + last - 1]:
         with pytest.raises(InvalidPteError):
             decode(data[:length])
 
@@ -170,8 +170,7 @@ def test_ten_thousand_damaged_files() -> None:
         data = damaged(files[number % len(files)], random_)
         try:
             decode(data)
-        except (InvalidPteError, UnsupportedProgramError) as error:
-            assert str(error)
+        except (InvalidPteError, UnsupportedProgramError):
             refused += 1
     assert CASES * 0.2 < refused < CASES
 
@@ -180,8 +179,10 @@ def test_damaged_data_files() -> None:
     random_ = random.Random(21)
     data = read("special/external.ptd")
     program: Any = DATA / "special" / "external.pte"
+    refused = 0
     for _ in range(500):
         try:
             DecodedProgram(program, [damaged(data, random_)])
-        except VkepError as error:
-            assert isinstance(error, (InvalidPteError, UnsupportedProgramError))
+        except (InvalidPteError, UnsupportedProgramError):
+            refused += 1
+    assert 0 < refused < 500

@@ -26,7 +26,9 @@ def tensor(index: int, offset: int, count: int, shape: tuple[int, ...] | None = 
 class Run:
     """A method's runs in a model of memory: kernels and delegates write bytes that depend on all that they read."""
 
-    def __init__(self, values: list[Value], inputs: list[int], outputs: list[int], steps: list[Step], flow: Flow) -> None:
+    def __init__(
+        self, values: list[Value], inputs: list[int], outputs: list[int], steps: list[Step], flow: Flow
+    ) -> None:
         self.values, self.inputs, self.outputs, self.steps, self.flow = values, inputs, outputs, steps, flow
         self.exact = np.zeros(SIZE, np.uint8)
         self.lazy = np.zeros(SIZE, np.uint8)
@@ -109,7 +111,9 @@ def test_reads_see_what_the_memory_plan_gives(seed: int) -> None:
         for _ in range(r.randrange(1, 8)):
             reads = tuple(r.choices(pick, k=r.randrange(0, 3)))
             writes = tuple(r.choices(pick, k=r.randrange(1, 3)))
-            steps.append(DelegateStep(r.randrange(3), reads, writes) if r.random() < 0.6 else KernelStep("k", reads, writes))
+            steps.append(
+                DelegateStep(r.randrange(3), reads, writes) if r.random() < 0.6 else KernelStep("k", reads, writes)
+            )
         outputs = r.choices(pick, k=2)
         flow = analyse(values, inputs, outputs, steps, [0, 0, 1], "test")
         run = Run(values, inputs, outputs, steps, flow)

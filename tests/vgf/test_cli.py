@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from tests.tosa.harness import model
 from tests.vgf.harness import DATA, need_vgf
+from tests.vgf.test_segments import NEGATE, SHIFTED, file
 from vkep.cli import app
+from vkep.vgf import decode, mlir_to_vgf
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +70,21 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     short = run("run", tmp_path / "short.vgf")
     assert short.exit_code == 1 and "truncated" in short.output.replace("\n", " ")
     assert run("run", tmp_path / "nowhere.vgf").exit_code == 2
+
+
+def test_push_constants_and_shaders_in_source_form(tmp_path: Path) -> None:
+    graph = decode(mlir_to_vgf(NEGATE))
+    (tmp_path / "m.vgf").write_bytes(file(SHIFTED, graph, push=8))
+    shown = " ".join(run("dump", tmp_path / "m.vgf").output.split())
+    assert f"{len(SHIFTED)} characters of GLSL" in shown and "push constants of 8 bytes at 0" in shown
+    x = np.random.default_rng(0).uniform(-1, 1, 64).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    arguments = ("run", tmp_path / "m.vgf", "-i", tmp_path / "x.npy", "-o", tmp_path)
+    missing = run(*arguments)
+    assert missing.exit_code and "--push second=FILE" in " ".join(missing.output.split())
+    assert run(*arguments, "--push", "second=nowhere").exit_code == 2
+    (tmp_path / "push").write_bytes(np.float32(0.5).tobytes() + np.int32(2).tobytes())
+    ran = run(*arguments, "--push", f"second={tmp_path / 'push'}")
+    assert ran.exit_code == 0, ran.output
+    want = np.abs(np.abs(x) * np.tile([1, 2, 3, 4], 16).astype(np.float32) - 1)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, rtol=1e-6, atol=1e-6)

@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tools.bench.remote import PeerUnavailable, Worker, WorkerFailed
+
+if TYPE_CHECKING:
+    from vkep.device.limits import DeviceLimits
 
 TURN_MS = 100.0  # how long one peer's turn in a round should last at least
 MOST_RUNS_A_TURN = 20
@@ -28,6 +31,8 @@ class Result:
         samples_ms: the timed runs, in order.
         fresh_process_ms: from starting the process to its first answer, imports included.
         relative_error: largest error against the stored reference, relative to the reference's largest magnitude.
+        limit_ms: the least time for the model's work on the device, by the limits measured in this run and the operations
+            and bytes that vkep's plan counts (of whole runs: data is on the device).
     """
 
     model: str
@@ -40,12 +45,18 @@ class Result:
     open_ms: float = math.nan
     first_run_ms: float = math.nan
     relative_error: float = math.nan
+    limit_ms: float = math.nan
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def median_ms(self) -> float:
         """Median latency, NaN without samples."""
         return statistics.median(self.samples_ms) if self.samples_ms else math.nan
+
+    @property
+    def of_limit(self) -> float:
+        """The limit over the median: 1 is as fast as the device allows. NaN where either is not known."""
+        return self.limit_ms / self.median_ms
 
     def percentile_ms(self, percent: float) -> float:
         """Latency below which `percent` of the runs lie (nearest rank), NaN without samples."""
@@ -55,8 +66,8 @@ class Result:
         return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields and the median, with null for what is not a number."""
-        fields = asdict(self) | {"median_ms": self.median_ms}
+        """All fields, the median and its share of the limit, with null for what is not a number."""
+        fields = asdict(self) | {"median_ms": self.median_ms, "of_limit": self.of_limit}
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
@@ -75,6 +86,7 @@ def measure_model(
     environment: Mapping[str, str],
     timeout: float,
     progress: Callable[[str], None] = lambda text: None,
+    limits: DeviceLimits | None = None,
 ) -> list[Result]:
     """Measure one model with each peer.
 
@@ -85,6 +97,7 @@ def measure_model(
         environment: the workers' environment variables.
         timeout: seconds to wait for one answer of a worker.
         progress: is told in a few words what goes on.
+        limits: what the device can do, for the limit of the model's work.
 
     Returns:
         A result for each peer, in the given order; those that could not be measured say why.
@@ -97,7 +110,7 @@ def measure_model(
             # One at a time, so that no peer's start disturbs another's.
             worker = stack.enter_context(Worker(peer, dict(environment), timeout))
             try:
-                ready[peer] = (worker, _open(worker, model, results[peer]))
+                ready[peer] = (worker, _open(worker, model, results[peer], limits))
             except (PeerUnavailable, WorkerFailed) as why:
                 _give_up(results[peer], why)
         for number in range(rounds):
@@ -110,10 +123,14 @@ def measure_model(
                 except (PeerUnavailable, WorkerFailed) as why:
                     _give_up(results[peer], why)
                     del ready[peer]
+    # The work is the model's, whoever does it; an engine that counts it says how much it is.
+    known = [result.limit_ms for result in results.values() if not math.isnan(result.limit_ms)]
+    for result in results.values():
+        result.limit_ms = min(known, default=math.nan)
     return list(results.values())
 
 
-def _open(worker: Worker, model: Path, result: Result) -> int:
+def _open(worker: Worker, model: Path, result: Result, limits: DeviceLimits | None) -> int:
     """Open the model in the worker and fill in the result; returns the number of runs that make a turn."""
     answer = worker.ask(do="open", peer=worker.peer, model=str(model.resolve()))
     result.fresh_process_ms = (time.perf_counter() - worker.started) * 1e3
@@ -121,6 +138,8 @@ def _open(worker: Worker, model: Path, result: Result) -> int:
     result.versions = answer["versions"]
     for key in ("import_ms", "open_ms", "first_run_ms", "relative_error"):
         setattr(result, key, float(answer[key]))
+    if limits is not None and answer["work"]:
+        result.limit_ms = sum(limits.nanoseconds(*piece) for piece in answer["work"]) / 1e6
     # The second and third run: pipelines are there, threads are awake.
     return runs_a_turn(min(worker.ask(do="run", warm=1, count=2)["ms"]))
 

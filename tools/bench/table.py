@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tools.bench.measure import Result
 
-HEADINGS = ("model", "peer", "median ms", "p10 - p90", "ratio", "fresh process s", "relative error", "where")
+HEADINGS = ("model", "peer", "median ms", "p10 - p90", "ratio", "of limit", "fresh process s", "relative error", "where")
 DETAIL_LENGTH = 100
 
 
@@ -22,7 +22,7 @@ def rows(results: Sequence[Result], base: str) -> Iterable[tuple[str, ...]]:
         if len(detail) > DETAIL_LENGTH:
             detail = detail[: DETAIL_LENGTH - 1] + "…"
         if result.status != "measured":
-            yield (result.model, result.peer, result.status, "", "", "", "", detail)
+            yield (result.model, result.peer, result.status, "", "", "", "", "", detail)
             continue
         yield (
             result.model,
@@ -30,6 +30,7 @@ def rows(results: Sequence[Result], base: str) -> Iterable[tuple[str, ...]]:
             number(result.median_ms),
             f"{number(result.percentile_ms(10))} - {number(result.percentile_ms(90))}",
             number(result.median_ms / medians.get(result.model, math.nan)),
+            number(result.of_limit),
             number(result.fresh_process_ms / 1e3),
             f"{result.relative_error:.1e}",
             detail,
@@ -49,7 +50,7 @@ def number(value: float) -> str:
 def terminal_table(results: Sequence[Result], base: str) -> Table:
     """A rich table, ruled between models."""
     table = Table(*HEADINGS, title=f"ratio: against {base}, above 1 is slower")
-    for column in range(2, 7):
+    for column in range(2, 8):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True
     for column in (0, 1):

@@ -22,7 +22,7 @@ def open_model(name: str, model: Path) -> tuple[Peer, dict[str, Any]]:
     """Open `model`, run it once, compare with the reference stored beside it.
 
     Returns:
-        The peer, and what to report: milliseconds of opening and of the first run, error, placement, versions.
+        The peer, and what to report: milliseconds of opening and of the first run, error, placement, work, versions.
     """
     start = time.perf_counter()
     peer = peer_class(name)()
@@ -41,6 +41,7 @@ def open_model(name: str, model: Path) -> tuple[Peer, dict[str, Any]]:
         "first_run_ms": (done - opened) * 1e3,
         "relative_error": relative_error(result, reference),
         "placement": peer.placement(),
+        "work": peer.work(),
         "versions": peer.versions(),
     }
 

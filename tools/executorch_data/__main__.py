@@ -16,7 +16,9 @@ from tools.executorch_data.export import write
 def main(arguments: list[str] | None = None) -> int:
     """Export the named models, each in its variants; 1 where one could not be exported."""
     parser = argparse.ArgumentParser(prog="python -m tools.executorch_data", description=main.__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(CATALOG)} (default: the small ones)")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"one of: {', '.join(CATALOG)} (default: the small ones)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write to: one folder a model")
     parser.add_argument("--variant", action="append", help="only this variant (may be given again)")
     given = parser.parse_args(arguments)

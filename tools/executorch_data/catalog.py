@@ -60,13 +60,9 @@ def _sizes() -> Any:
 
 
 SMALL: dict[str, Entry] = {
-    "rfc": Entry(
-        lambda: {"forward": nets.UnifiedVgfVulkan()}, _rfc_inputs, (*DELEGATED, "auto", "portable")
-    ),
+    "rfc": Entry(lambda: {"forward": nets.UnifiedVgfVulkan()}, _rfc_inputs, (*DELEGATED, "auto", "portable")),
     "cnn_maxpool": _one(nets.CnnMaxPool, (1, 3, 16, 16), variants=(*DELEGATED, "portable")),
-    "mobilenet_v2": _one(
-        lambda: nets.MobileNetV2(nets.MobileNetV2.SMALL_ROWS, 8, 32, 10), (1, 3, 32, 32)
-    ),
+    "mobilenet_v2": _one(lambda: nets.MobileNetV2(nets.MobileNetV2.SMALL_ROWS, 8, 32, 10), (1, 3, 32, 32)),
     "resnet18": _one(lambda: nets.ResNet18(3, 10), (1, 3, 32, 32)),
     "transformer_block": _one(nets.TransformerBlock, (1, 8, 32), variants=(*DELEGATED, "portable")),
     "sdpa": _one(nets.SdpaBlock, *[(1, 2, 6, 16)] * 3),
@@ -116,7 +112,13 @@ SMALL: dict[str, Entry] = {
     ),
     "aliases": _one(nets.Aliases, (4, 6), (4, 6), variants=(*DELEGATED, "portable")),
     "zero_sized": _one(nets.ZeroSized, (3, 5), variants=("vulkan", "portable")),
-    "counter": _one(nets.Counter, (4,), variants=("vulkan", "portable"), runs=3),
+    "counter": _one(
+        nets.Counter,
+        (4,),
+        variants=("vulkan", "vulkan_first", "portable"),
+        vulkan_options={"alias_buffer_mutations": True},
+        runs=3,
+    ),
     "linear_int8_weights": _one(
         lambda: nets.Mlp(32, 48, 12), (4, 32), variants=("vulkan",), quantize="vulkan", tolerance=1e-3
     ),

@@ -77,7 +77,9 @@ def program(entry: Entry, variant: str) -> Any:
         modules = {name: quantized(net, inputs[name], entry.quantize) for name, net in modules.items()}
     dynamic = entry.dynamic() if entry.dynamic else None
     exported = {
-        name: torch.export.export(copy.deepcopy(net), inputs[name], dynamic_shapes=dynamic if name == "forward" else None)
+        name: torch.export.export(
+            copy.deepcopy(net), inputs[name], dynamic_shapes=dynamic if name == "forward" else None
+        )
         for name, net in modules.items()
     }
     lowered = to_edge_transform_and_lower(
@@ -86,9 +88,11 @@ def program(entry: Entry, variant: str) -> Any:
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
     config = ExecutorchBackendConfig(external_constants=entry.external)
-    return lowered.to_executorch(config), modules, [(name, inputs[name]) for name in modules] + [
-        ("forward", given) for given in more
-    ]
+    return (
+        lowered.to_executorch(config),
+        modules,
+        [(name, inputs[name]) for name in modules] + [("forward", given) for given in more],
+    )
 
 
 def write(name: str, variant: str, folder: Path) -> list[Path]:
@@ -115,8 +119,8 @@ def _write_constants(manager: Any, folder: Path, variant: str) -> list[Path]:
 
 
 def write_cases(folder: Path, entry: Entry, modules: Mapping[str, nn.Module], cases: list[tuple[str, Inputs]]) -> None:
-    arrays: dict[str, np.ndarray] = {}
-    described = []
+    arrays: dict[str, Any] = {}
+    described: list[dict[str, Any]] = []
     for method, inputs in cases:
         for _ in range(entry.runs):
             index = len(described)

@@ -32,10 +32,12 @@ class UnifiedVgfVulkan(nn.Module):
 class ConvNorm(nn.Sequential):
     """Convolution, batch norm with statistics that are not trivial, and an activation."""
 
-    def __init__(self, i: int, o: int, k: int = 3, s: int = 1, g: int = 1, act: type[nn.Module] | None = nn.ReLU) -> None:
+    def __init__(
+        self, i: int, o: int, k: int = 3, s: int = 1, g: int = 1, act: type[nn.Module] | None = nn.ReLU
+    ) -> None:
         norm = nn.BatchNorm2d(o)
-        nn.init.uniform_(norm.running_mean, -0.2, 0.2)  # type: ignore[arg-type]
-        nn.init.uniform_(norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+        nn.init.uniform_(norm.running_mean, -0.2, 0.2)
+        nn.init.uniform_(norm.running_var, 0.5, 1.5)
         layers: list[nn.Module] = [nn.Conv2d(i, o, k, s, k // 2, groups=g, bias=False), norm]
         super().__init__(*layers, *([act()] if act else []))
 

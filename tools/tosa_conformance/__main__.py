@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_KERNEL = re.compile(r"(_\d+x\d+)+$")  #: the generator sorts convolutions by the size of their kernel
+_KERNEL = re.compile(r"(_\d+(x\d+)+)+$")  #: the generator sorts convolutions by the size of their kernel
 #: the element types that vkep lowers to
 _TYPES = frozenset({"FP32", "FP16", "INT32", "INT16", "INT8", "BOOL"})
 

@@ -107,8 +107,8 @@ def _turned(b: GraphBuilder, x: tuple[Val, Val], cos: tuple[Val, Val], sin: tupl
 
 def _interleaved(b: GraphBuilder, x: Val, cos: Val, sin: Val) -> Val:
     """Neighbours of the last axis are a pair; ``cos`` and ``sin`` broadcast against [..., size / 2]."""
-    size = x.dims[-1]
-    if size is None or size % 2:
+    size = b.fixed(x, x.rank - 1)
+    if size % 2:
         b.decline(f"heads of {size} elements")
     lead = [b.size(x, k) for k in range(x.rank - 1)]
     pairs = b.reshape(x, [*lead, size // 2, 2])
@@ -130,8 +130,7 @@ def apply_rotary_emb(b: GraphBuilder, xq: Val, xk: Val, freqs_cos: Val, freqs_si
 @aten("et_vk.apply_rotary_emb_interleaved.default")
 def apply_rotary_emb_interleaved(b: GraphBuilder, x: Val, freqs_cis: Val) -> Val:
     """[batch, length, size] with pairs (cos, sin) for each pair of elements."""
-    _, length, size = x.shape
-    pairs = b.reshape(freqs_cis, [length, size // 2, 2])
+    pairs = b.reshape(freqs_cis, [b.size(x, 1), b.fixed(x, 2) // 2, 2])
     cos, sin = (b.squeeze(b.slice(pairs, 2, k, k + 1), [2]) for k in range(2))
     return _interleaved(b, x, cos, sin)
 
@@ -151,7 +150,7 @@ def apply_rotary_emb_hf(
         tables.append((b.slice(read, 2, 0, half), b.slice(read, 2, half, turned_size)))
 
     def turned(x: Val) -> Val:
-        last, size = x.rank - 1, x.dims[-1]
+        last, size = x.rank - 1, b.fixed(x, x.rank - 1)
         parts = list(_turned(b, (b.slice(x, last, 0, half), b.slice(x, last, half, turned_size)), *tables))
         if size != turned_size:
             parts.append(b.slice(x, last, turned_size, 2**63 - 1))

@@ -43,8 +43,8 @@ def _matrix(b: GraphBuilder, weights: Val, scales: Val, width: int, group_size: 
 
 def linear4(b: GraphBuilder, x: Val, weights: Val, scales: Val, group_size: int, bias: Val | None) -> Val:
     """``x @ weights.T + bias``: weights [out, in / 2] bytes (low half first), scales [groups, out], each maybe padded."""
-    count, width = weights.shape[0], x.dims[-1]
-    if width is None or group_size < 1 or width % group_size:
+    count, width = weights.shape[0], b.fixed(x, -1)
+    if group_size < 1 or width % group_size:
         b.decline(f"rows of {width} in groups of {group_size}")
     bias = bias and b.cast(cut(b, bias, 0, count), x.elem)
     packs = group_size >= 16 and group_size & (group_size - 1) == 0 and x.rank > 1
@@ -100,9 +100,7 @@ def linear_dq8ca_q4gsw(
 @aten("et_vk.linear_qcs4w.default")
 def linear_qcs4w(b: GraphBuilder, x: Val, weight: Val, scales: Val) -> Val:
     """Bytes [out, in / 2] with the first of two codes in the high half; one scale a row."""
-    count, width = weight.shape[0], x.dims[-1]
-    if width is None:
-        b.decline("rows of a length that is known only while running")
+    count, width = weight.shape[0], b.fixed(x, -1)
     rows = cut(b, b.reshape(scales, [-1]), 0, count)
     if width % 16 == 0 and weight.weight is not None and x.rank > 1:
         # a row's only scale, for each block of the largest size that divides it

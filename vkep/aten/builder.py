@@ -51,6 +51,8 @@ class Val:
     elem: int  #: ``TensorProto.DataType``
     dims: tuple[int | None, ...]
     weight: Weight | None = field(default=None, compare=False, repr=False)  #: where it is a constant
+    #: the greatest sizes, as the blob records them; empty where it records nothing
+    bounds: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -132,13 +134,16 @@ class GraphBuilder:
         first = next((v for v in inputs if v is not None), None)
         if elem is None:
             elem = _RESULTS.get(op_type, first.elem if first is not None else FLOAT)
-        if dims is None:
-            present = [v.dims for v in inputs if v is not None]
-            if op_type in _ELEMENTWISE:
-                dims = broadcast(*(present[:1] if op_type == "Clip" else present))
-            else:
-                dims = (None,) * len(present[0]) if present else ()
-        return [Val(name, elem, tuple(dims)) for name in names]
+        bounds: tuple[int | None, ...] = ()
+        present = [v for v in inputs if v is not None]
+        if op_type in _ELEMENTWISE:
+            present = present[:1] if op_type == "Clip" else present
+            dims = broadcast(*(v.dims for v in present)) if dims is None else dims
+            if all(v.bounds or v.is_static for v in present):
+                bounds = broadcast(*(v.bounds or v.dims for v in present))
+        elif dims is None:
+            dims = (None,) * present[0].rank if present else ()
+        return [Val(name, elem, tuple(dims), bounds=tuple(d for d in bounds if d is not None)) for name in names]
 
     def retyped(self, value: Val, elem: int | None = None, dims: Sequence[int | None] | None = None) -> Val:
         return replace(
@@ -252,6 +257,15 @@ class GraphBuilder:
             return known
         axis %= x.rank
         return self.reshape(self.op("Shape", x, start=axis, end=axis + 1, dims=(1,)), [])
+
+    def fixed(self, x: Val, axis: int) -> int:
+        """The length of an axis that a weight fixes (features, channels): where a run decides the sizes it is the bound."""
+        known = x.dims[axis]
+        if known is None and len(x.bounds) == x.rank:
+            known = x.bounds[axis]
+        if known is None:
+            self.decline("a count of features that is known only while running")
+        return known
 
     def sizes(self, x: Val) -> Val:
         """The shape as a vector of int64."""

@@ -44,7 +44,9 @@ def convolved(
     if transposed:
         attributes["output_padding"] = each(output_padding, spatial, 0)
     weight, bias = b.cast(weight, x.elem), bias and b.cast(bias, x.elem)
-    out = b.op("ConvTranspose" if transposed else "Conv", x, weight, bias, **attributes)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    dims = [x.dims[0], channels, *([None] * spatial)]
+    out = b.op("ConvTranspose" if transposed else "Conv", x, weight, bias, dims=dims, **attributes)
     return b.squeeze(out, [0]) if single else out
 
 

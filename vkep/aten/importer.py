@@ -151,11 +151,9 @@ class _Importer:
             inside = ELEMENTS[value.datatype]
             staging = value.datatype if value.staging_datatype is VkDataType.UNSET else value.staging_datatype
             outside = ELEMENTS[staging] if border.elem_type is None else border.elem_type
-            shape = (None,) * len(value.dims) if border.dynamic else value.dims
-            self.inputs.append(ValueInfo(name, outside, shape))
-            self.env[value_id] = self.b.cast(
-                Val(name, outside, (None,) * len(shape) if border.dynamic else value.dims), inside
-            )
+            dims: tuple[int | None, ...] = (None,) * len(value.dims) if border.dynamic else value.dims
+            self.inputs.append(ValueInfo(name, outside, dims))
+            self.env[value_id] = self.b.cast(Val(name, outside, dims, bounds=value.dims), inside)
         else:
             raise InvalidPteError(f"a Vulkan delegate's input {position} is no tensor and no integer: {value!r}")
 
@@ -231,6 +229,7 @@ class _Importer:
             return result if record.dims == () and record.elem == INT64 else self.b.number(result, record.elem)
         if exact or result.rank != record.rank:
             result = replace(result, dims=record.dims if exact else (None,) * record.rank)
+        result = replace(result, bounds=() if result.weight else tuple(d for d in record.dims if d is not None))
         return self.b.cast(result, record.elem)
 
     def _is_exact(self, value_id: int) -> bool:

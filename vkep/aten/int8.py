@@ -31,9 +31,9 @@ def activation_out(b: GraphBuilder, x: Val, activation: str, scale: float, zero_
     return quantized(b, x, scale, zero_point, -128, 127, INT8)
 
 
-def cut(b: GraphBuilder, x: Val, axis: int, length: int | None) -> Val:
+def cut(b: GraphBuilder, x: Val, axis: int, length: int) -> Val:
     """The first ``length`` of an axis."""
-    return x if length is None or x.dims[axis] == length else b.slice(x, axis, 0, length)
+    return x if x.dims[axis] == length else b.slice(x, axis, 0, length)
 
 
 def linear8(b: GraphBuilder, x: Val, weights: Val, scales: Val, bias: Val | None) -> Val:
@@ -41,10 +41,10 @@ def linear8(b: GraphBuilder, x: Val, weights: Val, scales: Val, bias: Val | None
 
     Constant weights whose rows divide into blocks of 16 and more stay bytes on the device.
     """
-    count, width = b.results[0].dims[-1], x.dims[-1]
+    count, width = b.results[0].shape[-1], b.fixed(x, -1)
     dims = [*x.dims[:-1], count]
     scales = b.cast(cut(b, scales, 0, count), FLOAT)
-    if count is not None and width is not None and width % 16 == 0 and weights.weight is not None and x.rank > 1:
+    if width % 16 == 0 and weights.weight is not None and x.rank > 1:
         size = min(width & -width, 256)
         shape = (count, width // size, size)
         # com.microsoft.MatMulNBits takes codes around 128
@@ -196,10 +196,7 @@ def q8ta_conv2d_transposed(
 
 def _channels(b: GraphBuilder, x: Val) -> tuple[int, int]:
     """Channels of the result and of the input."""
-    out, inputs = b.results[0].dims[1], x.dims[1]
-    if out is None or inputs is None:
-        b.decline("a count of channels that is known only while running")
-    return out, inputs
+    return b.results[0].shape[1], b.fixed(x, 1)
 
 
 @aten("et_vk.q8ta_add.default")

@@ -60,11 +60,7 @@ def group_norm(
     group: int,
     eps: float,
 ) -> list[Val]:
-    channels = x.dims[1]
-    if channels is None:
-        channels = weight.dims[0] if weight is not None else c if isinstance(c, int) else None
-    if channels is None:
-        b.decline("a count of channels that is known only while running")
+    channels = b.fixed(x, 1)
     scale, shift = _affine(b, weight, channels, 1, x.elem), _affine(b, bias, channels, 0, x.elem)
     out = b.op("GroupNormalization", x, scale, shift, num_groups=group, epsilon=eps, dims=x.dims)
     rows = b.cast(b.reshape(x, [b.size(x, 0), group, -1]), FLOAT)

@@ -74,7 +74,9 @@ def _buffer_of(graph: VkGraph, states: States, value_id: int) -> int:
         and i not in states.outputs
     ]
     if len(found) != 1:
-        problem = f"output {graph.output_ids.index(value_id)} is the new value of a buffer, and {len(found)} could be it"
+        problem = (
+            f"output {graph.output_ids.index(value_id)} is the new value of a buffer, and {len(found)} could be it"
+        )
         raise UnsupportedProgramError(
             f"a Vulkan delegate changes a buffer without saying which: {problem}. Export it with "
             "VulkanPartitioner({'alias_buffer_mutations': True})",

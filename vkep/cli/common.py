@@ -41,7 +41,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard o
 VerboseOption = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Log to standard error; twice for debug messages.")
 ]
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.")]
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file, or an ExecuTorch program (.pte).")]
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", metavar="D", help="Index, UUID or part of a name; default: $VKEP_DEVICE or the best."),
@@ -95,11 +95,18 @@ def session_options(
 
 
 def open_session(model: Path, options: Mapping[str, Any], progress: Progress | None = None) -> InferenceSession:
-    """A session on the file. Raises `UsageError` where there is none, and what `vkep.InferenceSession` raises."""
+    """A session on the file (for a .pte what stands for one, `vkep.cli.programs.ProgramSession`).
+
+    Raises `UsageError` where there is none, and what `vkep.InferenceSession` raises.
+    """
     if not model.is_file():
         raise UsageError(f"no such file: {model}")
     from vkep.session import InferenceSession, SessionOptions
 
+    if model.suffix == ".pte":
+        from vkep.cli.programs import ProgramSession
+
+        return ProgramSession(model, options, progress)  # type: ignore[return-value]  # the parts that commands use
     try:
         checked = SessionOptions(**options, progress=progress)
         checked.compile_spec()

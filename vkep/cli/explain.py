@@ -40,9 +40,11 @@ def explain_command(
 ) -> None:
     """Explain a model: where its nodes run and why, what is dispatched, where the GPU's time goes."""
     with common.command(json_output, verbose):
-        from vkep.cli import plans
+        from vkep.cli import plans, programs
         from vkep.cli.inputs import make_inputs, read_sources
 
+        programs.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
+        inputs = list(programs.named_inputs(model, inputs) or ()) or None
         options = common.session_options(device, token, group, mode, sync, fallback)
         sources = read_sources(inputs, shape, dim, seed)
         with (
@@ -52,7 +54,7 @@ def explain_command(
             times: list[DispatchTime] | None = None
             if time:
                 times = plans.profile(session, make_inputs(session.get_inputs(), sources), runs)
-            else:
+            elif not programs.is_program(model):
                 plan_for(session, sources)
             report = session.report()
             described = [plans.describe_plan(i.plan) for i in session.islands()] if plan else None
@@ -103,9 +105,10 @@ def print_explanation(
     top: int,
 ) -> None:
     from vkep.cli.plans import format_dispatch
+    from vkep.session import Report
 
     typer.echo(str(report))
-    if not report.nodes:
+    if isinstance(report, Report) and not report.nodes:
         typer.echo("  here: --shape NAME=AxB or --dim SYMBOL=N")
     if nodes:
         for node in report.nodes:

@@ -101,8 +101,10 @@ def run_command(
 ) -> None:
     """Run a model and print what ran where, how fast, and the outputs' shapes and ranges."""
     with common.command(json_output, verbose):
-        from vkep.cli import measure
+        from vkep.cli import measure, programs
 
+        programs.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
+        inputs = list(programs.named_inputs(model, inputs) or ()) or None
         options = common.session_options(device, token, group, mode, sync, fallback)
         request = Request(runs, check, check_cpu, tolerance, profile)
         with common.progress_bars(show=not json_output) as progress:

@@ -102,10 +102,14 @@ def dump_command(
                 typer.echo(f"  {what} {slot.name}: {resource.dtype} {list(resource.shape)}, binding {slot.binding}")
         for segment in vgf.segments:
             module = vgf.modules[segment.module]
-            size = (
-                f"{len(module.spirv)} bytes of SPIR-V" if module.spirv is not None else f"no code ({module.language})"
-            )
+            size = f"no code ({module.language})"
+            if module.spirv is not None:
+                size = f"{len(module.spirv)} bytes of SPIR-V"
+            elif module.source is not None:
+                size = f"{len(module.source)} characters of {module.language}"
             grid = f", grid {list(segment.dispatch)}" if segment.kind == "compute" else ""
+            for _, at, count in segment.push_constants:
+                grid += f", push constants of {count} bytes at {at}"
             typer.echo(
                 f"  {segment.kind} segment {segment.name}: module {module.name}, {size}, "
                 f"{len(segment.constants)} constants{grid}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
+from vkep.device.per_device import device_file
 from vkep.plan.records import PipelineKey
-from vkep.shaders.cache import cache_root, write_atomically
+from vkep.shaders.cache import write_atomically
 from vkep.shaders.errors import ShaderInterfaceError
 from vkep.shaders.library import CompiledShader, ShaderLibrary
 
@@ -40,7 +40,7 @@ class PipelineStore:
         self._pipelines: dict[PipelineKey, ComputePipeline] = {}
         self._modules: dict[str, ShaderModule] = {}
         self._layouts: dict[int, PipelineLayout] = {}
-        self._path = _cache_path(device)
+        self._path = device_file(device.capabilities, "pipelines", ".bin")
         self._saved = _read(self._path)
         self._cache = PipelineCache(device, self._saved)
 
@@ -144,12 +144,6 @@ def _spec_ids(key: PipelineKey, shader: CompiledShader) -> dict[int, int]:
             key.shader.source, [f"no spec constant {name}; it has {sorted(ids)}" for name in missing]
         )
     return {ids[name]: value for name, value in key.spec}
-
-
-def _cache_path(device: Device) -> Path:
-    caps = device.capabilities
-    text = f"{caps.uuid}:{caps.driver_name}:{caps.driver_info}:{caps.driver_version}"
-    return cache_root() / "pipelines" / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.bin"
 
 
 def _read(path: Path) -> bytes:

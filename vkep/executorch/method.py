@@ -178,7 +178,8 @@ class Method:
             if isinstance(spec, TensorValue) and spec.is_static and value.shape != spec.sizes:
                 if value.size != math.prod(spec.sizes):
                     raise VkepError(
-                        f"{self._decoded.where}: a delegate gives an output of shape {list(value.shape)}, the program planned {spec}"
+                        f"{self._decoded.where}: a delegate gives an output of shape {list(value.shape)}, "
+                        f"the program planned {spec}"
                     )
                 value = value.reshape(spec.sizes)
             found.append(value)

@@ -43,6 +43,11 @@ class MethodReport:
     through_host: int  #: tensors that delegates give to or get from the arenas on the host
     interpreted: bool  #: the method has jumps: its tensors all pass through the host
 
+    @property
+    def nodes(self) -> Sequence[Any]:
+        """No list of nodes: a delegate's graph is one part of the program."""
+        return ()
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -152,7 +152,7 @@ SHARED_TILES = (
     SharedTile(32, 64, 32, 4, 4),
 )
 #: the same for convolutions: what finds an element's place costs them more registers
-CONV_SHARED_TILES = (SharedTile(128, 128, 16, 8, 8), SharedTile(64, 64, 16, 4, 4), SharedTile(32, 64, 32, 4, 4))
+CONV_SHARED_TILES = (SharedTile(64, 128, 16, 4, 8), SharedTile(64, 64, 16, 4, 4), SharedTile(32, 64, 32, 4, 4))
 #: for products of few rows
 SHARED_TILE_FEW_ROWS = SharedTile(8, 128, 16, 2, 4)
 

@@ -1,7 +1,8 @@
 """Which delegate is offered a node first, and which partitions are too small to keep (the RFC's preferences).
 
 ``vgf_first`` and ``vulkan_first`` offer every node to the one named first and then to the other; each takes what its
-lowering accepts. (GatherElements is offered to Vulkan first in every mode: the RFC's example splits there.) ``auto`` is this policy, from what vkep knows of the device:
+lowering accepts. (GatherElements is offered to Vulkan first in every mode: the RFC's example splits there.) ``auto`` is this
+policy, from what vkep knows of the device:
 
 - nodes on quantized tensors (around QuantizeLinear and DequantizeLinear) go to VGF, whose integers they are;
 - where the data graphs are the driver's own, so do convolutions, matrix products and pooling; emulated data graphs run

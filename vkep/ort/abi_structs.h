@@ -166,6 +166,22 @@ struct OrtEpProfilerImpl {
 
 /* vkep's own C helpers (shim.c): many calls of a run as one. */
 
+/* OrtEp, and what its streams are made of without Python: ONNX Runtime makes them under a lock that a Python thread may be
+ * waiting for while it holds Python's own (IOBinding's bind_ortvalue_input does). */
+typedef struct VkepEp {
+  OrtEp ep;
+  OrtSyncStreamImpl *stream;  /* does the work of all streams of the session */
+  void *handle;
+  const OrtApi *api;
+  const OrtEpApi *ep_api;
+} VkepEp;
+
+/* OrtEp.CreateSyncStreamForDevice of a VkepEp. */
+OrtStatus *vkep_ep_stream(OrtEp *ep, const OrtMemoryDevice *device, OrtSyncStreamImpl **out);
+
+/* The stream of vkep's that does this one's work; the stream itself where it is another library's. */
+const OrtSyncStreamImpl *vkep_working_stream(const OrtSyncStreamImpl *stream);
+
 /* ONNX Runtime counts UINT2 and INT2 as element types 24 and 25; ONNX, which has FLOAT8E8M0 at 24, as 25 and 26. */
 int vkep_onnx_type(int type);
 

@@ -64,6 +64,7 @@ class CStruct:
     """A Python object behind one of ONNX Runtime's structures, alive until `release`."""
 
     struct: ClassVar[str]
+    room: ClassVar[str] = ""  #: a structure of vkep's own that begins with it, where there is one
     _members: ClassVar[dict[str, str]]
 
     def __init_subclass__(cls, struct: str = "", **options: Any) -> None:
@@ -81,7 +82,8 @@ class CStruct:
 
     def __init__(self) -> None:
         """Call it when all that may fail is done: nobody releases what ONNX Runtime never got."""
-        self.pointer = ffi.new(f"{self.struct} *")
+        self._memory = ffi.new(f"{self.room or self.struct} *")
+        self.pointer = ffi.cast(f"{self.struct} *", self._memory)
         version = ffi.typeof(self.struct).fields[0][0]  # "ort_version_supported", or "version"
         setattr(self.pointer, version, API_LEVEL)
         for member, callback in self._members.items():

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 
 import vkep
 from gpu_shared.capabilities import DeviceCapabilities
@@ -160,7 +159,7 @@ def decode(data: bytes, device: DeviceCapabilities) -> IslandStep | Nodes:
         if "nodes" in header:
             return _read_nodes(header["nodes"], weights)
         return IslandStep(_plan(header["plan"]), weights, ())
-    except (KeyError, TypeError, ValueError, IndexError, struct.error, DecodeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
         if isinstance(error, InvalidModelError):
             raise
         raise InvalidModelError(f"EPContext: the data is damaged ({type(error).__name__}: {error})") from error
@@ -177,7 +176,11 @@ def _nodes(island: Nodes) -> dict[str, Any]:
 
 
 def _read_nodes(entry: Mapping[str, Any], weights: Mapping[str, Weight]) -> Nodes:
-    proto = onnx.GraphProto.FromString(base64.b64decode(entry["graph"], validate=True))
+    content = base64.b64decode(entry["graph"], validate=True)
+    try:
+        proto = onnx.GraphProto.FromString(content)
+    except Exception as error:  # a class of protobuf's own
+        raise ValueError(f"the nodes do not parse: {error}") from error
     opsets = {str(domain): int(version) for domain, version in entry["opsets"].items()}
     if proto.initializer or any(a.HasField("g") or a.graphs for n in proto.node for a in n.attribute):
         raise InvalidModelError("EPContext: the data's nodes carry graphs or weights of their own")

@@ -10,8 +10,8 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.lowering.layout import CHANNELS_LAST
 from vkep.lowering.program import IslandStep, Program
 from vkep.ort import memory
-from vkep.ort.allocator import DEFAULT_MEMORY, READ_ONLY_ALLOCATOR, ArenaAllocator, ReadOnlyAllocator
-from vkep.ort.boundary import NULL, CStruct, behind, ffi, status, value
+from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, ReadOnlyAllocator
+from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, status, value
 from vkep.ort.capture import run_id
 from vkep.ort.claims import Claims, claim
 from vkep.ort.context_data import compatibility
@@ -37,7 +37,9 @@ _NAME = ffi.new("char[]", EP_NAME.encode())
 
 
 class Ep(CStruct, struct="OrtEp"):
-    """One session's provider. It may outlive the factory that made it."""
+    """One session's provider. It may outlive the factory that made it. Its streams are made in C (`VkepEp`)."""
+
+    room = "VkepEp"
 
     def __init__(
         self,
@@ -63,7 +65,11 @@ class Ep(CStruct, struct="OrtEp"):
         except BaseException:
             self.runtime.close()
             raise
+        self._stream = SyncStream(ort, memory.acquire(self.runtime.context))
         super().__init__()  # last: from here on ONNX Runtime holds it
+        self._memory.stream, self._memory.handle = self._stream.pointer, self._stream.GetHandle()
+        self._memory.api, self._memory.ep_api = ort.api, ort.ep_api
+        self.pointer.CreateSyncStreamForDevice = ffi.addressof(lib, "vkep_ep_stream")
         if not options.enable_graph_capture:
             self.pointer.OnRunStart = NULL  # nothing to do: spares each run a callback
 
@@ -174,13 +180,6 @@ class Ep(CStruct, struct="OrtEp"):
         out[0] = maker(self.ort, own, lambda: memory.acquire(context)).pointer
 
     @status
-    def CreateSyncStreamForDevice(self, device: Any, out: Any) -> None:
-        if self.ort.ep_api.MemoryDevice_GetMemoryType(device) != DEFAULT_MEMORY:
-            out[0] = NULL
-            return
-        out[0] = SyncStream(self.ort, memory.acquire(self.runtime.context)).pointer
-
-    @status
     def GetDefaultMemoryDevice(self, out: Any) -> None:
         devices = self._devices
         info = devices.memory_info(self.runtime.device) if self.options.io == "device" else devices.host_memory
@@ -253,4 +252,5 @@ class Ep(CStruct, struct="OrtEp"):
         self.runtime.captures.close()
         self._claims.clear()
         self._kernels.close()
+        self._stream.Release()
         self.runtime.close()

@@ -121,7 +121,8 @@ class OrtGraphView:
         if not onnx.defs.has(op_type, domain):
             return False
         schema = onnx.defs.get_schema(op_type, version, domain)
-        return bool(schema.has_function or schema.has_context_dependent_function)
+        kinds = ("has_function", "has_context_dependent_function")  # properties that onnx's stubs leave out
+        return any(getattr(schema, kind) for kind in kinds)
 
     @property
     def formal_inputs(self) -> set[str]:

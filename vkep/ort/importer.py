@@ -172,7 +172,7 @@ class Importer(CStruct, struct="OrtExternalResourceImporterImpl"):
         self._domain.context.timeline.enqueue(self._on_stream(handle, stream).semaphore, signal=number)
 
     def _on_stream(self, handle: Any, stream: Any) -> SemaphoreHandle:
-        mine = None if stream == NULL else owned(self._ort.ep_api.SyncStream_GetImpl(stream))
+        mine = None if stream == NULL else owned(lib.vkep_working_stream(self._ort.ep_api.SyncStream_GetImpl(stream)))
         if not isinstance(mine, SyncStream) or mine.domain is not self._domain:
             raise ValueError("the stream is not of this importer's device and context")
         held = behind(handle)

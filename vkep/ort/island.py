@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -88,7 +89,8 @@ class Island:
     def node(self, runtime: Runtime, program: Program | None, model_inputs: set[str]) -> FusedNode:
         """The fused node. A plan that was loaded is all there is of its island: no nodes to plan from, no constants."""
         view, graph = self.view, self.view.graph
-        opsets, ir_version = view.opsets, view.ir_version
+        opsets: Mapping[str, int] = view.opsets
+        ir_version = view.ir_version
         if isinstance(self._loaded, Nodes):
             graph, opsets, ir_version = self._loaded.graph, self._loaded.opsets, self._loaded.ir_version
         elif self._loaded is not None:

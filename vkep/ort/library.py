@@ -143,7 +143,7 @@ def sources(head: str = "") -> tuple[str, str]:
     shared = _text("abi_types.h") + _text("abi_tables.h") + structures
     declarations = f'{shared}\nextern "Python" {{\n{_callbacks(structures)}{_ENTRY_POINTS}}}\n'
     prototypes = "".join(f"static {line}\n" for line in _ENTRY_POINTS.strip().splitlines())
-    includes = f"#define VKEP_API_LEVEL {API_LEVEL}\n#include <stdint.h>\n#include <string.h>\n"
+    includes = f"#define VKEP_API_LEVEL {API_LEVEL}\n#include <stdint.h>\n#include <stdlib.h>\n#include <string.h>\n"
     source = f"{includes}{shared}\n{prototypes}\n{head}\n{_text('shim.c')}"
     return declarations, source
 

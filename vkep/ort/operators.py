@@ -130,7 +130,8 @@ def read_attributes(ort: Ort, info: Any, schema: onnx.defs.OpSchema, node: onnx.
     for name, spec in schema.attributes.items():
         content = _attribute(ort, info, name.encode(), spec.type)
         if content is not None:
-            node.attribute.append(onnx.helper.make_attribute(name, content, attr_type=spec.type.value))
+            kind = int(spec.type.value)  # type: ignore[attr-defined]  # an enumeration, which the stubs do not say
+            node.attribute.append(onnx.helper.make_attribute(name, content, attr_type=kind))
 
 
 def _attribute(ort: Ort, info: Any, name: bytes, kind: Any) -> Any:

@@ -60,6 +60,50 @@ OrtStatus *vkep_output(const OrtApi *api, const OrtEpApi *ep_api, OrtKernelConte
 #ifndef START_PYTHON /* embed.c has one */
 #define START_PYTHON(base)
 #endif
+/* A stream of a session: the work goes to the one that Python implements. */
+typedef struct VkepStream {
+  OrtSyncStreamImpl impl;
+  OrtSyncStreamImpl *worker;
+  void *handle;
+} VkepStream;
+
+static void stream_release(OrtSyncStreamImpl *stream) { free(stream); }
+static void *stream_handle(OrtSyncStreamImpl *stream) { return ((VkepStream *)stream)->handle; }
+static OrtStatus *stream_notification(OrtSyncStreamImpl *stream, OrtSyncNotificationImpl **out) {
+  OrtSyncStreamImpl *worker = ((VkepStream *)stream)->worker;
+  return worker->CreateNotification(worker, out);
+}
+static OrtStatus *stream_flush(OrtSyncStreamImpl *stream) {
+  OrtSyncStreamImpl *worker = ((VkepStream *)stream)->worker;
+  return worker->Flush(worker);
+}
+static OrtStatus *stream_run_end(OrtSyncStreamImpl *stream) {
+  OrtSyncStreamImpl *worker = ((VkepStream *)stream)->worker;
+  return worker->OnSessionRunEnd(worker);
+}
+
+OrtStatus *vkep_ep_stream(OrtEp *ep, const OrtMemoryDevice *device, OrtSyncStreamImpl **out) {
+  VkepEp *mine = (VkepEp *)ep;
+  *out = NULL;
+  if (mine->ep_api->MemoryDevice_GetMemoryType(device) != 0) return NULL; /* host-accessible memory has no stream */
+  VkepStream *made = calloc(1, sizeof *made);
+  if (made == NULL) return mine->api->CreateStatus(1, "vkep: no memory for a stream");
+  made->impl.ort_version_supported = mine->stream->ort_version_supported;
+  made->impl.Release = stream_release;
+  made->impl.GetHandle = stream_handle;
+  made->impl.CreateNotification = stream_notification;
+  made->impl.Flush = stream_flush;
+  made->impl.OnSessionRunEnd = stream_run_end;
+  made->worker = mine->stream;
+  made->handle = mine->handle;
+  *out = &made->impl;
+  return NULL;
+}
+
+const OrtSyncStreamImpl *vkep_working_stream(const OrtSyncStreamImpl *stream) {
+  return stream != NULL && stream->Release == stream_release ? ((const VkepStream *)stream)->worker : stream;
+}
+
 #define EXPORTED __attribute__((visibility("default")))
 
 EXPORTED OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base, const OrtLogger *logger,

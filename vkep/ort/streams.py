@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vkep.ort.boundary import CStruct, ffi, owned, status, value
+from vkep.ort.boundary import CStruct, ffi, lib, owned, status, value
 from vkep.ort.memory import MemoryDomain
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SyncNotification(CStruct, struct="OrtSyncNotificationImpl"):
 
     @status
     def WaitOnDevice(self, consumer: Any) -> None:
-        stream = owned(self._ort.ep_api.SyncStream_GetImpl(consumer))
+        stream = owned(lib.vkep_working_stream(self._ort.ep_api.SyncStream_GetImpl(consumer)))
         if stream is None or stream.domain is not self._domain:
             self._domain.wait(self._value)  # another device cannot wait for this timeline; the host can
         # else: the consumer's submits come after on the same queue, and begin with a barrier

@@ -141,10 +141,19 @@ def test_every_method_has_its_report(exporting: Any) -> None:
     assert manager.methods == {"forward", "pooled"}
 
 
-def test_a_buffer_that_changes_keeps_its_state(exporting: Any) -> None:
+def test_a_buffer_that_changes_stays_outside(exporting: Any) -> None:
+    """Without alias_buffer_mutations a Vulkan delegate does not say which result is which buffer."""
     program, report = exporting.lower(*exporting.counter(), prefer="vulkan_first")
-    assert exporting.delegates(program) == ["VulkanBackend"]
     assert report.counts == {"vulkan": 2}
+    assert exporting.delegates(program) == ["VulkanBackend"]
+    assert [op.name for op in program.execution_plan[0].operators] == ["aten::copy_"]
+
+
+def test_a_buffer_that_changes_is_its_delegates_where_that_says_so(exporting: Any) -> None:
+    options = {"alias_buffer_mutations": True}
+    program, _ = exporting.lower(*exporting.counter(), prefer="vulkan_first", vulkan_compile_options=options)
+    assert exporting.delegates(program) == ["VulkanBackend"]
+    assert not program.execution_plan[0].operators
 
 
 def test_arguments_are_checked(exporting: Any) -> None:

@@ -39,7 +39,12 @@ def test_the_defaults_are_the_rfcs() -> None:
         "default",
         "lookup_or_create",
     )
-    assert (spec.shared_sync_mode, spec.shared_group_id, spec.min_partition_size, spec.prefer) == ("timeline", 0, 3, "auto")
+    assert (spec.shared_sync_mode, spec.shared_group_id, spec.min_partition_size, spec.prefer) == (
+        "timeline",
+        0,
+        3,
+        "auto",
+    )
     assert spec.extra_shared_compile_specs == ()
     shared = spec.shared()
     assert (shared.key, str(shared.mode), shared.min_partition_size) == (("default", 0), "lookup_or_create", 3)

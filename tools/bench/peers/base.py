@@ -39,6 +39,10 @@ class Peer(ABC):
         """What is timed: a whole run, unless a peer measures a part of it (and says so in `placement`)."""
         self.run()
 
+    def work(self) -> list[tuple[int, int, bool]]:
+        """Operations, bytes, and whether the arithmetic is float16's, of each piece of a run where the engine tells them."""
+        return []
+
     @abstractmethod
     def placement(self) -> str:
         """Where the model's nodes ran, in a few words; called after the first run."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import vkep
 from tools.bench.peers.base import Peer
 from tools.models.builder import Array
+from vkep.device.limits import computes_in_half
 
 
 class VkepPeer(Peer):
@@ -22,6 +23,10 @@ class VkepPeer(Peer):
 
     def run(self) -> dict[str, Array]:
         return dict(zip(self._names, self._session.run(None, self._inputs), strict=True))
+
+    def work(self) -> list[tuple[int, int, bool]]:
+        plans = [island.plan for island in self._session.islands()]
+        return [(d.flops, d.bytes, computes_in_half(plan, d)) for plan in plans for d in plan.dispatches]
 
     def placement(self) -> str:
         report = self._session.report()

@@ -42,9 +42,7 @@ def _stages(module: torch.fx.GraphModule, owner: dict[torch.fx.Node, int]) -> di
     stages: dict[torch.fx.Node, int] = {}
     for node in calls(module):
         own = owner.get(node)
-        before = [
-            stages[n] + (own is None or owner.get(n) != own) for n in node.all_input_nodes if n in stages
-        ]
+        before = [stages[n] + (own is None or owner.get(n) != own) for n in node.all_input_nodes if n in stages]
         stages[node] = max(before, default=0)
     return stages
 

@@ -7,6 +7,7 @@ is as before when the call returns. The reasons are caught where the partitioner
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from executorch.backends.vulkan import patterns as vulkan_patterns
 from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanSupportedOperators
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.backend.utils import WhyNoPartitionReporter
@@ -25,6 +27,8 @@ from vkep.executorch.export.edge import calls, graph_modules
 TAG = "delegation_tag"
 #: the reporting methods are the classes' own, not the objects': one question at a time
 _asking = threading.Lock()
+#: the pattern graphs are the same each time; making them exports each pattern anew, which takes seconds
+_pattern_graphs = functools.cache(vulkan_patterns.all_fusable_graph_patterns)
 
 
 def placed_elsewhere(*arguments: Any) -> Any:
@@ -49,6 +53,7 @@ def propose(partitioner: Partitioner, program: ExportedProgram, offered: Collect
     modules = graph_modules(program.graph_module)
     with _asking, ExitStack() as stack:
         reasons = stack.enter_context(_reasons())
+        stack.enter_context(_patterns_made_once())
         stack.enter_context(_quiet())
         for module in modules:
             stack.enter_context(_hidden([node for node in calls(module) if node not in offered]))
@@ -64,6 +69,22 @@ def propose(partitioner: Partitioner, program: ExportedProgram, offered: Collect
         partitions = tuple(tuple(nodes) for (_, tag), nodes in tags.items() if tag in result.partition_tags)
     taken = {node for partition in partitions for node in partition}
     return Proposal(partitions, {node: why for node, why in reasons.items() if node in offered and node not in taken})
+
+
+def fused_patterns(module: torch.fx.GraphModule) -> list[set[torch.fx.Node]]:
+    """The nodes of each place where the Vulkan delegate's lowering makes one operator of several."""
+    with _asking, _patterns_made_once():
+        return [set(match.all_nodes) for match in vulkan_patterns.get_all_fusable_subgraphs(module)]
+
+
+@contextmanager
+def _patterns_made_once() -> Iterator[None]:
+    original = vulkan_patterns.all_fusable_graph_patterns
+    vulkan_patterns.all_fusable_graph_patterns = _pattern_graphs
+    try:
+        yield
+    finally:
+        vulkan_patterns.all_fusable_graph_patterns = original
 
 
 @contextmanager

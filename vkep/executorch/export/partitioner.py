@@ -57,7 +57,9 @@ class UnifiedGpuPartitioner(Partitioner):
     def report(self) -> ExportReport:
         """How the method partitioned last was shared out. Raises ``RuntimeError`` where none was yet."""
         if not self.reports:
-            raise RuntimeError("nothing was partitioned yet: call to_edge_transform_and_lower with this partitioner first")
+            raise RuntimeError(
+                "nothing was partitioned yet: call to_edge_transform_and_lower with this partitioner first"
+            )
         return self.reports[-1]
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
@@ -73,7 +75,7 @@ class UnifiedGpuPartitioner(Partitioner):
         wanted = {kind: part.ops_to_not_decompose(ep) for kind, part in self._partitioners.items()}
 
         def keep(node: torch.fx.Node) -> bool:
-            return all(_wants(*wanted[kind], node) for kind in self._whose_word(node))
+            return all(_wants(wanted[kind], node) for kind in self._whose_word(node))
 
         return list({op for ops, _ in wanted.values() for op in ops}), keep
 
@@ -118,17 +120,20 @@ class UnifiedGpuPartitioner(Partitioner):
             for node in nodes:
                 node.meta[TAG] = tag
         tag_constant_data(program)
-        _tag_mutated_buffers(program)
+        if (self.compile_spec.vulkan_compile_options or {}).get("alias_buffer_mutations"):
+            _tag_mutated_buffers(program)
         return tags
 
 
-def _wants(ops: list[Any], check: Callable[[torch.fx.Node], bool] | None, node: torch.fx.Node) -> bool:
+def _wants(wanted: tuple[list[Any], Callable[[torch.fx.Node], bool] | None], node: torch.fx.Node) -> bool:
+    ops, check = wanted
     return node.target in ops and (check is None or check(node))
 
 
 def _tag_mutated_buffers(program: ExportedProgram) -> None:
     """A buffer that the program changes belongs to the Vulkan partition that alone reads it (VGF graphs hold no state);
-    otherwise it stays outside, and the program writes it back.
+    otherwise it stays outside, and the program writes it back. Only with ``alias_buffer_mutations``: without it a Vulkan
+    delegate does not say which of its results is which buffer.
     """
     signature = program.graph_signature
     mutated = set(signature.buffers_to_mutate.values())

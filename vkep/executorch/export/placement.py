@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
-from executorch.backends.vulkan.patterns import get_all_fusable_subgraphs
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.delegate import executorch_call_delegate
 from torch.export.exported_program import ExportedProgram
+from torch.fx import Node
 
 from vkep.executorch.export.convex import split_cycles
 from vkep.executorch.export.edge import (
@@ -27,11 +26,10 @@ from vkep.executorch.export.edge import (
     is_getitem,
     target_name,
 )
-from vkep.executorch.export.offers import Proposal, propose
+from vkep.executorch.export.offers import Proposal, fused_patterns, propose
 from vkep.executorch.export.report import PORTABLE, NodePlacement, PartitionReport
 from vkep.lowering.delegates import VGF, VULKAN, Partition, Policy
 
-Node = torch.fx.Node
 KINDS = (VULKAN, VGF)
 KEPT_NOTE = "kept although small: an operator that was preserved for it has no kernel elsewhere"
 
@@ -86,8 +84,8 @@ class Placer:
     def _keep_patterns(self) -> None:
         """Where VGF declines a part of a pattern that the Vulkan delegate fuses, it gets no part of it."""
         takes = {kind: self.claims[kind].nodes for kind in KINDS}
-        for match in get_all_fusable_subgraphs(self.program.graph_module):
-            nodes = [n for n in match.all_nodes if n in self.edge]
+        for pattern in fused_patterns(self.program.graph_module):
+            nodes = [n for n in self.nodes if n in pattern]
             if set(nodes) <= takes[VULKAN] and not set(nodes) <= takes[VGF]:
                 self._refuse([n for n in nodes if n in takes[VGF]], VGF, "auto: part of a pattern that Vulkan fuses")
 
@@ -127,7 +125,7 @@ class Placer:
         result = []
         for module in self.modules:
             here = [(kind, nodes) for kind, nodes in found if nodes[0].graph is module.graph]
-            for (kind, nodes), pieces in zip(here, split_cycles(module, [n for _, n in here]), strict=True):
+            for (kind, _), pieces in zip(here, split_cycles(module, [n for _, n in here]), strict=True):
                 for piece in pieces:
                     if len(pieces) > 1 and not self._stands_alone(kind, piece):
                         return None
@@ -164,9 +162,7 @@ class Placer:
         result = Placement(partitions)
         for node in self.nodes:
             kind, index = where.get(node, (PORTABLE, -1))
-            result.nodes.append(
-                NodePlacement(node.name, target_name(node), kind, index, self._declined(node, kind))
-            )
+            result.nodes.append(NodePlacement(node.name, target_name(node), kind, index, self._declined(node, kind)))
         for part in offered:
             small = part.kept and len(part.nodes) < self.policy.min_partition_size
             result.reports.append(PartitionReport(part.kind, len(part.nodes), part.flops, KEPT_NOTE if small else ""))
@@ -185,5 +181,7 @@ class Placer:
             if refused:
                 reasons[kind] = refused
             elif node not in self.claims[kind].nodes:
-                reasons[kind] = self.claims[kind].reasons.get(node, "its partitioner does not take it, and says no reason")
+                reasons[kind] = self.claims[kind].reasons.get(
+                    node, "its partitioner does not take it, and says no reason"
+                )
         return reasons

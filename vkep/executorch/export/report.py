@@ -66,7 +66,9 @@ class ExportReport:
         ]
         for index, part in enumerate(self.partitions):
             note = f" ({part.note})" if part.note else ""
-            lines.append(f"  partition {index}: {part.delegate}, {part.nodes} nodes, {part.flops / 1e6:.2f} MFLOP{note}")
+            lines.append(
+                f"  partition {index}: {part.delegate}, {part.nodes} nodes, {part.flops / 1e6:.2f} MFLOP{note}"
+            )
         for node in self.nodes:
             for delegate, reason in node.declined.items():
                 lines.append(f"  {node.where}: {node.target} {node.name!r}; declined by {delegate}: {reason}")

@@ -33,7 +33,8 @@ _REAL: dict[str, Callable[[Array], Array]] = {
     "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
 }  # fmt: skip
 _ANY: dict[str, Callable[[Array], Array]] = {
-    "abs": np.abs, "neg": np.negative, "sign": lambda x: np.where(np.isnan(x), 0, np.sign(x)), "relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "abs": np.abs, "neg": np.negative, "sign": lambda x: np.where(np.isnan(x), 0, np.sign(x)),
+    "relu": lambda x: np.maximum(x, x.dtype.type(0)),
     "relu6": lambda x: np.clip(x, 0, 6), "isinf": np.isinf, "isnan": np.isnan, "logical_not": np.logical_not,
     "bitwise_not": np.invert, "ceil": np.ceil, "floor": np.floor, "round": np.rint, "trunc": np.trunc,
 }  # fmt: skip

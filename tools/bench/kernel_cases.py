@@ -1,0 +1,231 @@
+"""Single operators as kernel calls, and the same in torch: what `python -m tools.bench --ops` times on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vkep.device.kernel_timer import KernelTimer, Operand
+from vkep.dtypes import DTYPES
+from vkep.kernels.conv import ConvProblem, conv
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.matmul import MatMulProblem, matmul
+from vkep.kernels.norm import layer_norm
+from vkep.kernels.pointwise import PointwiseOperand, pointwise
+from vkep.kernels.reduce import reduce
+from vkep.kernels.softmax import softmax
+from vkep.lowering.tensor import collapse
+
+#: ResNet-50's convolutions: (channels, size, out channels, kernel, stride)
+RESNET50_CONVS = (
+    (3, 224, 64, 7, 2),
+    (64, 56, 64, 1, 1),
+    (64, 56, 64, 3, 1),
+    (64, 56, 256, 1, 1),
+    (256, 56, 64, 1, 1),
+    (128, 56, 128, 3, 2),
+    (128, 28, 128, 3, 1),
+    (128, 28, 512, 1, 1),
+    (512, 28, 128, 1, 1),
+    (256, 14, 256, 3, 1),
+    (256, 14, 1024, 1, 1),
+    (1024, 14, 256, 1, 1),
+    (512, 7, 512, 3, 1),
+    (512, 7, 2048, 1, 1),
+    (2048, 7, 512, 1, 1),
+)
+
+#: fewer elements make no shape of every memory-bound operator
+_MIN_ELEMENTS = 1 << 18
+
+
+@dataclass
+class Case:
+    """One operator: how vkep computes it, what it must move or compute, and the same in torch."""
+
+    name: str
+    make: Callable[[KernelTimer], tuple[list[KernelCall], list[Operand]]]
+    torch: Callable[[Any], Callable[[], Any]]
+    nbytes: int = 0
+    flops: int = 0
+
+
+def cases(elements: int) -> Iterator[Case]:
+    """The operators of issue 6, memory-bound ones at ``elements`` elements."""
+    for dtype in ("float32", "float16"):
+        yield from _memory_bound(dtype, elements)
+    for dtype in ("float32", "float16"):
+        for size in (1024, 2048, 4096, 8192):
+            yield matmul_case(size, size, size, dtype)
+    for dtype, batch in (("float16", 1), ("float16", 32), ("float32", 1), ("float32", 32)):
+        for c, size, oc, kernel, stride in RESNET50_CONVS:
+            yield conv_case(batch, c, size, oc, kernel, stride, dtype)
+
+
+def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
+    kind = DTYPES[dtype]
+    rows, axis = elements // 1024, 1024
+    both = 2 * elements * kind.itemsize
+
+    def data(timer: KernelTimer, copies: int = 1) -> list[Operand]:
+        values = np.random.default_rng(0).standard_normal(elements, np.float32).astype(kind.numpy)
+        return [*(timer.operand(values) for _ in range(copies)), timer.operand(nbytes=values.nbytes)]
+
+    def tensor(torch: Any) -> Any:
+        return torch.randn(elements, device="cuda", dtype=getattr(torch, dtype))
+
+    def elementwise(body: str, inputs: int) -> Callable[[KernelTimer], tuple[list[KernelCall], list[Operand]]]:
+        def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
+            *xs, y = data(timer, inputs)
+            flat = [PointwiseOperand(t, kind, (1,), 0) for t in (y, *xs)]
+            params = ", ".join(f"float x{k}" for k in range(inputs))
+            function = f"{kind.glsl} compute({params}) {{ return {kind.glsl}({body}); }}"
+            return pointwise([elements], flat[0], flat[1:], function, (), timer.caps), [*xs, y]
+
+        return make
+
+    def transpose(shape: tuple[int, ...], perm: tuple[int, ...]) -> Callable[[KernelTimer], Any]:
+        def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
+            x, y = data(timer)
+            strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+            out_shape = [shape[p] for p in perm]
+            out_strides = [math.prod(out_shape[i + 1 :]) for i in range(len(shape))]
+            dims, (ys, xs) = collapse(out_shape, [out_strides, [strides[p] for p in perm]])
+            function = f"{kind.glsl} compute(float x0) {{ return {kind.glsl}(x0); }}"
+            y_operand, x_operand = (PointwiseOperand(t, kind, tuple(s), 0) for t, s in ((y, ys), (x, xs)))
+            return pointwise(dims, y_operand, [x_operand], function, (), timer.caps), [x, y]
+
+        return make
+
+    def over_rows(kernel: Callable[..., list[KernelCall]]) -> Callable[[KernelTimer], Any]:
+        def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
+            x, y = data(timer)
+            return kernel(timer, x, y), [x, y]
+
+        return make
+
+    class Workspace:
+        def __init__(self, timer: KernelTimer) -> None:
+            self.timer = timer
+
+        def scratch(self, of: str, shape: tuple[int, ...]) -> Operand:
+            return self.timer.scratch(math.prod(shape) * DTYPES[of].itemsize)
+
+        def constant(self, array: np.ndarray) -> Operand:
+            return self.timer.operand(array)
+
+    side = 1 << (elements.bit_length() - 1) // 2
+    square, heads = (side, elements // side), (elements // (128 * 12 * 64), 128, 12, 64)
+    heads = (heads[0] or 1, *heads[1:])
+    label = f"{dtype} {elements >> 20}Mi"
+    gelu = "0.5 * x0 * (1.0 + tanh(0.7978845608 * (x0 + 0.044715 * x0 * x0 * x0)))"
+    yield Case(f"copy {label}", elementwise("x0", 1), lambda t: _copier(t, tensor(t)), both)
+    yield Case(f"add {label}", elementwise("x0 + x1", 2), lambda t: _binary(t, tensor(t), tensor(t)), both * 3 // 2)
+    yield Case(f"gelu {label}", elementwise(gelu, 1), lambda t: _gelu(t, tensor(t)), both)
+
+    def transposition(name: str, shape: tuple[int, ...], perm: tuple[int, ...]) -> Case:
+        size = math.prod(shape)
+        run = lambda t: _transpose(tensor(t)[:size].view(shape), perm)  # noqa: E731
+        return Case(f"transpose {name} {label}", transpose(shape, perm), run, 2 * size * kind.itemsize)
+
+    yield transposition("2-D", square, (1, 0))
+    yield transposition("heads", heads, (0, 2, 1, 3))
+    yield transposition("NCHW-NHWC", (16, 64, elements // 1024), (0, 2, 1))
+
+    def reduction(name: str, shape: tuple[int, int, int]) -> Case:
+        make = over_rows(lambda t, x, y: reduce("sum", *shape, dtype, t.caps, x, y, Workspace(t)))
+        return Case(f"reduce {name} {label}", make, lambda t: _reducer(tensor(t).view(shape), 1), both // 2)
+
+    yield reduction("rows", (rows, axis, 1))
+    yield reduction("columns", (1, rows, axis))
+    yield reduction("all", (1, elements, 1))
+
+    def row_kernel(name: str, n: int, kernel: Callable[..., Any], peer: Callable[..., Any]) -> Case:
+        return Case(f"{name} {n} {label}", over_rows(kernel), lambda t: peer(t, tensor(t).view(-1, n)), both)
+
+    def softmax_of(n: int) -> Callable[..., list[KernelCall]]:
+        return lambda t, x, y: softmax(elements // n, n, 1, dtype, t.caps, x, y, alignment=16)
+
+    def norm_of(n: int) -> Callable[..., list[KernelCall]]:
+        return lambda t, x, y: layer_norm(elements // n, n, dtype, t.caps, x, y, alignment=16)
+
+    for n in (1024, 8192):
+        yield row_kernel("softmax", n, softmax_of(n), _softmax)
+        yield row_kernel("layer norm", n, norm_of(n), _norm)
+
+
+def _copier(torch: Any, x: Any) -> Callable[[], Any]:
+    y = torch.empty_like(x)
+    return lambda: y.copy_(x)
+
+
+def _binary(torch: Any, x: Any, z: Any) -> Callable[[], Any]:
+    y = torch.empty_like(x)
+    return lambda: torch.add(x, z, out=y)
+
+
+def _gelu(torch: Any, x: Any) -> Callable[[], Any]:
+    return lambda: torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def _transpose(x: Any, perm: tuple[int, ...]) -> Callable[[], Any]:
+    return lambda: x.permute(perm).contiguous()
+
+
+def _reducer(x: Any, axis: int) -> Callable[[], Any]:
+    return lambda: x.sum(axis)
+
+
+def _softmax(torch: Any, x: Any) -> Callable[[], Any]:
+    return lambda: torch.softmax(x, -1)
+
+
+def _norm(torch: Any, x: Any) -> Callable[[], Any]:
+    return lambda: torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
+    """A product of random matrices, both row-major."""
+    kind = DTYPES[dtype].numpy
+
+    def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
+        rng = np.random.default_rng(1)
+        a, b = (timer.operand(rng.standard_normal(s, np.float32).astype(kind)) for s in ((m, k), (k, n)))
+        y = timer.operand(nbytes=m * n * np.dtype(kind).itemsize)
+        problem = MatMulProblem(m, n, k, (m * k, k, 1), (k * n, n, 1), dtype=dtype, alignment=16)
+        return matmul(problem, timer.caps, a, b, y, None, timer.scratch), [a, b, y]
+
+    def torch_run(torch: Any) -> Callable[[], Any]:
+        a, b = (torch.randn(s, device="cuda", dtype=getattr(torch, dtype)) for s in ((m, k), (k, n)))
+        y = torch.empty((m, n), device="cuda", dtype=a.dtype)
+        return lambda: torch.mm(a, b, out=y)
+
+    return Case(f"matmul {m}x{n}x{k} {dtype}", make, torch_run, flops=2 * m * n * k)
+
+
+def conv_case(batch: int, c: int, size: int, oc: int, kernel: int, stride: int, dtype: str) -> Case:
+    """A convolution of random data, padded to keep the size (over the stride)."""
+    kind, pad = DTYPES[dtype].numpy, kernel // 2
+    problem = ConvProblem(
+        batch, c, size, size, oc, kernel, kernel, (stride,) * 2, pads=(pad,) * 4, dtype=dtype, alignment=16
+    )
+
+    def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
+        rng = np.random.default_rng(2)
+        shapes = ((batch, c, size, size), (oc, c, kernel, kernel))
+        x, w = (timer.operand(rng.standard_normal(s, np.float32).astype(kind)) for s in shapes)
+        y = timer.operand(nbytes=batch * problem.y_batch * np.dtype(kind).itemsize)
+        return conv(problem, timer.caps, x, w, y, None, timer.scratch, timer.prepack(w)), [x, w, y]
+
+    def torch_run(torch: Any) -> Callable[[], Any]:
+        x = torch.randn((batch, c, size, size), device="cuda", dtype=getattr(torch, dtype))
+        w = torch.randn((oc, c, kernel, kernel), device="cuda", dtype=x.dtype)
+        return lambda: torch.nn.functional.conv2d(x, w, stride=stride, padding=pad)
+
+    return Case(
+        f"conv {batch}x{c}x{size}x{size} {oc} {kernel}x{kernel}/{stride} {dtype}", make, torch_run, flops=problem.flops
+    )

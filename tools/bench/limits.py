@@ -1,0 +1,48 @@
+"""The device's limits, measured by a process of its own: what figures of this run are compared with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from typing import TYPE_CHECKING
+
+from tools.bench.remote import ROOT
+
+if TYPE_CHECKING:
+    from vkep.device.limits import DeviceLimits
+
+
+def limits_of_this_run(environment: Mapping[str, str], timeout: float) -> DeviceLimits | str:
+    """The limits of the device that vkep runs on, or why there are none."""
+    from vkep.device.limits import DeviceLimits
+
+    command = [sys.executable, "-m", "tools.bench.limits"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=dict(environment), capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {timeout:.0f} s"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return DeviceLimits(**json.loads(done.stdout))
+
+
+def main() -> None:
+    """Measure, and print the limits as JSON."""
+    from vkep.device.kernel_timer import KernelTimer
+    from vkep.device.limits import measure_limits
+
+    timer = KernelTimer()
+    try:
+        print(json.dumps(asdict(measure_limits(timer))))
+    finally:
+        timer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""ExecuTorch programs on the command line: a method with the parts of a session that the commands use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vkep.cli.common import Progress, UsageError
+from vkep.session import NodeArg
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vkep.executorch.metadata import MethodMeta
+    from vkep.executorch.report import MethodReport
+
+SUFFIX = ".pte"
+#: what the command line says where nothing is given: then the program's compile specs decide
+_DEFAULTS = {"group_id": 0, "context_mode": "lookup_or_create", "sync_mode": "timeline"}
+
+
+def is_program(model: Path) -> bool:
+    return model.suffix == SUFFIX
+
+
+def named_inputs(model: Path, texts: Sequence[str] | None) -> Sequence[str] | None:
+    """Files given without a name are a program's inputs in order: ``-i a.npy -i b.npy``."""
+    if texts is None or not is_program(model):
+        return texts
+    named, count = [], 0
+    for text in texts:
+        if "=" not in text and not text.endswith(".npz"):
+            text, count = f"input_{count}={text}", count + 1
+        named.append(text)
+    return named
+
+
+def refuse(model: Path, options: Mapping[str, bool]) -> None:
+    """Raise `UsageError` for options that only an ONNX model has."""
+    asked = [name for name, given in options.items() if given]
+    if asked and is_program(model):
+        raise UsageError(f"{', '.join(asked)}: for .onnx models; {model} is an ExecuTorch program")
+
+
+class ProgramSession:
+    """One method of a program. Inputs and outputs are called ``input_0`` ... and ``output_0`` ..."""
+
+    def __init__(
+        self, path: Path, options: Mapping[str, Any], progress: Progress | None, name: str = "forward"
+    ) -> None:
+        """Raises `UsageError` for a program without the method, and as `vkep.executorch.Program.load`."""
+        from vkep.executorch import Program
+
+        given = {key: value for key, value in options.items() if _DEFAULTS.get(key) != value}
+        data = sorted(path.parent.glob(f"{path.stem}*.ptd"))
+        self.program = Program.load(path, data, progress=progress, **given)
+        names = self.program.method_names
+        if name not in names:
+            if len(names) != 1:
+                raise UsageError(f"{path} has no method {name!r}; it has {sorted(names)}")
+            (name,) = names
+        try:
+            self.method = self.program.load_method(name)
+        except BaseException:
+            self.program.close()
+            raise
+
+    def get_inputs(self) -> list[NodeArg]:
+        meta = self.method.metadata
+        return [self._argument(meta, k, f"input_{k}", "input") for k in range(meta.num_inputs())]
+
+    def get_outputs(self) -> list[NodeArg]:
+        meta = self.method.metadata
+        return [NodeArg(f"output_{k}", "", None) for k in range(meta.num_outputs())]
+
+    @staticmethod
+    def _argument(meta: MethodMeta, index: int, name: str, what: str) -> NodeArg:
+        from vkep import dtypes
+
+        info = meta.input_tensor_meta(index)
+        kind = dtypes.DTYPES[info.numpy_dtype].onnx_name
+        sizes: list[int | str] = [f"{name}_{k}" if info.is_dynamic else n for k, n in enumerate(info.sizes())]
+        return NodeArg(name, f"tensor({kind})", tuple(sizes))
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+        return self.method.execute([feeds[info.name] for info in self.get_inputs()])
+
+    def report(self) -> MethodReport:
+        return self.method.report()
+
+    def islands(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        self.program.close()
+
+    def __enter__(self) -> ProgramSession:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,118 @@
+"""What a device can do at best, measured on it: bytes a second of a copy, arithmetic operations a second in registers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.device.kernel_timer import KernelTimer
+from vkep.device.per_device import device_file
+from vkep.dtypes import DTYPES
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.pointwise import PointwiseOperand, pointwise
+from vkep.kernels.rate import arithmetic, cooperative_arithmetic
+from vkep.plan.records import Dispatch, Plan
+from vkep.shaders.cache import write_atomically
+
+logger = logging.getLogger("vkep.device")
+
+#: elements of the copy: beyond any cache, and no more than an eighth of the device's memory
+_COPY_ELEMENTS = {"discrete": 1 << 26, "virtual": 1 << 26}
+_COPY_ELEMENTS_ELSE = 1 << 24
+_FIRST_STEPS = 256
+#: an arithmetic kernel runs at least so long
+_KERNEL_MS = 5.0
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """Of one device: bytes a nanosecond (read plus written) of a copy by shader, and operations a nanosecond (a multiply-add
+    is two) in float32, and in float16 with float32 sums (cooperative matrices where there are any, else as float32).
+    """
+
+    device: str
+    copy_bytes: float
+    float32_flops: float
+    float16_flops: float
+
+    def nanoseconds(self, flops: int, nbytes: int, half: bool = False) -> float:
+        """The least time for so much work: its arithmetic or its traffic, whichever takes longer."""
+        return max(flops / (self.float16_flops if half else self.float32_flops), nbytes / self.copy_bytes)
+
+    def of_dispatch(self, plan: Plan, dispatch: Dispatch) -> float:
+        """The least nanoseconds of one dispatch, by the operations and bytes that its plan counts."""
+        return self.nanoseconds(dispatch.flops, dispatch.bytes, computes_in_half(plan, dispatch))
+
+    def of_plans(self, plans: Iterable[Plan]) -> float:
+        """The least nanoseconds of all their dispatches, one after the other."""
+        return sum(self.of_dispatch(plan, dispatch) for plan in plans for dispatch in plan.dispatches)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device}: copy {self.copy_bytes:.4g} GB/s, float32 {self.float32_flops:.4g} GFLOP/s, "
+            f"float16 {self.float16_flops:.4g} GFLOP/s"
+        )
+
+
+def computes_in_half(plan: Plan, dispatch: Dispatch) -> bool:
+    """Whether a dispatch multiplies float16 elements, by its shader's storage type."""
+    return dict(plan.pipelines[dispatch.pipeline].shader.defines).get("T") == "float16_t"
+
+
+def measure_limits(timer: KernelTimer) -> DeviceLimits:
+    """Measure the device of ``timer``: some seconds. Raises the shader library's errors, `GpuError`."""
+    y = timer.operand(nbytes=64)
+    float32 = _rate(timer, lambda steps: arithmetic(steps, timer.caps, y))
+    float16 = float32
+    if cooperative_arithmetic(1, timer.caps, y) is not None:
+        float16 = max(float16, _rate(timer, lambda steps: cooperative_arithmetic(steps, timer.caps, y)))  # type: ignore[arg-type,return-value]
+    timer.release(y)
+    return DeviceLimits(timer.caps.name, _copy_rate(timer), float32, float16)
+
+
+def _rate(timer: KernelTimer, call: Callable[[int], KernelCall]) -> float:
+    """Operations a nanosecond, the best of some rounds of a kernel that runs long enough."""
+    first = max(min(timer.samples([call(_FIRST_STEPS)], repeats=1)), 1e-4)
+    steps = min(max(_FIRST_STEPS, math.ceil(_FIRST_STEPS * _KERNEL_MS / first)), 1 << 20)
+    made = call(steps)
+    return max(made.flops / (min(timer.samples([made], repeats=1)) * 1e6) for _ in range(_ROUNDS))
+
+
+def _copy_rate(timer: KernelTimer) -> float:
+    caps, kind = timer.caps, DTYPES["float32"]
+    elements = _COPY_ELEMENTS.get(caps.device_type, _COPY_ELEMENTS_ELSE)
+    if caps.device_local_bytes:
+        elements = min(elements, max(1 << 20, caps.device_local_bytes // 8 // (2 * kind.itemsize)))
+    x, y = (timer.operand(nbytes=elements * kind.itemsize) for _ in range(2))
+    to, source = (PointwiseOperand(t, kind, (1,), 0) for t in (y, x))
+    calls = pointwise([elements], to, [source], "float compute(float x0) { return x0; }", (), caps)
+    best = min(min(timer.samples(calls, repeats=1)) for _ in range(_ROUNDS))
+    timer.release(x, y)
+    return 2 * elements * kind.itemsize / (best * 1e6)
+
+
+def device_limits(caps: DeviceCapabilities) -> DeviceLimits:
+    """The limits of a device, from the cache folder where an earlier process measured them. Raises as `measure_limits`."""
+    path = device_file(caps, "limits", ".json")
+    try:
+        return DeviceLimits(**json.loads(path.read_text(encoding="utf-8")))
+    except OSError:
+        pass
+    except (ValueError, TypeError) as error:
+        logger.warning("the measured limits in %s cannot be read (%s): measuring again", path, error)
+    timer = KernelTimer(caps.uuid or None)
+    try:
+        found = measure_limits(timer)
+    finally:
+        timer.close()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(found)).encode())
+    except OSError as error:
+        logger.warning("the measured limits cannot be kept in %s: %s", path, error)
+    return found

@@ -1,0 +1,54 @@
+"""The arithmetic rate of a device, by a kernel that only multiplies and adds in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.cooperative_tiles import float16_shape
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+
+ARITHMETIC_RATE = Kernel(
+    "arithmetic_rate.comp",
+    operands=(Operand("y", writes=True),),
+    params=(("steps", "uint"), ("slope", "float"), ("intercept", "float")),
+    spec={"CHAINS": 24, "MAT_M": 0, "MAT_N": 0, "MAT_K": 0},
+    variants=({}, {"COOPERATIVE": "1"}),
+)
+_CHAINS, _COOPERATIVE_CHAINS = 24, 4
+#: workgroups enough for several on each core, of a few waves each
+_WORKGROUPS = {"cpu": 64, "discrete": 2048, "virtual": 2048}
+_WORKGROUPS_ELSE = 256
+
+
+def arithmetic(steps: int, caps: DeviceCapabilities, y: Any) -> KernelCall:
+    """Float32 multiply-adds, ``steps`` of each chain of each lane; ``y`` is written in no case that happens."""
+    lanes = 128
+    groups = _WORKGROUPS.get(caps.device_type, _WORKGROUPS_ELSE)
+    return ARITHMETIC_RATE.call(
+        grid=(groups, 1, 1),
+        operands={"y": y},
+        params={"steps": steps, "slope": 0.999, "intercept": 0.5},
+        spec={"CHAINS": _CHAINS},
+        local_size=(lanes, 1, 1),
+        flops=2 * steps * _CHAINS * lanes * groups,
+    )
+
+
+def cooperative_arithmetic(steps: int, caps: DeviceCapabilities, y: Any) -> KernelCall | None:
+    """Products of float16 cooperative matrices with float32 sums, as `arithmetic`; None where the device has none."""
+    shape = float16_shape(caps)
+    if shape is None:
+        return None
+    subgroups = 4
+    groups = _WORKGROUPS.get(caps.device_type, _WORKGROUPS_ELSE)
+    return ARITHMETIC_RATE.call(
+        grid=(groups, 1, 1),
+        operands={"y": y},
+        params={"steps": steps, "slope": 0.001, "intercept": 0.001},
+        spec={"CHAINS": _COOPERATIVE_CHAINS, "MAT_M": shape.m, "MAT_N": shape.n, "MAT_K": shape.k},
+        defines={"COOPERATIVE": "1"},
+        local_size=(subgroups * caps.subgroup_size, 1, 1),
+        subgroup_size=caps.subgroup_size,
+        flops=2 * steps * _COOPERATIVE_CHAINS**2 * shape.m * shape.n * shape.k * subgroups * groups,
+    )
