@@ -10,7 +10,8 @@ from tests.aten.all_cases import CASES
 from tests.aten.stored import DROPPED, NO_CALL, REGISTRY, expected_of, read_stored
 from tests.aten.values import Array, Case
 from vkep import InferenceSession
-from vkep.aten import find, import_vk_graph, unsupported_operators
+from vkep.aten import aten, find, import_vk_graph, unsupported_operators
+from vkep.aten.registry import AtenDeclarationError
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,30 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 def test_every_operator_of_the_registry_is_declared() -> None:
     assert [name for name in REGISTRY if find(name) is None] == sorted(NO_CALL)
+
+
+@pytest.mark.parametrize(
+    ("written", "declared"),
+    [
+        ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default"),  # as a blob has it
+        ("llama::update_cache", "llama.update_cache.default"),  # as the registry has it
+        ("sym_size.int", "aten.sym_size.int"),
+        ("<built-in function add>", "add"),
+        ("add", "add"),
+        ("", None),
+        ("nothing.default", None),
+    ],
+)
+def test_an_operator_is_found_by_every_name_that_is_written(written: str, declared: str | None) -> None:
+    operator = find(written)
+    assert (operator and operator.name) == declared
+
+
+def test_a_declaration_is_checked() -> None:
+    with pytest.raises(AtenDeclarationError, match=r"aten.relu.default is declared twice"):
+        aten("aten.relu.default")(lambda b, x: x)
+    with pytest.raises(AtenDeclarationError, match="mutates \\['y'\\], which are no parameters"):
+        aten("test.operator.default", mutates=("y",))(lambda b, x: x)
 
 
 def test_every_operator_of_the_registry_has_a_case() -> None:

@@ -164,7 +164,11 @@ def test_explain_a_plan(run: Callable[..., Any], models: Path) -> None:
 def test_explain_times(run: Callable[..., Any], models: Path) -> None:
     found = json_of(run("explain", models / "mixed.onnx", "--time", "--json"))
     times = [t["nanoseconds"] for t in found["times"]]
-    assert times == sorted(times, reverse=True)
+    lost = [t["nanoseconds"] - t["limit_ns"] for t in found["times"]]
+    assert lost == sorted(lost, reverse=True)
+    assert all(
+        t["limit_ns"] > 0 and t["of_limit"] == pytest.approx(t["limit_ns"] / t["nanoseconds"]) for t in found["times"]
+    )
     assert found["total_ns"] == pytest.approx(sum(times))
     assert sum(t["share"] for t in found["times"]) == pytest.approx(1.0)
     assert {t["island"] for t in found["times"]} == {0, 1}

@@ -1,31 +1,38 @@
-"""Command line: `python -m tools.bench [--models ...] [--peers ...] [--rounds N] [--check] [--json FILE]`."""
+"""Command line: `python -m tools.bench [--models ...] [--ops] [--peers ...] [--rounds N] [--check] [--json FILE]`."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
 import tempfile
 from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
 
+from tools.bench.gpu_ops import Measured, add_arguments, measure_kernels, plain
+from tools.bench.kernel_cases import Sizes
+from tools.bench.limits import limits_of_this_run
 from tools.bench.machine import machine_info
 from tools.bench.measure import Result, measure_model
 from tools.bench.peers import DEFAULT_PEERS, PEERS
 from tools.bench.table import markdown_table, terminal_table
 from tools.bench.targets import PLAIN, PROVIDER, RIVAL, verdicts
 from tools.models.catalog import BENCHMARKS, CATALOG, MICRO, Options, write_model
+from vkep.device.limits import DeviceLimits
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line's arguments."""
     made = argparse.ArgumentParser(prog="python -m tools.bench", description="Measure vkep and its peers side by side.")
     made.add_argument("--models", nargs="+", metavar="M", help=f"names ({', '.join(CATALOG)}) or .onnx files with .npz")
-    made.add_argument("--ops", action="store_true", help="the one-operator models instead of whole models")
+    made.add_argument("--ops", action="store_true", help="single operators instead of whole models: the one-operator "
+                      "models on all peers, then the kernels alone by GPU timestamps (on a GPU against torch)")  # fmt: skip
     made.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(DEFAULT_PEERS), metavar="P",
                       help=f"any of: {', '.join(PEERS)} (default: {', '.join(DEFAULT_PEERS)})")  # fmt: skip
     made.add_argument("--rounds", type=int, default=10, help="turns of every peer (default: 10)")
@@ -35,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--timeout", type=float, default=300, help="seconds to wait for a peer's answer (default: 300)")
     made.add_argument("--check", action="store_true", help="say what became of the promises for the ONNX Runtime provider "
                       f"(peers {PLAIN}, {PROVIDER}, {RIVAL}); exit code 1 where one is not held or not measured")  # fmt: skip
+    add_arguments(made.add_argument_group("kernels, with --ops"))
     made.add_argument("--cold", action="store_true", help="workers get empty caches (XDG_CACHE_HOME and Mesa's)")
     return made
 
@@ -77,21 +85,41 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     base = "vkep" if "vkep" in given.peers else given.peers[0]
     results: list[Result] = []
+    kernels: list[Measured] = []
     machine = machine_info()
+    limits: DeviceLimits | None = None
     with tempfile.TemporaryDirectory() if given.cold else nullcontext("") as cache, console.status("") as status:
         environment = {**os.environ, **(cold_environment(cache) if given.cold else {})}
+        if any(peer.startswith("vkep") for peer in given.peers):
+            status.update("measuring the device's limits")
+            found = limits_of_this_run(environment, given.timeout)
+            if isinstance(found, str):
+                console.print(f"no limits of the device: {found}")
+            else:
+                limits = found
         for model in models:
-            results += measure_model(model, given.peers, given.rounds, environment, given.timeout, status.update)
-            write_json(given.json, machine, vars(given), results)  # after each model: a long run may be stopped
+            results += measure_model(
+                model, given.peers, given.rounds, environment, given.timeout, status.update, limits
+            )
+            # after each model: a long run may be stopped
+            write_json(given.json, machine, vars(given), results, limits, kernels)
     # Wide enough for the table where the output is no terminal but a file or a log.
     out = Console() if sys.stdout.isatty() else Console(width=180)
     devices = "; ".join(machine["vulkan_devices"]) or machine["vulkan_error"]
     out.print(f"{machine['cpu']}, {machine['cores']} cores; {devices}", soft_wrap=True)
+    if limits is not None:
+        out.print(str(limits), soft_wrap=True, highlight=False)
     if given.markdown:
         print(markdown_table(results, base))
     else:
         out.print(terminal_table(results, base))
     broken = False
+    if given.ops and limits is not None:
+        sizes = Sizes.smallest() if given.smallest else None
+        tell = functools.partial(out.print, soft_wrap=True, highlight=False)
+        _, kernels = measure_kernels(sizes, given.only, given.elements, not given.no_torch, tell)
+        write_json(given.json, machine, vars(given), results, limits, kernels)
+        broken |= any(kernel.failed for kernel in kernels)
     if given.check:
         for verdict in verdicts(results):
             out.print(str(verdict), soft_wrap=True, highlight=False)
@@ -101,7 +129,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_json(
-    path: Path | None, machine: dict[str, object], settings: dict[str, object], results: list[Result]
+    path: Path | None,
+    machine: dict[str, object],
+    settings: dict[str, object],
+    results: list[Result],
+    limits: DeviceLimits | None,
+    kernels: list[Measured],
 ) -> None:
     """Write what was measured so far, when a file was asked for."""
     if path is None:
@@ -111,7 +144,9 @@ def write_json(
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine,
         "settings": {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()},
+        "limits": asdict(limits) if limits is not None else None,
         "results": [result.as_json() for result in results],
+        "kernels": [plain(kernel) for kernel in kernels],
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -1,7 +1,9 @@
-"""Single operators on one GPU: vkep's kernels by GPU timestamps, against torch's (CUDA graph) and against the limits.
+"""The kernels of single operators on one device: vkep's by GPU timestamps, against torch's (CUDA graph) and the limits.
 
-`python -m tools.bench.gpu_ops [--only NAME ...] [--elements N] [--no-torch] [--json FILE]`. Memory-bound operators are
-reported as a share of the copy bandwidth measured in the same run (bytes read plus written), products in TFLOP/s.
+A part of `python -m tools.bench --ops`; also by itself: `python -m tools.bench.gpu_ops [--only NAME ...] [--elements N]
+[--smallest] [--no-torch] [--json FILE]`. Limits are measured first, in the same run: memory-bound operators are reported
+as a share of the copy bandwidth (bytes read plus written), products and convolutions in TFLOP/s and as a share of the
+arithmetic rate.
 """
 
 from __future__ import annotations
@@ -11,32 +13,38 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tools.bench.kernel_cases import MIN_ELEMENTS, RESNET50_CONVS, Case, Sizes, cases, conv_case, matmul_case
+from vkep.device.kernel_timer import KernelTimer
+from vkep.device.limits import DeviceLimits, measure_limits
 
-from tools.bench.gpu_timer import KernelTimer, Operand
-from vkep.dtypes import DTYPES
-from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul import MatMulProblem, matmul
-from vkep.kernels.norm import layer_norm
-from vkep.kernels.pointwise import PointwiseOperand, pointwise
-from vkep.kernels.reduce import reduce
-from vkep.kernels.softmax import softmax
-from vkep.lowering.tensor import collapse
+__all__ = ["RESNET50_CONVS", "Case", "Measured", "conv_case", "import_torch", "matmul_case", "measure_kernels"]
+
 
 @dataclass
 class Measured:
+    """One operator's times. ``failed`` says why there are none."""
+
     name: str
-    vkep_ms: float
+    vkep_ms: float = math.nan
     torch_ms: float = math.nan
-    limit: float = math.nan  #: share of the copy bandwidth, or TFLOP/s
+    rate: float = math.nan  #: TB/s of memory-bound operators, TFLOP/s of the others
     unit: str = ""
+    of_limit: float = math.nan  #: share of the copy bandwidth or of the arithmetic rate, measured in this run
     vkep_over_torch: float = math.nan  #: speed relative to torch
+    failed: str = ""
+
+    def __str__(self) -> str:
+        if self.failed:
+            return f"{self.name}: {self.failed}"
+        text = f"{self.name:44} {self.vkep_ms:8.4f} ms {self.rate:8.3f} {self.unit:8} {self.of_limit:5.2f} of limit"
+        if math.isnan(self.torch_ms):
+            return text
+        return f"{text}  torch {self.torch_ms:8.4f} ms, {self.vkep_over_torch:5.2f}x"
 
 
 def torch_milliseconds(torch: Any, run: Callable[[], Any], repeats: int = 10) -> float:
@@ -75,8 +83,8 @@ def import_torch() -> Any:
     return torch
 
 
-def measure(timer: KernelTimer, case: Case, torch: Any, bandwidth: float) -> Measured:
-    """``bandwidth`` is that of the copy, in bytes a millisecond."""
+def measure(timer: KernelTimer, case: Case, torch: Any, limits: DeviceLimits) -> Measured:
+    """One operator, in vkep and (unless ``torch`` is None) in torch. Raises whatever either raises."""
     calls, operands = case.make(timer)
     result = Measured(case.name, timer.milliseconds(calls))
     timer.release(*operands)
@@ -86,58 +94,89 @@ def measure(timer: KernelTimer, case: Case, torch: Any, bandwidth: float) -> Mea
         torch.cuda.empty_cache()
         result.vkep_over_torch = result.torch_ms / result.vkep_ms
     if case.nbytes:
-        rate = case.nbytes / result.vkep_ms
-        result.limit, result.unit = (rate / bandwidth, "of copy") if bandwidth else (rate / 1e9, "TB/s")
+        result.rate, result.unit = case.nbytes / result.vkep_ms / 1e9, "TB/s"
+        least = limits.nanoseconds(0, case.nbytes)
     else:
-        result.limit, result.unit = case.flops / result.vkep_ms / 1e9, "TFLOP/s"
+        result.rate, result.unit = case.flops / result.vkep_ms / 1e9, "TFLOP/s"
+        least = limits.nanoseconds(case.flops, 0, case.name.endswith("float16"))
+    result.of_limit = least / 1e6 / result.vkep_ms
     return result
+
+
+def measure_kernels(
+    sizes: Sizes | None = None,
+    only: Sequence[str] = (),
+    elements: int | None = None,
+    with_torch: bool = True,
+    tell: Callable[[str], None] = print,
+) -> tuple[DeviceLimits, list[Measured]]:
+    """Measure the limits, then every operator whose name contains one of ``only`` (none: all).
+
+    ``sizes`` default to what suits the kind of device; ``elements`` replaces their size of memory-bound operators. ``tell``
+    gets a line for each result. Raises `DriverNotFoundError`, `DeviceNotFoundError`; an operator that fails says so in its
+    result.
+    """
+    timer = KernelTimer()
+    try:
+        sizes = sizes or Sizes.of(timer.caps.device_type)
+        sizes = replace(sizes, elements=elements) if elements else sizes
+        torch = import_torch() if with_torch else None
+        limits = measure_limits(timer)
+        tell(str(limits) + ("" if torch is None else f"; against torch {torch.__version__}"))
+        results = []
+        for case in cases(sizes):
+            if only and not any(name in case.name for name in only):
+                continue
+            try:
+                results.append(measure(timer, case, torch, limits))
+            except Exception as problem:  # a kernel that fails must not end the run of the others
+                results.append(Measured(case.name, failed=f"{type(problem).__name__}: {problem}"))
+            tell(str(results[-1]))
+        return limits, results
+    finally:
+        timer.close()
+
+
+def add_arguments(parser: argparse._ActionsContainer) -> None:
+    """The options that say which kernels are measured, and how large."""
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="kernels whose name contains one of these"
+    )
+    parser.add_argument("--elements", type=_elements, metavar="N", help="elements of memory-bound kernels "
+                        "(default: 64 Mi on a GPU, 4 Mi on a CPU)")  # fmt: skip
+    parser.add_argument("--smallest", action="store_true", help="kernels at their smallest sizes, and few of them")
+    parser.add_argument("--no-torch", action="store_true", help="kernels of vkep alone")
+
+
+def _elements(text: str) -> int:
+    value = int(text)
+    if value < MIN_ELEMENTS:
+        raise argparse.ArgumentTypeError(f"{value} elements, expected at least {MIN_ELEMENTS}")
+    return value
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for each operator. Exit code 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.gpu_ops", description=__doc__)
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="operators whose name contains one of these"
-    )
-    parser.add_argument("--elements", type=int, default=1 << 26, help="size of memory-bound operators (default: 64 Mi)")
-    parser.add_argument("--no-torch", action="store_true", help="measure vkep alone")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    add_arguments(parser)
+    parser.add_argument("--json", type=Path, help="write the limits and the results to this file")
     given = parser.parse_args(arguments)
-    if given.elements < _MIN_ELEMENTS:
-        parser.error(f"--elements is {given.elements}, expected at least {_MIN_ELEMENTS}")
-    timer = KernelTimer()
-    torch = None if given.no_torch else import_torch()
-    print(timer.caps.name, "" if torch is None else f"against torch {torch.__version__}", flush=True)
-    results, failed, bandwidth = [], False, 0.0
-    for case in cases(given.elements):
-        if (
-            given.only
-            and not any(name in case.name for name in given.only)
-            and not case.name.startswith("copy float32")
-        ):
-            continue
-        try:
-            for _ in range(0 if bandwidth else 3):
-                measure(timer, case, torch, bandwidth)  # until clocks are up
-            result = measure(timer, case, torch, bandwidth)
-        except Exception as problem:
-            print(f"{case.name}: {type(problem).__name__}: {problem}", flush=True)
-            failed = True
-            continue
-        if not bandwidth:
-            bandwidth = case.nbytes / min(t for t in (result.vkep_ms, result.torch_ms) if t == t)
-            print(f"copy bandwidth {bandwidth / 1e9:.2f} TB/s", flush=True)
-        results.append(result)
-        against = (
-            ""
-            if result.torch_ms != result.torch_ms
-            else f" torch {result.torch_ms:8.4f} ms, {result.vkep_over_torch:5.2f}x"
-        )
-        print(f"{result.name:44} {result.vkep_ms:8.4f} ms {result.limit:7.2f} {result.unit:8}{against}", flush=True)
+    limits, results = measure_kernels(
+        Sizes.smallest() if given.smallest else None,
+        given.only,
+        given.elements,
+        not given.no_torch,
+        lambda line: print(line, flush=True),
+    )
     if given.json is not None:
-        given.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n", encoding="utf-8")
-    timer.close()
-    return int(failed)
+        content = {"limits": asdict(limits), "kernels": [plain(r) for r in results]}
+        given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return int(any(result.failed for result in results))
+
+
+def plain(result: Measured) -> dict[str, Any]:
+    """For JSON: null for what is not a number."""
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(result).items()}
 
 
 if __name__ == "__main__":

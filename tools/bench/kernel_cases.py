@@ -12,6 +12,7 @@ import numpy as np
 from vkep.device.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.kernels.conv import ConvProblem, conv
+from vkep.kernels.conv_last import conv_last, takes_channels_last
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem, matmul
 from vkep.kernels.norm import layer_norm
@@ -39,8 +40,43 @@ RESNET50_CONVS = (
     (2048, 7, 512, 1, 1),
 )
 
+#: MobileNetV2's: (channels, size, out channels, kernel, stride), depthwise where both channels are the same
+MOBILENETV2_CONVS = (
+    (32, 112, 32, 3, 1),
+    (96, 112, 96, 3, 2),
+    (144, 56, 144, 3, 1),
+    (576, 14, 576, 3, 1),
+    (960, 7, 960, 3, 1),
+    (24, 56, 144, 1, 1),
+    (96, 14, 576, 1, 1),
+    (160, 7, 960, 1, 1),
+)
+
 #: fewer elements make no shape of every memory-bound operator
-_MIN_ELEMENTS = 1 << 18
+MIN_ELEMENTS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the operators are: elements of memory-bound ones, sides of square products, batch sizes, element types."""
+
+    elements: int
+    products: tuple[int, ...]
+    batches: tuple[int, ...]
+    dtypes: tuple[str, ...] = ("float32", "float16")
+    convolutions: int | None = None  #: only the first so many of each network
+
+    @classmethod
+    def of(cls, device_type: str) -> Sizes:
+        """What keeps a large GPU busy, or a CPU not too long."""
+        if device_type == "cpu":
+            return cls(1 << 22, (256, 512, 1024), (1,), ("float32",))
+        return cls(1 << 26, (1024, 2048, 4096, 8192), (1, 32))
+
+    @classmethod
+    def smallest(cls) -> Sizes:
+        """What shows that everything runs."""
+        return cls(MIN_ELEMENTS, (64,), (1,), ("float32",), convolutions=1)
 
 
 @dataclass
@@ -50,20 +86,26 @@ class Case:
     name: str
     make: Callable[[KernelTimer], tuple[list[KernelCall], list[Operand]]]
     torch: Callable[[Any], Callable[[], Any]]
-    nbytes: int = 0
+    nbytes: int = 0  #: what a memory-bound operator reads and writes
     flops: int = 0
 
 
-def cases(elements: int) -> Iterator[Case]:
-    """The operators of issue 6, memory-bound ones at ``elements`` elements."""
-    for dtype in ("float32", "float16"):
-        yield from _memory_bound(dtype, elements)
-    for dtype in ("float32", "float16"):
-        for size in (1024, 2048, 4096, 8192):
+def cases(sizes: Sizes) -> Iterator[Case]:
+    """Memory-bound operators, products, attention, and the convolutions of ResNet-50 and MobileNetV2."""
+    for dtype in sizes.dtypes:
+        yield from _memory_bound(dtype, sizes.elements)
+    for dtype in sizes.dtypes:
+        for size in sizes.products:
             yield matmul_case(size, size, size, dtype)
-    for dtype, batch in (("float16", 1), ("float16", 32), ("float32", 1), ("float32", 32)):
-        for c, size, oc, kernel, stride in RESNET50_CONVS:
-            yield conv_case(batch, c, size, oc, kernel, stride, dtype)
+    for dtype in reversed(sizes.dtypes):
+        for batch in sizes.batches:
+            yield attention_case(12 * batch, 128, 64, dtype)
+            for c, size, oc, kernel, stride in RESNET50_CONVS[: sizes.convolutions]:
+                yield conv_case(batch, c, size, oc, kernel, stride, dtype)
+                if dtype == "float16":
+                    yield conv_case(batch, c, size, oc, kernel, stride, dtype, torch_channels_last=True)
+            for c, size, oc, kernel, stride in MOBILENETV2_CONVS[: sizes.convolutions]:
+                yield conv_case(batch, c, size, oc, kernel, stride, dtype, groups=c if c == oc else 1)
 
 
 def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
@@ -121,11 +163,13 @@ def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
     side = 1 << (elements.bit_length() - 1) // 2
     square, heads = (side, elements // side), (elements // (128 * 12 * 64), 128, 12, 64)
     heads = (heads[0] or 1, *heads[1:])
-    label = f"{dtype} {elements >> 20}Mi"
+    label = f"{dtype} {elements >> 20}Mi" if elements >> 20 else f"{dtype} {elements >> 10}Ki"
+    chain = "((x0 + x1) / (1.0 + exp(-1.702 * (x0 + x1))) + x0) * x1"
     gelu = "0.5 * x0 * (1.0 + tanh(0.7978845608 * (x0 + 0.044715 * x0 * x0 * x0)))"
     yield Case(f"copy {label}", elementwise("x0", 1), lambda t: _copier(t, tensor(t)), both)
     yield Case(f"add {label}", elementwise("x0 + x1", 2), lambda t: _binary(t, tensor(t), tensor(t)), both * 3 // 2)
     yield Case(f"gelu {label}", elementwise(gelu, 1), lambda t: _gelu(t, tensor(t)), both)
+    yield Case(f"chain {label}", elementwise(chain, 2), lambda t: _chain(t, tensor(t), tensor(t)), both * 3 // 2)
 
     def transposition(name: str, shape: tuple[int, ...], perm: tuple[int, ...]) -> Case:
         size = math.prod(shape)
@@ -172,6 +216,10 @@ def _gelu(torch: Any, x: Any) -> Callable[[], Any]:
     return lambda: torch.nn.functional.gelu(x, approximate="tanh")
 
 
+def _chain(torch: Any, x: Any, z: Any) -> Callable[[], Any]:
+    return lambda: ((x + z) * torch.sigmoid(1.702 * (x + z)) + x) * z
+
+
 def _transpose(x: Any, perm: tuple[int, ...]) -> Callable[[], Any]:
     return lambda: x.permute(perm).contiguous()
 
@@ -207,25 +255,80 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
     return Case(f"matmul {m}x{n}x{k} {dtype}", make, torch_run, flops=2 * m * n * k)
 
 
-def conv_case(batch: int, c: int, size: int, oc: int, kernel: int, stride: int, dtype: str) -> Case:
-    """A convolution of random data, padded to keep the size (over the stride)."""
+def attention_case(heads: int, length: int, size: int, dtype: str) -> Case:
+    """Scores, softmax, mixture: [heads, length, size] each, the dispatches that the operator makes without a mask."""
+    kind, itemsize = DTYPES[dtype].numpy, DTYPES[dtype].itemsize
+    scores = MatMulProblem(
+        length, length, size, (length * size, size, 1), (length * size, 1, size), batch=heads, dtype=dtype, alignment=16
+    )
+    scores = replace(scores, alpha=1 / math.sqrt(size))
+    strides = ((length * length, length, 1), (length * size, size, 1))
+    mixture = MatMulProblem(length, size, length, *strides, batch=heads, dtype=dtype, alignment=16)
+
+    def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
+        values = np.random.default_rng(3).standard_normal((3, heads, length, size), np.float32).astype(kind)
+        q, k, v = (timer.operand(part) for part in values)
+        s, p = (timer.operand(nbytes=heads * length * length * itemsize) for _ in range(2))
+        y = timer.operand(nbytes=values[0].nbytes)
+        calls = [
+            *matmul(scores, timer.caps, q, k, s, None, timer.scratch),
+            *softmax(heads * length, length, 1, dtype, timer.caps, s, p, alignment=16),
+            *matmul(mixture, timer.caps, p, v, y, None, timer.scratch),
+        ]
+        return calls, [q, k, v, s, p, y]
+
+    def torch_run(torch: Any) -> Callable[[], Any]:
+        q, k, v = torch.randn((3, 1, heads, length, size), device="cuda", dtype=getattr(torch, dtype))
+        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    return Case(f"attention {heads}x{length}x{size} {dtype}", make, torch_run, flops=scores.flops + mixture.flops)
+
+
+def conv_case(
+    batch: int,
+    c: int,
+    size: int,
+    oc: int,
+    kernel: int,
+    stride: int,
+    dtype: str,
+    groups: int = 1,
+    torch_channels_last: bool = False,
+) -> Case:
+    """A convolution of random data, padded to keep the size (over the stride); vkep's and torch's layouts may differ."""
     kind, pad = DTYPES[dtype].numpy, kernel // 2
     problem = ConvProblem(
-        batch, c, size, size, oc, kernel, kernel, (stride,) * 2, pads=(pad,) * 4, dtype=dtype, alignment=16
+        batch,
+        c,
+        size,
+        size,
+        oc,
+        kernel,
+        kernel,
+        (stride,) * 2,
+        pads=(pad,) * 4,
+        groups=groups,
+        dtype=dtype,
+        alignment=16,
     )
 
     def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
         rng = np.random.default_rng(2)
-        shapes = ((batch, c, size, size), (oc, c, kernel, kernel))
+        shapes = ((batch, c, size, size), (oc, c // groups, kernel, kernel))
         x, w = (timer.operand(rng.standard_normal(s, np.float32).astype(kind)) for s in shapes)
         y = timer.operand(nbytes=batch * problem.y_batch * np.dtype(kind).itemsize)
-        return conv(problem, timer.caps, x, w, y, None, timer.scratch, timer.prepack(w)), [x, w, y]
+        chosen = conv_last if takes_channels_last(problem, timer.caps) else conv  # as lowering chooses
+        return chosen(problem, timer.caps, x, w, y, None, timer.scratch, timer.prepack(w)), [x, w, y]
 
     def torch_run(torch: Any) -> Callable[[], Any]:
-        x = torch.randn((batch, c, size, size), device="cuda", dtype=getattr(torch, dtype))
-        w = torch.randn((oc, c, kernel, kernel), device="cuda", dtype=x.dtype)
-        return lambda: torch.nn.functional.conv2d(x, w, stride=stride, padding=pad)
+        layout = torch.channels_last if torch_channels_last else torch.contiguous_format
+        x = torch.randn((batch, c, size, size), device="cuda", dtype=getattr(torch, dtype)).to(memory_format=layout)
+        w = torch.randn((oc, c // groups, kernel, kernel), device="cuda", dtype=x.dtype).to(memory_format=layout)
+        return lambda: torch.nn.functional.conv2d(x, w, stride=stride, padding=pad, groups=groups)
 
-    return Case(
-        f"conv {batch}x{c}x{size}x{size} {oc} {kernel}x{kernel}/{stride} {dtype}", make, torch_run, flops=problem.flops
-    )
+    moved = batch * (c * size**2 + problem.y_batch) * DTYPES[dtype].itemsize
+    name = "conv" if groups == 1 else "depthwise"
+    title = f"{name} {batch}x{c}x{size}x{size} {oc} {kernel}x{kernel}/{stride} {dtype}"
+    if torch_channels_last:
+        title += " (torch: NHWC)"
+    return Case(title, make, torch_run, moved if groups > 1 else 0, problem.flops)

@@ -9,7 +9,17 @@ from rich.table import Table
 
 from tools.bench.measure import Result
 
-HEADINGS = ("model", "peer", "median ms", "p10 - p90", "ratio", "of limit", "fresh process s", "relative error", "where")
+HEADINGS = (
+    "model",
+    "peer",
+    "median ms",
+    "p10 - p90",
+    "ratio",
+    "of limit",
+    "fresh process s",
+    "relative error",
+    "where",
+)
 DETAIL_LENGTH = 100
 
 

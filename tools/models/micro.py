@@ -91,6 +91,19 @@ def build_reduce(shape: tuple[int, ...], axis: int) -> Callable[[GraphBuilder], 
     return build
 
 
+def build_attention(heads: int, length: int, size: int) -> Callable[[GraphBuilder], None]:
+    """softmax(q @ k^T / sqrt(size)) @ v for [1, heads, length, size] each."""
+
+    def build(graph: GraphBuilder) -> None:
+        shape = (1, heads, length, size)
+        q, k, v = (graph.input(name, shape) for name in ("q", "k", "v"))
+        scores = graph.add("MatMul", q, graph.add("Transpose", k, perm=[0, 1, 3, 2]))
+        scaled = graph.add("Mul", scores, graph.constant("scale", size**-0.5))
+        graph.output(graph.add("MatMul", graph.add("Softmax", scaled, axis=-1), v), "y", shape)
+
+    return build
+
+
 def build_transpose(shape: tuple[int, ...], perm: tuple[int, ...]) -> Callable[[GraphBuilder], None]:
     """Transpose, then Relu, so that the movement cannot be only a change of names."""
 
@@ -113,6 +126,12 @@ OPS: dict[str, Callable[[GraphBuilder], None]] = {
     "op_conv3x3_512_512_7": build_conv(512, 512, 7, 3),
     "op_conv7x7_3_64_224": build_conv(3, 64, 224, 7, 2),
     "op_depthwise3x3_144_56": build_conv(144, 144, 56, 3, 1, 144),
+    "op_conv1x1_24_144_56": build_conv(24, 144, 56, 1),
+    "op_conv1x1_160_960_7": build_conv(160, 960, 7, 1),
+    "op_depthwise3x3_s2_96_112": build_conv(96, 96, 112, 3, 2, 96),
+    "op_depthwise3x3_960_7": build_conv(960, 960, 7, 3, 1, 960),
+    "op_attention_12x128x64": build_attention(12, 128, 64),
+    "op_chain_1m": build_elementwise(1024, 1024),
     "op_softmax_512x128": build_one("Softmax", (4, 128, 128), axis=-1),
     "op_layer_norm_128x256": build_layer_norm((1, 128, 256)),
     "op_reduce_rows_1024x1024": build_reduce((1024, 1024), 1),

@@ -57,9 +57,8 @@ def aten(*names: str, mutates: Sequence[str] = ()) -> Callable[[Function], Funct
             if name in _OPERATORS:
                 raise AtenDeclarationError(f"{name} is declared twice")
             _OPERATORS[name] = AtenOperator(name, function, parameters, tuple(mutates))
-            short = name.partition(".")[2]
-            if not name.startswith("aten.") or short not in _SHORT:
-                _SHORT.setdefault(short, name)
+            if "." in name:
+                _SHORT.setdefault(name.partition(".")[2], name)
         return function
 
     return declare

@@ -13,6 +13,8 @@ from vkep.graph.weights import Weight, array_key
 class BufferWeight(Weight):
     """A weight that lies in bytes that somebody else keeps (a mapped .pte file): nothing is copied."""
 
+    mapped = True
+
     def __init__(self, name: str, shape: tuple[int, ...], elem_type: int, buffer: memoryview) -> None:
         super().__init__(name, shape, elem_type)
         self._buffer = buffer
@@ -26,6 +28,8 @@ class BufferWeight(Weight):
 
 class DerivedWeight(Weight):
     """A weight in another order: made from ``base`` each time that its values are asked for, never kept."""
+
+    mapped = True
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from vkep.cli.common import ContextMode, Fallback, SyncMode
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Latency
+    from vkep.device.limits import DeviceLimits
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,15 @@ class BenchResult:
     open_ms: float
     first_run_ms: float
     latency: Latency
+    limit_ms: float  #: the least time of the model's dispatches, by the device's measured limits
+
+    @property
+    def of_limit(self) -> float:
+        """The limit over the median: what the host, the transfers and slower kernels leave of the device's best."""
+        return self.limit_ms / self.latency.median_ms
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "latency": self.latency.to_dict()}
+        return {**vars(self), "latency": self.latency.to_dict(), "of_limit": self.of_limit}
 
 
 def bench_command(
@@ -56,13 +63,16 @@ def bench_command(
     with common.command(json_output, verbose):
         options = common.session_options(device, token, group, mode, sync, fallback)
         results = []
+        limits: Any = None
         for model in models:
             with common.progress_bars(show=not json_output) as progress:
-                results.append(bench_model(model, options, runs, warmup, (inputs, shape, dim, seed), progress))
+                result, limits = bench_model(model, options, runs, warmup, (inputs, shape, dim, seed), progress)
+                results.append(result)
         if json_output:
-            common.print_json({"results": [r.to_dict() for r in results]})
+            common.print_json({"results": [r.to_dict() for r in results], "limits": asdict(limits)})
         else:
             print_results(results)
+            typer.echo(f"limits measured on this device: {limits}")
 
 
 def bench_model(
@@ -72,10 +82,11 @@ def bench_model(
     warmup: int,
     given: tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int],
     progress: common.Progress | None = None,
-) -> BenchResult:
-    """Open a model, warm it up and time it. Raises `UsageError` and the errors of `vkep.InferenceSession`."""
+) -> tuple[BenchResult, DeviceLimits]:
+    """Open a model, warm it up and time it; the limits are the device's. Raises `UsageError` and the errors of `vkep.InferenceSession`."""
     from vkep.cli.inputs import make_inputs, read_sources
     from vkep.cli.measure import Latency, Spans, time_runs
+    from vkep.device.limits import device_limits
 
     inputs, shapes, dims, seed = given
     sources = read_sources(inputs, shapes, dims, seed)
@@ -93,7 +104,8 @@ def bench_model(
         report = session.report()
         latency = Latency.of(spans.ms("run"))
         assert latency is not None
-        return BenchResult(
+        limits = device_limits(session.context.capabilities)
+        result = BenchResult(
             str(model),
             {name: list(value.shape) for name, value in feeds.items()},
             report.device,
@@ -101,7 +113,9 @@ def bench_model(
             spans.ms("open")[0],
             spans.ms("warmup")[0],
             latency,
+            limits.of_plans(island.plan for island in session.islands()) / 1e6,
         )
+        return result, limits
 
 
 def print_results(results: Sequence[BenchResult]) -> None:
@@ -109,11 +123,11 @@ def print_results(results: Sequence[BenchResult]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model")
-    for name in ("median ms", "p90", "min", "first run", "open"):
+    for name in ("median ms", "p90", "min", "of limit", "first run", "open"):
         table.add_column(name, justify="right")
     table.add_column("nodes")
     for r in results:
-        times = (r.latency.median_ms, r.latency.p90_ms, r.latency.min_ms, r.first_run_ms, r.open_ms)
+        times = (r.latency.median_ms, r.latency.p90_ms, r.latency.min_ms, r.of_limit, r.first_run_ms, r.open_ms)
         nodes = ", ".join(f"{count} {where}" for where, count in r.placement.items())
         table.add_row(Path(r.model).stem, *(f"{t:.2f}" for t in times), nodes)
     common.print_table(table)

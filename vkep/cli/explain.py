@@ -26,7 +26,10 @@ def explain_command(
     plan: Annotated[
         bool, typer.Option("--plan", help="List every dispatch: kernel, grid, constants, addresses.")
     ] = False,
-    time: Annotated[bool, typer.Option("--time", help="Rank the dispatches by measured GPU time.")] = False,
+    time: Annotated[
+        bool,
+        typer.Option("--time", help="Rank the dispatches by the GPU time that they take beyond the device's limits."),
+    ] = False,
     runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Profiled runs; each dispatch's median counts.")] = 3,
     top: Annotated[int, typer.Option("--top", min=0, help="Print that many dispatches of --time; 0: all.")] = 20,
     device: common.DeviceOption = None,
@@ -80,7 +83,7 @@ def plan_for(session: InferenceSession, sources: Sources) -> None:
 def to_json(
     report: Report, described: Sequence[Sequence[dict[str, Any]]] | None, times: Sequence[DispatchTime] | None
 ) -> dict[str, Any]:
-    """The report, with each island's dispatches as ``plan`` (``--plan``), and ``times``, slowest first (``--time``)."""
+    """The report, with each island's dispatches as ``plan`` (``--plan``), and ``times``, the most to gain first (``--time``)."""
     data = report.to_dict()
     if described is not None:
         data["islands"] = [
@@ -93,8 +96,8 @@ def to_json(
 
 
 def ranked(times: Sequence[DispatchTime]) -> list[DispatchTime]:
-    """Slowest first."""
-    return sorted(times, key=lambda t: -t.nanoseconds)
+    """The farthest from its own limit first."""
+    return sorted(times, key=lambda t: -t.lost_ns)
 
 
 def print_explanation(
@@ -130,7 +133,7 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
     total = sum(t.nanoseconds for t in times)
     shown = ranked(times)[: top or None]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("share", "us", "GFLOP/s", "GB/s"):
+    for name in ("share", "us", "limit us", "of limit", "GFLOP/s", "GB/s"):
         table.add_column(name, justify="right")
     for name in ("dispatch", "kernel", "nodes"):
         table.add_column(name, overflow="fold")
@@ -139,6 +142,8 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
         table.add_row(
             f"{t.share:6.1%}",
             f"{t.nanoseconds / 1e3:.1f}",
+            f"{t.limit_ns / 1e3:.1f}",
+            f"{t.of_limit:.2f}",
             f"{t.gflops_per_s:.2f}",
             f"{t.gbytes_per_s:.2f}",
             f"{t.island}.{t.index}",
@@ -151,6 +156,7 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
         more = total - sum(t.nanoseconds for t in shown)
         typer.echo(f"and {rest} more: {more / 1e3:.1f} us")
     typer.echo(
-        f"{total / 1e3:.1f} us of GPU time in {len(times)} dispatches, each waiting for the one before "
-        "(GFLOP/s and GB/s count what the plan needs at least)"
+        f"{total / 1e3:.1f} us of GPU time in {len(times)} dispatches, each waiting for the one before"
+        f"; by the device's limits at least {sum(t.limit_ns for t in times) / 1e3:.1f} us\n"
+        "(GFLOP/s and GB/s count what the plan needs at least; limits: a copy and multiply-adds, measured on this device)"
     )

@@ -13,6 +13,7 @@ from vkep.plan.records import FRESH, Plan, Relocation, Space
 from vkep.shaders.interface import declared_members
 
 if TYPE_CHECKING:
+    from vkep.device.limits import DeviceLimits
     from vkep.session import InferenceSession
 
 
@@ -29,6 +30,17 @@ class DispatchTime:
     flops: int
     bytes: int
     share: float  #: of the time of all dispatches
+    limit_ns: float = 0.0  #: the least time for this work on the device, as measured (`vkep.device.limits`)
+
+    @property
+    def lost_ns(self) -> float:
+        """What lies between the time and its limit."""
+        return self.nanoseconds - self.limit_ns
+
+    @property
+    def of_limit(self) -> float:
+        """The limit over the time: 1 is as fast as the device allows."""
+        return self.limit_ns / self.nanoseconds if self.nanoseconds else 0.0
 
     @property
     def gflops_per_s(self) -> float:
@@ -41,10 +53,13 @@ class DispatchTime:
         return self.bytes / self.nanoseconds if self.nanoseconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "gflops_per_s": self.gflops_per_s, "gbytes_per_s": self.gbytes_per_s}
+        rates = {"gflops_per_s": self.gflops_per_s, "gbytes_per_s": self.gbytes_per_s}
+        return {**asdict(self), **rates, "lost_ns": self.lost_ns, "of_limit": self.of_limit}
 
 
-def dispatch_times(plans: Sequence[Plan], samples: Sequence[Sequence[Sequence[float]]]) -> list[DispatchTime]:
+def dispatch_times(
+    plans: Sequence[Plan], samples: Sequence[Sequence[Sequence[float]]], limits: DeviceLimits | None = None
+) -> list[DispatchTime]:
     """Times in plan order. ``samples`` are results of `InferenceSession.profile`: each dispatch's median counts."""
     medians = [
         [sorted(s[island][i] for s in samples)[(len(samples) - 1) // 2] for i in range(len(plan.dispatches))]
@@ -62,6 +77,7 @@ def dispatch_times(plans: Sequence[Plan], samples: Sequence[Sequence[Sequence[fl
             dispatch.flops,
             dispatch.bytes,
             medians[island][index] / total,
+            limits.of_dispatch(plan, dispatch) if limits is not None else 0.0,
         )
         for island, plan in enumerate(plans)
         for index, dispatch in enumerate(plan.dispatches)
@@ -69,9 +85,12 @@ def dispatch_times(plans: Sequence[Plan], samples: Sequence[Sequence[Sequence[fl
 
 
 def profile(session: InferenceSession, feeds: Mapping[str, Any], runs: int = 1) -> list[DispatchTime]:
-    """Profile some runs of a session: see `dispatch_times`."""
+    """Profile some runs of a session, against the device's measured limits: see `dispatch_times`."""
+    from vkep.device.limits import device_limits
+
+    limits = device_limits(session.context.capabilities)
     samples = [session.profile(feeds) for _ in range(runs)]
-    return dispatch_times([i.plan for i in session.islands()], samples)
+    return dispatch_times([i.plan for i in session.islands()], samples, limits)
 
 
 def describe_plan(plan: Plan) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from vkep.shaders.cache import write_atomically
 logger = logging.getLogger("vkep.device")
 
 #: elements of the copy: beyond any cache, and no more than an eighth of the device's memory
-_COPY_ELEMENTS = {"discrete": 1 << 26, "virtual": 1 << 26}
+_COPY_ELEMENTS = {"discrete": 1 << 26, "virtual": 1 << 26, "cpu": 1 << 23}
 _COPY_ELEMENTS_ELSE = 1 << 24
 _FIRST_STEPS = 256
 #: an arithmetic kernel runs at least so long

@@ -28,12 +28,21 @@ class VulkanBlob:
     def operators(self) -> list[str]:
         return [call.name for call in self.graph.chain]
 
-    def missing(self) -> list[str]:
-        """A line for each operator that vkep does not run in the delegate."""
+    def missing(self, named_data: Mapping[str, memoryview]) -> list[str]:
+        """A line for each operator that vkep does not run in the delegate, and for each constant that is in no file.
+
+        Raises `InvalidPteError` for constants that are shorter than the graph says.
+        """
         reasons: dict[str, str] = {}
         for name, reason in unsupported_operators(self.graph):
             reasons.setdefault(name, reason)
-        return [f"operator {name}: {reason}" for name, reason in reasons.items()]
+        lines = [f"operator {name}: {reason}" for name, reason in reasons.items()]
+        for index, constant in enumerate(self.graph.constants):
+            if constant.named_key and constant.named_key not in named_data:
+                lines.append(f"constant {constant.named_key!r} is in none of the data files given (.ptd)")
+            else:
+                self.graph.constant(index, named_data)
+        return lines
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class VgfBlob:
     def operators(self) -> list[str]:
         return [f"{segment.kind} segment {segment.name}" for segment in self.vgf.segments]
 
-    def missing(self) -> list[str]:
+    def missing(self, named_data: Mapping[str, memoryview]) -> list[str]:
         return []
 
 
@@ -67,7 +76,7 @@ def decode_blob(delegate: Delegate, where: str) -> Blob:
         raise InvalidPteError(f"{where}: {error}") from error
 
 
-def decode_blobs(delegates: tuple[Delegate, ...], where: str, known: dict[bytes, Blob] | None = None) -> list[Blob]:
+def decode_blobs(delegates: tuple[Delegate, ...], where: str) -> list[Blob]:
     """The blobs of a method's delegates, all of backends that vkep has. Raises as `decode_blob`."""
     blobs: list[Blob] = []
     for number, delegate in enumerate(delegates):

@@ -41,7 +41,7 @@ class DecodedProgram:
                 continue
             blobs = decode_blobs(delegates, f"{self.file.name}: method {name!r}")
             for number, (delegate, blob) in enumerate(zip(delegates, blobs, strict=True)):
-                missing += [f"{name}: delegate {number} ({delegate.backend}): {line}" for line in blob.missing()]
+                missing += [f"{name}: delegate {number} ({delegate.backend}): {line}" for line in blob.missing(self.named_data)]
             try:
                 self.methods[name] = decode_method(self.file, name, [b.arity for b in blobs], keys)
                 self.methods[name].analysed([None] * len(delegates))
@@ -170,6 +170,11 @@ class Program:
     @property
     def source(self) -> str:
         return self._decoded.file.name
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether a delegate is a VGF file: the program needs a context that runs data graphs."""
+        return self._decoded.has_graphs
 
     def contexts(self) -> list[SharedGpuContext]:
         """The contexts that the loaded methods are on."""

@@ -18,6 +18,9 @@ from vkep.errors import InvalidModelError
 class Weight:
     """One constant of the model. ``array()`` gives its values; external data is mapped, not read."""
 
+    #: the values lie in a mapped file: what is made from them is made anew rather than kept
+    mapped = False
+
     def __init__(self, name: str, shape: tuple[int, ...], elem_type: int) -> None:
         self.name = name
         self.shape = shape
@@ -83,7 +86,7 @@ class PackedWeight(Weight):
         packed = self._pack()
         super().__init__(base.name, packed.shape, dtypes.from_numpy(packed.dtype).onnx)
         self._key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-        self._array = None if isinstance(base, ExternalWeight) else packed
+        self._array = None if base.mapped else packed
 
     def _pack(self) -> np.ndarray:
         return np.ascontiguousarray(self._transform(self._base.array().reshape(-1)[self._offset :]))
@@ -94,6 +97,8 @@ class PackedWeight(Weight):
 
 class ExternalWeight(Weight):
     """A weight in an external data file, memory-mapped (ONNX IR, "External Data")."""
+
+    mapped = True
 
     def __init__(self, proto: onnx.TensorProto, base_dir: Path | None) -> None:
         super().__init__(proto.name, tuple(proto.dims), proto.data_type)

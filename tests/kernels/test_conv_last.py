@@ -1,0 +1,121 @@
+"""Float16 convolutions with channels last: selection on an imagined device, and results on this one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from tests.kernels.test_cooperative import GPU, HALF, relative_error, scratch
+from vkep.kernels.conv_last import (
+    CONV_DEPTHWISE_LAST,
+    CONV_LAST,
+    conv_last,
+    pack_taps_then_channels,
+    takes_channels_last,
+)
+from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.cooperative_tiles import CONV_LAST_TILES, float16_shape, tiling_of
+
+DEPTHWISE = [
+    ConvProblem(2, 32, 14, 14, 32, 3, 3, pads=(1, 1, 1, 1), groups=32, dtype="float16", alignment=16),
+    ConvProblem(1, 24, 15, 13, 24, 5, 5, stride=(2, 2), pads=(2, 2, 2, 2), groups=24, dtype="float16", alignment=16),
+    ConvProblem(1, 16, 9, 3, 16, 3, 3, dilation=(2, 1), pads=(2, 0, 2, 2), groups=16, dtype="float16", alignment=2),
+]
+DENSE = [
+    ConvProblem(2, 64, 14, 14, 64, 3, 3, pads=(1, 1, 1, 1), dtype="float16", alignment=16),
+    ConvProblem(1, 24, 9, 9, 40, 3, 3, stride=(2, 2), pads=(1, 1, 1, 1), dtype="float16", alignment=16),
+    ConvProblem(2, 64, 7, 7, 128, 1, 1, dtype="float16", alignment=16),
+    ConvProblem(1, 512, 7, 7, 64, 3, 3, pads=(1, 1, 1, 1), dtype="float16", alignment=16),  # k in parts
+    ConvProblem(1, 32, 12, 12, 16, 3, 3, dilation=(2, 2), pads=(2, 2, 2, 2), dtype="float16", alignment=2),
+]
+
+
+def convolved(x: np.ndarray, w: np.ndarray, p: ConvProblem) -> np.ndarray:
+    """[n, oh, ow, oc] of x [n, h, w, c] and OIHW weights, in float64."""
+    top, left, bottom, right = p.pads
+    padded = np.pad(x.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    out = np.zeros((p.n, p.oh, p.ow, p.oc))
+    for i in range(p.kh):
+        for j in range(p.kw):
+            rows = slice(i * p.dilation[0], i * p.dilation[0] + (p.oh - 1) * p.stride[0] + 1, p.stride[0])
+            columns = slice(j * p.dilation[1], j * p.dilation[1] + (p.ow - 1) * p.stride[1] + 1, p.stride[1])
+            tap = w[:, :, i, j].astype(np.float64)
+            part = padded[:, rows, columns]
+            out += part * tap[:, 0] if p.groups > 1 else part @ tap.T
+    return out
+
+
+def run(p: ConvProblem, gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    x = rng.standard_normal((p.n, p.h, p.w, p.c)).astype(np.float16)
+    w = rng.standard_normal((p.oc, p.c // p.groups, p.kh, p.kw)).astype(np.float16)
+    y = Tensor(Tensor.empty((p.n, p.oh, p.ow, p.oc), np.float16).array, offset=0 if p.alignment == 16 else 2)
+    calls = conv_last(p, caps, Tensor(x), Tensor(w), y, None, scratch, lambda transform, tag: Tensor(transform(w)))
+    gpu.run(calls)
+    return y.array, convolved(x, w, p)
+
+
+@pytest.mark.parametrize("problem", DEPTHWISE, ids=str)
+def test_depthwise(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> None:
+    # the kernel itself needs no matrices
+    caps = dataclasses.replace(
+        gpu.caps,
+        device_type="discrete",
+        features=gpu.caps.features | GPU.features,
+        cooperative_matrix_shapes=(HALF,),
+    )
+    found, expected = run(problem, gpu, caps, rng)
+    assert relative_error(found, expected) < 1e-3
+
+
+@pytest.mark.parametrize("problem", DENSE, ids=str)
+def test_dense(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> None:
+    if float16_shape(gpu.caps) is None:
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    found, expected = run(problem, gpu, gpu.caps, rng)
+    assert relative_error(found, expected) < 1e-3
+
+
+class TestSelection:
+    def sources(self, problem: ConvProblem) -> list[str]:
+        calls = conv_last(
+            problem, GPU, object(), object(), object(), None, lambda _: object(), lambda transform, tag: object()
+        )
+        return [call.variant.source for call in calls]
+
+    def test_a_kernel_for_each_kind(self) -> None:
+        assert self.sources(DEPTHWISE[0]) == [CONV_DEPTHWISE_LAST.source]
+        assert self.sources(DENSE[0]) == [CONV_LAST.source]
+        assert self.sources(DENSE[2]) == ["matmul_coop.comp"]
+        assert self.sources(DENSE[3]) == [CONV_LAST.source, "matmul_reduce.comp"]
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"dtype": "float32"}, {"c": 60}, {"oc": 60}, {"groups": 2}, {"d": 2}],
+        ids=str,
+    )
+    def test_other_convolutions_are_not_taken(self, changes: dict[str, object]) -> None:
+        problem = dataclasses.replace(DENSE[0], **changes)
+        assert not takes_channels_last(problem, GPU)
+        with pytest.raises(ValueError, match="channels last"):
+            self.sources(problem)
+
+    def test_a_device_without_matrices_takes_none(self) -> None:
+        assert not takes_channels_last(DENSE[0], dataclasses.replace(GPU, cooperative_matrix_shapes=()))
+
+    def test_splits_without_scratch_are_refused(self) -> None:
+        tiling = tiling_of(next(iter(CONV_LAST_TILES)), HALF, 576, 4)
+        with pytest.raises(ValueError, match="scratch"):
+            conv_last(DENSE[0], GPU, 0, 0, 0, None, None, lambda transform, tag: 0, tiling=tiling)
+
+    def test_every_tile_runs_on_common_hardware(self) -> None:
+        assert all(tile.runs_on(GPU, HALF, False) for tile in CONV_LAST_TILES)
+
+
+def test_packed_weights() -> None:
+    weights = np.arange(2 * 3 * 2 * 2, dtype=np.float16).reshape(2, 3, 2, 2)
+    packed = pack_taps_then_channels(weights, ConvProblem(1, 3, 4, 4, 2, 2, 2))
+    np.testing.assert_array_equal(packed, weights.reshape(2, 3, 4).transpose(2, 1, 0))

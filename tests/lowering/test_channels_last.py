@@ -1,0 +1,110 @@
+"""The layout with channels last: kept between operations as a view, given up only where an operator needs the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import vkep
+import vkep.kernels.conv_last
+import vkep.ops.convolution
+from tests.kernels.test_cooperative import GPU
+from vkep import dtypes
+from vkep.graph import load_model
+from vkep.kernels.conv_lanes import is_depthwise
+from vkep.lowering.partition import lower
+from vkep.lowering.program import IslandStep, ValueSpec
+
+RNG = np.random.default_rng(11)
+
+
+def residual_network(kernel: int = 3) -> onnx.ModelProto:
+    """Two blocks of convolutions with a depthwise one and a residual sum, then a global pool: float16, 2 x 16 x 8 x 8."""
+    weights: list[TensorProto] = []
+    nodes: list[onnx.NodeProto] = []
+
+    def conv(x: str, y: str, channels: int, out: int, size: int, group: int = 1) -> None:
+        scale = 1 / (channels // group * size * size) ** 0.5
+        w = (RNG.standard_normal((out, channels // group, size, size)) * scale).astype(np.float16)
+        weights.append(numpy_helper.from_array(w, f"w_{y}"))
+        weights.append(numpy_helper.from_array(RNG.standard_normal(out).astype(np.float16), f"b_{y}"))
+        pads = [size // 2] * 4
+        nodes.append(helper.make_node("Conv", [x, f"w_{y}", f"b_{y}"], [y], pads=pads, group=group))
+
+    conv("x", "stem", 16, 32, 1)
+    nodes.append(helper.make_node("Relu", ["stem"], ["a"]))
+    conv("a", "b", 32, 32, 3, group=32)
+    nodes.append(helper.make_node("Clip", ["b", "low", "high"], ["c"]))
+    conv("c", "d", 32, 32, kernel)
+    nodes.append(helper.make_node("Add", ["d", "a"], ["e"]))
+    nodes.append(helper.make_node("Relu", ["e"], ["f"]))
+    nodes.append(helper.make_node("GlobalAveragePool", ["f"], ["pooled"]))
+    nodes.append(helper.make_node("Concat", ["f", "a"], ["both"], axis=1))
+    weights += [numpy_helper.from_array(np.float16(v), n) for n, v in (("low", 0.0), ("high", 6.0))]
+    half = TensorProto.FLOAT16
+    graph = helper.make_graph(
+        nodes,
+        "residual",
+        [helper.make_tensor_value_info("x", half, [2, 16, 8, 8])],
+        [
+            helper.make_tensor_value_info("pooled", half, [2, 32, 1, 1]),
+            helper.make_tensor_value_info("both", half, [2, 64, 8, 8]),
+        ],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def kernels_on_a_gpu(model: onnx.ModelProto) -> Counter[str]:
+    graph = load_model(model).graph
+    known = dict(graph.weights) | {
+        v.name: ValueSpec(dtypes.from_onnx(v.elem_type), tuple(v.shape))  # type: ignore[arg-type]
+        for v in graph.inputs
+    }
+    program = lower(graph.nodes, known, [v.name for v in graph.outputs], {"": 21}, GPU)
+    [step] = program.steps
+    assert isinstance(step, IslandStep)
+    return Counter(step.plan.pipelines[d.pipeline].shader.source for d in step.plan.dispatches)
+
+
+def test_one_relayout_in_and_none_between() -> None:
+    kernels = kernels_on_a_gpu(residual_network())
+    assert kernels["conv_last.comp"] == kernels["matmul_coop.comp"] == kernels["conv_depthwise_last.comp"] == 1
+    assert kernels["reduce.comp"] == 1, "the pool reads [n, h, w, c] as it lies"
+    moves = kernels["pointwise.comp"] + kernels["pointwise_tile.comp"]
+    assert moves == 3, f"the input comes in, and Concat's two parts go out; got {kernels}"
+
+
+def test_without_weights_known_it_stays_as_it_is() -> None:
+    model = residual_network()
+    kept = [w for w in model.graph.initializer if w.name != "w_d"]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    model.graph.input.append(helper.make_tensor_value_info("w_d", TensorProto.FLOAT16, [32, 32, 3, 3]))
+    assert kernels_on_a_gpu(model)["conv_last.comp"] == 0
+
+
+def test_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any device: 1x1 convolutions are products, which need no cooperative matrices, and so are depthwise ones."""
+
+    def takes(problem: vkep.kernels.conv_last.ConvProblem, caps: object) -> bool:
+        return problem.dtype == "float16" and (problem.kh == 1 or is_depthwise(problem))
+
+    monkeypatch.setattr(vkep.kernels.conv_last, "takes_channels_last", takes)
+    monkeypatch.setattr(vkep.ops.convolution, "takes_channels_last", takes)
+    model = residual_network(kernel=1)
+    x = RNG.standard_normal((2, 16, 8, 8)).astype(np.float16)
+    with vkep.InferenceSession(model, fallback="error") as session:
+        [island] = session.islands()
+        sources = {p.shader.source for p in island.plan.pipelines}
+        assert "conv_depthwise_last.comp" in sources and "conv_depthwise.comp" not in sources
+        found = session.run(None, {"x": x})
+    monkeypatch.undo()
+    with vkep.InferenceSession(model, fallback="error") as session:
+        expected = session.run(None, {"x": x})
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine.astype(np.float32), other.astype(np.float32), rtol=5e-3, atol=5e-3)
