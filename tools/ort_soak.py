@@ -13,6 +13,7 @@ is what ``tracemalloc`` sees over a twentieth of each phase, run once more. Exit
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import itertools
 import json
@@ -199,8 +200,11 @@ def measure(name: str, work: Callable[[int, Callable[[], None], int], None], cou
 
 
 def resident_mb() -> float:
-    """The process's resident set now, in MB."""
+    """The process's resident set now, in MB, without what the C library keeps for later (glibc's ``malloc_trim``)."""
     gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 

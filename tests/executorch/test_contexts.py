@@ -213,3 +213,25 @@ def test_state_of_a_delegate_stays_on_the_device(load: Load) -> None:
     assert first == [2, 4, 6, 8]
     program.load_method("forward").close()
     assert program.execute([np.ones(3, np.float32)])[0][0] == 2
+
+
+def test_a_device_tensor_with_another_shape(open_session: Callable[..., InferenceSession]) -> None:
+    """What an elided view between two delegates is."""
+    session = open_session(ADD_RELU)
+    with session.device_tensor(np.arange(6, dtype=np.float32).reshape(2, 3)) as tensor:
+        view = tensor.reshaped((3, 2))
+        assert view.shape == (3, 2) and view.address == tensor.address
+        np.testing.assert_array_equal(view.numpy(), np.arange(6).reshape(3, 2))
+        view.close()
+        np.testing.assert_array_equal(tensor.numpy(), np.arange(6).reshape(2, 3))
+        with pytest.raises(ValueError, match="no shape"):
+            tensor.reshaped((4, 2))
+
+
+@pytest.mark.parametrize("sync_mode", ["timeline", "queue_wait_idle", "none"])
+def test_sync_modes(graph_context: Any, sync_mode: str) -> None:
+    call = given("vk_vgf")
+    with Program.load(GIVEN / "vk_vgf.pte", context=graph_context, sync_mode=sync_mode) as program:
+        for scale in (1.0, 0.5, 1.0):
+            (got,) = program.execute([call.inputs[0] * np.float32(scale)])
+        np.testing.assert_allclose(got, call.outputs[0], atol=1e-4)

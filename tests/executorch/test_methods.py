@@ -21,7 +21,9 @@ from vkep.pte.values import Place, TensorValue, Value
 STATIC, BOUND, FREE = TensorShapeDynamism
 
 
-def tensor(index: int, offset: int, *sizes: int, dynamism: TensorShapeDynamism = STATIC, arena: int = 1, **more: Any) -> TensorValue:
+def tensor(
+    index: int, offset: int, *sizes: int, dynamism: TensorShapeDynamism = STATIC, arena: int = 1, **more: Any
+) -> TensorValue:
     nbytes = int(np.prod(sizes, dtype=np.int64)) * 4
     order = more.pop("order", tuple(range(len(sizes))))
     place = None if "constant" in more else Place(arena, offset, nbytes)
@@ -99,7 +101,9 @@ def test_a_bounded_tensor_does_not() -> None:
     values: list[Value] = [tensor(0, 0, 4, arena=-1, dynamism=FREE), tensor(1, 0, 4, dynamism=BOUND)]
     made = method(values, [0], [1], [KernelStep("aten::neg.out", (0,), (1,))])
     assert made.execute([f(1, 2)])[0].tolist() == [-1, -2]
-    with pytest.raises(VkepError, match=r"aten::neg\.out gives a tensor of shape \[5\]; the program planned float32 at most"):
+    with pytest.raises(
+        VkepError, match=r"aten::neg\.out gives a tensor of shape \[5\]; the program planned float32 at most"
+    ):
         made.execute([np.ones(5, np.float32)])
     assert made.execute([f(3)])[0].tolist() == [-3], "it goes on"
 

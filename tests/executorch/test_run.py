@@ -42,6 +42,8 @@ def test_given_programs(load: Load, request: pytest.FixtureRequest, name: str) -
         (got,) = method.execute([call.inputs[0] * np.float32(scale)])
         same(got, call.outputs[0])
     assert program.execute(call.inputs)[0] is not got, "outputs are the caller's"
+    if name == "cnn_vgf":
+        assert program.memory()[0].graph_constant_bytes > 40_000, "its weights are in the file, and so the driver's"
 
 
 @pytest.mark.parametrize("name", SPECIALS)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-
 from typing import TYPE_CHECKING
 
 from tools.bench.remote import ROOT

@@ -64,9 +64,9 @@ def bench_command(
         options = common.session_options(device, token, group, mode, sync, fallback)
         results = []
         limits: Any = None
-        for model in models:
+        for index, model in enumerate(models):
             with common.progress_bars(show=not json_output) as progress:
-                result, limits = bench_model(model, options, runs, warmup, (inputs, shape, dim, seed), progress)
+                result, limits = bench_model(model, options, runs, warmup, (inputs, shape, dim, seed), progress, index)
                 results.append(result)
         if json_output:
             common.print_json({"results": [r.to_dict() for r in results], "limits": asdict(limits)})
@@ -82,8 +82,11 @@ def bench_model(
     warmup: int,
     given: tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int],
     progress: common.Progress | None = None,
+    index: int = 0,
 ) -> tuple[BenchResult, DeviceLimits]:
-    """Open a model, warm it up and time it; the limits are the device's. Raises `UsageError` and the errors of `vkep.InferenceSession`."""
+    """Open a model, warm it up and time it; the limits are the device's.
+
+    Raises `UsageError` and the errors of `vkep.InferenceSession`."""
     from vkep.cli.inputs import make_inputs, read_sources
     from vkep.cli.measure import Latency, Spans, time_runs
     from vkep.device.limits import device_limits
@@ -104,7 +107,7 @@ def bench_model(
         report = session.report()
         latency = Latency.of(spans.ms("run"))
         assert latency is not None
-        limits = device_limits(session.context.capabilities)
+        limits = device_limits(session.context.capabilities, again=not index)
         result = BenchResult(
             str(model),
             {name: list(value.shape) for name, value in feeds.items()},

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.device.kernel_timer import KernelTimer
@@ -96,15 +97,14 @@ def _copy_rate(timer: KernelTimer) -> float:
     return 2 * elements * kind.itemsize / (best * 1e6)
 
 
-def device_limits(caps: DeviceCapabilities) -> DeviceLimits:
-    """The limits of a device, from the cache folder where an earlier process measured them. Raises as `measure_limits`."""
+def device_limits(caps: DeviceCapabilities, *, again: bool = False) -> DeviceLimits:
+    """The limits of a device, from the cache folder where an earlier process measured them (unless ``again``). Raises as
+    `measure_limits`.
+    """
     path = device_file(caps, "limits", ".json")
-    try:
-        return DeviceLimits(**json.loads(path.read_text(encoding="utf-8")))
-    except OSError:
-        pass
-    except (ValueError, TypeError) as error:
-        logger.warning("the measured limits in %s cannot be read (%s): measuring again", path, error)
+    known = None if again else _read(path)
+    if known is not None:
+        return known
     timer = KernelTimer(caps.uuid or None)
     try:
         found = measure_limits(timer)
@@ -116,3 +116,13 @@ def device_limits(caps: DeviceCapabilities) -> DeviceLimits:
     except OSError as error:
         logger.warning("the measured limits cannot be kept in %s: %s", path, error)
     return found
+
+
+def _read(path: Path) -> DeviceLimits | None:
+    try:
+        return DeviceLimits(**json.loads(path.read_text(encoding="utf-8")))
+    except OSError:
+        return None
+    except (ValueError, TypeError) as error:
+        logger.warning("the measured limits in %s cannot be read (%s): measuring again", path, error)
+        return None

@@ -180,7 +180,7 @@ class GraphRunner:
                 )
             self._ports.append((DTYPES[resource.dtype], value))
         self._count = len(inputs)
-        self.vgf_bytes = 0
+        self.constant_bytes = sum(len(c.data) for c in vgf.constants)  #: which the driver keeps
         self.runner = VgfRunner(stay.vgf, vgf)
         self._tensors: list[DeviceTensor] = []
         try:

@@ -201,6 +201,11 @@ class Method:
         self._check_open()
         return method_report(self._decoded, self.flow, self._stays, self._runners)
 
+    def graph_constant_bytes(self, stay: Stay) -> int:
+        """Bytes of the constants in the VGF files that run on a context; each file's are the driver's."""
+        pairs = zip(self._runners, self._stays, strict=True)
+        return sum(runner.constant_bytes for runner, own in pairs if own is stay and isinstance(runner, GraphRunner))
+
     # ---- closing
 
     def close(self) -> None:

@@ -41,7 +41,9 @@ class DecodedProgram:
                 continue
             blobs = decode_blobs(delegates, f"{self.file.name}: method {name!r}")
             for number, (delegate, blob) in enumerate(zip(delegates, blobs, strict=True)):
-                missing += [f"{name}: delegate {number} ({delegate.backend}): {line}" for line in blob.missing(self.named_data)]
+                missing += [
+                    f"{name}: delegate {number} ({delegate.backend}): {line}" for line in blob.missing(self.named_data)
+                ]
             try:
                 self.methods[name] = decode_method(self.file, name, [b.arity for b in blobs], keys)
                 self.methods[name].analysed([None] * len(delegates))
@@ -184,7 +186,11 @@ class Program:
     def memory(self) -> list[MemoryReport]:
         """Device memory of each context: the arena, and the weights with how many plans use each."""
         self._check_open()
-        return [MemoryReport.of(stay.vulkan) for stay in self._parts.stays.all()]
+        loaded = [method for method in self._methods.values() if not method.closed]
+        return [
+            MemoryReport.of(stay.vulkan, graph_constant_bytes=sum(m.graph_constant_bytes(stay) for m in loaded))
+            for stay in self._parts.stays.all()
+        ]
 
     def close(self) -> None:
         """Wait for the GPU and give everything back, its methods too; idempotent."""

@@ -32,7 +32,7 @@ def _one(function: Callable[[Any], Any]) -> Callable[[Number], Number]:
 
 
 for _name, _both in _TWO.items():
-    kernel(f"{_P}{_name}.Scalar", *([f"{_P}mod.int"] if _name == "mod" else []))(_two(_both))
+    kernel(f"{_P}{_name}.Scalar", *([f"{_P}{_name}.int"] if _name in ("mod", "floordiv") else []))(_two(_both))
 for _name, _single in _ONE.items():
     kernel(f"{_P}{_name}.Scalar")(_one(_single))
 

@@ -1,0 +1,73 @@
+"""Limits of a device: measured, kept, and what they say of a plan."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
+from gpu_shared.instance import list_devices, select_device
+from vkep.device.limits import DeviceLimits, device_limits
+from vkep.kernels.rate import arithmetic, cooperative_arithmetic
+from vkep.plan.records import Dispatch, PipelineKey, Plan, ShaderVariant
+
+
+def test_limits_are_measured_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path))
+    caps = select_device(list_devices()).capabilities
+    found = device_limits(caps)
+    assert found.device == caps.name
+    assert min(found.copy_bytes, found.float32_flops) > 0
+    assert found.float16_flops >= found.float32_flops
+    monkeypatch.setattr("vkep.device.limits.measure_limits", lambda timer: DeviceLimits("again", 1, 2, 3))
+    assert device_limits(caps) == found
+    (path,) = (tmp_path / "limits").iterdir()
+    path.write_text('{"device": 1}')
+    with caplog.at_level(logging.WARNING, "vkep"):
+        assert device_limits(caps).device == "again"
+    assert str(path) in caplog.text
+    assert device_limits(caps, again=True).device == "again"
+
+
+def test_a_dispatch_is_bound_by_what_takes_longer() -> None:
+    limits = DeviceLimits("d", copy_bytes=2.0, float32_flops=10.0, float16_flops=100.0)
+    pipelines = tuple(PipelineKey(ShaderVariant("k.comp", (("T", t),))) for t in ("float", "float16_t"))
+    grid = (1, 1, 1)
+    dispatches = (
+        Dispatch(0, b"", (), grid, False, "traffic", flops=10, bytes=200),
+        Dispatch(0, b"", (), grid, False, "arithmetic", flops=5000, bytes=200),
+        Dispatch(1, b"", (), grid, False, "halves", flops=5000, bytes=20),
+    )
+    plan = Plan((), (), 0, (), pipelines, dispatches)
+    assert [limits.of_dispatch(plan, d) for d in dispatches] == [100.0, 500.0, 50.0]
+    assert limits.of_plans([plan, plan]) == 1300.0
+
+
+def test_the_arithmetic_of_a_call_is_counted() -> None:
+    caps = DeviceCapabilities.for_tests()
+    one, two = (arithmetic(steps, caps, None) for steps in (1, 2))
+    assert two.flops == 2 * one.flops
+    assert one.flops == 2 * one.spec["CHAINS"] * one.spec["LOCAL_X"] * one.grid[0]
+    assert cooperative_arithmetic(1, caps, None) is None
+
+
+def test_matrices_count_their_products() -> None:
+    shape = CooperativeMatrixShape(16, 8, 16, "float16", "float16", "float32", "float32")
+    features = DeviceCapabilities.for_tests().features | {"cooperative_matrix"}
+    caps = DeviceCapabilities.for_tests(
+        device_type="discrete",
+        subgroup_size=32,
+        min_subgroup_size=32,
+        max_subgroup_size=32,
+        features=features,
+        cooperative_matrix_shapes=(shape,),
+    )
+    call = cooperative_arithmetic(3, caps, None)
+    assert call is not None
+    subgroups = call.spec["LOCAL_X"] // 32 * call.grid[0]
+    assert call.flops == 2 * 3 * call.spec["CHAINS"] ** 2 * 16 * 8 * 16 * subgroups
+    assert (call.spec["MAT_M"], call.spec["MAT_N"], call.spec["MAT_K"]) == (16, 8, 16)
