@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,6 +165,38 @@ def test_dropped_without_close(vulkan: Any, no_leak: Alive) -> None:
     del method
     gc.collect()
     assert no_leak() == {}
+
+
+def test_a_forked_child_is_told(vulkan: Any) -> None:
+    """And what it ends with leaves the parent's program alone."""
+    code = f"""
+        import os, numpy as np
+        from gpu_shared.errors import ForkedProcessError
+        from vkep.executorch import Program
+        program = Program.load({str(GIVEN / "vk.pte")!r})
+        x = [np.load({str(GIVEN / "input0.npy")!r})]
+        program.execute(x)
+        child = os.fork()
+        if child == 0:
+            try:
+                program.execute(x)
+            except ForkedProcessError:
+                program.close()
+                os._exit(7)
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), program.execute(x)[0].shape)
+        program.close()
+    """
+    root = Path(__file__).resolve().parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'registry'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.stdout.strip() == "7 (1, 3, 4, 4)", result.stderr
 
 
 def test_a_method_that_fails_to_load_leaves_nothing(

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vkep.errors import InvalidPteError, UnsupportedProgramError
     from vkep.executorch.metadata import MethodMeta, TensorInfo
     from vkep.executorch.method import Method
     from vkep.executorch.options import ProgramOptions
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 #: public names and the module that each is loaded from when it is first asked for
 _LAZY = {
     "BackendRegistry": "vkep.executorch.runtime",
+    "InvalidPteError": "vkep.errors",
     "Method": "vkep.executorch.method",
     "MethodMeta": "vkep.executorch.metadata",
     "OperatorRegistry": "vkep.executorch.runtime",
@@ -26,9 +28,11 @@ _LAZY = {
     "ProgramOptions": "vkep.executorch.options",
     "Runtime": "vkep.executorch.runtime",
     "TensorInfo": "vkep.executorch.metadata",
+    "UnsupportedProgramError": "vkep.errors",
 }
 __all__ = [
     "BackendRegistry",
+    "InvalidPteError",
     "Method",
     "MethodMeta",
     "OperatorRegistry",
@@ -36,6 +40,7 @@ __all__ = [
     "ProgramOptions",
     "Runtime",
     "TensorInfo",
+    "UnsupportedProgramError",
 ]
 
 

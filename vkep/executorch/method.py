@@ -39,10 +39,14 @@ class MethodParts:
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
+        self.stays: list[Stay] = []
         self.closed = False
         self.lock = threading.RLock()
 
     def close(self) -> None:
+        if any(stay.vulkan.forked for stay in self.stays):  # all of it is the parent's, its lock too
+            self.closed = True
+            return
         with self.lock:
             if not self.closed:
                 self.closed = True
@@ -67,6 +71,7 @@ class Method:
             stays.of(delegate, f"{decoded.where}, delegate {number}")
             for number, delegate in enumerate(decoded.delegates)
         ]
+        self._parts.stays = list(dict.fromkeys(self._stays))
         self.flow = decoded.analysed([id(stay) for stay in self._stays])
         self._last = [(stay, 0) for stay in dict.fromkeys(self._stays)]
         try:
@@ -100,6 +105,8 @@ class Method:
             raise InvalidInputError(
                 f"{self._decoded.where}: got a {type(inputs).__name__}, expected a list or tuple of inputs"
             )
+        for stay in self._parts.stays:
+            stay.vulkan.context  # noqa: B018  # in a forked child it raises, before any lock is tried
         with self._lock:
             self._check_open()
             for stay, value in self._last:

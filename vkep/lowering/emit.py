@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,7 +58,8 @@ class Emitter:
         if key not in self.packed:
             made = PackedWeight(base, weight.offset, transform, "/".join(key))
             dtype = next(d for d in DTYPES.values() if d.onnx == made.elem_type)
-            self.packed[key] = Tensor.contiguous(dtype, made.shape, Storage(made.nbytes, weight=made))
+            # another thread may have made it meanwhile: the first one counts
+            self.packed.setdefault(key, Tensor.contiguous(dtype, made.shape, Storage(made.nbytes, weight=made)))
         return self.packed[key]
 
 
@@ -64,10 +67,15 @@ def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> 
     """Choose kernels for the operations and lay out the plan."""
     emitter = Emitter(caps)
     calls: list[tuple[KernelCall, str]] = []
-    for op in ops:
-        made = _pointwise_calls(op, caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
-        calls += [(call, " + ".join(dict.fromkeys(op.labels)) or "copy") for call in made]
+    # Packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock.
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for op, made in zip(ops, pool.map(lambda op: _calls(op, emitter), ops), strict=True):
+            calls += [(call, " + ".join(dict.fromkeys(op.labels)) or "copy") for call in made]
     return _Layout(calls, ports).planned()
+
+
+def _calls(op: Op, emitter: Emitter) -> list[KernelCall]:
+    return _pointwise_calls(op, emitter.caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
 
 
 def _pointwise_calls(op: Pointwise, caps: DeviceCapabilities) -> list[KernelCall]:
