@@ -17,14 +17,19 @@ from vkep.executorch import Program
 Load = Callable[..., Program]
 #: a program that does not say which buffer it changes: refused, see test_files.py
 REFUSED = DATA / "counter" / "vulkan.pte"
+STATIC_OUTPUT = DATA / "mlp_dynamic" / "vulkan_first.pte"
 FILES = sorted(p for p in DATA.glob("*/*.pte") if (p.parent / "cases.json").exists() and p != REFUSED)
 #: their data graphs take seconds to compile in the emulation layers
 SMALL_GRAPHS = {"rfc", "mlp", "embedding", "upsample_nearest", "aliases"}
 
 
 def _case(path: Path) -> Any:
+    marks: list[Any] = []
+    if path == STATIC_OUTPUT:
+        marks.append(pytest.mark.xfail(strict=True, reason="exported with an output of a fixed shape for any batch"))
     slow = path.stem not in ("vulkan", "portable") and path.parent.name not in SMALL_GRAPHS
-    return pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=[pytest.mark.slow] if slow else [])
+    marks += [pytest.mark.slow] if slow else []
+    return pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=marks)
 
 
 @pytest.mark.parametrize("path", [_case(path) for path in FILES])

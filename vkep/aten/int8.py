@@ -36,6 +36,17 @@ def cut(b: GraphBuilder, x: Val, axis: int, length: int) -> Val:
     return x if x.dims[axis] == length else b.slice(x, axis, 0, length)
 
 
+def real_bias(b: GraphBuilder, bias: Val | None, count: int, input_scale: float, scales: Val) -> Val | None:
+    """The first ``count`` of a bias; an integer one counts in products of the input's and each weight's scale."""
+    if bias is None:
+        return None
+    bias = cut(b, bias, 0, count)
+    if bias.is_float:
+        return bias
+    each = b.op("Mul", b.cast(cut(b, scales, 0, count), FLOAT), b.number(input_scale, FLOAT))
+    return b.op("Mul", b.cast(bias, FLOAT), each)
+
+
 def linear8(b: GraphBuilder, x: Val, weights: Val, scales: Val, bias: Val | None) -> Val:
     """``x @ (weights * scales).T + bias`` with int8 weights [out, in]; ``x`` is float32.
 
@@ -76,6 +87,7 @@ def linear_q8ta_q8csw(
     weight_scales: Val,
     bias: Val | None = None,
 ) -> Val:
+    bias = real_bias(b, bias, b.results[0].shape[-1], input_scale, weight_scales)
     return linear8(b, activation_in(b, x, input_scale, input_zero_point), weights, weight_scales, bias)
 
 
@@ -93,6 +105,7 @@ def q8ta_linear(
     bias: Val | None = None,
     activation: str = "none",
 ) -> Val:
+    bias = real_bias(b, bias, b.results[0].shape[-1], input_scale, weight_scales)
     out = linear8(b, activation_in(b, x, input_scale, input_zero_point), weights, weight_scales, bias)
     return activation_out(b, out, activation, output_scale, output_zero_point)
 
@@ -125,7 +138,7 @@ def q8ta_conv2d(
 ) -> Val:
     channels, inputs = _channels(b, x)
     kernel = _kernel(b, weights, weight_scales, channels, inputs // groups, kernel_size)
-    bias = bias and cut(b, bias, 0, channels)
+    bias = real_bias(b, bias, channels, input_scale, weight_scales)
     x = activation_in(b, x, input_scale, input_zero_point)
     out = convolved(b, x, kernel, bias, stride, padding, dilation, False, (), groups)
     return activation_out(b, out, activation, output_scale, output_zero_point)
@@ -154,7 +167,7 @@ def q8ta_conv2d_dw(
     channels, _ = _channels(b, x)
     rows = b.transpose(b.reshape(weights, [kernel_size[0] * kernel_size[1], weights.shape[-1]]), (1, 0))
     kernel = _kernel(b, rows, weight_scales, channels, 1, kernel_size)
-    bias = bias and cut(b, bias, 0, channels)
+    bias = real_bias(b, bias, channels, input_scale, weight_scales)
     x = activation_in(b, x, input_scale, input_zero_point)
     out = convolved(b, x, kernel, bias, stride, padding, dilation, False, (), groups)
     return activation_out(b, out, activation, output_scale, output_zero_point)
@@ -188,7 +201,7 @@ def q8ta_conv2d_transposed(
         kernel = b.reshape(kernel, [inputs, each, *kernel_size])
     else:
         kernel = b.transpose(kernel, (1, 0, 2, 3))
-    bias = bias and cut(b, bias, 0, channels)
+    bias = real_bias(b, bias, channels, input_scale, weight_scales)
     x = activation_in(b, x, input_scale, input_zero_point)
     out = convolved(b, x, kernel, bias, stride, padding, dilation, True, output_padding, groups)
     return activation_out(b, out, activation, output_scale, output_zero_point)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import helper
 
 from vkep.errors import InvalidModelError
+from vkep.graph import wire
 from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
 from vkep.graph.weights import ProtoWeight, Weight, make_weight
 
@@ -24,7 +27,7 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
     Weights in external files are looked for beside the model, or in ``base_dir``. Raises `FileNotFoundError`,
     `InvalidModelError` (no ONNX model, or one that breaks the specification) or `TypeError`.
     """
-    proto, folder, name = _read(source, Path(base_dir) if base_dir is not None else None)
+    proto, folder, name, contents = _read(source, Path(base_dir) if base_dir is not None else None)
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError(
             f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
@@ -38,9 +41,12 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
     if proto.functions:
         from onnx import inliner
 
+        for index, content in contents.items():
+            proto.graph.initializer[index].raw_data = content.tobytes()
+        contents = {}
         proto = inliner.inline_local_functions(proto)
     return Model(
-        graph=read_graph(proto.graph, opsets, folder, proto.ir_version, name),
+        graph=read_graph(proto.graph, opsets, folder, proto.ir_version, name, contents),
         opsets=opsets,
         ir_version=proto.ir_version,
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
@@ -50,11 +56,21 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
 
 
 def read_graph(
-    proto: onnx.GraphProto, opsets: Mapping[str, int], folder: Path | None, ir_version: int, where: str
+    proto: onnx.GraphProto,
+    opsets: Mapping[str, int],
+    folder: Path | None,
+    ir_version: int,
+    where: str,
+    contents: Mapping[int, np.ndarray] | None = None,
 ) -> Graph:
-    """Read one graph (a model's, or the body of a control-flow operator)."""
+    """Read one graph (a model's, or the body of a control-flow operator). ``contents`` are the bytes of initializers, by
+    their place, that ``proto`` was read without.
+    """
     _check_names(proto, where)
-    weights: dict[str, Weight] = {t.name: make_weight(t, folder) for t in proto.initializer}
+    contents = contents or {}
+    weights: dict[str, Weight] = {
+        t.name: make_weight(t, folder, contents.get(index)) for index, t in enumerate(proto.initializer)
+    }
     if proto.sparse_initializer:
         raise InvalidModelError(f"{where}: sparse initializers are not supported")
     nodes: list[Node] = []
@@ -84,24 +100,55 @@ def _check_names(proto: onnx.GraphProto, where: str) -> None:
         raise InvalidModelError(f"{where} is no ONNX model, or is damaged: the name {broken!r} is no UTF-8 text")
 
 
-def _read(source: ModelSource, base_dir: Path | None) -> tuple[onnx.ModelProto, Path | None, str]:
+def _read(
+    source: ModelSource, base_dir: Path | None
+) -> tuple[onnx.ModelProto, Path | None, str, dict[int, np.ndarray]]:
+    """The model without the bytes of its large initializers, the folder of external data, what to call the model, and
+    those bytes by the initializers' places.
+    """
+    contents: dict[int, np.ndarray] = {}
     if isinstance(source, onnx.ModelProto):
-        return source, base_dir, "the model"
+        return source, base_dir, "the model", contents
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"no model file at {path}")
-        data, base_dir, name = path.read_bytes(), base_dir or path.parent, str(path)
+        base_dir, name = base_dir or path.parent, str(path)
+        data, size, contents = _read_file(path)
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        data, name = bytes(source), f"the model ({len(source)} bytes)"
+        view = memoryview(source).cast("B")
+        size, name = len(view), f"the model ({len(source)} bytes)"
+        data, raw = wire.split(view) or (bytes(view), [])
+        contents = {r.initializer: np.array(view[r.start : r.end]) for r in raw}
     else:
         raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
     try:
-        return onnx.ModelProto.FromString(data), base_dir, name
+        return onnx.ModelProto.FromString(data), base_dir, name, contents
     except DecodeError as error:
         raise InvalidModelError(
-            f"{name} is no ONNX model, or is truncated: {len(data)} bytes that do not parse as a ModelProto ({error})"
+            f"{name} is no ONNX model, or is truncated: {size} bytes that do not parse as a ModelProto ({error})"
         ) from None
+
+
+def _read_file(path: Path) -> tuple[bytes, int, dict[int, np.ndarray]]:
+    """A model file, its large initializers read straight into arrays. Raises `OSError`."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            return b"", 0, {}
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            data, raw = wire.split(view) or (bytes(view), [])
+        contents = {}
+        for one in raw:
+            contents[one.initializer] = array = np.empty(one.end - one.start, np.uint8)
+            file.seek(one.start)
+            left = memoryview(array)
+            while left:
+                count = file.readinto(left)
+                if not count:
+                    raise OSError(f"{path} became shorter while it was read")
+                left = left[count:]
+    return data, size, contents
 
 
 def _read_node(

@@ -47,18 +47,19 @@ class Weight:
 
 
 class ProtoWeight(Weight):
-    """A weight that lies in the model's own bytes."""
+    """A weight that lies in the model's own bytes; ``content`` are those that ``proto`` was read without."""
 
-    def __init__(self, proto: onnx.TensorProto, name: str | None = None) -> None:
+    def __init__(self, proto: onnx.TensorProto, name: str | None = None, content: np.ndarray | None = None) -> None:
         super().__init__(name or proto.name, tuple(proto.dims), proto.data_type)
+        self._content = content
         self._proto: onnx.TensorProto | None = proto
         self._array: np.ndarray | None = None
 
     def array(self) -> np.ndarray:
-        array, proto = self._array, self._proto
+        content, array, proto = self._content, self._array, self._proto  # in this order: other threads clear them
         if array is None and proto is not None:
-            array = self._array = _tensor_to_array(proto, self.name)
-            self._proto = None  # its bytes now live in the array
+            array = self._array = _tensor_to_array(proto, self.name, content)
+            self._proto = self._content = None  # its bytes now live in the array
         if array is None:  # another thread was between the two assignments
             array = self._array
         assert array is not None
@@ -177,16 +178,24 @@ def pack(values: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     return np.bitwise_or.reduce(rows << shifts, axis=1).astype(np.uint8)
 
 
-def make_weight(proto: onnx.TensorProto, base_dir: Path | None) -> Weight:
-    """The weight that an initializer describes; raises `InvalidModelError` when its data cannot be found."""
+def make_weight(proto: onnx.TensorProto, base_dir: Path | None, content: np.ndarray | None = None) -> Weight:
+    """The weight that an initializer describes; raises `InvalidModelError` when its data cannot be found. ``content`` is
+    its raw data, where ``proto`` was read without.
+    """
     if proto.data_location == onnx.TensorProto.EXTERNAL:
         return ExternalWeight(proto, base_dir)
-    return ProtoWeight(proto)
+    return ProtoWeight(proto, content=content)
 
 
-def _tensor_to_array(proto: onnx.TensorProto, name: str) -> np.ndarray:
+def _tensor_to_array(proto: onnx.TensorProto, name: str, content: np.ndarray | None = None) -> np.ndarray:
     dtype = dtypes.from_onnx(proto.data_type)
     try:
+        if content is not None:
+            if dtype is not None and not dtype.sub_byte_bits:
+                array = content.view(dtype.numpy).reshape(tuple(proto.dims))
+                array.flags.writeable = False
+                return array
+            proto.raw_data = content.tobytes()
         if proto.HasField("raw_data") and dtype is not None and not dtype.sub_byte_bits:
             return np.frombuffer(proto.raw_data, dtype.numpy).reshape(tuple(proto.dims))
         return numpy_helper.to_array(proto)

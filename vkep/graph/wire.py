@@ -1,0 +1,126 @@
+"""The large weights of a serialized ModelProto, found without parsing them.
+
+Parsing copies every byte of a model, and protobuf copies a weight again when it is asked for. Here a model's bytes are split
+by the wire format (protobuf's "Encoding" page): the model without the bytes of its large initializers, small enough to parse
+in no time, and where those bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+#: onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+#: smaller initializers stay in the model
+LEAST_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class RawData:
+    """Where the raw data of an initializer lies: its place in the graph's list, and a range of bytes."""
+
+    initializer: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Field:
+    number: int
+    wire: int
+    begin: int  #: of the tag
+    start: int  #: of the value
+    end: int
+
+
+class _NotThisWay(Exception):
+    """The bytes are no message, or one that is written unusually: whoever asked parses all of it."""
+
+
+def split(data: memoryview) -> tuple[bytes, list[RawData]] | None:
+    """A model's bytes without the raw data of its large initializers, and where those are; None where there are none, or
+    where the bytes are not written as every known exporter does (the parser then says what is wrong, if anything is).
+    """
+    try:
+        fields = list(_fields(data, 0, len(data)))
+        graphs = [f for f in fields if f.number == _GRAPH]
+        if len(graphs) != 1 or graphs[0].wire != _LENGTH:
+            return None
+        graph, found = _without_raw_data(data, graphs[0])
+    except _NotThisWay:
+        return None
+    if not found:
+        return None
+    parts = [graph if f.number == _GRAPH else bytes(data[f.begin : f.end]) for f in fields]
+    return b"".join(parts), found
+
+
+def _without_raw_data(data: memoryview, graph: _Field) -> tuple[bytes, list[RawData]]:
+    parts: list[bytes] = []
+    found: list[RawData] = []
+    initializers = 0
+    kept = graph.start  # what lies between the initializers is taken as it is
+    for field in _fields(data, graph.start, graph.end):
+        if field.number != _INITIALIZER:
+            continue
+        if field.wire != _LENGTH:
+            raise _NotThisWay
+        if field.end - field.start >= LEAST_BYTES:
+            inner = list(_fields(data, field.start, field.end))
+            raw = [f for f in inner if f.number == _RAW_DATA]
+            if len(raw) == 1 and raw[0].wire == _LENGTH and raw[0].end - raw[0].start >= LEAST_BYTES:
+                found.append(RawData(initializers, raw[0].start, raw[0].end))
+                rest = bytes(data[field.start : raw[0].begin]) + bytes(data[raw[0].end : field.end])
+                parts += [bytes(data[kept : field.begin]), _message(_INITIALIZER, rest)]
+                kept = field.end
+        initializers += 1
+    parts.append(bytes(data[kept : graph.end]))
+    return _message(_GRAPH, b"".join(parts)), found
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return _encoded(number << 3 | _LENGTH) + _encoded(len(content)) + content
+
+
+def _fields(data: memoryview, at: int, end: int) -> Iterator[_Field]:
+    while at < end:
+        begin = at
+        tag, at = _varint(data, at, end)
+        wire, start = tag & 7, at
+        if wire == _VARINT:
+            _, at = _varint(data, at, end)
+        elif wire == _FIXED64:
+            at += 8
+        elif wire == _LENGTH:
+            length, start = _varint(data, at, end)
+            at = start + length
+        elif wire == _FIXED32:
+            at += 4
+        else:
+            raise _NotThisWay
+        if at > end:
+            raise _NotThisWay
+        yield _Field(tag >> 3, wire, begin, start, at)
+
+
+def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise _NotThisWay
+
+
+def _encoded(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
