@@ -51,10 +51,11 @@ void main() {
     uint plane = args.height * args.width, pixels = args.out_height * args.out_width;
     uint column_tiles = (args.out_channels + COLUMNS - 1) / COLUMNS;
     uvec2 tile = workgroup_tile((pixels + ROWS - 1) / ROWS, column_tiles, args.rows_first != 0);
-    uint row0 = tile.x * ROWS, column0 = tile.y * COLUMNS, panel = min(tile.y, column_tiles - 1);
+    uint row0 = tile.x * ROWS, panel = min(tile.y, column_tiles - 1), column0 = panel * COLUMNS;
     Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
 
-    // Lanes past an edge take the last pixel or channel again and do not store.
+    // Past an edge the last pixel or channel is computed and stored again: on such a driver a store under a condition is a
+    // loop over the lanes.
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
         uint pixel = min(row0 + q * LANES + lane, pixels - 1);
         uint out_row = small_div(pixel, args.out_width), out_column = pixel - out_row * args.out_width;
@@ -104,13 +105,11 @@ void main() {
     uint y0 = image * args.y_batch + group * args.out_channels * pixels;
     uint o0 = gl_WorkGroupID.z * args.out_channels * pixels;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        uint pixel = row0 + r;
+        uint pixel = min(row0 + r, pixels - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
-            uint channel = column0 + c * LANES + lane;
-            if (pixel < pixels && channel < args.out_channels) {
-                uint at = channel * pixels + pixel;
-                y.v[y0 + at] = T(epilogue(acc[r * LANE_COLUMNS + c], o0 + at, group * args.out_channels + channel, pixel));
-            }
+            uint channel = min(column0 + c * LANES + lane, args.out_channels - 1);
+            uint at = channel * pixels + pixel;
+            y.v[y0 + at] = T(epilogue(acc[r * LANE_COLUMNS + c], o0 + at, group * args.out_channels + channel, pixel));
         }
     }
 }

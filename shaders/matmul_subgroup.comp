@@ -17,10 +17,11 @@ void main() {
     uint batch0 = small_div(gl_WorkGroupID.z, args.batch1), batch1 = gl_WorkGroupID.z - batch0 * args.batch1;
     uint column_tiles = (args.n + COLUMNS - 1) / COLUMNS;
     uvec2 tile = workgroup_tile((args.m + ROWS - 1) / ROWS, column_tiles, args.rows_first != 0);
-    uint row0 = tile.x * ROWS, column0 = tile.y * COLUMNS, panel = min(tile.y, column_tiles - 1);
+    uint row0 = tile.x * ROWS, panel = min(tile.y, column_tiles - 1), column0 = panel * COLUMNS;
     Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 2));
 
-    // Lanes past an edge load the last row or column again and do not store.
+    // Past an edge the last row or column is computed and stored again: on such a driver a store under a condition is a loop
+    // over the lanes.
     uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) row_at[q] = a0 + min(row0 + q * LANES + lane, args.m - 1) * args.a_row;
     uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + panel * args.b_panel;
@@ -33,13 +34,11 @@ void main() {
 
     uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = gl_WorkGroupID.z * args.m * args.n;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        uint row = row0 + r;
+        uint row = min(row0 + r, args.m - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
-            uint column = column0 + c * LANES + lane;
-            if (row < args.m && column < args.n) {
-                float v = epilogue(args.alpha * acc[r * LANE_COLUMNS + c], o0 + row * args.n + column, row, column);
-                y.v[y0 + row * args.y_row + column * args.y_col] = T(v);
-            }
+            uint column = min(column0 + c * LANES + lane, args.n - 1);
+            float v = epilogue(args.alpha * acc[r * LANE_COLUMNS + c], o0 + row * args.n + column, row, column);
+            y.v[y0 + row * args.y_row + column * args.y_col] = T(v);
         }
     }
 }

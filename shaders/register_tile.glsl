@@ -15,6 +15,7 @@ layout(constant_id = 5) const uint LANE_COLUMNS = 4;
 layout(constant_id = 6) const uint UNROLL = 4;  // steps of k an iteration
 const uint LANES = gl_WorkGroupSize.x;
 const uint COLUMNS = LANE_COLUMNS * LANES;
+const uint BLOCK = ROWS % 8 == 0 ? 8 : ROWS % 2 == 0 ? 2 : 1;  // rows that are multiplied together, a divisor of ROWS
 const uint ROW_REGISTERS = (ROWS + LANES - 1) / LANES;  // row r is in lane r % LANES of register r / LANES
 
 TENSOR(T, Elements)
@@ -28,7 +29,7 @@ uint small_div(uint n, uint d) {
 }
 
 // Row and column of this workgroup's tile: x and y of the grid count the tiles along the rows first, or along the columns
-// first. The last workgroups may lie past the last tile: their row or column does, so that they store nothing.
+// first. The last workgroups may lie past the last tile: they compute again what others do.
 uvec2 workgroup_tile(uint row_tiles, uint column_tiles, bool rows_first) {
     uint tile = gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x;
     uint inner = rows_first ? row_tiles : column_tiles;
@@ -65,10 +66,25 @@ void multiply_step(Elements a, uint row_k, Elements b, uint column_k) {
 void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uint column_k, uint column_step, uint count) {
     uint k = 0;
     for (; k + UNROLL <= count; k += UNROLL) {
+        float columns[UNROLL * LANE_COLUMNS], rows[UNROLL * ROW_REGISTERS];
         [[unroll]] for (uint s = 0; s < UNROLL; s++) {
-            multiply_step(a, row_k, b, column_k);
+            [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++)
+                rows[s * ROW_REGISTERS + q] = ROW_VALUE(q, float(a.v[row_at[q] + row_k]));
+            [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
+                columns[s * LANE_COLUMNS + c] = float(b.v[column_at[c] + column_k]);
             row_k += row_step;
             column_k += column_step;
+        }
+        // Some rows at a time through all the steps: their sums stay in registers, all of them would not fit.
+        [[unroll]] for (uint r0 = 0; r0 < ROWS; r0 += BLOCK) {
+            [[unroll]] for (uint s = 0; s < UNROLL; s++) {
+                [[unroll]] for (uint i = 0; i < BLOCK; i++) {
+                    uint r = r0 + i;
+                    float row = subgroupBroadcast(rows[s * ROW_REGISTERS + r / LANES], r % LANES);
+                    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
+                        acc[r * LANE_COLUMNS + c] += row * columns[s * LANE_COLUMNS + c];
+                }
+            }
         }
     }
     for (; k < count; k++) {

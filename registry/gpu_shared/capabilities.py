@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,9 @@ FEATURE_NAMES = frozenset(
         "vulkan_memory_model",
         "vulkan_memory_model_device_scope",
         "cooperative_matrix",
+        "tensors",
+        "shader_tensor_access",
+        "tensor_non_packed",
     }
 )
 
@@ -118,6 +121,8 @@ class DeviceCapabilities:
     memory_heaps: tuple[MemoryHeap, ...] = ()
     extensions: frozenset[str] = frozenset()
     queue_families: tuple[QueueFamily, ...] = ()
+    #: what measuring on the device chose for problems, by the planner's own keys: no property of the device
+    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.device_type not in DEVICE_TYPES:
@@ -151,8 +156,10 @@ class DeviceCapabilities:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; sets become sorted lists."""
-        return _plain(dataclasses.asdict(self))
+        """Plain data for JSON, without what was ``tuned``; sets become sorted lists."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(dataclasses.replace(self, tuned={})))
+        del plain["tuned"]
+        return plain
 
     def to_json(self, indent: int | None = 2) -> str:
         return json.dumps(self.to_dict(), indent=indent)

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphResource:
-    """A tensor that the graph reads or writes: where it is bound, its VkFormat and shape."""
+    """A tensor that the graph reads or writes: where it is bound, its VkFormat and shape; strides in bytes (none: dense)."""
 
     set: int
     binding: int
     format: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class DataGraphPipeline(Handle):
         infos = [
             vk.make(
                 "VkDataGraphPipelineResourceInfoARM",
-                pNext=tensor_description(r.format, r.shape),
+                pNext=tensor_description(r.format, r.shape, strides=r.strides),
                 descriptorSet=r.set,
                 binding=r.binding,
             )

@@ -290,7 +290,6 @@ class Device(Handle):
 
 def _graph_features() -> list[vk.Struct]:
     return [
-        vk.make("VkPhysicalDeviceTensorFeaturesARM", tensors=1, shaderTensorAccess=1),
         vk.make("VkPhysicalDeviceDataGraphFeaturesARM", dataGraph=1, dataGraphShaderModule=1),
     ]
 

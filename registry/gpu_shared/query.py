@@ -57,6 +57,14 @@ FEATURE_STRUCTS: dict[str, tuple[tuple[int, int, int] | str, dict[str, str]]] = 
             "shaderBFloat16CooperativeMatrix": "bfloat16_cooperative_matrix",
         },
     ),
+    "VkPhysicalDeviceTensorFeaturesARM": (
+        "VK_ARM_tensors",
+        {
+            "tensors": "tensors",
+            "shaderTensorAccess": "shader_tensor_access",
+            "tensorNonPacked": "tensor_non_packed",
+        },
+    ),
 }
 #: fields of VkPhysicalDeviceFeatures
 CORE_FEATURES = {"shaderFloat64": "float64", "shaderInt64": "int64", "shaderInt16": "int16"}

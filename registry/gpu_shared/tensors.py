@@ -22,11 +22,11 @@ FORMATS = {
 
 
 class Tensor(Handle):
-    """A dense tensor with a view of all of it, bound to ``buffer`` at byte ``offset``: both see the same bytes.
+    """A tensor with a view of all of it, bound to ``buffer`` at byte ``offset``: both see the same bytes.
 
-    ``format`` is a VkFormat of one component, ``shape`` has at least one dimension, none of them 0. The buffer is kept
-    alive. Raises ``ValueError`` for a format, shape or place that cannot be, `GpuError` where the driver wants other
-    memory than the buffer's.
+    ``format`` is a VkFormat of one component, ``shape`` has at least one dimension, none of them 0. ``strides`` are in
+    bytes, none: dense; others need the feature tensor_non_packed. The buffer is kept alive. Raises ``ValueError`` for a
+    format, shape or place that cannot be, `GpuError` where the driver wants other memory than the buffer's.
     """
 
     kind = "tensor"
@@ -40,6 +40,7 @@ class Tensor(Handle):
         offset: int = 0,
         *,
         usage: int = arm_abi.USAGE_DATA_GRAPH | arm_abi.USAGE_SHADER,
+        strides: Sequence[int] = (),
         label: str = "tensor",
     ) -> None:
         if format not in FORMATS:
@@ -47,7 +48,7 @@ class Tensor(Handle):
         if not shape or any(d < 1 for d in shape):
             raise ValueError(f"{label}: shape {tuple(shape)}, expected one or more dimensions of at least 1")
         self.format, self.shape = format, tuple(int(d) for d in shape)
-        self.nbytes = math.prod(self.shape) * FORMATS[format]
+        self.nbytes = self.shape[0] * strides[0] if strides else math.prod(self.shape) * FORMATS[format]
         self.buffer, self.offset = buffer, offset
         if offset < 0 or offset + self.nbytes > buffer.size:
             raise ValueError(
@@ -55,7 +56,7 @@ class Tensor(Handle):
             )
         fn, raw_device = device.fn, device.raw
         null = vk.extra_ffi().NULL
-        description = tensor_description(format, self.shape, usage)
+        description = tensor_description(format, self.shape, usage, strides)
         info = vk.make("VkTensorCreateInfoARM", pDescription=description)
         out = vk.extra_ffi().new("VkTensorARM *")
         vk.check(fn.vkCreateTensorARM(raw_device, info.ptr, null, out), "vkCreateTensorARM", label)
@@ -98,13 +99,16 @@ class Tensor(Handle):
         vk.check(fn.vkBindTensorMemoryARM(device.raw, 1, bind.ptr), "vkBindTensorMemoryARM", label)
 
 
-def tensor_description(format: int, shape: Sequence[int], usage: int = arm_abi.USAGE_DATA_GRAPH) -> vk.Struct:
-    """A dense (linear, packed) tensor's VkTensorDescriptionARM."""
+def tensor_description(
+    format: int, shape: Sequence[int], usage: int = arm_abi.USAGE_DATA_GRAPH, strides: Sequence[int] = ()
+) -> vk.Struct:
+    """A linear tensor's VkTensorDescriptionARM; ``strides`` in bytes, none: packed."""
     return vk.make(
         "VkTensorDescriptionARM",
         tiling=arm_abi.TILING_LINEAR,
         format=format,
         dimensionCount=len(shape),
         pDimensions=[int(d) for d in shape],
+        pStrides=[int(s) for s in strides] if strides else None,
         usage=usage,
     )

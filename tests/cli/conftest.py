@@ -53,7 +53,7 @@ def nonzero_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     from vkep.ops import registry
 
     monkeypatch.delitem(registry._OPERATORS, ("", "NonZero"), raising=False)
-    monkeypatch.setattr(partition, "parts", lambda node: [node])
+    monkeypatch.setattr(partition, "parts", lambda node, known, opsets: [node])
 
 
 @pytest.fixture(autouse=True)

@@ -270,4 +270,65 @@ def cases() -> list[Case]:
             for padding_mode in (0, 1, 2):
                 add("grid_sampler_2d.out", f(2, 2, 4, 5), f(2, 3, 3, 2) * np.float32(0.8), mode, padding_mode, corners)
     add("upsample_bilinear2d.vec_out", f(1, 2, 3, 4), None, False, [2.0, 1.5])
+    return found + _more()
+
+
+def _more() -> list[Case]:
+    """Gradients, complex numbers and what else came later: with random numbers of their own, which leaves those above."""
+    r = np.random.default_rng(11)
+
+    def f(*shape: int) -> Any:
+        return r.standard_normal(shape).astype(np.float32)
+
+    found: list[Case] = [
+        ("_native_batch_norm_legit.out", (f(2, 3, 4), f(3), f(3), f(3), np.abs(f(3)), False, 0.1, 1e-5)),
+        ("_native_batch_norm_legit.out", (f(2, 3), None, None, f(3), np.abs(f(3)), False, 0.1, 1e-5)),
+        *(("_pdist_forward.out", (f(5, 3), p)) for p in (0.0, 1.0, 2.0, 3.5, float("inf"))),
+        ("_pdist_forward.out", (f(1, 3), 2.0)),
+    ]
+    for size in ([3, 9], [12, 2], [1, 1], [8, 5]):
+        for corners in (False, True):
+            found.append(("_upsample_bilinear2d_aa.out", (f(2, 3, 8, 5), size, corners, None, None)))
+    found.append(("_upsample_bilinear2d_aa.out", (f(1, 2, 9, 7), [4, 10], False, 0.45, 1.5)))
+    found.append(("_upsample_bilinear2d_aa.out", (f(1, 2, 9, 7), [4, 10], False, 0.45, 1.5)))
+    made = f(2, 3, 4) + np.complex64(1j) * f(2, 3, 4)
+    found += [("view_as_real_copy.out", (made,)), ("_conj_physical.out", (made,))]
+    for dims, normalization in (([2], 0), ([1, 2], 1), ([2, 0], 2)):
+        found += [("_fft_r2c.out", (f(4, 3, 6), dims, normalization, onesided)) for onesided in (True, False)]
+    found += [("_fft_c2r.out", (made, [2], 0, 6)), ("_fft_c2r.out", (made, [1, 2], 1, 7))]
+    found.append(("_fft_c2r.out", (made, [0, 2], 2, 6)))
+    for k, s, p, d in (([2, 2], [2, 2], [0, 0], [1, 1]), ([3, 2], [1, 2], [1, 0], [1, 2])):
+        x = f(2, 3, 6, 7)
+        places = _largest(x, k, s, p, d)
+        arguments = (f(*places.shape), x, k, s, p, d, False, places)
+        found.append(("max_pool2d_with_indices_backward.grad_input", arguments))
+    for stride, padding, dilation, groups, mask in (
+        ([1, 1], [1, 1], [1, 1], 1, [True, True, True]),
+        ([2, 3], [1, 0], [2, 1], 2, [True, True, False]),
+        ([2, 1], [0, 1], [1, 1], 1, [False, True, True]),
+    ):
+        x, w = f(2, 4, 8, 9), f(6, 4 // groups, 3, 2)
+        room = [n + 2 * a - b * (m - 1) - 1 for n, a, b, m in zip((8, 9), padding, dilation, (3, 2), strict=True)]
+        out = [n // s + 1 for n, s in zip(room, stride, strict=True)]
+        call = (f(2, 6, *out), x, w, [6], stride, padding, dilation, False, [0, 0], groups, mask)
+        found.append(("convolution_backward.out", call))
+        w, extra = f(4, 6 // groups, 3, 2), [1 if n > 1 else 0 for n in stride]
+        out = [
+            (n - 1) * s - 2 * a + b * (m - 1) + 1 + e
+            for n, s, a, b, m, e in zip((8, 9), stride, padding, dilation, (3, 2), extra, strict=True)
+        ]
+        call = (f(2, 6, *out), x, w, [6], stride, padding, dilation, True, extra, groups, mask)
+        found.append(("convolution_backward.out", call))
     return found
+
+
+def _largest(x: Any, k: list[int], s: list[int], p: list[int], d: list[int]) -> Any:
+    """Where each window of a max pool has its largest element, numbered in its plane."""
+    numbers = np.arange(x.shape[2] * x.shape[3]).reshape(1, 1, *x.shape[2:])
+    edges = [(0, 0), (0, 0), (p[0], p[0]), (p[1], p[1])]
+    both = [np.pad(a, edges, constant_values=c) for a, c in ((x, -np.inf), (np.broadcast_to(numbers, x.shape), -1))]
+    reach = [b * (n - 1) + 1 for n, b in zip(k, d, strict=True)]
+    cut = (..., slice(None, None, s[0]), slice(None, None, s[1]), slice(None, None, d[0]), slice(None, None, d[1]))
+    windows, places = (np.lib.stride_tricks.sliding_window_view(a, reach, (2, 3))[cut] for a in both)
+    flat, where = (a.reshape(*a.shape[:4], -1) for a in (windows, places))
+    return np.take_along_axis(where, flat.argmax(-1)[..., None], -1)[..., 0]

@@ -15,21 +15,14 @@ from tests.vgf.harness import need_vgf
 from vkep.executorch import Program
 
 Load = Callable[..., Program]
-#: a program that does not say which buffer it changes: refused, see test_files.py
-REFUSED = DATA / "counter" / "vulkan.pte"
-STATIC_OUTPUT = DATA / "mlp_dynamic" / "vulkan_first.pte"
-FILES = sorted(p for p in DATA.glob("*/*.pte") if (p.parent / "cases.json").exists() and p != REFUSED)
+FILES = sorted(p for p in DATA.glob("*/*.pte") if (p.parent / "cases.json").exists())
 #: their data graphs take seconds to compile in the emulation layers
-SMALL_GRAPHS = {"rfc", "mlp", "embedding", "upsample_nearest", "aliases"}
+SMALL_GRAPHS = {"rfc", "mlp", "embedding", "upsample_nearest", "aliases", "channels_last"}
 
 
 def _case(path: Path) -> Any:
-    marks: list[Any] = []
-    if path == STATIC_OUTPUT:
-        marks.append(pytest.mark.xfail(strict=True, reason="exported with an output of a fixed shape for any batch"))
     slow = path.stem not in ("vulkan", "portable") and path.parent.name not in SMALL_GRAPHS
-    marks += [pytest.mark.slow] if slow else []
-    return pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=marks)
+    return pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize("path", [_case(path) for path in FILES])

@@ -204,11 +204,15 @@ class TestWithoutDevice:
             for n in (1, 7, 10, 33, 100, 512, 1000)
         }
         assert len({(t.rows, t.lane_columns, t.unroll) for t in kinds}) <= 20
-        assert all(t.rows <= 16 and t.columns <= max(32, lanes) for t in kinds)
+        assert all(t.rows <= 16 and t.columns <= max(64, lanes) for t in kinds)
+        assert subgroup_tile(512, 100, 1, caps, packed=True).columns == (
+            64 if lanes >= 8 else 32
+        )  # both make 128 of them
+        assert subgroup_tile(512, 96, 1, caps, packed=True).columns == 32
         assert subgroup_tile(512, 512, 1, caps, packed=True).rows == 16
         assert subgroup_tile(1, 512, 1, caps, packed=True).rows == 1
         assert (
-            subgroup_tile(512, 512, 1, caps, packed=False).unroll < subgroup_tile(512, 512, 1, caps, packed=True).unroll
+            subgroup_tile(512, 96, 1, caps, packed=False).unroll < subgroup_tile(512, 96, 1, caps, packed=True).unroll
         )
 
     def test_few_tiles_are_made_smaller_to_use_all_cores(self) -> None:

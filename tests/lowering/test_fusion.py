@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.lowering.graphs import RandomGraph
 from tests.session.models import model
 from vkep import InferenceSession
-from vkep.lowering import partition
+from vkep.lowering import island
 
 Open = Callable[..., InferenceSession]
 
@@ -24,7 +24,7 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def switch(off: bool) -> None:
         monkeypatch.undo()
         if off:
-            monkeypatch.setattr(partition, "optimize", lambda ops, results: list(ops))
+            monkeypatch.setattr(island, "optimize", lambda ops, results: list(ops))
 
     return switch
 

@@ -333,3 +333,17 @@ def test_a_cast_of_the_greatest_float_is_not_infinite() -> None:
     assert np.isinf(got.astype(np.float32)).all()  # both round up, past the greatest bfloat16
     below = _run("Cast", {"x": x * np.float32(0.99)}, to=TensorProto.BFLOAT16)
     assert np.isfinite(below.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "expected"),
+    [(-5, -9, -1, [7]), (-2, -2, -3, []), (9, -9, -2, [9, 7]), (-9, 9, 2, [7, 9]), (2, 0, 1, [])],
+)
+@pytest.mark.parametrize("constant", [False, True])
+def test_slices_clamp_as_onnx_says(start: int, end: int, step: int, expected: list[int], constant: bool) -> None:
+    values = {"x": np.array([7, 8, 9], np.int16)} | {
+        n: np.array([v], np.int64) for n, v in zip("seat", (start, end, 0, step), strict=True)
+    }
+    known = ("x", *"seat") if constant else tuple("seat")
+    model = model_of("Slice", values, constants=known)
+    np.testing.assert_array_equal(on_vulkan(model, values)[0], np.array(expected, np.int16))

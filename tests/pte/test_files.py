@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from vkep.errors import InvalidPteError, UnsupportedProgramError
-from vkep.executorch.program import DecodedProgram
+from vkep.executorch.options import ProgramOptions
+from vkep.executorch.program import DecodedProgram, Program
 from vkep.pte import schema
 from vkep.pte.container import PtdFile, PteFile
 from vkep.pte.steps import DelegateStep, KernelStep
@@ -126,6 +128,26 @@ def test_everything_missing_is_named_at_once(name: str) -> None:
         "forward: operator aten::father.out: no portable kernel",
         "forward: operator aten::win.out: no portable kernel",
     )
+
+
+def test_what_a_vgf_has_that_vkep_does_not_run_is_named_too() -> None:
+    tensor, image = struct.pack("<I", 1000460000), struct.pack("<I", 3)
+    with pytest.raises(UnsupportedProgramError) as caught:
+        decode(read("given/vgf.pte").replace(tensor, image))
+    assert len(caught.value.missing) >= 4
+    assert {line.split(" binding ")[1][1:] for line in caught.value.missing} == {
+        " is bound as VkDescriptorType 3; vkep runs tensors and buffers"
+    }
+    assert {line.split(" (")[0] for line in caught.value.missing} == {"forward: delegate 0", "forward: delegate 1"}
+
+
+def test_a_complex_tensor_at_a_delegate(vulkan: object) -> None:
+    decoded = decode(read("given/vk.pte"))
+    method = decoded.methods["forward"]
+    values = [replace(v, dtype=np.dtype(np.complex64)) if isinstance(v, TensorValue) else v for v in method.values]
+    decoded.methods["forward"] = replace(method, values=tuple(values))
+    with Program(decoded, ProgramOptions()) as program, pytest.raises(InvalidPteError, match="no complex numbers"):
+        program.load_method("forward")
 
 
 def test_a_buffer_that_the_exporter_lost() -> None:

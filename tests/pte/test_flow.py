@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,16 @@ def test_a_chain_of_delegates_stays_on_the_device() -> None:
     assert flow.outputs == ((1, 0),)
     apart = analyse(values, [0], [3], steps, ["one", "other"], "test")
     assert apart.sources[1] == (None,) and apart.writes[0, 0].to_arena
+
+
+def test_another_order_of_dimensions_stays_only_where_both_read_by_dimensions() -> None:
+    between = replace(tensor(1, 4, 4, (2, 2)), dim_order=(1, 0))
+    values: list[Value] = [tensor(0, 0, 4), between, tensor(2, 8, 4)]
+    steps: list[Step] = [DelegateStep(0, (0,), (1,)), DelegateStep(1, (1,), (2,))]
+    assert analyse(values, [0], [2], steps, ["same", "same"], "test").writes[0, 0].on_device
+    for as_stored in ([0], [1], [0, 1]):
+        flow = analyse(values, [0], [2], steps, ["same", "same"], "test", as_stored)
+        assert flow.sources[1] == (None,) and flow.writes[0, 0].to_arena and not flow.writes[0, 0].on_device
 
 
 def test_a_part_of_a_result_goes_through_the_arena() -> None:

@@ -110,6 +110,11 @@ SMALL: dict[str, Entry] = {
         vulkan_options={"external_constants_max_data_bytes": 1 << 20},
         external=True,
     ),
+    "channels_last": Entry(
+        lambda: {"forward": nets.ChannelsLast()},
+        lambda: {"forward": (torch.randn(2, 3, 6, 5).to(memory_format=torch.channels_last),)},
+        (*DELEGATED, "portable"),
+    ),
     "aliases": _one(nets.Aliases, (4, 6), (4, 6), variants=(*DELEGATED, "portable")),
     "zero_sized": _one(nets.ZeroSized, (3, 5), variants=("vulkan", "portable")),
     "counter": _one(

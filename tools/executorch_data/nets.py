@@ -261,3 +261,19 @@ class ManyOperators(nn.Module):
         d = torch.amax(c, dim=-1, keepdim=True) + c.sum(dim=1, keepdim=True)
         e = F.pad(F.leaky_relu(d, 0.1), (1, 2), value=0.5)
         return a.mean(dim=-1), b, torch.minimum(c, x / (y.abs() + 1.0)), e, F.hardswish(x)[:, 1:, ::2]
+
+
+class ChannelsLast(nn.Module):
+    """For an input whose channels lie last; so do those of the second output, and of what passes between delegates."""
+
+    index: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.register_buffer("index", torch.tensor([2, 0, 3]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        last = F.relu(self.conv(x))
+        y = torch.index_select(last, 1, self.index)
+        return torch.reciprocal(y + x + 9.0), last

@@ -154,6 +154,14 @@ class Last(nn.Module):
         return torch.relu(y).to(memory_format=torch.contiguous_format).flatten(1)
 
 
+class Spectrum(nn.Module):
+    """Complex tensors between kernels."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half = torch.fft.rfft(x, norm="ortho")
+        return torch.view_as_real(half), torch.fft.irfft(half, n=6, norm="ortho")
+
+
 class Scalar(nn.Module):
     def forward(self, x: torch.Tensor, n: int, f: float) -> torch.Tensor:
         return x * n + f
@@ -221,6 +229,7 @@ def specials() -> dict[str, Special]:
         "twice_vulkan": Special({"forward": (Twice(), (twice,))}, [("forward", (twice,))], vulkan={}),
         "external": Special({"forward": (Twice(), (twice,))}, [("forward", (twice,))], external=True),
         "numbers": Special({"forward": (Numbers(), numbers)}, [("forward", numbers)]),
+        "spectrum": Special({"forward": (Spectrum(), (net[:, :6],))}, [("forward", (net[:, :6],))]),
         "channels_last": Special({"forward": (Last(), (image,))}, [("forward", (image,)), ("forward", (image * 2,))]),
     }
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.data_graph import check_data_graphs
-from vkep.device.datagraph_pipelines import VgfPipelines, check_bound, dense, passed_through
+from vkep.device.datagraph_pipelines import VgfPipelines, passed_through, takes_gaps
 from vkep.device.datagraph_recorded import RecordedVgf
 from vkep.device.datagraph_weights import ConstantTensor
 from vkep.device.tensor import DeviceTensor
 from vkep.device.vgf_parts import module_code, push_values
 from vkep.dtypes import DTYPES
+from vkep.vgf.layout import check_resource, from_memory, memory_bytes, memory_shape, to_memory
 from vkep.vgf.records import Vgf
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ class VgfRunner:
     """Runs one file. Thread-safe for runs on different memory; runs on the same memory wait for one another.
 
     ``code`` gives SPIR-V by module name for modules that the file leaves out (GLSL is compiled), ``push_constants`` the
-    bytes by segment name for segments that take some. Raises `InvalidVgfError` for what vkep does not run (images, strides,
-    HLSL), `ContextIncompatibleError`, `GpuError`.
+    bytes by segment name for segments that take some. Where the file says that a tensor has gaps between its rows, `submit`
+    takes its memory with these; `run` takes and gives arrays without. Raises `InvalidVgfError` for what vkep does not run
+    (images, HLSL), `ContextIncompatibleError`, `GpuError`.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class VgfRunner:
         code = module_code(vgf, code or {}, delegate.memory.pipelines.library)
         self._push = push_values(vgf, push_constants or {})
         for slot in (*vgf.inputs, *vgf.outputs):
-            check_bound(f"{slot.name!r}", vgf.resources[slot.resource])
+            check_resource(f"{slot.name!r}", vgf.resources[slot.resource], takes_gaps(delegate.context.device))
         passed_through(vgf)
         device, store = delegate.context.device, delegate.memory.pipelines
         key = ("vkep.vgf", _digest(vgf, code))
@@ -114,14 +116,15 @@ class VgfRunner:
                 )
         memory, made = self._delegate.memory, []
         try:
-            for array in arrays:
-                made.append(DeviceTensor.from_numpy(memory, np.ascontiguousarray(array)))
+            for resource, array in zip(wanted, arrays, strict=True):
+                made.append(DeviceTensor.from_numpy(memory, to_memory(resource, array)))
             for slot in self.vgf.outputs:
                 resource = self.vgf.resources[slot.resource]
-                made.append(DeviceTensor(memory, DTYPES[resource.dtype], dense(resource)))
+                made.append(DeviceTensor(memory, DTYPES[resource.dtype], memory_shape(resource)))
             count = len(arrays)
             self.submit(made[:count], made[count:])
-            return [t.numpy() for t in made[count:]]
+            outputs = [self.vgf.resources[slot.resource] for slot in self.vgf.outputs]
+            return [from_memory(r, t.numpy()) for r, t in zip(outputs, made[count:], strict=True)]
         finally:
             self.forget(made)
             for tensor in made:
@@ -166,10 +169,10 @@ class VgfRunner:
             )
         for slot, tensor in zip(slots, tensors, strict=True):
             want = self.vgf.resources[slot.resource]
-            if tensor.nbytes != want.nbytes:
+            if tensor.nbytes != memory_bytes(want):
                 raise ValueError(
                     f"{slot.name!r}: got {tensor.dtype} {tensor.shape}, {tensor.nbytes} bytes; the file has "
-                    f"{want.dtype} {want.shape}, {want.nbytes} bytes"
+                    f"{want.dtype} {want.shape}, {memory_bytes(want)} bytes"
                 )
         if {t.address for t in inputs} & {t.address for t in outputs}:
             raise ValueError("an input's memory is also an output's: a graph reads what it has not yet written")

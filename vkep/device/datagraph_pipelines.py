@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from gpu_shared.data_graph import DataGraphPipeline, GraphConstant, GraphResource
 from gpu_shared.descriptors import DescriptorSetLayout
 from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
-from vkep.vgf.records import STORAGE_BUFFER, TENSOR, UNIFORM_BUFFER, InvalidVgfError, Module, Resource, Segment, Vgf
+from vkep.vgf.layout import check_resource, dense, memory_bytes, strides_of
+from vkep.vgf.records import STORAGE_BUFFER, TENSOR, InvalidVgfError, Module, Resource, Segment, Vgf
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
     from gpu_shared.pipeline import PipelineCache
-
-_BOUND = (TENSOR, STORAGE_BUFFER, UNIFORM_BUFFER)
 
 
 class VgfStep:
@@ -33,7 +32,7 @@ class VgfStep:
         where = f"segment {segment.name!r}"
         for slots in segment.sets.values():
             for slot in slots:
-                check_bound(f"{where} binding {slot.binding}", vgf.resources[slot.resource])
+                check_resource(f"{where} binding {slot.binding}", vgf.resources[slot.resource], takes_gaps(device))
         self.set_layouts: list[DescriptorSetLayout] = []
         self.layout: PipelineLayout | None = None
         self.module: ShaderModule | None = None
@@ -63,14 +62,16 @@ class VgfStep:
             )
             return
         resources = [
-            GraphResource(i, s.binding, vgf.resources[s.resource].format, dense(vgf.resources[s.resource]))
+            GraphResource(i, s.binding, resource.format, dense(resource), strides_of(resource))
             for i, bound in segment.sets.items()
             for s in bound
+            for resource in (vgf.resources[s.resource],)
         ]
         constants = []
         for number, index in segment.constants:
             constant = vgf.constants[index]
             resource = vgf.resources[constant.resource]
+            check_resource(f"{where} constant {number}", resource)
             constants.append(GraphConstant(number, resource.format, dense(resource), constant.data))
         self.graph = DataGraphPipeline(
             device, layout, made, module.entry_point, resources, constants, cache=cache, label=segment.name
@@ -117,10 +118,17 @@ def passed_through(vgf: Vgf) -> list[tuple[int, int]]:
             s.resource for s in vgf.inputs if group is not None and vgf.resources[s.resource].alias_group == group
         ]
         sources += [s.resource for s in vgf.inputs if s.binding == slot.binding]
-        if not sources or vgf.resources[sources[0]].nbytes != vgf.resources[slot.resource].nbytes:
+        target = vgf.resources[slot.resource]
+        source = vgf.resources[sources[0]] if sources else None
+        if source is None or memory_bytes(source) != memory_bytes(target) or strides_of(source) != strides_of(target):
             raise InvalidVgfError(f"no segment writes the output {slot.name!r} (resource {slot.resource})")
         pairs.append((sources[0], slot.resource))
     return pairs
+
+
+def takes_gaps(device: Device) -> bool:
+    """Whether tensors may have strides of their own."""
+    return "tensor_non_packed" in device.capabilities.features
 
 
 def binding_type(segment: Segment, resource: Resource) -> int:
@@ -128,29 +136,6 @@ def binding_type(segment: Segment, resource: Resource) -> int:
     if segment.kind == "graph":
         return TENSOR
     return STORAGE_BUFFER if resource.descriptor_type is None else resource.descriptor_type
-
-
-def check_bound(where: str, resource: Resource) -> None:
-    if resource.descriptor_type not in (None, *_BOUND):
-        raise InvalidVgfError(
-            f"{where} is bound as VkDescriptorType {resource.descriptor_type}; vkep runs tensors and buffers"
-        )
-    if resource.stride and resource.stride != dense_strides(resource):
-        raise InvalidVgfError(
-            f"{where} has strides {resource.stride} for shape {resource.shape}; vkep runs dense tensors"
-        )
-
-
-def dense_strides(resource: Resource) -> tuple[int, ...]:
-    strides, step = [], resource.nbytes
-    for size in resource.shape:
-        step //= max(size, 1)
-        strides.append(step)
-    return tuple(strides)
-
-
-def dense(resource: Resource) -> tuple[int, ...]:
-    return resource.shape or (1,)
 
 
 def _code_of(module: Module, code: Mapping[str, bytes], where: str) -> bytes:

@@ -10,10 +10,11 @@ from gpu_shared.data_graph import DataGraphSession
 from gpu_shared.descriptors import BufferRange, DescriptorSets
 from gpu_shared.tensors import Tensor
 from gpu_shared.timeline import PreparedSubmit
-from vkep.device.datagraph_pipelines import VgfPipelines, binding_type, dense, passed_through
+from vkep.device.datagraph_pipelines import VgfPipelines, binding_type, passed_through
 from vkep.device.tensor import DeviceTensor
 from vkep.memory.device_arena import DeviceBlock
 from vkep.plan.memory import Lifetime, align, place
+from vkep.vgf.layout import dense, memory_bytes, strides_of
 from vkep.vgf.records import STORAGE_BUFFER, UNIFORM_BUFFER, Vgf
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class RecordedVgf:
                         uses.setdefault(owner, []).append(step)
         constants = {c.resource: c for c in vgf.constants}
         inner = [i for i in uses if i not in constants]
-        sizes = {i: max(vgf.resources[k].nbytes for k, owner in aliases.items() if owner == i) for i in inner}
+        sizes = {i: max(memory_bytes(vgf.resources[k]) for k, owner in aliases.items() if owner == i) for i in inner}
         offsets, size = place([Lifetime(align(sizes[i]), min(uses[i]), max(uses[i])) for i in inner])
         self.slab_bytes = size
         if size:
@@ -106,6 +107,7 @@ class RecordedVgf:
                     dense(resource),
                     buffer,
                     offset,
+                    strides=strides_of(resource),
                     label=f"resource {index}",
                 )
             )
@@ -124,7 +126,7 @@ class RecordedVgf:
                         resource = self._vgf.resources[slot.resource]
                         if binding_type(step.segment, resource) in (STORAGE_BUFFER, UNIFORM_BUFFER):
                             buffer, offset = places[slot.resource]
-                            resources[slot.binding] = BufferRange(buffer, offset, resource.nbytes)
+                            resources[slot.binding] = BufferRange(buffer, offset, memory_bytes(resource))
                         else:
                             resources[slot.binding] = self._tensor(slot.resource, places)
                     sets.write(number, resources)
@@ -155,7 +157,7 @@ class RecordedVgf:
         commands.full_barrier()
         for source, target in passed_through(self._vgf):
             (a, at), (b, to) = places[source], places[target]
-            commands.copy_buffer(a, b, self._vgf.resources[target].nbytes, at, to)
+            commands.copy_buffer(a, b, memory_bytes(self._vgf.resources[target]), at, to)
             commands.full_barrier()
         for first, other, size in self._copies:
             commands.copy_buffer(first.buffer, other.buffer, size, first.offset, other.offset)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_shared.commands import CommandBuffer
@@ -10,6 +12,7 @@ from gpu_shared.compile_spec import SyncMode
 from gpu_shared.errors import ClosedError, ForkedProcessError
 from vkep.device.constants import ConstantStore, shared_constants
 from vkep.device.pipelines import PipelineStore, shared_pipelines
+from vkep.device.tuning import load_choices
 from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, shared_device_arena
 from vkep.memory.upload import Uploader
@@ -34,11 +37,14 @@ class VulkanDelegate:
         *,
         sync_mode: SyncMode | str | None = None,
         name: str = "vulkan",
+        tuned: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
+        """``tuned`` are the tilings to use where there are any; None: those of the device's database."""
         self.lock = threading.Lock()
         self.lease = context.lease(name, sync_mode)
         try:
-            self.capabilities = _usable(context.capabilities, library)
+            caps = _usable(context.capabilities, library)
+            self.capabilities = replace(caps, tuned=load_choices(caps) if tuned is None else tuned)
             self._arena = shared_device_arena(context, arena)
             self._pipelines = shared_pipelines(context, library)
             self._constants = shared_constants(context)

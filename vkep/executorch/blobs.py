@@ -10,6 +10,7 @@ from vkep.errors import InvalidModelError, InvalidPteError
 from vkep.pte.method import Delegate
 from vkep.pte.vk_graph import VkGraph, decode_vk_graph
 from vkep.vgf import InvalidVgfError, Vgf, decode
+from vkep.vgf.layout import has_gaps, unsupported
 
 VULKAN, VGF = "VulkanBackend", "VgfBackend"
 #: the backends whose delegates vkep runs
@@ -58,7 +59,13 @@ class VgfBlob:
         return [f"{segment.kind} segment {segment.name}" for segment in self.vgf.segments]
 
     def missing(self, named_data: Mapping[str, memoryview]) -> list[str]:
-        return []
+        """A line for each thing in the file that vkep does not run, or not without values that a program does not hold."""
+        gaps = [
+            f"{slot.name!r} has gaps between its elements, the program's tensor none"
+            for slot in (*self.vgf.inputs, *self.vgf.outputs)
+            if has_gaps(self.vgf.resources[slot.resource])
+        ]
+        return unsupported(self.vgf) + gaps
 
 
 Blob = VulkanBlob | VgfBlob

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,16 +15,25 @@ from vkep.aten import Border, import_vk_graph
 from vkep.device.datagraph import VgfRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
-from vkep.errors import InvalidPteError, UnsupportedProgramError, VkepError
+from vkep.errors import InvalidPteError, VkepError
 from vkep.executorch.blobs import VgfBlob, VulkanBlob
 from vkep.executorch.places import Stay
 from vkep.lowering.infer import Known
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
+from vkep.session.chain import Staged
 from vkep.session.compile import Compiler
-from vkep.session.executor import Executable, ExecutableCache, known_value
+from vkep.session.executor import Executable, ExecutableCache, IslandExecutor, known_value
 
 Array = np.ndarray[Any, Any]
+
+
+class Pending(NamedTuple):
+    """A delegate's run that is to be sent off with others."""
+
+    staged: Staged
+    kept: Sequence[DeviceTensor | None]  #: the outputs that stay on the device
+    results: Callable[[], list[Array | DeviceTensor]]  #: what `Runner.run` returns; to be asked once it was sent off
 
 
 class Runner(Protocol):
@@ -32,6 +42,15 @@ class Runner(Protocol):
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
         """Inputs are arrays, numbers or device tensors of this context; outputs are device tensors where ``keep`` says so,
         else arrays, which belong to the caller.
+        """
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether `stage` can be asked, once it is prepared."""
+
+    def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
+        """A run made ready for a submit with others: see `vkep.session.chain.Region`. Device tensors among ``inputs`` may be
+        results of these others, not yet written.
         """
 
     def prepare(self) -> None:
@@ -87,20 +106,53 @@ class VulkanRunner:
             with self._cache.use(None, lambda: self._plan(feeds)):
                 pass
 
+    @property
+    def can_stage(self) -> bool:
+        """Where its graph is one island that makes all outputs, and keeps no state."""
+        return self._static and not self._kept and self._island() is not None
+
+    def _island(self) -> IslandExecutor | None:
+        steps = self._cache.latest.steps if self._cache.latest is not None else ()
+        one = steps[0] if len(steps) == 1 else None
+        return one if isinstance(one, IslandExecutor) and set(self._all) <= set(one.outputs) else None
+
+    def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
+        values, targets = self._bind(inputs, keep)
+        island = self._island()
+        assert island is not None
+        staged = island.stage(values, targets, locks, held)
+        kept = [values[name] if wanted else None for name, wanted in zip(self._outputs, keep, strict=True)]
+        return Pending(staged, kept, lambda: self._results(inputs, keep, values, targets))
+
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        values, targets = self._bind(inputs, keep)
+        key = None if self._static else tuple((v.shape, str(v.dtype)) for v in values.values())
+        with self._cache.use(key, lambda: self._plan(values)) as executable:
+            executable.run(values, targets)
+        return self._results(inputs, keep, values, targets)
+
+    def _bind(
+        self, inputs: Sequence[Any], keep: Sequence[bool]
+    ) -> tuple[dict[str, Any], dict[str, DeviceTensor | None]]:
         values: dict[str, Any] = {}
         for name, value in zip(self._inputs, inputs, strict=True):
             values[name] = value if isinstance(value, (np.ndarray, DeviceTensor)) else np.asarray(value)
         values.update(self._states)
-        key = None if self._static else tuple((v.shape, str(v.dtype)) for v in values.values())
         targets: dict[str, DeviceTensor | None] = {}
         for name, kept in zip(self._outputs, keep, strict=True):
             if kept:
                 targets[name] = self._held.get(name)
         for name in self._kept:
             targets[name] = self._spare.get(name)
-        with self._cache.use(key, lambda: self._plan(values)) as executable:
-            executable.run(values, targets)
+        return values, targets
+
+    def _results(
+        self,
+        inputs: Sequence[Any],
+        keep: Sequence[bool],
+        values: Mapping[str, Any],
+        targets: Mapping[str, DeviceTensor | None],
+    ) -> list[Array | DeviceTensor]:
         for output, name in self._kept.items():
             self._keep_state(output, name, values[output])
         given = {id(v) for v in (*inputs, *self._states.values())}
@@ -156,7 +208,11 @@ class VulkanRunner:
 
 
 class GraphRunner:
-    """A VGF delegate: its file run as it is, on device tensors made once."""
+    """A VGF delegate: its file run as it is, on device tensors made once.
+
+    Bytes cross its border in the order in which the program stores them: where that is another one than the dimensions'
+    (channels last), the exporter gave the VGF's tensor the shape that is stored.
+    """
 
     def __init__(
         self, stay: Stay, blob: VgfBlob, inputs: Sequence[Value], outputs: Sequence[Value], where: str
@@ -169,11 +225,6 @@ class GraphRunner:
             resource = vgf.resources[slot.resource]
             if not isinstance(value, TensorValue):
                 raise InvalidPteError(f"{where}: value {value!r} at {slot.name!r} is no tensor")
-            if not value.is_contiguous:
-                raise UnsupportedProgramError(
-                    f"{where}: the tensor at {slot.name!r} has the order of dimensions {value.dim_order}: export the model "
-                    "with contiguous inputs"
-                )
             if math.prod(value.sizes) != math.prod(resource.shape):
                 raise InvalidPteError(
                     f"{where}: the program has {value} at {slot.name!r}, the VGF {resource.dtype} {list(resource.shape)}"
@@ -185,7 +236,7 @@ class GraphRunner:
         self._tensors: list[DeviceTensor] = []
         try:
             for dtype, value in self._ports:
-                self._tensors.append(DeviceTensor(self._memory, dtype, value.sizes))
+                self._tensors.append(DeviceTensor(self._memory, dtype, value.stored_sizes))
         except BaseException:
             self.close()
             raise
@@ -193,16 +244,31 @@ class GraphRunner:
     def prepare(self) -> None:
         pass
 
-    def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+    @property
+    def can_stage(self) -> bool:
+        """Where nothing is cast on the host between the program and the file."""
+        return all(dtype.numpy == spec.dtype for dtype, spec in self._ports)
+
+    def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
         given = [self._given(k, value) for k, value in enumerate(inputs)]
         results = self._tensors[self._count :]
-        self.runner.submit(given, results)
+        recorded = locks.enter_context(self.runner.staged(given, results))
+        staged = Staged(self.runner.lease, [recorded.commands], lambda value: recorded.submitted(value, results))
+        return Pending(staged, results, lambda: self._results(keep))
+
+    def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        given = [self._given(k, value) for k, value in enumerate(inputs)]
+        self.runner.submit(given, self._tensors[self._count :])
+        return self._results(keep)
+
+    def _results(self, keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        results = self._tensors[self._count :]
         found: list[Array | DeviceTensor] = []
         for (_, spec), tensor, kept in zip(self._ports[self._count :], results, keep, strict=True):
             if kept and tensor.dtype.numpy == spec.dtype:
                 found.append(tensor)
             else:
-                array = tensor.numpy()
+                array = np.asarray(spec.from_stored(tensor.numpy()), order="C")
                 found.append(array if array.dtype == spec.dtype else array.astype(spec.dtype))
         return found
 
@@ -216,7 +282,7 @@ class GraphRunner:
         if array.size != math.prod(spec.sizes):
             raise VkepError(f"{self._where}: got a tensor of shape {list(array.shape)}, the VGF was made for {spec}")
         tensor = self._tensors[index]
-        tensor.write(np.ascontiguousarray(array, dtype.numpy).reshape(tensor.shape))
+        tensor.write(np.asarray(spec.to_stored(array.reshape(spec.sizes)), dtype.numpy, order="C"))
         return tensor
 
     def executables(self) -> list[Executable]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,15 @@ import numpy as np
 from gpu_shared.errors import ClosedError
 from vkep.device.finalize import on_end
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError, VkepError
-from vkep.executorch.blobs import Blob, VulkanBlob
-from vkep.executorch.delegates import GraphRunner, Runner, VulkanRunner
+from vkep.errors import InvalidInputError, InvalidPteError, VkepError
+from vkep.executorch.blobs import Blob, VgfBlob, VulkanBlob
+from vkep.executorch.calls import ChainedCalls, DelegateCall, chained
+from vkep.executorch.delegates import GraphRunner, Pending, Runner, VulkanRunner
 from vkep.executorch.metadata import MethodMeta
 from vkep.executorch.places import Stay, Stays
 from vkep.executorch.portable import KERNELS
 from vkep.executorch.report import MethodReport, method_report
-from vkep.executorch.steps import Bound, State, bind_delegate, bind_jump, bind_kernel, bind_move
+from vkep.executorch.steps import Bound, State, bind_jump, bind_kernel, bind_move
 from vkep.executorch.tensors import HostTensor, check_input, is_torch, to_torch
 from vkep.pte.flow import INPUT
 from vkep.pte.method import DecodedMethod
@@ -39,6 +41,7 @@ class MethodParts:
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
+        self.chains: list[ChainedCalls] = []
         self.stays: list[Stay] = []
         self.closed = False
         self.lock = threading.RLock()
@@ -50,6 +53,8 @@ class MethodParts:
         with self.lock:
             if not self.closed:
                 self.closed = True
+                for chain in self.chains:
+                    chain.close()
                 for runner in reversed(self.runners):
                     runner.close()
 
@@ -72,7 +77,8 @@ class Method:
             for number, delegate in enumerate(decoded.delegates)
         ]
         self._parts.stays = list(dict.fromkeys(self._stays))
-        self.flow = decoded.analysed([id(stay) for stay in self._stays])
+        graphs = [number for number, blob in enumerate(blobs) if isinstance(blob, VgfBlob)]
+        self.flow = decoded.analysed([id(stay) for stay in self._stays], as_stored=graphs)
         self._last = [(stay, 0) for stay in dict.fromkeys(self._stays)]
         try:
             self._runners = self._make_runners(blobs)
@@ -249,6 +255,9 @@ class Method:
             if used is None:  # nothing calls it
                 runners.append(_Unused())
                 continue
+            for value in (*inputs, *outputs):
+                if isinstance(value, TensorValue) and value.dtype.kind == "c":
+                    raise InvalidPteError(f"{where} takes or gives {value}; its backend has no complex numbers")
             runner: Runner
             if isinstance(blob, VulkanBlob):
                 runner = VulkanRunner(stay, blob, inputs, outputs, named, where)
@@ -262,29 +271,46 @@ class Method:
     def _bind(self) -> list[Bound]:
         decoded, state = self._decoded, self._state
         bound: list[Bound] = []
+        calls: list[tuple[DelegateCall, Stay]] = []  # with nothing between them
+
+        def bind_calls() -> None:
+            for one in chained(calls, decoded.values) if self.flow.linear else [call for call, _ in calls]:
+                bound.append(one.run)
+                if isinstance(one, ChainedCalls):
+                    self._parts.chains.append(one)
+            calls.clear()
+
         for number, step in enumerate(decoded.steps):
             where = f"{decoded.where}, instruction {number}"
+            if isinstance(step, DelegateStep):
+                call = DelegateCall(state, decoded.values, number, step, self._runners[step.delegate], self.flow)
+                calls.append((call, self._stays[step.delegate]))
+                continue
+            bind_calls()
             if isinstance(step, KernelStep):
                 bound.append(bind_kernel(state, decoded.values, step, KERNELS[step.name], where))
-            elif isinstance(step, DelegateStep):
-                runner = self._runners[step.delegate]
-                bound.append(bind_delegate(state, decoded.values, number, step, runner, self.flow))
             elif isinstance(step, MoveStep):
                 bound.append(bind_move(state, step))
             elif isinstance(step, JumpStep):
                 bound.append(bind_jump(state, step))
             elif not self.flow.linear:  # jumps count the instructions
                 bound.append(_nothing)
+        bind_calls()
         return bound
 
 
 class _Unused:
     """A delegate that no instruction calls."""
 
+    can_stage = False
+
     def prepare(self) -> None:
         pass
 
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Any]:
+        raise AssertionError("no instruction calls this delegate")
+
+    def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
         raise AssertionError("no instruction calls this delegate")
 
     def executables(self) -> list[Any]:

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidPteError, VkepError
-from vkep.executorch.delegates import Runner
 from vkep.executorch.portable import Kernel
 from vkep.executorch.tensors import HostTensor
-from vkep.pte.flow import INPUT, Flow, Writer
-from vkep.pte.steps import COPY_INDEX, VIEW_NAMES, DelegateStep, JumpStep, KernelStep, MoveStep
+from vkep.pte.flow import Writer
+from vkep.pte.steps import COPY_INDEX, VIEW_NAMES, JumpStep, KernelStep, MoveStep
 from vkep.pte.values import ListValue, TensorValue, Value
 
 #: runs one instruction; returns the number of the next one, None for the one that follows
@@ -105,58 +103,6 @@ def _copy_index(state: State, step: KernelStep, index: Callable[[], Any], what: 
         stacked.array[number] = row
 
     return run
-
-
-def bind_delegate(
-    state: State, specs: Sequence[Value], number: int, step: DelegateStep, runner: Runner, flow: Flow
-) -> Bound:
-    readers = [
-        _source(state, specs, index, source, flow)
-        for index, source in zip(step.inputs, flow.sources[number], strict=True)
-    ]
-    writes = [flow.writes[number, position] for position in range(len(step.outputs))]
-    keep = [w.on_device for w in writes]
-    values, results = state.values, state.results
-    whats = [f"delegate {step.delegate}, output {position}" for position in range(len(writes))]
-    wanted = [w.on_device or w.outputs > 0 for w in writes]
-    spill = [(k, w.value) for k, w in enumerate(writes) if w.to_arena]
-    kept = [(k, (number, k)) for k in range(len(writes)) if wanted[k]]
-
-    def run() -> None:
-        made = runner.run([read() for read in readers], keep)
-        for position, index in spill:
-            result = made[position]
-            values[index].assign(result.numpy() if isinstance(result, DeviceTensor) else result, whats[position])
-        for position, who in kept:
-            results[who] = made[position]
-
-    return run
-
-
-def _source(state: State, specs: Sequence[Value], index: int, source: Writer | None, flow: Flow) -> Callable[[], Any]:
-    spec = specs[index]
-    if source is None or not isinstance(spec, TensorValue):
-        return reader(state, specs, index)
-    written = flow.writes[source].value
-    shape = spec.sizes if written != index else None
-    if source[0] == INPUT:
-        given = state.given
-        if shape is None:
-            return lambda: given[source[1]]
-        return lambda: given[source[1]].reshape(shape)
-    results = state.results
-    if shape is None:
-        return lambda: results[source]
-    seen: list[Any] = [None, None]  # a result and its view; the result is the same tensor in every run where it can be
-
-    def read() -> Any:
-        result = results[source]
-        if result is not seen[0]:
-            view = result.reshaped(shape) if isinstance(result, DeviceTensor) else result.reshape(shape)
-            seen[:] = result, view
-        return seen[1]
-
-    return read
 
 
 def bind_move(state: State, step: MoveStep) -> Bound:

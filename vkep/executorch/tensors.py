@@ -32,11 +32,9 @@ class HostTensor:
         spec = self.spec
         count = math.prod(shape)
         flat = self.storage[: count * spec.dtype.itemsize].view(spec.dtype)
-        order = spec.dim_order
         if spec.is_contiguous:
             return flat.reshape(shape)
-        stored = flat.reshape([shape[d] for d in order])
-        return stored.transpose(np.argsort(order))
+        return spec.from_stored(flat.reshape([shape[d] for d in spec.dim_order]))
 
     def resize(self, shape: tuple[int, ...], what: str) -> None:
         """Raises `VkepError` where the program gave the tensor no such room."""

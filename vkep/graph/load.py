@@ -142,7 +142,7 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, np.ndarray]]:
         for one in raw:
             contents[one.initializer] = array = np.empty(one.end - one.start, np.uint8)
             file.seek(one.start)
-            left = memoryview(array)
+            left = array.data
             while left:
                 count = file.readinto(left)
                 if not count:

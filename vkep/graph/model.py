@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,13 +45,15 @@ class Node:
 
     captures: tuple[str, ...] = ()  #: values of the outer graph that its bodies (If, Loop, Scan) read
     bodies: Mapping[str, Graph] = field(default_factory=dict, repr=False, compare=False)  #: by attribute name
+    #: what planning keeps for the next plan that has this node
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
+    @functools.cached_property
     def reads(self) -> tuple[str, ...]:
         """Every value that the node needs, captured ones included."""
         return (*(n for n in self.inputs if n), *self.captures)
 
-    @property
+    @functools.cached_property
     def since_version(self) -> int:
         """The version of the operator's definition that the model's opset selects (0: unknown operator)."""
         return self.schema.since_version if self.schema else 0

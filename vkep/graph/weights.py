@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +27,17 @@ class Weight:
         self.shape = shape
         self.elem_type = elem_type
         self._key: str | None = None
+        self.packed: dict[str, tuple[tuple[int, ...], int]] = {}  #: shape and type of each packed form, by its key
 
     @property
     def nbytes(self) -> int:
         dtype = dtypes.from_onnx(self.elem_type)
-        return int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize if dtype else self.array().nbytes
+        return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether ``key`` is there without hashing the content."""
+        return self._key is not None
 
     def array(self) -> np.ndarray:
         raise NotImplementedError
@@ -79,15 +86,20 @@ class ArrayWeight(Weight):
 
 class PackedWeight(Weight):
     """A weight rearranged for a kernel. Where the original is a mapped file, the packed form is made anew when uploaded
-    rather than kept, so that a large model is never held in memory as a whole.
+    rather than kept, so that a large model is never held in memory as a whole; so is one that was made before (a plan for
+    another size), which the device most likely has. ``key`` says what ``transform`` makes of ``base``.
     """
 
     def __init__(self, base: Weight, offset: int, transform: Callable[[np.ndarray], np.ndarray], key: str) -> None:
         self._base, self._offset, self._transform = base, offset, transform
-        packed = self._pack()
-        super().__init__(base.name, packed.shape, dtypes.from_numpy(packed.dtype).onnx)
+        self._array: np.ndarray | None = None
+        form = base.packed.get(key)
+        if form is None:
+            packed = self._pack()
+            self._array = None if base.mapped else packed
+            form = base.packed[key] = (packed.shape, dtypes.from_numpy(packed.dtype).onnx)
+        super().__init__(base.name, *form)
         self._key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-        self._array = None if base.mapped else packed
 
     def _pack(self) -> np.ndarray:
         return np.ascontiguousarray(self._transform(self._base.array().reshape(-1)[self._offset :]))

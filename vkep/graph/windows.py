@@ -1,4 +1,4 @@
-"""Windows of convolutions and pools: padding and output sizes as ONNX defines them."""
+"""Windows of convolutions and pools, padding and output sizes, and slices of an axis, as ONNX defines them."""
 
 from __future__ import annotations
 
@@ -124,3 +124,16 @@ def resolve_transposed_window(
     if not all(1 <= size < _LIMIT for size in out):
         raise Decline(f"the result would have shape {out}")
     return Window(kernel, step, spread, tuple(amounts), tuple(out))
+
+
+def slice_span(size: int, start: int, end: int, step: int) -> range:
+    """The indices that ONNX's Slice takes along an axis of ``size``.
+
+    Not Python's slice: a negative step clamps its start to the axis (Slice-13, "starts"), where Python goes on to
+    before its front. Raises `Decline` for a step of 0.
+    """
+    if step == 0:
+        raise Decline("a slice step is 0")
+    start, end = (index + size if index < 0 else index for index in (start, end))
+    last = size if step > 0 else size - 1
+    return range(min(max(start, 0), last), min(max(end, 0 if step > 0 else -1), last), step)

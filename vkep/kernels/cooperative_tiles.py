@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from vkep.kernels.tiles import ceil_div
+from vkep.kernels.tuning import Choice, chosen
 
 #: halves in the 16 bytes that a lane loads at a time
 VECTOR = 8
@@ -97,6 +99,7 @@ CONV_LAST_TILES = {
     CooperativeTile(64, 64, 64, 32, 32): TileCost(0.5),
     CooperativeTile(32, 64, 64, 16, 32): TileCost(0.42),
 }
+_TABLES = {"matmul": MATMUL_TILES, "conv": CONV_TILES, "conv_last": CONV_LAST_TILES}
 #: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
 _WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
 _WORKGROUPS_TO_FILL_SMALL = 24
@@ -155,6 +158,11 @@ def cooperative_tiling(
     shape = float16_shape(caps)
     if shape is None:
         return None
+    kind = next((name for name, table in _TABLES.items() if table is tiles), "own")
+    candidates = partial(cooperative_candidates, k, caps, b_along_k, may_split, tiles)
+    tuned = chosen(caps, candidates, "cooperative", kind, m, n, k, batch, int(b_along_k))
+    if tuned is not None:
+        return tiling_of(CooperativeTile(*tuned[:-1]), shape, k, tuned[-1])
     target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
     best: tuple[float, CooperativeTile, int] | None = None
     for tile, cost in tiles.items():
@@ -174,6 +182,16 @@ def cooperative_tiling(
         return None
     _, tile, splits = best
     return tiling_of(tile, shape, k, splits)
+
+
+def cooperative_candidates(
+    k: int, caps: DeviceCapabilities, b_along_k: bool, may_split: bool, tiles: Mapping[CooperativeTile, TileCost]
+) -> list[Choice]:
+    """The fields of a `CooperativeTile`, and splits, of every tiling that may be chosen for a problem."""
+    shape = float16_shape(caps)
+    fitting = [t for t in tiles if shape is not None and t.runs_on(caps, shape, b_along_k)]
+    splits = [s for s in _SPLITS if s == 1 or (may_split and k >= s * _MIN_SPLIT_K)]
+    return [(*astuple(t), s) for t in fitting for s in splits]
 
 
 def tiling_of(tile: CooperativeTile, shape: CooperativeMatrixShape, k: int, splits: int) -> CooperativeTiling:

@@ -7,10 +7,13 @@ Multiplication" (PLDI 1994), theorem 4.2 with 31-bit numerators.
 
 from __future__ import annotations
 
+import functools
+
 #: numerators and divisors are below this
 LIMIT = 1 << 31
 
 
+@functools.lru_cache(maxsize=4096)
 def magic(divisor: int) -> tuple[int, int]:
     """``(multiplier, shift)``, both 32 bits, such that ``(n * multiplier) >> (31 + shift) == n // divisor``.
 

@@ -8,6 +8,7 @@ operands still abstract (whatever the caller plans with), so that it stays pure 
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,10 +72,10 @@ class Kernel:
         An operand that is ``None`` is absent: its address is zero and the kernel must not read it.
         """
         params, spec = dict(params or {}), dict(spec or {})
-        self._check("operand", {o.name for o in self.operands}, operands)
-        self._check("argument", {name for name, _ in self.params}, params)
-        unknown = set(spec) - set(self.spec)
-        if unknown:
+        self._check("operand", self._operand_names, operands)
+        self._check("argument", self._param_names, params)
+        if not spec.keys() <= self.spec.keys():
+            unknown = set(spec) - set(self.spec)
             raise ValueError(f"{self.source}: no spec constant named {sorted(unknown)}; it has {sorted(self.spec)}")
         bound = tuple((o, operands[o.name]) for o in self.operands) + tuple(extra_operands)
         kinds = [kind for _, kind in self.params] + [kind for _, kind, _ in extra_params]
@@ -106,8 +107,16 @@ class Kernel:
                 f"{self.source}: an argument does not fit its 32 bits: {error}; got {dict(params)}"
             ) from error
 
-    def _check(self, what: str, expected: set[str], got: Mapping[str, Any]) -> None:
-        if expected != set(got):
+    @functools.cached_property
+    def _operand_names(self) -> frozenset[str]:
+        return frozenset(o.name for o in self.operands)
+
+    @functools.cached_property
+    def _param_names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.params)
+
+    def _check(self, what: str, expected: frozenset[str], got: Mapping[str, Any]) -> None:
+        if expected != got.keys():
             missing, unknown = sorted(expected - set(got)), sorted(set(got) - expected)
             raise ValueError(
                 f"{self.source}: {what}s differ from the declaration: missing {missing}, unknown {unknown}"

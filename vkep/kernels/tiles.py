@@ -10,10 +10,11 @@ Two families, chosen by `DeviceCapabilities` only:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.tuning import Choice, chosen
 
 #: GLSL storage type of each element type that these kernels take; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
@@ -74,8 +75,10 @@ class SubgroupTile:
         return {"ROWS": self.rows, "LANE_COLUMNS": self.lane_columns, "UNROLL": self.unroll}
 
 
-#: results that one subgroup keeps in registers: 16 rows by 32 columns (measured best at 8 and at 16 lanes)
+#: results of one subgroup: 16 rows by 32 columns
 _SUBGROUP_ROWS, _SUBGROUP_COLUMNS = 16, 32
+#: the width instead where there are tiles enough and less than a seventh more padding: a fifth faster
+_SUBGROUP_COLUMNS_WIDE = 64
 #: the height instead where it leaves less of the last tile empty: 49 pixels of 7x7 are 3.5 of these
 _SUBGROUP_ROWS_TIGHT = 14
 #: fewer tiles than this leave cores idle: smaller tiles are used instead
@@ -89,19 +92,39 @@ def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: 
     measured a third slower in long iterations than in short ones, where panels gain a tenth.
     """
     lanes = caps.subgroup_size
+    tuned = chosen(caps, lambda: subgroup_candidates(m, lanes), "subgroup", m, n, batch, int(packed))
+    if tuned is not None:
+        return SubgroupTile(tuned[0], tuned[1], tuned[2], lanes, _required_size(caps))
     rows = min(_SUBGROUP_ROWS, 1 << max(m - 1, 0).bit_length())
     if 10 * _padded(m, _SUBGROUP_ROWS_TIGHT) <= 9 * _padded(m, rows):
         rows = _SUBGROUP_ROWS_TIGHT
-    lane_columns = max(1, min(_SUBGROUP_COLUMNS // lanes, 1 << (ceil_div(n, lanes) - 1).bit_length()))
+    columns, wide = _SUBGROUP_COLUMNS, _SUBGROUP_COLUMNS_WIDE
+    tight = 20 * _padded(n, wide) <= 23 * _padded(n, columns)
+    if tight and lanes >= 8 and batch * ceil_div(m, rows) * ceil_div(n, wide) >= 2 * _SUBGROUP_MIN_TILES:
+        columns = wide
+    lane_columns = max(1, min(columns // lanes, 1 << (ceil_div(n, lanes) - 1).bit_length()))
     while rows > 4 and batch * ceil_div(m, rows) * ceil_div(n, lanes * lane_columns) < _SUBGROUP_MIN_TILES:
         rows = 8 if rows > 8 else rows // 2
     return SubgroupTile(
         rows=rows,
         lane_columns=lane_columns,
-        unroll=8 if packed else 4,
+        # a longer iteration of a wide tile gains nothing, and takes the driver longer to compile
+        unroll=8 if packed and columns < wide else 4,
         lanes=lanes,
-        required_subgroup_size=lanes if caps.has("subgroup_size_control", "compute_full_subgroups") else None,
+        required_subgroup_size=_required_size(caps),
     )
+
+
+def subgroup_candidates(m: int, lanes: int) -> list[Choice]:
+    """(rows, lane_columns, unroll) of every `SubgroupTile` that may be chosen for products of m rows."""
+    heights = [rows for rows in (1, 2, 4, 8, _SUBGROUP_ROWS_TIGHT, _SUBGROUP_ROWS) if rows < 2 * max(m, 1)]
+    columns = [c for c in (1, 2, 4, 8, 16) if lanes * c <= 2 * _SUBGROUP_COLUMNS]
+    most = _SUBGROUP_ROWS * _SUBGROUP_COLUMNS_WIDE
+    return [(r, c, unroll) for r in heights for c in columns for unroll in (4, 8) if r * c * lanes <= most]
+
+
+def _required_size(caps: DeviceCapabilities) -> int | None:
+    return caps.subgroup_size if caps.has("subgroup_size_control", "compute_full_subgroups") else None
 
 
 def rows_first(row_tiles: int, column_tiles: int, row_bytes: int, column_bytes: int) -> bool:
@@ -190,6 +213,10 @@ def shared_tiling(
             f"no matrix tile fits {caps.name}: {caps.max_shared_memory_bytes} bytes of shared memory, "
             f"{caps.max_workgroup_invocations} lanes a workgroup"
         )
+    kind = "matmul" if tiles is SHARED_TILES else "conv"
+    tuned = chosen(caps, lambda: shared_candidates(k, caps, may_split, tiles), "shared", kind, m, n, k, batch)
+    if tuned is not None:
+        return _shared_tiling_of(SharedTile(*tuned[:-1]), k, tuned[-1])
     target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
     if m <= 8 and SHARED_TILE_FEW_ROWS in fitting:
         tile = SHARED_TILE_FEW_ROWS
@@ -203,8 +230,21 @@ def shared_tiling(
     splits = 1
     if may_split and k >= 2 * _MIN_SPLIT_K:
         splits = max(1, min(target // max(_workgroups(tile, m, n, batch), 1), k // _MIN_SPLIT_K, _MAX_SPLITS))
+    return _shared_tiling_of(tile, k, splits)
+
+
+def _shared_tiling_of(tile: SharedTile, k: int, splits: int) -> SharedTiling:
     split_k = ceil_div(ceil_div(max(k, 1), splits), tile.k) * tile.k
     return SharedTiling(tile, ceil_div(max(k, 1), split_k), split_k)
+
+
+def shared_candidates(
+    k: int, caps: DeviceCapabilities, may_split: bool, tiles: tuple[SharedTile, ...] = SHARED_TILES
+) -> list[Choice]:
+    """The fields of a `SharedTile`, and splits, of every tiling that may be chosen for a problem."""
+    splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or (may_split and k >= s * _MIN_SPLIT_K)]
+    fitting = [t for t in (*tiles, SHARED_TILE_FEW_ROWS) if _fits(t, caps)]
+    return [(*astuple(t), s) for t in fitting for s in splits]
 
 
 def _fits(tile: SharedTile, caps: DeviceCapabilities) -> bool:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES, DType, from_numpy
+from vkep.dtypes import DTYPES, DType, from_numpy, from_onnx
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering import expr as ex
 from vkep.lowering import narrow
 from vkep.lowering.lir import Emit, KernelOp, Op, Pointwise
+from vkep.lowering.questions import Question
 from vkep.lowering.tensor import CHANNELS_LAST, CHANNELS_SECOND, Storage, Tensor, contiguous_strides
 from vkep.plan.records import FRESH
 
@@ -47,6 +48,20 @@ class Builder:
             raise NeedsValue(f"{what} is computed at run time", tensor)
         return array
 
+    def answer(self, tensor: Tensor, what: str, question: Question) -> Hashable:
+        """What an input's content answers to a question, where less than the content decides what is planned: a run
+        with other content and the same answer needs no new plan. Else declines, as `value` does.
+        """
+        array = tensor.array
+        if array is not None:
+            return question(array)
+        if not tensor.is_whole:
+            raise ValueError(f"{what}: a question is asked of a whole input, not of a view")
+        for asked, answer in tensor.storage.answers:
+            if asked == question:
+                return answer
+        raise NeedsValue(f"{what} is computed at run time", tensor, question)
+
     def ints(self, tensor: Tensor | None, what: str) -> list[int] | None:
         return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1)]
 
@@ -64,7 +79,8 @@ class Builder:
         return self.weight(ArrayWeight(label, array))
 
     def weight(self, weight: Weight) -> Tensor:
-        dtype = {d.onnx: d for d in DTYPES.values()}[weight.elem_type]
+        dtype = from_onnx(weight.elem_type)
+        assert dtype is not None, "checked where the weight came in"
         storage = Storage(math.prod(weight.shape) * dtype.itemsize, weight=weight, label=weight.name)
         return Tensor(dtype, tuple(weight.shape), storage, contiguous_strides(weight.shape))
 
@@ -119,7 +135,12 @@ class Builder:
         shape = out.shape if out is not None else tuple(shape or ())
         if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
             raise Decline(f"a result of shape {shape}; the kernels take 0 to 2**31 - 1 elements")
-        result = ex.substitute(result, lambda node: ex.leaf(node.tensor.expand(shape)) if node.tensor else None)
+
+        def expanded(leaf: ex.Leaf) -> ex.Expr | None:
+            view = leaf.tensor.expand(shape) if leaf.tensor is not None else None
+            return ex.leaf(view) if view is not None and view is not leaf.tensor else None
+
+        result = ex.substitute(result, expanded)
         if out is None and any(leaf.tensor is not None and leaf.tensor.is_channels_last for leaf in ex.leaves(result)):
             lain = self.empty_channels_last(dtype, shape)
             moved = lambda node: ex.leaf(node.tensor.transpose(CHANNELS_LAST)) if node.tensor else None  # noqa: E731
@@ -284,9 +305,11 @@ class _Trial:
 
 
 class NeedsValue(Decline):
-    """A decline that ends once the tensor's value is known: the session plans the node when it is."""
+    """A decline that ends once the tensor's value is known, or what it answers to the ``question``: the session plans
+    the node when it is.
+    """
 
-    def __init__(self, reason: str, tensor: Tensor) -> None:
+    def __init__(self, reason: str, tensor: Tensor, question: Question | None = None) -> None:
         super().__init__(reason)
-        self.tensor = tensor
+        self.tensor, self.question = tensor, question
         self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor, filled in by the partitioner

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES, load_code
+from vkep.dtypes import DTYPES, from_onnx, load_code
 from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall, Operand
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
+from vkep.kernels.tuning import working_on
 from vkep.lowering import expr as ex
 from vkep.lowering.fuse import epilogue_strides
 from vkep.lowering.lir import KernelOp, Op, Pointwise
@@ -41,23 +42,30 @@ class Emitter:
 
     caps: DeviceCapabilities
     packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    may_pack: bool = False  #: else `_MustPackError` ends what asks for a form that no plan has made yet
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
         return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
 
     def constant(self, array: np.ndarray) -> Tensor:
         weight = ArrayWeight("constant", np.ascontiguousarray(array))
-        dtype = next(d for d in DTYPES.values() if d.onnx == weight.elem_type)
+        dtype = from_onnx(weight.elem_type)
+        assert dtype is not None
         return Tensor.contiguous(dtype, array.shape, Storage(array.nbytes, weight=weight))
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         base = weight.storage.weight
         if base is None:
             return None
+        if not (self.may_pack or base.is_hashed):
+            raise _MustPackError
         key = (f"{base.key}:{weight.offset}:{weight.shape}:{weight.strides}", tag)
         if key not in self.packed:
+            if not (self.may_pack or "/".join(key) in base.packed):
+                raise _MustPackError
             made = PackedWeight(base, weight.offset, transform, "/".join(key))
-            dtype = next(d for d in DTYPES.values() if d.onnx == made.elem_type)
+            dtype = from_onnx(made.elem_type)
+            assert dtype is not None
             # another thread may have made it meanwhile: the first one counts
             self.packed.setdefault(key, Tensor.contiguous(dtype, made.shape, Storage(made.nbytes, weight=made)))
         return self.packed[key]
@@ -67,14 +75,35 @@ def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> 
     """Choose kernels for the operations and lay out the plan."""
     emitter = Emitter(caps)
     calls: list[tuple[KernelCall, str]] = []
-    # Packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock.
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for op, made in zip(ops, pool.map(lambda op: _calls(op, emitter), ops), strict=True):
-            calls += [(call, " + ".join(dict.fromkeys(op.labels)) or "copy") for call in made]
+    made = [_calls_unless_packing(op, emitter) for op in ops]
+    late = [op for op, found in zip(ops, made, strict=True) if found is None]
+    if late:  # packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock
+        emitter.may_pack = True
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(late))) as pool:
+            packed = pool.map(lambda op: _calls(op, emitter), late)
+            made = [next(packed) if found is None else found for found in made]
+    for op, found in zip(ops, made, strict=True):
+        calls += [(call, _label(op)) for call in found or ()]
     return _Layout(calls, ports).planned()
 
 
+class _MustPackError(Exception):
+    """An operation's weights meet planning for the first time in a form that it asks for."""
+
+
+def _calls_unless_packing(op: Op, emitter: Emitter) -> list[KernelCall] | None:
+    try:
+        return _calls(op, emitter)
+    except _MustPackError:
+        return None
+
+
+def _label(op: Op) -> str:
+    return " + ".join(dict.fromkeys(op.labels)) or "copy"
+
+
 def _calls(op: Op, emitter: Emitter) -> list[KernelCall]:
+    working_on(emitter.caps, _label(op))
     return _pointwise_calls(op, emitter.caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
 
 

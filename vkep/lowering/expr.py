@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vkep.dtypes import DTYPES, DType, sign_extended
@@ -21,6 +22,21 @@ class Expr:
     ctype: str
     template: str = ""
     args: tuple[Expr, ...] = ()
+
+    @functools.cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        found: list[Leaf] = []
+        seen: set[int] = set()
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, Leaf):
+                found.append(node)
+            stack.extend(reversed(node.args))
+        return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,35 +57,26 @@ def leaf(tensor: Tensor) -> Leaf:
     return Leaf(tensor.dtype.glsl_compute, tensor=tensor)
 
 
-def leaves(expr: Expr) -> Iterator[Leaf]:
+def leaves(expr: Expr) -> tuple[Leaf, ...]:
     """Each distinct leaf, in order of first use."""
-    seen: set[int] = set()
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Leaf):
-            yield node
-        stack.extend(reversed(node.args))
+    return expr.leaves
 
 
 def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
     """The expression with leaves replaced; shared parts stay shared."""
-    done: dict[int, Expr] = {}
+    done: dict[int, Expr] = {id(leaf): replace(leaf) or leaf for leaf in expr.leaves}
+    if all(done[id(leaf)] is leaf for leaf in expr.leaves):
+        return expr
 
     def visit(node: Expr) -> Expr:
-        if id(node) in done:
-            return done[id(node)]
-        result = node
-        if isinstance(node, Leaf):
-            result = replace(node) or node
-        elif node.args:
-            args = tuple(visit(a) for a in node.args)
-            if any(a is not b for a, b in zip(args, node.args, strict=True)):
-                result = Expr(node.ctype, node.template, args)
-        done[id(node)] = result
+        result = done.get(id(node))
+        if result is None:
+            result = node
+            if node.args:
+                args = tuple([visit(a) for a in node.args])
+                if args != node.args:  # of nodes that are equal where they are the same
+                    result = Expr(node.ctype, node.template, args)
+            done[id(node)] = result
         return result
 
     return visit(expr)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,11 +15,22 @@ from onnx import helper
 from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph.model import Node
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.graph.windows import slice_span
 
 #: Operators whose result is not a function of their inputs.
-_IMPURE = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
+_IMPURE = {
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+    "Dropout",
+}
 #: Results larger than this stay a computation: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
+_GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
 
 
 class FoldError(VkepError):
@@ -27,30 +41,71 @@ def can_fold(node: Node) -> bool:
     return node.schema is not None and node.op_type not in _IMPURE and not node.captures and not _has_body(node)
 
 
+def fold_weights(
+    node: Node, inputs: Sequence[Weight | None], opsets: Mapping[str, int]
+) -> list[ArrayWeight | None] | None:
+    """The node's outputs as constants; None where no kernel takes their types. Raises `FoldError`.
+
+    Of the same weights it gives the same ones again, so that what follows from them (digests, packed forms, other folded
+    nodes) is not made anew for each plan of a model.
+    """
+    kept = node.memo.get("folded")
+    if kept is not None and len(kept[0]) == len(inputs) and all(map(operator.is_, kept[0], inputs)):
+        return list(kept[1])
+    results = fold(node, [w.array() if w is not None else None for w in inputs], opsets)
+    if any(r is not None and r.dtype not in _GPU_DTYPES for r in results):
+        return None
+    made = [
+        ArrayWeight(name, result) if name and result is not None else None
+        for name, result in zip(node.outputs, results, strict=True)
+    ]
+    node.memo["folded"] = (tuple(inputs), tuple(made))
+    return made
+
+
 def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> list[np.ndarray | None]:
     """The node's outputs; None for an absent one. Raises `FoldError`."""
     quick = _quick(node, inputs)
     if quick is not None:
         return [quick]
-    from onnx.reference import ReferenceEvaluator
-
     named = {name: array for name, array in zip(node.inputs, inputs, strict=True) if name and array is not None}
     wanted = [name for name in node.outputs if name]
-    graph = helper.make_graph(
-        [node.proto],
-        "fold",
-        [helper.make_tensor_value_info(n, _elem_type(a), a.shape) for n, a in named.items()],
-        [onnx.ValueInfoProto(name=n) for n in wanted],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
+    evaluate = node.memo.get("evaluator")
     try:
-        results = ReferenceEvaluator(model).run(wanted, named)
+        if evaluate is None or evaluate.given != _types(named):
+            evaluate = node.memo["evaluator"] = _Evaluator(node, named, wanted, opsets)
+        results = evaluate(named)
     except Exception as error:  # the reference raises whatever it meets
         raise FoldError(f"{node.title}: {error}") from error
     if not all(isinstance(r, (np.ndarray, np.generic)) for r in results):
         raise FoldError(f"{node.title}: result is no tensor")
     found = dict(zip(wanted, (np.asarray(r) for r in results), strict=True))
     return [found.get(name) for name in node.outputs]
+
+
+class _Evaluator:
+    """A node for onnx's reference evaluator, which takes longer to make than to run. Thread-safe."""
+
+    def __init__(
+        self, node: Node, named: Mapping[str, np.ndarray], wanted: Sequence[str], opsets: Mapping[str, int]
+    ) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        self.given = _types(named)
+        self._wanted = list(wanted)
+        self._lock = Lock()
+        graph = helper.make_graph(
+            [node.proto],
+            "fold",
+            [helper.make_tensor_value_info(n, _elem_type(a), a.shape) for n, a in named.items()],
+            [onnx.ValueInfoProto(name=n) for n in wanted],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
+        self._evaluator = ReferenceEvaluator(model)
+
+    def __call__(self, named: Mapping[str, np.ndarray]) -> Any:
+        with self._lock:
+            return self._evaluator.run(self._wanted, dict(named))
 
 
 def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None:
@@ -73,7 +128,23 @@ def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None
             return np.squeeze(first)
         axes = tuple(int(a) for a in axes)
         return np.expand_dims(first, axes) if node.op_type == "Unsqueeze" else np.squeeze(first, axes)
+    if node.op_type == "Slice" and len(inputs) > 2:
+        return _sliced(first, [None if given is None else given.reshape(-1).tolist() for given in inputs[1:]])
     return None
+
+
+def _sliced(array: np.ndarray, given: Sequence[list[int] | None]) -> np.ndarray | None:
+    """ONNX's Slice, which the reference evaluator takes for Python's."""
+    starts, ends, axes, steps = [*given, None, None][:4]
+    if starts is None or ends is None:
+        return None
+    for start, end, axis, step in zip(starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True):
+        array = array.take(slice_span(array.shape[axis], start, end, step), axis)
+    return array
+
+
+def _types(named: Mapping[str, np.ndarray]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    return {name: (array.dtype, array.shape) for name, array in named.items()}
 
 
 def _elem_type(array: np.ndarray) -> int:

@@ -69,7 +69,7 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage]) -> list[Op]:
                 if not isinstance(producer, Pointwise):
                     continue
                 expr = _inline(consumer, producer)
-                if expr is None or sum(1 for _ in ex.leaves(expr)) > MAX_OPERANDS:
+                if expr is None or len(ex.leaves(expr)) > MAX_OPERANDS:
                     continue
                 uses.remove(consumer)
                 uses.remove(producer)
@@ -171,7 +171,7 @@ def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     assert kernel.row_axis is not None
     if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or op.out.size != out.size:
         return None
-    if sum(1 for _ in ex.leaves(op.expr)) > MAX_OPERANDS:
+    if len(ex.leaves(op.expr)) > MAX_OPERANDS:
         return None
     failed = False
 

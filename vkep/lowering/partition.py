@@ -8,23 +8,19 @@ elsewhere than that input was made; nodes of one kind and stage make one convex 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering.builder import Builder, NeedsValue
 from vkep.lowering.control import HostDriven, Inlined, expand, is_control
 from vkep.lowering.delegates import VGF, VULKAN, Partition, Policy
-from vkep.lowering.emit import emit
-from vkep.lowering.fold import FoldError, can_fold, fold
-from vkep.lowering.fuse import optimize
+from vkep.lowering.fold import FoldError, can_fold, fold_weights
 from vkep.lowering.graph_islands import GraphIslands
-from vkep.lowering.infer import Known, dtype_of, infer, shape_of
+from vkep.lowering.infer import Known, infer, shape_of
+from vkep.lowering.island import Island
 from vkep.lowering.kompute import KOMPUTE, KpRegions
 from vkep.lowering.kompute import find as find_kp
 from vkep.lowering.nodes import check_known, lower_node
@@ -38,18 +34,9 @@ from vkep.lowering.program import (
     Step,
     ValueSpec,
 )
+from vkep.lowering.questions import Needs
 from vkep.lowering.sized import parts
-from vkep.lowering.tensor import Storage, Tensor
-from vkep.plan.records import Port
-
-
-@dataclass
-class _Island:
-    stage: int
-    builder: Builder
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    ports: list[Port] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
+from vkep.lowering.tensor import Tensor
 
 
 def lower(
@@ -59,16 +46,22 @@ def lower(
     opsets: Mapping[str, int],
     caps: DeviceCapabilities,
     policy: Policy | None = None,
+    *,
+    may_postpone: bool = False,
 ) -> Program:
     """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs).
 
     Without a ``policy`` the Vulkan delegate is the only one. Partitions that the policy finds too small are dissolved,
     their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.
+
+    ``may_postpone``: where a plan asks a question of a value in ``known``, the program is one deferred step.
     """
     current: Policy | None = policy or Policy()
     while current is not None:
         partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current)
         current = partitioner.place()
+        if may_postpone and partitioner.asks_inputs:
+            return partitioner.postponed()
     return partitioner.program()
 
 
@@ -88,12 +81,13 @@ class _Partitioner:
         self.kompute = KpRegions()
         self.known: dict[str, Known] = dict(known)
         self.made: dict[str, tuple[str, int]] = {}  # value: (kind, stage) of the step that makes it
-        self.islands: dict[int, _Island] = {}
+        self.islands: dict[int, Island] = {}
         self.cpu: dict[int, list[tuple[Node, str]]] = {}
         self.control: dict[int, list[Node]] = {}
         self.deferred: list[Node] = []
         self.placed: list[Node] = []  # every node but those that their bodies' nodes stand for
-        self.values: set[str] = set()
+        self.needs = Needs()
+        self.asks_inputs = ""  #: the question that a node asks of what the program starts from
         self.placements: list[Placement] = []
 
     def place(self) -> Policy | None:
@@ -115,6 +109,14 @@ class _Partitioner:
         constants = {n: v for n in self.outputs if isinstance(v := self.known.get(n), Weight)}
         return Program(tuple(steps), constants, tuple(self.placements), tuple(self.outputs))
 
+    def postponed(self) -> Program:
+        """All nodes in one deferred step: planned at once then, where a part planned now would end at the question."""
+        self.deferred = list(self.nodes)
+        step = self._deferred_step()
+        constants = {n: v for n in self.outputs if n not in step.outputs and isinstance(v := self.known.get(n), Weight)}
+        placements = tuple(Placement(node, "deferred", self.asks_inputs) for node in self.nodes)
+        return Program((step,), constants, placements, tuple(self.outputs))
+
     # ---- one node
 
     def _place(self, node: Node) -> None:
@@ -135,7 +137,9 @@ class _Partitioner:
             self._offer(first)
         except NeedsValue as need:
             if need.names:
-                self.values.update(need.names)
+                self.needs.add(need.names, need.question)
+                if need.question is not None and not any(n in self.made for n in need.names):
+                    self.asks_inputs = need.reason
                 self._defer(node, need.reason)
             else:  # a value that the node makes for itself never becomes known
                 self._to_cpu(node, need.reason)
@@ -166,31 +170,26 @@ class _Partitioner:
             self.placements.append(Placement(node, "control", expansion.reason))
             self.made.update({name: ("control", stage) for name in node.outputs if name})
         else:
-            self.values.add(expansion.name)
+            self.needs.add([expansion.name], None)
             self._defer(node, f"its branch follows from {expansion.name!r}")
 
     def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:
         if node.op_type in ("Shape", "Size") and isinstance(inputs[0], ValueSpec) and not node.domain:
-            results: list[np.ndarray | None] = [shape_of(node, inputs[0].shape)]
+            name = node.outputs[0]
+            results: list[ArrayWeight | None] | None = [ArrayWeight(name, shape_of(node, inputs[0].shape))]
         elif all(isinstance(v, Weight) for v in inputs):
-            arrays = [self._array(n) for n in node.inputs]
+            weights = [v if isinstance(v := self.known.get(n), Weight) else None for n in node.inputs]
             try:
-                results = fold(node, arrays, self.opsets)
+                results = fold_weights(node, weights, self.opsets)
             except FoldError:
                 return False
         else:
             return False
-        if any(r is not None and r.dtype not in _GPU_DTYPES for r in results):
+        if results is None:
             return False
-        for name, result in zip(node.outputs, results, strict=True):
-            if name and result is not None:
-                self.known[name] = ArrayWeight(name, result)
+        self.known.update({r.name: r for r in results if r is not None})
         self.placements.append(Placement(node, "folded"))
         return True
-
-    def _array(self, name: str) -> np.ndarray | None:
-        value = self.known.get(name)
-        return value.array() if isinstance(value, Weight) else None
 
     def _offer(self, node: Node) -> None:
         """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, or `NeedsValue`
@@ -241,20 +240,21 @@ class _Partitioner:
     def _lower(self, node: Node, declined: Mapping[str, str]) -> None:
         check_known(node)
         stage = self._stage(node, "vulkan")
-        island = self.islands.get(stage) or _Island(stage, Builder(self.caps))
+        island = self.islands.get(stage) or Island(stage, Builder(self.caps))
         builder = island.builder
-        ops, ports, tensors = len(builder.ops), len(island.ports), dict(island.tensors)
+        ops, ports, tensors = len(builder.ops), len(island.ports), len(island.tensors)
         builder.node = node
         arguments: list[Tensor | None] = []
         try:
-            arguments += [self._tensor(island, n) if n else None for n in node.inputs]
+            arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
             results = lower_node(builder, node, arguments, self.opsets)
         except Decline as decline:
             if isinstance(decline, NeedsValue) and not decline.names:
                 pairs = zip(node.inputs, arguments, strict=True)
                 decline.names = tuple(n for n, t in pairs if t is not None and t.storage is decline.tensor.storage)
             del builder.ops[ops:], island.ports[ports:]
-            island.tensors = tensors
+            for name in list(island.tensors)[tensors:]:  # those that came in for this node
+                del island.tensors[name]
             raise
         finally:
             builder.node = None
@@ -269,25 +269,6 @@ class _Partitioner:
         if missing:
             raise AssertionError(f"{node.title}: its operator function made no output {missing}")
         self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
-
-    def _tensor(self, island: _Island, name: str) -> Tensor:
-        if name not in island.tensors:
-            value = self.known[name]
-            if dtype_of(value) is None:
-                raise Decline(f"input {name!r} has an element type that no kernel takes")
-            if isinstance(value, Weight):
-                island.tensors[name] = island.builder.weight(value)
-            else:
-                assert isinstance(value, ValueSpec)
-                island.tensors[name] = self._import(island, name, value)
-        return island.tensors[name]
-
-    def _import(self, island: _Island, name: str, value: ValueSpec) -> Tensor:
-        size = int(np.prod(value.shape, dtype=np.int64)) * value.dtype.itemsize
-        port = Port(name, value.dtype.name, value.shape, size, is_input=True)
-        storage = Storage(size, port=len(island.ports), label=name)
-        island.ports.append(port)
-        return Tensor.contiguous(value.dtype, value.shape, storage)
 
     def _stage(self, node: Node, kind: str) -> int:
         stages = [0]
@@ -324,7 +305,7 @@ class _Partitioner:
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
-            step = self._island_step(island, later | read_outside | elsewhere)
+            step = island.step(later | read_outside | elsewhere, self.caps)
             if step is not None:
                 steps.append((stage, step))
         ports = {p.name for island in self.islands.values() for p in island.ports}
@@ -339,21 +320,6 @@ class _Partitioner:
         if self.deferred:
             ordered.append(self._deferred_step())
         return ordered
-
-    def _island_step(self, island: _Island, wanted: set[str]) -> IslandStep | None:
-        made = [n for node in island.nodes for n in node.outputs if n in wanted]
-        builder, ports, results = island.builder, list(island.ports), []
-        for name in dict.fromkeys(made):
-            tensor = island.tensors[name]
-            port = Port(name, tensor.dtype.name, tensor.shape, tensor.nbytes, is_input=False)
-            storage = Storage(tensor.nbytes, port=len(ports), label=name)
-            ports.append(port)
-            results.append(builder.copy(tensor, out=Tensor.contiguous(tensor.dtype, tensor.shape, storage)))
-        if not results:
-            return None
-        ops = optimize(builder.ops, results)
-        planned = emit(ops, ports, self.caps)
-        return IslandStep(planned.plan, planned.weights, tuple(island.nodes))
 
     def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
         nodes = [node for node, _ in placed]
@@ -372,7 +338,12 @@ class _Partitioner:
         made = [n for node in self.deferred for n in node.outputs if n]
         inputs, constants = self._needs(self.deferred, set(made))
         outputs = tuple(n for n in made if n in set(self.outputs))
-        values = frozenset(n for n in inputs if n in self.values)
+        values = {}
+        for name in inputs:
+            known = self.known.get(name)
+            asked = self.needs.of(name, known.answers if isinstance(known, ValueSpec) else ())
+            if asked is not None:
+                values[name] = asked
         return DeferredStep(tuple(self.deferred), inputs, outputs, values, constants)
 
     def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
@@ -385,6 +356,3 @@ class _Partitioner:
 def _reads_outside(all_nodes: Iterable[Node], group: Sequence[Node]) -> set[str]:
     inside = {id(n) for n in group}
     return {name for node in all_nodes if id(node) not in inside for name in node.reads}
-
-
-_GPU_DTYPES = {d.numpy for d in DTYPES.values()}

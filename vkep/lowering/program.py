@@ -9,16 +9,18 @@ from pathlib import Path
 from vkep.dtypes import DType
 from vkep.graph.model import Node
 from vkep.graph.weights import Weight
+from vkep.lowering.questions import Answers, Question
 from vkep.plan.records import Plan
 from vkep.tosa.lower import TosaGraph
 
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """A value known by type and shape, not by content."""
+    """A value known by type and shape, not by content (of which ``answers`` may tell something)."""
 
     dtype: DType
     shape: tuple[int, ...]
+    answers: Answers = ()
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,16 @@ class CpuStep:
 
 @dataclass(frozen=True)
 class DeferredStep:
-    """Plan the rest once the earlier steps have run: it needs shapes, or the ``values`` named, that only they give."""
+    """Plan the rest once the earlier steps have run: it needs shapes, or ``values``, that only they give.
+
+    Of each value named the plan depends on the answers to the questions beside it; on its whole content where there are
+    none.
+    """
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    values: frozenset[str]
+    values: Mapping[str, tuple[Question, ...]]
     constants: Mapping[str, Weight]
 
 

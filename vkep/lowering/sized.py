@@ -26,11 +26,9 @@ def parts(node: Node, known: Mapping[str, Any], opsets: Mapping[str, int]) -> li
     """
     if is_channels_last(node) and hasattr(known[node.inputs[0]], "shape"):
         return channels_first(node, len(known[node.inputs[0]].shape), opsets)
-    if node.domain:
+    if node.domain or not registry.is_declared(SIZED, f"{node.op_type}Fill"):
         return [node]
     fill = _part(node, "Fill", node.inputs, (f"{node.outputs[0]}/buffer", f"{node.outputs[0]}/count"))
-    if registry.find(fill) is None:
-        return [node]
     return [fill, _part(node, "Take", (*fill.outputs, *node.inputs), node.outputs)]
 
 

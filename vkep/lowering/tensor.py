@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from vkep.dtypes import DType
 from vkep.graph.weights import Weight
+from vkep.lowering.questions import Answers
 
 #: axes of [n, c, h, w] in the order in which they lie with channels last, and the way back
 CHANNELS_LAST, CHANNELS_SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -27,6 +28,7 @@ class Storage:
     port: int | None = None
     label: str = ""
     channels_last: bool = False  #: made by a kernel that puts the channels last: what is computed from it stays so
+    answers: Answers = ()  #: what is known of an input's content
 
     @property
     def is_constant(self) -> bool:
@@ -91,6 +93,8 @@ class Tensor:
         if self.size == 0:
             return np.empty(self.shape, self.dtype.numpy)
         flat = np.ascontiguousarray(base).reshape(-1)
+        if self.size == 1:
+            return flat[self.offset : self.offset + 1].reshape(self.shape)
         strides = tuple(s * flat.itemsize for s in self.strides)
         return np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, strides, writeable=False)
 
@@ -107,9 +111,7 @@ class Tensor:
     # ---- movement: views only, None where a copy would be needed
 
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
-        return replace(
-            self, shape=tuple(shape), strides=tuple(strides), offset=self.offset if offset is None else offset
-        )
+        return Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), self.offset if offset is None else offset)
 
     def reshape(self, shape: Sequence[int]) -> Tensor | None:
         """The same elements in row-major order under another shape, or None where no strides can say it."""
@@ -139,7 +141,7 @@ class Tensor:
                 strides[lead + axis] = stride if dim != 1 else 0
             elif dim != 1:
                 raise ValueError(f"cannot broadcast shape {self.shape} to {shape}")
-        return self.view(shape, strides)
+        return self if shape == self.shape and tuple(strides) == self.strides else self.view(shape, strides)
 
     def slice(self, axis: int, start: int, length: int, step: int = 1) -> Tensor:
         """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards)."""

@@ -10,6 +10,8 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.kernels.gather import gather
 from vkep.lowering.builder import Builder
+from vkep.lowering.expr import Expr
+from vkep.lowering.questions import Room
 from vkep.lowering.tensor import Tensor
 from vkep.ops.attention import (
     Heads,
@@ -198,13 +200,15 @@ def group_query_attention(
         b.decline("scores as an output")
     q, k, v = _grouped_parts(b, query, key, value, num_heads, kv_num_heads)
     batch, length = q.shape[0], q.shape[2]
-    total = int(b.value(total_sequence_length, "total_sequence_length").reshape(-1)[0])
+    room = past_key.shape[2] if past_key is not None else 0
+    used = _used(b, total_sequence_length, room)
     # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
     lengths = b.reshape(seqlens_k, (batch,))
-    if length == total:
+    if used > room and length == used:
         first = b.full((batch,), 0, _INT32)
     else:
-        first = b.pointwise("({0} + {1})", lengths, 1 - length)
+        total = b.reshape(total_sequence_length, (1,))
+        first = b.pointwise("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             b.decline("do_rotary without tables of cos and sin")
@@ -213,16 +217,18 @@ def group_query_attention(
             position_ids = b.pointwise("({0} + {1})", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
         cos, sin = angles(b, cos_cache, sin_cache, position_ids)
         q, k = (rotated(b, t, cos, sin, bool(rotary_interleaved)) for t in (q, k))
-    room = max(total, past_key.shape[2] if past_key is not None else 0)
+    room = max(used, room)
     present_key, present_value = (_cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v)))
-    used_key, used_value = present_key.slice(2, 0, total), present_value.slice(2, 0, total)
+    if attention_bias is not None:
+        used = min(used, attention_bias.shape[-1])
+    used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)
     heads = heads_of(b, q, used_key)
     offset = b.expr("{0}", per_batch(b, first))
     left = local_window_size - 1 if local_window_size > 0 else -1
     mask = position_mask(b, heads, offset, True, left)
     mask.may_hide_rows = False  # a query sees itself
     if attention_bias is not None:
-        bias = attention_bias.slice(attention_bias.rank - 1, 0, total)
+        bias = attention_bias.slice(attention_bias.rank - 1, 0, used)
         mask.biases.append(heads.mask_view(b, bias))
     sink = head_sink
     if smooth_softmax and sink is None:
@@ -241,6 +247,19 @@ def group_query_attention(
     return outputs(b, merge_heads(b, done.y), present_key, present_value)
 
 
+def _used(b: Builder, total: Tensor, room: int) -> int:
+    """The keys to attend to: those that a run has, and where the past's buffer has room for them some that it has not.
+
+    The causal mask hides the latter, so that a buffer is planned for a few times while it fills, not at each length.
+    """
+    if total.size != 1:
+        b.decline(f"total_sequence_length of shape {total.shape}; expected one number")
+    known = total.array
+    used = int(known.reshape(-1)[0]) if known is not None else b.answer(total, "total_sequence_length", Room(room))
+    assert isinstance(used, int)
+    return used
+
+
 def _grouped_parts(
     b: Builder, query: Tensor, key: Tensor | None, value: Tensor | None, num_heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,27 +271,49 @@ def _grouped_parts(
 
 
 def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: int) -> Tensor:
-    """The cache [batch, heads, room, size]: ``new`` from each sequence's ``first`` position on, ``past`` elsewhere."""
+    """The cache [batch, heads, room, size]: ``past`` to each sequence's ``first`` position, ``new`` from there on, and zeros:
+    what a buffer holds beyond a sequence's end is nobody's, and may be no number.
+    """
     batch, heads, length, size = new.shape
-    both = joined(b, past, new)
-    old = both.shape[2] - length
+    old = past.shape[2] if past is not None else 0
     if old == 0 and room == length:
         return new
+    if past is not None and (past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]):
+        b.decline(f"past of shape {past.shape} and new of shape {new.shape} do not join")
+    positions = b.constant(np.arange(room, dtype=np.int32)).view((1, 1, room, 1), (0, 0, 1, 0))
+
+    def step_in(start: int, count: int) -> Expr:
+        """Which of the new ones lies at each position: below 0 before them, and their number or more after them."""
+        return b.expr("({0} - {1})", positions.slice(2, start, count), b.reshape(first, (batch, 1, 1, 1)))
+
+    if past is not None and old and length == 1 and room <= old + 1:
+        out = b.empty(new.dtype, (batch, heads, room, size))
+        ctype, zero = new.dtype.glsl_compute, b.scalar_like(0, new)
+        kept = b.expr("({0} < 0 ? {1} : {2})", step_in(0, old), past, zero, ctype=ctype)
+        value = b.expr("({0} == 0 ? {1} : {2})", step_in(0, old), new, kept, ctype=ctype)
+        b.store(value, new.dtype, out=out.slice(2, 0, old))
+        if room > old:
+            last = b.expr("({0} == 0 ? {1} : {2})", step_in(old, 1), new, zero, ctype=ctype)
+            b.store(last, new.dtype, out=out.slice(2, old, 1))
+        return out
     # a row of the cache is one of the joined rows: which one, for each sequence, head and position
-    position = b.constant(np.arange(room, dtype=np.int32)).view((1, 1, room), (0, 0, 1))
-    row = b.constant((np.arange(batch * heads, dtype=np.int32) * both.shape[2]).reshape(batch, heads, 1))
-    step = b.expr("({0} - {1})", position, b.reshape(first, (batch, 1, 1)))
-    at = b.expr("({0} >= {1} && {0} < {2})", step, 0, length, ctype="bool")
-    kept = b.expr("min({0}, {1})", position, max(old - 1, 0))
-    source = b.expr("({1} ? {0} + {2} : {3})", step, at, old, kept, ctype="int")
-    index = b.store(b.expr("({0} + {1})", source, row), _INT32, shape=(batch, heads, room))
+    both = b.empty(new.dtype, (batch, heads, old + length + 1, size))
+    if past is not None and old:
+        b.copy(past, out=both.slice(2, 0, old))
+    b.copy(new, out=both.slice(2, old, length))
+    b.copy(b.full((batch, heads, 1, size), 0, new.dtype), out=both.slice(2, old + length, 1))
+    rows = np.arange(batch * heads, dtype=np.int32) * both.shape[2]
+    row = b.constant(rows.reshape(batch, heads, 1, 1))
+    place = b.constant(np.minimum(np.arange(room, dtype=np.int32), max(old - 1, 0)))
+    before = place.view((1, 1, room, 1), (0, 0, 1, 0))
+    source = b.expr("({0} < 0 ? {1} : {3} + min({0}, {2}))", step_in(0, room), before, length, old, ctype="int")
+    index = b.store(b.expr("({0} + {1})", source, row), _INT32, shape=(batch, heads, room, 1))
     out = b.empty(new.dtype, (batch, heads, room, size))
+    rows_in = batch * heads * both.shape[2]
     b.kernel(
-        [b.contiguous(both), index],
+        [both, index],
         [out],
-        lambda t, i, o, _: gather(
-            1, batch * heads * (old + length), size, index.size, new.dtype.itemsize, "int32", t.caps, i[0], i[1], o[0]
-        ),
+        lambda t, i, o, _: gather(1, rows_in, size, index.size, new.dtype.itemsize, "int32", t.caps, i[0], i[1], o[0]),
     )
     return out
 

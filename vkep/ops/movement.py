@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkep.graph.windows import slice_span
 from vkep.lowering.builder import Builder
 from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import every
@@ -162,16 +163,9 @@ def _slice(
         starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
     ):
         axis = b.axis(axis, data.rank)
-        if step == 0:
-            b.decline("a slice step is 0")
-        span = range(*slice(start, _open_end(end, step), step).indices(data.shape[axis]))
+        span = slice_span(data.shape[axis], start, end, step)
         data = data.slice(axis, span.start if len(span) else 0, len(span), step)
     return data
-
-
-def _open_end(end: int, step: int) -> int | None:
-    # A backward slice that runs to the front has an end below -size (ONNX: "INT_MIN"), which Python reads as None.
-    return None if step < 0 and end < -(2**30) else end
 
 
 @operator("Slice", since=1, until=9, types={"T": every("Slice")})

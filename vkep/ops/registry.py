@@ -102,6 +102,11 @@ def find(node: Node) -> OperatorDef | None:
     return None
 
 
+def is_declared(domain: str, op_type: str) -> bool:
+    """Whether any version of an operator is declared."""
+    return (domain, op_type) in _OPERATORS
+
+
 def declared() -> Iterator[OperatorDef]:
     """Every declared operator, by domain and name."""
     for key in sorted(_OPERATORS):

@@ -8,7 +8,7 @@ stay on the device where every read of it names exactly the bytes that it wrote;
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from vkep.errors import InvalidPteError
@@ -101,8 +101,11 @@ def analyse(
     steps: Sequence[Step],
     contexts: Sequence[Hashable],
     where: str,
+    as_stored: Collection[int] = (),
 ) -> Flow:
     """``contexts`` says on which context each delegate runs: only within one can a tensor stay on the device.
+    ``as_stored`` are the delegates that take and give tensors' bytes in the order in which arenas hold them; what is
+    stored in another order than its dimensions goes to and from these through the arenas.
 
     Raises `InvalidPteError` for a step that writes a constant.
     """
@@ -122,7 +125,7 @@ def analyse(
             flow.writes[INPUT, number] = Write(index, to_arena=not flow.linear)
     flow.outputs = (None,) * len(outputs)
     if flow.linear:
-        _Walk(values, steps, contexts, flow).run(inputs, outputs)
+        _Walk(values, steps, contexts, flow, as_stored).run(inputs, outputs)
     return flow
 
 
@@ -130,9 +133,14 @@ class _Walk:
     """One pass over the steps in order."""
 
     def __init__(
-        self, values: Sequence[Value], steps: Sequence[Step], contexts: Sequence[Hashable], flow: Flow
+        self,
+        values: Sequence[Value],
+        steps: Sequence[Step],
+        contexts: Sequence[Hashable],
+        flow: Flow,
+        as_stored: Collection[int],
     ) -> None:
-        self.values, self.steps, self.contexts, self.flow = values, steps, contexts, flow
+        self.values, self.steps, self.contexts, self.flow, self.as_stored = values, steps, contexts, flow, as_stored
         self.arenas = _Arenas()
         self.given: dict[int, int] = {}  #: numbers of the method's inputs by value
         self.before: list[Place] = []  #: read before anything wrote there: what the run before left
@@ -143,8 +151,7 @@ class _Walk:
         self.given = {index: number for number, index in enumerate(inputs)}
         for number, step in enumerate(self.steps):
             if isinstance(step, DelegateStep):
-                here = self.contexts[step.delegate]
-                self.flow.sources[number] = tuple(self._for_delegate(index, here) for index in step.inputs)
+                self.flow.sources[number] = tuple(self._for_delegate(index, step.delegate) for index in step.inputs)
                 for position, index in enumerate(step.outputs):
                     self._put(index, (number, position))
             elif isinstance(step, KernelStep) and not _is_view(step):
@@ -182,18 +189,24 @@ class _Walk:
             if index in self.given:  # the caller's array is not to be written
                 self.flow.writes[INPUT, self.given[index]].to_arena = True
 
-    def _for_delegate(self, index: int, context: Hashable) -> Writer | None:
+    def _for_delegate(self, index: int, reader: int) -> Writer | None:
         who = self._exact(index)
         if who is not None and who[0] == INPUT:
             return who
         if who is not None:
             step = self.steps[who[0]]
             assert isinstance(step, DelegateStep)
-            if self.contexts[step.delegate] == context:
+            if self.contexts[step.delegate] == self.contexts[reader] and self._same_order(index, step.delegate, reader):
                 self.flow.writes[who].on_device = True
                 return who
         self._on_host(index)
         return None
+
+    def _same_order(self, index: int, *delegates: int) -> bool:
+        """Whether the value's elements lie in the same order in all of the delegates."""
+        value = self.values[index]
+        assert isinstance(value, TensorValue)
+        return value.is_contiguous or not any(delegate in self.as_stored for delegate in delegates)
 
     def _exact(self, index: int) -> Writer | None:
         """The write of a delegate or the caller that this value is, as a whole."""

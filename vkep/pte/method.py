@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vkep.errors import InvalidPteError
@@ -40,8 +40,9 @@ class DecodedMethod:
         """Names of the operators outside delegates, in order, each once."""
         return list(dict.fromkeys(step.name for step in self.steps if isinstance(step, KernelStep)))
 
-    def analysed(self, contexts: Sequence[Hashable]) -> Flow:
-        return analyse(self.values, self.inputs, self.outputs, self.steps, contexts, self.where)
+    def analysed(self, contexts: Sequence[Hashable], as_stored: Collection[int] = ()) -> Flow:
+        """See `analyse`."""
+        return analyse(self.values, self.inputs, self.outputs, self.steps, contexts, self.where, as_stored)
 
 
 def delegates_of(file: PteFile, plan: schema.ExecutionPlan) -> tuple[Delegate, ...]:

@@ -38,7 +38,7 @@ class ScalarType(IntEnum):
     """torch's numbers of element types."""
 
     BYTE, CHAR, SHORT, INT, LONG, HALF, FLOAT, DOUBLE = range(8)
-    BOOL = 11
+    COMPLEX_HALF, COMPLEX_FLOAT, COMPLEX_DOUBLE, BOOL = range(8, 12)
     QINT8, QUINT8, QINT32, BFLOAT16, QUINT4X2, QUINT2X4 = range(12, 18)
     BITS16 = 22
     FLOAT8E5M2, FLOAT8E4M3FN, FLOAT8E5M2FNUZ, FLOAT8E4M3FNUZ, UINT16, UINT32, UINT64 = range(23, 30)
@@ -54,6 +54,8 @@ NUMPY: dict[ScalarType, np.dtype] = {
     ScalarType.HALF: np.dtype(np.float16),
     ScalarType.FLOAT: np.dtype(np.float32),
     ScalarType.DOUBLE: np.dtype(np.float64),
+    ScalarType.COMPLEX_FLOAT: np.dtype(np.complex64),
+    ScalarType.COMPLEX_DOUBLE: np.dtype(np.complex128),
     ScalarType.BOOL: np.dtype(np.bool_),
     ScalarType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     ScalarType.FLOAT8E5M2: np.dtype(ml_dtypes.float8_e5m2),

@@ -58,6 +58,19 @@ class TensorValue:
         return order == sorted(order)
 
     @property
+    def stored_sizes(self) -> tuple[int, ...]:
+        """The sizes from the outermost to the innermost dimension of the storage."""
+        return self.sizes if self.is_contiguous else tuple(self.sizes[d] for d in self.dim_order)
+
+    def to_stored(self, array: np.ndarray) -> np.ndarray:
+        """A view of an array of this tensor's rank, with its dimensions as they are stored."""
+        return array if self.is_contiguous else array.transpose(self.dim_order)
+
+    def from_stored(self, array: np.ndarray) -> np.ndarray:
+        """The inverse of `to_stored`."""
+        return array if self.is_contiguous else array.transpose(np.argsort(self.dim_order))
+
+    @property
     def nbytes(self) -> int:
         return math.prod(self.sizes) * self.dtype.itemsize
 

@@ -51,7 +51,7 @@ class Compiler:
         """
         policy = self.policy
         while True:
-            program = lower(nodes, known, outputs, self._opsets, self._delegate.capabilities, policy)
+            program = lower(nodes, known, outputs, self._opsets, self._delegate.capabilities, policy, may_postpone=True)
             try:
                 return self(program)
             except GraphRefused as refusal:

@@ -21,6 +21,7 @@ from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight
 from vkep.lowering.infer import Known
 from vkep.lowering.program import DeferredStep, HostValue, IslandStep, Program, ValueSpec
+from vkep.lowering.questions import Question
 from vkep.plan.records import Port
 from vkep.session.chain import Chain, Region, Staged
 from vkep.session.cpu import CpuRunner
@@ -185,7 +186,7 @@ class DeferredExecutor:
     def run(self, values: Values, targets: Targets) -> None:
         inner = _on_host(values, [n for n in self.step.inputs if n in self.step.values])
         here: Values = {n: values[n] for n in self.step.inputs} | inner
-        signature = tuple((n, _signature(here[n], n in self.step.values)) for n in self.step.inputs)
+        signature = tuple((n, _signature(here[n], self.step.values.get(n))) for n in self.step.inputs)
         with self._cache.use(signature, lambda: self._plan(here)) as executable:
             executable.run(here, targets)
         # not only the step's outputs: profiling runs the islands inside again, from the values that they met
@@ -194,7 +195,7 @@ class DeferredExecutor:
     def _plan(self, values: Values) -> Executable:
         known: dict[str, Known] = dict(self.step.constants)
         for name in self.step.inputs:
-            known[name] = known_value(values[name], name, as_constant=name in self.step.values)
+            known[name] = known_value(values[name], name, self.step.values.get(name))
         return self._compile.plan(self.step.nodes, known, self.step.outputs)
 
     @property
@@ -312,8 +313,8 @@ def check_target(name: str, dtype: object, shape: tuple[int, ...], target: Devic
         )
 
 
-def known_value(value: Any, name: str, *, as_constant: bool = False) -> Known:
-    """What planning may know of a value that is there."""
+def known_value(value: Any, name: str, asked: Sequence[Question] | None = None) -> Known:
+    """What planning may know of a value that is there: what it answers to the questions ``asked``; all, where none is."""
     if isinstance(value, DeviceTensor):
         return ValueSpec(value.dtype, value.shape)
     if not isinstance(value, np.ndarray):
@@ -322,12 +323,17 @@ def known_value(value: Any, name: str, *, as_constant: bool = False) -> Known:
         dtype = dtypes.from_numpy(value.dtype)
     except TypeError:
         return HostValue(str(value.dtype))
-    return ArrayWeight(name, value.copy()) if as_constant else ValueSpec(dtype, value.shape)
+    if asked is not None and not asked:
+        return ArrayWeight(name, value.copy())
+    return ValueSpec(dtype, value.shape, tuple((question, question(value)) for question in asked or ()))
 
 
-def _signature(value: Any, with_content: bool) -> Any:
+def _signature(value: Any, asked: Sequence[Question] | None) -> Any:
     if isinstance(value, np.ndarray):
-        return (str(value.dtype), value.shape, value.tobytes() if with_content else None)
+        content: Any = None
+        if asked is not None:
+            content = tuple(question(value) for question in asked) or value.tobytes()
+        return (str(value.dtype), value.shape, content)
     if isinstance(value, DeviceTensor):
         return (value.dtype.name, value.shape, None)
     return type(value).__name__

@@ -34,6 +34,8 @@ class SessionOptions:
     cache_dir: folder for compiled shaders instead of the user's cache folder.
     plan_cache_size: how many input signatures keep their plan (dynamic shapes).
     concurrency: runs of one session that may hold memory at the same time.
+    tuned: tilings of problems instead of those that ``vkep tune`` measured on the device (`vkep.device.tuning`); ``{}``
+        leaves every choice to the kernels' own estimates.
     base_dir: where external data lies, for a model given as bytes.
     validation: turn Vulkan's validation layers on when this session creates the context.
     progress: called while shaders are compiled and weights uploaded.
@@ -51,6 +53,7 @@ class SessionOptions:
     cache_dir: str | os.PathLike[str] | None = None
     plan_cache_size: int = 16
     concurrency: int = 2
+    tuned: Mapping[str, tuple[int, ...]] | None = None
     base_dir: str | os.PathLike[str] | None = None
     validation: bool | None = None
     progress: Progress | None = None

@@ -101,7 +101,8 @@ class InferenceSession:
         arena = self.options.arena_config()
         context = context or resolve_context(self.options)
         library = ShaderLibrary(cache_dir=spirv_folder(self.options))
-        delegate = VulkanDelegate(context, library, arena, sync_mode=self.options.sync_mode)
+        tuned = self.options.tuned
+        delegate = VulkanDelegate(context, library, arena, sync_mode=self.options.sync_mode, tuned=tuned)
         self._parts = _Parts(delegate, self.options, self.model)
         self._finalizer = on_end(self, self._parts.close)
         self._inputs = {v.name: v for v in self.model.graph.inputs}

@@ -13,7 +13,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from torch import Tensor, nn
 
 from tools.executorch_data.nets import Counter as CounterNet
-from tools.executorch_data.nets import UnifiedVgfVulkan
+from tools.executorch_data.nets import Mlp, UnifiedVgfVulkan
 from vkep.executorch.export import ExportReport, UnifiedGpuCompileSpec, UnifiedGpuPartitioner
 
 
@@ -64,6 +64,15 @@ def counter() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return CounterNet(), (torch.randn(4),)
 
 
+def batched() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Mlp(), (torch.randn(4, 24),)
+
+
+def batch() -> Any:
+    """From one to eight rows."""
+    return ({0: torch.export.Dim("batch", min=1, max=8)},)
+
+
 def spec(**fields: Any) -> UnifiedGpuCompileSpec:
     return UnifiedGpuCompileSpec(**{"vgf": VgfCompileSpec(), "min_partition_size": 1, **fields})
 
@@ -86,10 +95,11 @@ def partition(net: nn.Module, inputs: tuple[Tensor, ...], data_graphs: str = "dr
     return partitioner.report
 
 
-def lower(net: nn.Module, inputs: tuple[Tensor, ...], **fields: Any) -> tuple[Any, ExportReport]:
+def lower(net: nn.Module, inputs: tuple[Tensor, ...], dynamic: Any = None, **fields: Any) -> tuple[Any, ExportReport]:
     """The program as the file says it, read back, and the report."""
     partitioner = UnifiedGpuPartitioner(spec(**fields))
-    manager = to_edge_transform_and_lower(torch.export.export(net.eval(), inputs), partitioner=[partitioner])
+    exported = torch.export.export(net.eval(), inputs, dynamic_shapes=dynamic)
+    manager = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     return deserialize_pte_binary(manager.to_executorch().buffer).program, partitioner.report
 
 

@@ -59,6 +59,18 @@ def test_the_options_of_vulkan_reach_it(exporting: Any) -> None:
         assert ("force_fp16" in {s.key for s in delegate.compile_specs}) == (delegate.id == "VulkanBackend")
 
 
+@pytest.mark.parametrize("prefer", ["auto", "vulkan_first"])
+def test_a_size_that_may_change_still_may_in_the_program(exporting: Any, prefer: str) -> None:
+    """Weighing partitions must not fix the sizes that it weighs."""
+    dynamic, upper = 1, [8, 10]  # the number of a bounded shape in the schema
+    program, report = exporting.lower(*exporting.batched(), dynamic=exporting.batch(), prefer=prefer)
+    assert exporting.delegates(program) == ["VulkanBackend"]
+    plan = program.execution_plan[0]
+    output = plan.values[plan.outputs[0]].val
+    assert (int(output.shape_dynamism), list(output.sizes)) == (dynamic, upper)
+    assert [part.flops for part in report.partitions] == [2 * 4 * (24 * 32 + 32 * 10) + 4 * 32 + 24 * 32 + 32 * 10]
+
+
 def test_the_rfcs_example(exporting: Any, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "export_unified_vgf_vulkan_e2e.py")]
     command += ["--out_dir", str(tmp_path / "out"), "--token", "t", "--group_id", "9", "--prefer", "vgf_first"]

@@ -13,6 +13,7 @@ PEERS: dict[str, str] = {
     "ort-cpu": "tools.bench.peers.ort_cpu:OrtCpuPeer",
     "ep-webgpu": "tools.bench.peers.ort_webgpu:OrtWebGpuPeer",
     "ncnn": "tools.bench.peers.ncnn_peer:NcnnPeer",
+    "iree": "tools.bench.peers.iree_peer:IreePeer",
     "torch": "tools.bench.peers.torch_peer:TorchEagerPeer",
     "torch-graph": "tools.bench.peers.torch_peer:TorchGraphPeer",
     "torch-device": "tools.bench.peers.torch_peer:TorchDevicePeer",

@@ -91,7 +91,7 @@ def flops(node: torch.fx.Node) -> int:
     """
     result = node.meta.get("val")
     results = [v for v in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(v, torch.Tensor)]
-    elements = sum(math.prod(_size(d) for d in value.shape) for value in results)
+    elements = sum(math.prod(map(_size, value.shape)) for value in results)
     if is_getitem(node):
         return 0
     if operator_name(node) == "aten.linear":
@@ -100,11 +100,20 @@ def flops(node: torch.fx.Node) -> int:
     formula = flop_registry.get(packet)
     if formula is None:
         return elements
-    values = [torch.fx.node.map_arg(a, lambda n: n.meta["val"]) for a in node.args]
+    values = [torch.fx.node.map_arg(a, lambda n: _hinted(n.meta["val"])) for a in node.args]
     try:
-        return int(formula(*values, **node.kwargs, out_val=result))
-    except (TypeError, ValueError, AssertionError):  # symbolic sizes that a formula cannot use
+        return int(formula(*values, **node.kwargs, out_val=_hinted(result)))
+    except (TypeError, ValueError, AssertionError):  # arguments that a formula cannot use
         return elements
+
+
+def _hinted(value: Any) -> Any:
+    """With sizes that are plain numbers: a number made of a symbolic size would fix that size in the whole program."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty([_size(d) for d in value.shape], dtype=value.dtype, device="meta")
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_hinted, value))
+    return _size(value) if isinstance(value, torch.SymInt) else value
 
 
 def _size(dimension: Any) -> int:

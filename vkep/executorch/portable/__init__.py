@@ -5,6 +5,7 @@ bfloat16 are computed in float32.
 """
 
 from vkep.executorch.portable import (
+    backward,
     creation,
     indexing,
     matrix,
@@ -16,12 +17,14 @@ from vkep.executorch.portable import (
     quantized,
     reduction,
     sampling,
+    spectral,
 )
 from vkep.executorch.portable.registry import KERNELS, Kernel
 
 __all__ = [
     "KERNELS",
     "Kernel",
+    "backward",
     "creation",
     "indexing",
     "matrix",
@@ -33,4 +36,5 @@ __all__ = [
     "quantized",
     "reduction",
     "sampling",
+    "spectral",
 ]

@@ -35,6 +35,13 @@ def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
     return distance.max(-1) if np.isinf(p) else np.sum(distance**p, axis=-1) ** (1 / p)
 
 
+@kernel("_pdist_forward.out")
+def pdist(self: Array, p: float) -> Array:
+    """Distances of each row to those after it."""
+    first, second = np.triu_indices(len(self), 1)
+    return cdist(self[first][:, None], self[second][:, None], p, None).reshape(-1)
+
+
 @kernel("convolution.out")
 def convolution(
     input_: Array,
@@ -90,14 +97,8 @@ def _correlate(
     x: Array, w: Array, stride: Sequence[int], edges: Sequence[tuple[int, int]], dilation: Sequence[int], groups: int
 ) -> Array:
     n = len(stride)
-    cut: list[Any] = [slice(max(-a, 0), s - max(-b, 0)) for (a, b), s in zip(edges, x.shape[2:], strict=True)]
-    x = np.pad(x[(..., *cut)], [(0, 0), (0, 0), *((max(a, 0), max(b, 0)) for a, b in edges)])
     kernel_shape = w.shape[2:]
-    reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel_shape, dilation, strict=True))
-    axes = tuple(range(2, 2 + n))
-    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
-    steps: list[Any] = [slice(None, None, s) for s in (1, 1, *stride, *dilation)]
-    windows = windows[tuple(steps)]
+    windows = windows_of(x, kernel_shape, stride, edges, dilation)
     batch, channels, *places = windows.shape[: 2 + n]
     count = int(np.prod(places, dtype=np.int64))
     taps = int(np.prod(kernel_shape, dtype=np.int64))
@@ -106,3 +107,21 @@ def _correlate(
     columns = windows.transpose(order).reshape(batch, groups, per_group * taps, count)
     rows = w.reshape(groups, -1, per_group * taps)
     return np.matmul(rows, columns).reshape(batch, -1, *places)
+
+
+def windows_of(
+    x: Array,
+    kernel_shape: Sequence[int],
+    stride: Sequence[int],
+    edges: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+) -> Array:
+    """(batch, channels, *places, *taps) of ``x`` with zeros at its edges (less than 0: cut off there)."""
+    n = len(stride)
+    cut: list[Any] = [slice(max(-a, 0), s - max(-b, 0)) for (a, b), s in zip(edges, x.shape[2:], strict=True)]
+    x = np.pad(x[(..., *cut)], [(0, 0), (0, 0), *((max(a, 0), max(b, 0)) for a, b in edges)])
+    reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel_shape, dilation, strict=True))
+    axes = tuple(range(2, 2 + n))
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
+    steps: list[Any] = [slice(None, None, s) for s in (1, 1, *stride, *dilation)]
+    return windows[tuple(steps)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkep.errors import VkepError
 from vkep.executorch.portable.registry import Array, kernel, wide
 
 
@@ -43,6 +44,23 @@ def batch_norm(
     scaled = (wide(input_) - centre) / np.sqrt(spread + eps)
     none = np.empty(0, np.float32)
     return _affine(scaled, _channels(weight, rank), _channels(bias, rank)), none, none
+
+
+@kernel("_native_batch_norm_legit.out")
+def batch_norm_legit(
+    input_: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    """Raises `VkepError` for training, which changes the running statistics (ExecuTorch's own kernel refuses it too)."""
+    if training:
+        raise VkepError("batch norm that trains its running statistics: export the model in eval mode")
+    return batch_norm(input_, weight, bias, running_mean, running_var, momentum, eps)
 
 
 @kernel("_native_batch_norm_legit.no_stats_out")

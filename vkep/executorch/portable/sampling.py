@@ -51,6 +51,26 @@ def bilinear2d(
     return result
 
 
+@kernel("_upsample_bilinear2d_aa.out")
+def bilinear2d_aa(
+    self: Array, output_size: Sequence[int], align_corners: bool, scales_h: float | None, scales_w: float | None
+) -> Array:
+    """A triangle as wide as an output element where that is more than an input element, so that none is skipped."""
+    result = wide(self)
+    for axis, count, scale in ((2, output_size[0], scales_h), (3, output_size[1], scales_w)):
+        size = self.shape[axis]
+        if align_corners:
+            step = (size - 1) / (count - 1) if count > 1 else 0.0
+        else:
+            step = 1 / scale if scale else size / count
+        wider = max(step, 1.0)
+        centre = step * (np.arange(count)[:, None] + 0.5)
+        weights = np.maximum(1 - np.abs(np.arange(size) + 0.5 - centre) / wider, 0)
+        weights /= weights.sum(1, keepdims=True)
+        result = np.moveaxis(np.matmul(np.moveaxis(result, axis, -1), weights.T.astype(result.dtype)), -1, axis)
+    return result
+
+
 @kernel("grid_sampler_2d.out")
 def grid_sampler_2d(x: Array, grid: Array, interpolation: int, padding: int, align_corners: bool) -> Array:
     """Modes as torch numbers them: bilinear 0, nearest 1, bicubic 2; zeros 0, border 1, reflection 2."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkep.graph.windows import slice_span
 from vkep.tosa.graph import GraphBuilder, Tensor, Value
 from vkep.tosa.registry import ANY, axis_of, constant_of, tosa_operator
 
@@ -91,8 +92,8 @@ def _slice(
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(int(axis), x.rank)
         size = x.shape[axis]
-        first, last, step = slice(int(start), int(end), int(step)).indices(size)
-        count = len(range(first, last, step))
+        span = slice_span(size, int(start), int(end), int(step))
+        first, step, count = span.start, span.step, len(span)
         if step < 0:
             x = reversed_along(b, x, axis)
             first, step = size - 1 - first, -step

@@ -1,0 +1,155 @@
+"""Tuning on the device at hand: what is measured, kept, found again, and right."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from vkep import InferenceSession
+from vkep.device.tuning import load_choices, save_choices, tuning_path
+from vkep.kernels.tuning import Trial
+from vkep.session import tune as tuning
+from vkep.session.options import SessionOptions
+
+MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+two (float[n, 24] x) => (float[n, 40] y) {
+    a = MatMul(x, w)
+    b = Relu(a)
+    y = MatMul(b, v)
+}
+"""
+W, V = (np.random.default_rng(0).standard_normal(s, np.float32) for s in ((24, 32), (32, 40)))
+X = np.random.default_rng(1).standard_normal((20, 24), np.float32)
+EXPECTED = np.maximum(X @ W, 0) @ V
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    made = onnx.parser.parse_model(MODEL)
+    made.graph.initializer.extend([numpy_helper.from_array(W, "w"), numpy_helper.from_array(V, "v")])
+    return made
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def run(model: onnx.ModelProto, **options: object) -> tuple[np.ndarray, list[dict[str, int]]]:
+    with InferenceSession(model, **options) as session:  # type: ignore[arg-type]
+        (y,) = session.run(None, {"x": X})
+        return y, [dict(key.spec) for island in session.islands() for key in island.plan.pipelines]
+
+
+def test_every_candidate_computes_the_same(model: onnx.ModelProto) -> None:
+    trial = Trial()
+    run(model, tuned=trial)
+    assert {label for q in trial.asked.values() for label in q.labels} == {"MatMul_0 + Relu_1", "MatMul_2"}
+    for number in range(max(len(q.candidates) for q in trial.asked.values())):
+        choices = {key: q.candidates[number % len(q.candidates)] for key, q in trial.asked.items()}
+        y, specs = run(model, tuned=choices)
+        np.testing.assert_allclose(y, EXPECTED, rtol=1e-4, atol=1e-4)
+        if "subgroup" in next(iter(choices)):
+            assert {(s["ROWS"], s["LANE_COLUMNS"], s["UNROLL"]) for s in specs} == set(choices.values())
+
+
+def test_tuning_finds_the_faster_choice(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    # times in the place of the clock's: of each problem the candidate in the middle is the fastest, but one is not again
+    asked = Trial()
+    run(model, tuned=asked)
+    middle = {key: q.candidates[len(q.candidates) // 2] for key, q in asked.asked.items()}
+    (again,) = (key for key, q in asked.asked.items() if q.labels == {"MatMul_2"})
+    sessions = []
+
+    def profile(session: InferenceSession, feeds: object) -> list[list[float]]:
+        if session not in sessions:
+            sessions.append(session)
+        session.run(None, feeds)  # type: ignore[arg-type]
+        tuned = session.options.tuned or {}
+        second = tuned == middle
+        return [
+            [
+                next(
+                    50.0 if tuned.get(key) == middle[key] and not (second and key == again) else 100.0
+                    for key, q in asked.asked.items()
+                    if dispatch.label in q.labels
+                )
+                for dispatch in island.plan.dispatches
+            ]
+            for island in session.islands()
+        ]
+
+    monkeypatch.setattr(InferenceSession, "profile", profile)
+    steps: list[tuple[int, int]] = []
+    found = tuning.tune(
+        model,
+        lambda session: {"x": X},
+        SessionOptions(),
+        runs=2,
+        progress=lambda done, total, what: steps.append((done, total)),
+    )
+    chosen = {one.problem: one.choice for one in found}
+    assert chosen == {key: None if key == again else choice for key, choice in middle.items()}
+    for one in found:
+        expected = (100.0, 100.0) if one.problem == again else (100.0, 50.0)
+        assert (one.default_ns, one.chosen_ns) == expected
+        assert one.candidates == len(asked.asked[one.problem].candidates)
+    assert steps[-1][0] == steps[-1][1] == len(steps)
+    assert all(session._parts.closed for session in sessions)
+
+
+def test_a_real_measurement_gives_usable_choices(model: onnx.ModelProto) -> None:
+    found = tuning.tune(model, lambda session: {"x": X}, SessionOptions(), runs=1)
+    assert len(found) == 2
+    assert all(one.default_ns > 0 and one.chosen_ns <= one.default_ns for one in found)
+    y, _ = run(model, tuned={one.problem: one.choice for one in found if one.choice is not None})
+    np.testing.assert_allclose(y, EXPECTED, rtol=1e-4, atol=1e-4)
+
+
+def test_kept_choices_are_used_by_later_sessions(model: onnx.ModelProto, cache: Path) -> None:
+    trial = Trial()
+    with InferenceSession(model, tuned=trial) as session:
+        session.run(None, {"x": X})
+        caps = session.context.capabilities
+    assert load_choices(caps) == {}
+    choices = {key: q.candidates[0] for key, q in trial.asked.items()}
+    _, forced = run(model, tuned=choices)
+    assert save_choices(caps, choices) == tuning_path(caps)
+    assert load_choices(caps) == choices
+    y, specs = run(model)
+    assert specs == forced
+    np.testing.assert_allclose(y, EXPECTED, rtol=1e-4, atol=1e-4)
+    assert run(model, tuned={})[1] != forced  # the kernels' own estimates
+    first, *_ = choices
+    save_choices(caps, {first: None, "another": (1, 2)})
+    assert load_choices(caps) == {**{k: c for k, c in choices.items() if k != first}, "another": (1, 2)}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"choices": 3}', '{"choices": {"a": ["x"]}}', '{"other": {}}'])
+def test_a_damaged_file_is_said_and_not_used(
+    model: onnx.ModelProto, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with InferenceSession(model, tuned={}) as session:
+        caps = session.context.capabilities
+    tuning_path(caps).parent.mkdir(parents=True)
+    tuning_path(caps).write_text(text)
+    with caplog.at_level(logging.WARNING, "vkep"):
+        y, _ = run(model)
+    assert str(tuning_path(caps)) in caplog.text
+    np.testing.assert_allclose(y, EXPECTED, rtol=1e-4, atol=1e-4)
+
+
+def test_the_file_names_device_and_driver(model: onnx.ModelProto) -> None:
+    with InferenceSession(model, tuned={}) as session:
+        caps = session.context.capabilities
+    stored = json.loads(save_choices(caps, {"k": (1,)}).read_text())
+    assert stored["device"] == caps.name
+    assert stored["choices"] == {"k": [1]}

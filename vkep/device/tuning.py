@@ -1,0 +1,46 @@
+"""The database of tilings that `vkep tune` measured, one file for each model of device and driver in the cache folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.device.per_device import model_file
+from vkep.kernels.tuning import Choice
+from vkep.shaders.cache import write_atomically
+
+logger = logging.getLogger("vkep.device")
+
+
+def tuning_path(caps: DeviceCapabilities) -> Path:
+    """The file for devices like this one."""
+    return model_file(caps, "tuning", ".json")
+
+
+def load_choices(caps: DeviceCapabilities) -> dict[str, Choice]:
+    """What was chosen for devices like this one, by problem; empty where nothing was. A file that cannot be read is said in
+    the log and counts as nothing.
+    """
+    path = tuning_path(caps)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return {str(key): tuple(int(size) for size in choice) for key, choice in stored["choices"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        logger.warning("the tuned tilings in %s are not used: %s: %s", path, type(error).__name__, error)
+        return {}
+
+
+def save_choices(caps: DeviceCapabilities, choices: Mapping[str, Choice | None]) -> Path:
+    """Add choices to the file; None removes one. Raises `OSError`."""
+    path = tuning_path(caps)
+    merged = {**load_choices(caps), **choices}
+    kept = {key: list(choice) for key, choice in sorted(merged.items()) if choice is not None}
+    content = {"device": caps.name, "driver": f"{caps.driver_name} {caps.driver_info}".strip(), "choices": kept}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+    return path
