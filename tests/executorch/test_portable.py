@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +66,15 @@ def test_batch_norm_that_trains_is_refused() -> None:
     ones = np.ones(3, np.float32)
     with pytest.raises(VkepError, match="export the model in eval mode"):
         KERNELS["aten::_native_batch_norm_legit.out"].function(np.ones((2, 3)), None, None, ones, ones, True, 0.1, 1e-5)
+
+
+def test_every_operator_of_executorchs_portable_library_has_a_kernel() -> None:
+    """By the list that its package brings, where that is installed."""
+    found = importlib.util.find_spec("executorch")
+    if found is None:
+        pytest.skip("needs executorch: pip install 'vkep[executorch]'")
+    folders = [Path(place) / "kernels" / "portable" for place in found.submodule_search_locations or ()]
+    text = "".join((folder / "functions.yaml").read_text() for folder in folders)
+    names = re.findall(r"^- (?:op|func): ([\w.:]+)", text, re.MULTILINE)
+    assert len(names) >= 200
+    assert [name for name in names if (name if "::" in name else f"aten::{name}") not in KERNELS] == []

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import vkep
 from vkep.device.runner import PlanRunner
-from vkep.lowering.questions import Needs, Room
 from vkep.session import compile as compiling
 
 Array = np.ndarray[Any, Any]
@@ -211,25 +210,3 @@ def test_a_total_that_is_no_scalar_is_declined() -> None:
         feed |= {f"p{n}{k}": np.zeros((1, KV_HEADS, 16, SIZE), np.float32) for n in "kv" for k in range(LAYERS)}
         with pytest.raises(vkep.UnsupportedModelError, match="expected one number"):
             session.run(None, feed)
-
-
-def test_room_rounds_up_to_powers_of_two() -> None:
-    ask = Room(1000)
-    assert [ask(np.array(n)) for n in (0, 1, 256, 257, 512, 513, 999, 1000, 1001)] == [
-        *(256, 256, 256, 512, 512, 1000, 1000, 1000),
-        1001,
-    ]
-    assert Room(64)(np.array([[3]], np.int64)) == 64
-
-
-def test_needs_of_content_outweigh_questions() -> None:
-    needs = Needs()
-    needs.add(["a", "b"], Room(4))
-    needs.add(["a"], Room(8))
-    needs.add(["a"], Room(4))
-    assert needs.of("a", ()) == (Room(4), Room(8))
-    assert needs.of("b", ((Room(2), 2),)) == (Room(2), Room(4))
-    assert needs.of("c", ()) is None
-    needs.add(["b"], None)
-    needs.add(["b"], Room(9))
-    assert needs.of("b", ()) == ()

@@ -77,7 +77,8 @@ def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> 
     calls: list[tuple[KernelCall, str]] = []
     made = [_calls_unless_packing(op, emitter) for op in ops]
     late = [op for op, found in zip(ops, made, strict=True) if found is None]
-    if late:  # packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock
+    if late:
+        # Packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock.
         emitter.may_pack = True
         with ThreadPoolExecutor(min(os.cpu_count() or 1, len(late))) as pool:
             packed = pool.map(lambda op: _calls(op, emitter), late)

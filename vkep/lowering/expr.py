@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,21 +21,6 @@ class Expr:
     ctype: str
     template: str = ""
     args: tuple[Expr, ...] = ()
-
-    @functools.cached_property
-    def leaves(self) -> tuple[Leaf, ...]:
-        found: list[Leaf] = []
-        seen: set[int] = set()
-        stack = [self]
-        while stack:
-            node = stack.pop()
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            if isinstance(node, Leaf):
-                found.append(node)
-            stack.extend(reversed(node.args))
-        return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +42,30 @@ def leaf(tensor: Tensor) -> Leaf:
 
 
 def leaves(expr: Expr) -> tuple[Leaf, ...]:
-    """Each distinct leaf, in order of first use."""
-    return expr.leaves
+    """Each distinct leaf, in order of first use. (Fusion asks often: the expression keeps the answer.)"""
+    known: tuple[Leaf, ...] | None = expr.__dict__.get("leaves")
+    if known is not None:
+        return known
+    found: list[Leaf] = []
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Leaf):
+            found.append(node)
+        elif node.args:
+            stack.extend(reversed(node.args))
+    known = expr.__dict__["leaves"] = tuple(found)
+    return known
 
 
 def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
     """The expression with leaves replaced; shared parts stay shared."""
-    done: dict[int, Expr] = {id(leaf): replace(leaf) or leaf for leaf in expr.leaves}
-    if all(done[id(leaf)] is leaf for leaf in expr.leaves):
+    done: dict[int, Expr] = {id(leaf): replace(leaf) or leaf for leaf in leaves(expr)}
+    if all(done[id(leaf)] is leaf for leaf in leaves(expr)):
         return expr
 
     def visit(node: Expr) -> Expr:

@@ -138,7 +138,9 @@ def _sliced(array: np.ndarray, given: Sequence[list[int] | None]) -> np.ndarray 
     starts, ends, axes, steps = [*given, None, None][:4]
     if starts is None or ends is None:
         return None
-    for start, end, axis, step in zip(starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True):
+    for start, end, axis, step in zip(
+        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
+    ):
         array = array.take(slice_span(array.shape[axis], start, end, step), axis)
     return array
 

@@ -100,8 +100,9 @@ def _declared(
 
 
 def _check_storage(b: Builder, dtype: DType) -> None:
-    missing = [f for f in _STORAGE_FEATURES.get(dtype.name, ()) if not b.caps.has(f)]
-    if missing:
+    needed = _STORAGE_FEATURES.get(dtype.name, ())
+    if needed and not b.caps.has(*needed):
+        missing = [f for f in needed if not b.caps.has(f)]
         raise Decline(f"the device lacks {', '.join(missing)}, which {dtype} tensors need")
 
 
