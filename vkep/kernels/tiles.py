@@ -179,6 +179,9 @@ CONV_SHARED_TILES = (SharedTile(64, 128, 16, 4, 8), SharedTile(64, 64, 16, 4, 4)
 #: for products of few rows
 SHARED_TILE_FEW_ROWS = SharedTile(8, 128, 16, 2, 4)
 
+#: results that a lane keeps in registers without spilling: Vulkan does not tell how many it has, large GPUs have most
+_RESULTS_A_LANE = {"discrete": 128, "virtual": 128}
+_RESULTS_A_LANE_SMALL = 64
 #: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
 _WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
 _WORKGROUPS_TO_FILL_SMALL = 24
@@ -249,7 +252,12 @@ def shared_candidates(
 
 def _fits(tile: SharedTile, caps: DeviceCapabilities) -> bool:
     lanes_limit = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
-    return tile.shared_bytes <= caps.max_shared_memory_bytes and tile.lanes <= lanes_limit
+    results = _RESULTS_A_LANE.get(caps.device_type, _RESULTS_A_LANE_SMALL)
+    return (
+        tile.shared_bytes <= caps.max_shared_memory_bytes
+        and tile.lanes <= lanes_limit
+        and tile.micro_m * tile.micro_n <= results
+    )
 
 
 def _workgroups(tile: SharedTile, m: int, n: int, batch: int) -> int:
