@@ -13,13 +13,13 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.conv_lanes import is_depthwise
-from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.conv_problem import ConvProblem, window_params
 from vkep.kernels.cooperative import COOPERATIVE_SPEC, HALVES, MIN_EDGE, matmul_cooperative, uints
 from vkep.kernels.cooperative_tiles import CONV_LAST_TILES, VECTOR, CooperativeTiling, cooperative_tiling, float16_shape
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.partials import reduce_partials
+from vkep.kernels.partials import partial_sums, reduce_partials
 from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, flat_grid
 
 _X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
@@ -93,9 +93,7 @@ def conv_last(
     if tiling is None:
         raise ValueError(f"conv: no tile of cooperative matrices fits {caps.name}")
     tile = tiling.tile
-    partials = scratch(4 * tiling.splits * pixels * problem.oc) if scratch and tiling.splits > 1 else None
-    if partials is None and tiling.splits > 1:
-        raise ValueError(f"conv: {tiling.splits} splits of k need scratch memory, and none was given")
+    partials = partial_sums(scratch, tiling.splits, pixels * problem.oc, "conv")
     product = CONV_LAST.call(
         grid=check_grid((ceil_div(problem.oc, tile.n), ceil_div(pixels, tile.m), tiling.splits), caps, "conv"),
         operands={"x": x, "w": packed, "y": y if partials is None else partials},
@@ -111,12 +109,7 @@ def conv_last(
             **magic_params("out_width", problem.ow),
             **magic_params("channels", problem.c),
             **magic_params("kernel_w", problem.kw),
-            "stride_h": problem.stride[0],
-            "stride_w": problem.stride[1],
-            "dilation_h": problem.dilation[0],
-            "dilation_w": problem.dilation[1],
-            "pad_top": problem.pads[0],
-            "pad_left": problem.pads[1],
+            **window_params(problem),
             "y_row": problem.oc,
             "y_col": 1,
             "alpha": 1.0,

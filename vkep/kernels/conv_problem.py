@@ -89,11 +89,18 @@ def plane_params(problem: ConvProblem) -> dict[str, int]:
         "out_height": problem.oh,
         "out_width": problem.ow,
         "groups": problem.groups,
+        **window_params(problem),
+        "y_batch": problem.y_batch,
+    }
+
+
+def window_params(problem: ConvProblem) -> dict[str, int]:
+    """How the window moves over a plane, as kernel arguments."""
+    return {
         "stride_h": problem.stride[0],
         "stride_w": problem.stride[1],
         "dilation_h": problem.dilation[0],
         "dilation_w": problem.dilation[1],
         "pad_top": problem.pads[0],
         "pad_left": problem.pads[1],
-        "y_batch": problem.y_batch,
     }

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.conv_problem import ConvProblem, window_params
 from vkep.kernels.cooperative_tiles import CONV_TILES, VECTOR, CooperativeTiling, cooperative_tiling
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.partials import reduce_partials
+from vkep.kernels.partials import partial_sums, reduce_partials
 from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid
 
 if TYPE_CHECKING:
@@ -100,9 +100,7 @@ def matmul_cooperative(
     if tiling is None:
         return None
     aligned = problem.alignment % (2 * VECTOR) == 0
-    partials = scratch(4 * tiling.splits * batch * problem.m * problem.n) if scratch and tiling.splits > 1 else None
-    if partials is None and tiling.splits > 1:
-        raise ValueError(f"matmul: {tiling.splits} splits of k need scratch memory, and none was given")
+    partials = partial_sums(scratch, tiling.splits, batch * problem.m * problem.n, "matmul")
     store_vector = problem.n % VECTOR == 0 and (partials is not None or (aligned and _in_vectors(stride_y, 3)))
     tile = tiling.tile
     grid = (ceil_div(problem.n, tile.n), ceil_div(problem.m, tile.m), batch * tiling.splits)
@@ -198,9 +196,7 @@ def conv_cooperative(
     if lanes % tile.n:
         raise ValueError(f"conv: {lanes} lanes cannot share {tile.n} columns evenly, expected a multiple")
     total = problem.n * problem.oc * pixels
-    partials = scratch(4 * tiling.splits * total) if scratch and tiling.splits > 1 else None
-    if partials is None and tiling.splits > 1:
-        raise ValueError(f"conv: {tiling.splits} splits of k need scratch memory, and none was given")
+    partials = partial_sums(scratch, tiling.splits, total, "conv")
     packed = prepack(
         lambda weights: pack_taps_first(weights, problem.groups, channels, taps),
         f"conv-taps-{problem.groups}-{channels}-{taps}",
@@ -223,12 +219,7 @@ def conv_cooperative(
             **magic_params("out_width", problem.ow),
             **magic_params("padded", padded),
             **magic_params("kernel_w", problem.kw),
-            "stride_h": problem.stride[0],
-            "stride_w": problem.stride[1],
-            "dilation_h": problem.dilation[0],
-            "dilation_w": problem.dilation[1],
-            "pad_top": problem.pads[0],
-            "pad_left": problem.pads[1],
+            **window_params(problem),
             "k_size": k_size,
             "splits": tiling.splits,
             "split_k": tiling.split_k,

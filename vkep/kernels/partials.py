@@ -8,7 +8,7 @@ from typing import Any
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.tiles import STORAGE, flat_grid, storage_type
+from vkep.kernels.tiles import STORAGE, Scratch, flat_grid, storage_type
 
 MATMUL_REDUCE = Kernel(
     "matmul_reduce.comp",
@@ -21,6 +21,18 @@ MATMUL_REDUCE = Kernel(
     variants=tuple({"T": t} for t in STORAGE.values()),
 )
 _LANES = 64
+
+
+def partial_sums(scratch: Scratch | None, splits: int, results: int, what: str) -> Any:
+    """Memory for the float32 sums of ``results`` in ``splits`` parts; None where there is one part, which needs none.
+
+    Raises `ValueError` without ``scratch``.
+    """
+    if splits == 1:
+        return None
+    if scratch is None:
+        raise ValueError(f"{what}: {splits} splits of k need scratch memory, and none was given")
+    return scratch(4 * splits * results)
 
 
 def reduce_partials(

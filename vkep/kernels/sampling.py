@@ -190,7 +190,7 @@ def max_roi_pool(
     Raises `ValueError` for a result of another size than one with elements, or an empty image.
     """
     batches, channels, height, width = shape
-    if min(*out_size, 1 << 20) < 1:
+    if min(out_size) < 1:
         raise ValueError(f"max roi pool: pooled_shape is {out_size}, expected two positive sizes")
     total = element_count("max roi pool output", regions, channels, *out_size)
     element_count("max roi pool input", *shape)
