@@ -166,6 +166,13 @@ def test_paragraphs_are_wrapped_but_lists_are_not() -> None:
     assert common.paragraph(listing) == listing
 
 
+def test_an_error_in_a_pipe_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "word " * 60 + "end"
+    with pytest.raises(typer.Exit), common.command(json_output=False):
+        raise MemoryError(long)
+    assert capsys.readouterr().err == f"error: {long}\n"
+
+
 def test_without_a_driver() -> None:
     for arguments in (["devices"], ["run", str(ROOT / "no.onnx")]):
         result = vkep_process(*arguments, VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent")

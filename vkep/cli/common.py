@@ -198,7 +198,9 @@ def fail(error: BaseException, json_output: bool, status: int) -> NoReturn:
     message = str(error).strip() or type(error).__name__
     if json_output:
         print_json({"error": {"kind": type(error).__name__, "message": message}})
-    typer.echo(paragraph(f"error: {message}"), err=True)
+    text = f"error: {message}"
+    # A log or a pipe gets one line, so that a search finds what stands in it whatever the length of the paths.
+    typer.echo(paragraph(text) if sys.stderr.isatty() else text, err=True)
     raise typer.Exit(status)
 
 
