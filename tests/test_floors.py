@@ -21,6 +21,7 @@ FLOOR_OF = {
     "gpu_shared": SHARED,
     "vkep.errors": PURE,
     "vkep.dtypes": PURE,
+    "vkep.cache": PURE,
     "vkep.graph": PURE,
     "vkep.ops": PURE,
     "vkep.lowering": PURE,

@@ -101,3 +101,20 @@ def test_other_bytes_are_left_to_the_parser(data: bytes) -> None:
 def test_two_graphs_are_left_to_the_parser(proto: onnx.ModelProto) -> None:
     data = proto.SerializeToString()
     assert split(memoryview(data + onnx.ModelProto(graph=onnx.GraphProto(name="more")).SerializeToString())) is None
+
+
+def test_a_file_that_is_written_to_later_is_an_error_not_other_weights(proto: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    weight = load_model(path).graph.weights["large"]
+    with path.open("r+b") as file:
+        file.truncate(200)
+    with pytest.raises(InvalidModelError, match="was changed after it was opened"):
+        weight.array()
+
+
+def test_bytes_that_change_later_do_not_change_the_weights(proto: onnx.ModelProto) -> None:
+    data = bytearray(proto.SerializeToString())
+    model = load_model(data)
+    data[:] = bytes(len(data))
+    np.testing.assert_array_equal(model.graph.weights["large"].array(), _LARGE)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vkep.shaders.cache import MANIFEST, PrebuiltEntry, PrebuiltSpirv, SpirvCache, cache_root, write_prebuilt
+from vkep.cache import cache_root
+from vkep.shaders.cache import MANIFEST, PrebuiltEntry, PrebuiltSpirv, SpirvCache, write_prebuilt
 
 KEY = "ab" * 32
 OTHER = "cd" * 32

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from vkep.dtypes import DType
 from vkep.plan.records import ConstantRef
-from vkep.tosa.shared import TosaWeight
 
 if TYPE_CHECKING:
     from vkep.device.constants import ConstantSet, Place
     from vkep.device.delegate import VulkanDelegate
+    from vkep.tosa.shared import TosaWeight
 
 
 class ConstantTensor:

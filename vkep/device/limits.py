@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.cache import write_atomically
 from vkep.device.kernel_timer import KernelTimer
 from vkep.device.per_device import device_file
 from vkep.dtypes import DTYPES
@@ -17,7 +18,6 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.rate import arithmetic, cooperative_arithmetic
 from vkep.plan.records import Dispatch, Plan
-from vkep.shaders.cache import write_atomically
 
 logger = logging.getLogger("vkep.device")
 

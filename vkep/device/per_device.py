@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.shaders.cache import cache_root
+from vkep.cache import cache_root
 
 
 def device_file(caps: DeviceCapabilities, folder: str, suffix: str) -> Path:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
+from vkep.cache import write_atomically
 from vkep.device.per_device import device_file
 from vkep.plan.records import PipelineKey
-from vkep.shaders.cache import write_atomically
 from vkep.shaders.errors import ShaderInterfaceError
 from vkep.shaders.library import CompiledShader, ShaderLibrary
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.cache import write_atomically
 from vkep.device.per_device import model_file
 from vkep.kernels.tuning import Choice
-from vkep.shaders.cache import write_atomically
 
 logger = logging.getLogger("vkep.device")
 

@@ -12,7 +12,7 @@ from gpu_shared.device import Selector
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
 from gpu_shared.layers import EMULATION_LAYERS, LayersMissing, emulation_layers
-from vkep.shaders.cache import cache_root
+from vkep.cache import cache_root
 
 
 @dataclass(frozen=True)

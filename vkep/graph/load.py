@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import mmap
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from onnx import helper
 from vkep.errors import InvalidModelError
 from vkep.graph import wire
 from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
-from vkep.graph.weights import ProtoWeight, Weight, make_weight
+from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, make_weight
 
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
@@ -27,7 +31,8 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
     Weights in external files are looked for beside the model, or in ``base_dir``. Raises `FileNotFoundError`,
     `InvalidModelError` (no ONNX model, or one that breaks the specification) or `TypeError`.
     """
-    proto, folder, name, contents = _read(source, Path(base_dir) if base_dir is not None else None)
+    read = _read(source, Path(base_dir) if base_dir is not None else None)
+    proto, name, contents = read.proto, read.name, read.contents
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError(
             f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
@@ -42,16 +47,17 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
         from onnx import inliner
 
         for index, content in contents.items():
-            proto.graph.initializer[index].raw_data = content.tobytes()
+            proto.graph.initializer[index].raw_data = content().tobytes()
         contents = {}
         proto = inliner.inline_local_functions(proto)
     return Model(
-        graph=read_graph(proto.graph, opsets, folder, proto.ir_version, name, contents),
+        graph=read_graph(proto.graph, opsets, read.folder, proto.ir_version, name, contents),
         opsets=opsets,
         ir_version=proto.ir_version,
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
         metadata={p.key: p.value for p in proto.metadata_props},
         source=name,
+        file_identity=read.identity,
     )
 
 
@@ -61,9 +67,9 @@ def read_graph(
     folder: Path | None,
     ir_version: int,
     where: str,
-    contents: Mapping[int, np.ndarray] | None = None,
+    contents: Mapping[int, Content] | None = None,
 ) -> Graph:
-    """Read one graph (a model's, or the body of a control-flow operator). ``contents`` are the bytes of initializers, by
+    """Read one graph (a model's, or the body of a control-flow operator). ``contents`` give the bytes of initializers, by
     their place, that ``proto`` was read without.
     """
     _check_names(proto, where)
@@ -100,55 +106,84 @@ def _check_names(proto: onnx.GraphProto, where: str) -> None:
         raise InvalidModelError(f"{where} is no ONNX model, or is damaged: the name {broken!r} is no UTF-8 text")
 
 
-def _read(
-    source: ModelSource, base_dir: Path | None
-) -> tuple[onnx.ModelProto, Path | None, str, dict[int, np.ndarray]]:
-    """The model without the bytes of its large initializers, the folder of external data, what to call the model, and
-    those bytes by the initializers' places.
-    """
-    contents: dict[int, np.ndarray] = {}
+@dataclass(frozen=True)
+class _Read:
+    proto: onnx.ModelProto  #: without the bytes of its large initializers
+    folder: Path | None  #: of external data
+    name: str  #: what to call the model
+    contents: dict[int, Content]  #: those bytes, by the initializers' places
+    identity: str = ""
+
+
+def _read(source: ModelSource, base_dir: Path | None) -> _Read:
+    contents: dict[int, Content] = {}
+    identity = ""
     if isinstance(source, onnx.ModelProto):
-        return source, base_dir, "the model", contents
+        return _Read(source, base_dir, "the model", contents)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"no model file at {path}")
         base_dir, name = base_dir or path.parent, str(path)
-        data, size, contents = _read_file(path)
+        data, size, contents, identity = _read_file(path)
     elif isinstance(source, (bytes, bytearray, memoryview)):
         view = memoryview(source).cast("B")
         size, name = len(view), f"the model ({len(source)} bytes)"
         data, raw = wire.split(view) or (bytes(view), [])
-        contents = {r.initializer: np.array(view[r.start : r.end]) for r in raw}
+        for one in raw:
+            copy = functools.partial(np.array, view[one.start : one.end])  # a boundary that any element may start at
+            contents[one.initializer] = copy if isinstance(source, bytes) else functools.partial(_same, copy())
     else:
         raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
     try:
-        return onnx.ModelProto.FromString(data), base_dir, name, contents
+        return _Read(onnx.ModelProto.FromString(data), base_dir, name, contents, identity)
     except DecodeError as error:
         raise InvalidModelError(
             f"{name} is no ONNX model, or is truncated: {size} bytes that do not parse as a ModelProto ({error})"
         ) from None
 
 
-def _read_file(path: Path) -> tuple[bytes, int, dict[int, np.ndarray]]:
-    """A model file, its large initializers read straight into arrays. Raises `OSError`."""
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size == 0:
-            return b"", 0, {}
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            data, raw = wire.split(view) or (bytes(view), [])
-        contents = {}
-        for one in raw:
-            contents[one.initializer] = array = np.empty(one.end - one.start, np.uint8)
-            file.seek(one.start)
+def _same(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
+    """A model file (its large initializers are read when they are asked for), its size and identity. Raises `OSError`."""
+    file = path.open("rb", buffering=0)
+    status = os.fstat(file.fileno())
+    size = status.st_size
+    if size == 0:
+        return b"", 0, {}, ""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+        data, raw = wire.split(view) or (bytes(view), [])
+    later = _FileReader(path, file, status)
+    contents: dict[int, Content] = {r.initializer: functools.partial(later.read, r.start, r.end) for r in raw}
+    return data, size, contents, file_identity(path, status)
+
+
+class _FileReader:
+    """Reads parts of a model file for as long as somebody may ask; the file closes with the last who may. Thread-safe."""
+
+    def __init__(self, path: Path, file: io.FileIO, status: os.stat_result) -> None:
+        self._path, self._file = path, file
+        self._last_write = (status.st_size, status.st_mtime_ns)
+        self._lock = threading.Lock()
+
+    def read(self, start: int, end: int) -> np.ndarray:
+        """The bytes. Raises `InvalidModelError` where the file was written to since it was opened."""
+        array = np.empty(end - start, np.uint8)
+        with self._lock:
+            self._file.seek(start)
             left = array.data
             while left:
-                count = file.readinto(left)
+                count = self._file.readinto(left)
                 if not count:
-                    raise OSError(f"{path} became shorter while it was read")
+                    break
                 left = left[count:]
-    return data, size, contents
+            status = os.fstat(self._file.fileno())
+        if left or (status.st_size, status.st_mtime_ns) != self._last_write:
+            raise InvalidModelError(f"{self._path} was changed after it was opened: open it again")
+        return array
 
 
 def _read_node(

@@ -81,3 +81,6 @@ class Model:
     producer: str
     metadata: Mapping[str, str]
     source: str  #: where it came from, for messages
+    file_identity: str = (
+        ""  #: of the file that it was read from (`weights.file_identity`); empty where it is not a file's
+    )

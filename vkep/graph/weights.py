@@ -15,6 +15,9 @@ from onnx import numpy_helper
 from vkep import dtypes
 from vkep.errors import InvalidModelError
 
+#: reads the bytes of a weight
+Content = Callable[[], np.ndarray]
+
 
 class Weight:
     """One constant of the model. ``array()`` gives its values; external data is mapped, not read."""
@@ -54,9 +57,9 @@ class Weight:
 
 
 class ProtoWeight(Weight):
-    """A weight that lies in the model's own bytes; ``content`` are those that ``proto`` was read without."""
+    """A weight that lies in the model's own bytes; ``content`` gives those that ``proto`` was read without."""
 
-    def __init__(self, proto: onnx.TensorProto, name: str | None = None, content: np.ndarray | None = None) -> None:
+    def __init__(self, proto: onnx.TensorProto, name: str | None = None, content: Content | None = None) -> None:
         super().__init__(name or proto.name, tuple(proto.dims), proto.data_type)
         self._content = content
         self._proto: onnx.TensorProto | None = proto
@@ -65,7 +68,7 @@ class ProtoWeight(Weight):
     def array(self) -> np.ndarray:
         content, array, proto = self._content, self._array, self._proto  # in this order: other threads clear them
         if array is None and proto is not None:
-            array = self._array = _tensor_to_array(proto, self.name, content)
+            array = self._array = _tensor_to_array(proto, self.name, None if content is None else content())
             self._proto = self._content = None  # its bytes now live in the array
         if array is None:  # another thread was between the two assignments
             array = self._array
@@ -160,11 +163,14 @@ class ExternalWeight(Weight):
 
     def _digest(self) -> str:
         # Hashing gigabytes would cost more than the upload: the file's identity stands for its content.
-        stat = os.stat(self.path)
-        text = (
-            f"{self.path}:{stat.st_dev}:{stat.st_ino}:{stat.st_mtime_ns}:{self._offset}:{self.nbytes}:{self.elem_type}"
-        )
+        text = f"{file_identity(self.path, os.stat(self.path))}:{self._offset}:{self.nbytes}:{self.elem_type}"
         return "file-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def file_identity(path: Path, status: os.stat_result) -> str:
+    """What stands for a file's content: its path, place on disk, size and last change."""
+    times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
+    return f"{path.absolute()}:{status.st_dev}:{status.st_ino}:{status.st_size}:{times}"
 
 
 def array_key(array: np.ndarray) -> str:
@@ -190,9 +196,9 @@ def pack(values: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     return np.bitwise_or.reduce(rows << shifts, axis=1).astype(np.uint8)
 
 
-def make_weight(proto: onnx.TensorProto, base_dir: Path | None, content: np.ndarray | None = None) -> Weight:
-    """The weight that an initializer describes; raises `InvalidModelError` when its data cannot be found. ``content`` is
-    its raw data, where ``proto`` was read without.
+def make_weight(proto: onnx.TensorProto, base_dir: Path | None, content: Content | None = None) -> Weight:
+    """The weight that an initializer describes; raises `InvalidModelError` when its data cannot be found. ``content``
+    gives its raw data, where ``proto`` was read without.
     """
     if proto.data_location == onnx.TensorProto.EXTERNAL:
         return ExternalWeight(proto, base_dir)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vkep.dtypes import DType
 from vkep.graph.model import Node
 from vkep.graph.weights import Weight
 from vkep.lowering.questions import Answers, Question
 from vkep.plan.records import Plan
-from vkep.tosa.lower import TosaGraph
+
+if TYPE_CHECKING:  # programs of other delegates do without TOSA's operators
+    from vkep.tosa.lower import TosaGraph
 
 
 @dataclass(frozen=True)

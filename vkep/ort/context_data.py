@@ -1,7 +1,7 @@
 """The bytes of an EPContext node: one plan and its packed weights, or, where shapes are known only in a run, the ONNX nodes and
 their weights to plan from; and what they were made for.
 
-A header (JSON) and the weights' bytes after it. Reading it runs no code: it may come from a model of unknown origin.
+Reading it runs no code: it may come from a model of unknown origin.
 """
 
 from __future__ import annotations
@@ -10,39 +10,24 @@ import base64
 import dataclasses
 import functools
 import hashlib
-import json
 import struct
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-import numpy as np
 import onnx
 
 import vkep
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES
 from vkep.errors import InvalidModelError
 from vkep.graph.load import read_graph
 from vkep.graph.model import Graph, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering.program import IslandStep
-from vkep.plan.records import (
-    ConstantRef,
-    Dispatch,
-    PipelineKey,
-    Plan,
-    Port,
-    Range,
-    Relocation,
-    ShaderVariant,
-    Slot,
-    Space,
-)
+from vkep.plan.encoded import chunks, plan_fields, read, read_plan
 from vkep.shaders.source import glsl_root
 
 MAGIC = b"VKEPCTX1"
-_ALIGNMENT = 64
 
 
 class Fit(Enum):
@@ -117,27 +102,12 @@ class Nodes:
 def encode(island: IslandStep | Nodes, info: str) -> bytes:
     """One island as bytes; ``info`` is the device's `compatibility`."""
     if isinstance(island, IslandStep):
-        content = {"plan": _plain(island.plan)}
-        sources = {ref.key: island.weights[ref.key] for ref in island.plan.constants}
+        content = {"plan": plan_fields(island.plan)}
+        weights = {ref.key: island.weights[ref.key] for ref in island.plan.constants}
     else:
         content = {"nodes": _nodes(island)}
-        sources = dict(island.graph.weights)
-    blobs: list[np.ndarray[Any, Any]] = []
-    weights: dict[str, dict[str, Any]] = {}
-    offset = 0
-    for key, weight in sources.items():
-        array = np.asarray(weight.array(), order="C")
-        weights[key] = {"offset": offset, "dtype": array.dtype.name, "shape": array.shape}
-        blobs.append(array.reshape(-1).view(np.uint8))
-        offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    header = json.dumps({"compatibility": info, "weights": weights, **content}).encode()
-    start = -(-(len(MAGIC) + 8 + len(header)) // _ALIGNMENT) * _ALIGNMENT
-    data = bytearray(start + offset)
-    data[: len(MAGIC) + 8 + len(header)] = MAGIC + struct.pack("<Q", len(header)) + header
-    for blob, entry in zip(blobs, weights.values(), strict=True):
-        at = start + entry["offset"]
-        data[at : at + blob.nbytes] = blob.tobytes()
-    return bytes(data)
+        weights = dict(island.graph.weights)
+    return b"".join(chunks(MAGIC, {"compatibility": info, **content}, weights))
 
 
 def decode(data: bytes, device: DeviceCapabilities) -> IslandStep | Nodes:
@@ -147,18 +117,16 @@ def decode(data: bytes, device: DeviceCapabilities) -> IslandStep | Nodes:
     if data[: len(MAGIC)] != MAGIC:
         raise InvalidModelError("EPContext: the data is not vkep's (or of another format): compile the model again")
     try:
-        (length,) = struct.unpack_from("<Q", data, len(MAGIC))
-        header = json.loads(data[len(MAGIC) + 8 : len(MAGIC) + 8 + length])
+        header, arrays = read(MAGIC, data)
         made_for = str(header["compatibility"])
         if fit(made_for, device) in (Fit.NOT_OURS, Fit.UNSUPPORTED):
             raise InvalidModelError(
                 f"EPContext: compiled for {made_for!r}, and this is {compatibility(device)!r}: compile the model again here"
             )
-        start = -(-(len(MAGIC) + 8 + length) // _ALIGNMENT) * _ALIGNMENT
-        weights: dict[str, Weight] = {k: _weight(k, w, data, start) for k, w in header["weights"].items()}
+        weights: dict[str, Weight] = {key: ArrayWeight(key, array) for key, array in arrays.items()}
         if "nodes" in header:
             return _read_nodes(header["nodes"], weights)
-        return IslandStep(_plan(header["plan"]), weights, ())
+        return IslandStep(read_plan(header["plan"]), weights, ())
     except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
         if isinstance(error, InvalidModelError):
             raise
@@ -190,74 +158,3 @@ def _read_nodes(entry: Mapping[str, Any], weights: Mapping[str, Weight]) -> Node
         for name, elem_type, shape in entry["inputs"]
     )
     return Nodes(dataclasses.replace(read, weights=dict(weights), inputs=inputs), opsets, int(entry["ir_version"]))
-
-
-def _weight(key: str, entry: Mapping[str, Any], data: bytes, start: int) -> ArrayWeight:
-    dtype = DTYPES[entry["dtype"]].numpy
-    shape = tuple(int(d) for d in entry["shape"])
-    count = int(np.prod(shape, dtype=np.int64))
-    array = np.frombuffer(data, np.uint8, count * dtype.itemsize, start + int(entry["offset"])) if count else None
-    values = np.empty(shape, dtype) if array is None else array.view(dtype).reshape(shape)
-    return ArrayWeight(key, values)
-
-
-def _plain(thing: Any) -> Any:
-    """Records as JSON: dataclasses become lists of their fields."""
-    if dataclasses.is_dataclass(thing):
-        return [_plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)]
-    if isinstance(thing, Enum):
-        return thing.value
-    if isinstance(thing, bytes):
-        return base64.b64encode(thing).decode()
-    if isinstance(thing, (tuple, list)):
-        return [_plain(t) for t in thing]
-    return thing
-
-
-def _plan(fields: Any) -> Plan:
-    ports, constants, activation, slots, pipelines, dispatches, peak, notes = fields
-    return Plan(
-        ports=tuple(Port(n, t, tuple(shape), size, into) for n, t, shape, size, into in ports),
-        constants=tuple(ConstantRef(*c) for c in constants),
-        activation_bytes=activation,
-        slots=tuple(Slot(*s) for s in slots),
-        pipelines=tuple(_pipeline(*p) for p in pipelines),
-        dispatches=tuple(_dispatch(*d) for d in dispatches),
-        live_peak_bytes=peak,
-        notes=tuple(notes),
-    )
-
-
-def _pipeline(shader: Any, spec: Any, argument_bytes: int, in_memory: bool, subgroup_size: int | None) -> PipelineKey:
-    source, defines = shader
-    if "/" in source or "\\" in source:
-        raise InvalidModelError(f"EPContext: the data names a shader outside vkep's own: {source!r}")
-    variant = ShaderVariant(source, tuple((k, v) for k, v in defines))
-    return PipelineKey(variant, tuple((k, v) for k, v in spec), argument_bytes, in_memory, subgroup_size)
-
-
-def _dispatch(
-    pipeline: int,
-    arguments: str,
-    relocations: Any,
-    grid: Any,
-    barrier: bool,
-    label: str,
-    reads: Any,
-    writes: Any,
-    flops: int,
-    nbytes: int,
-) -> Dispatch:
-    x, y, z = grid
-    return Dispatch(
-        pipeline,
-        base64.b64decode(arguments),
-        tuple(Relocation(offset, Space(space), index, addend) for offset, space, index, addend in relocations),
-        (x, y, z),
-        barrier,
-        label,
-        tuple(Range(Space(space), index, start, end) for space, index, start, end in reads),
-        tuple(Range(Space(space), index, start, end) for space, index, start, end in writes),
-        flops,
-        nbytes,
-    )

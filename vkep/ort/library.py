@@ -29,8 +29,8 @@ from types import ModuleType
 
 import cffi
 
+from vkep.cache import cache_root
 from vkep.errors import VkepError
-from vkep.shaders.cache import cache_root
 
 #: the interface's level that ``abi_tables.h`` declares
 API_LEVEL = 29
@@ -130,11 +130,6 @@ def adopt(module: ModuleType) -> None:
                 f"this process uses {_module.__file__} already: register that (vkep.ort.get_library_path())"
             )
         _module = module
-
-
-def callback_names() -> set[str]:
-    """Names of all callbacks that the library declares."""
-    return set(re.findall(r"\b(vkep_\w+)\(", _callbacks(_text("abi_structs.h"))))
 
 
 def sources(head: str = "") -> tuple[str, str]:

@@ -14,7 +14,6 @@ from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Model, Node
 from vkep.lowering.delegates import VGF, Policy
 from vkep.lowering.infer import Known
-from vkep.lowering.partition import lower
 from vkep.lowering.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Program, Step, VgfStep
 from vkep.session.chain import Chain
 from vkep.session.control import ControlExecutor
@@ -23,7 +22,8 @@ from vkep.session.executor import DeferredExecutor, Executable, IslandExecutor, 
 from vkep.session.graphs import GraphExecutor, GraphRefused
 from vkep.session.handover import Frames
 from vkep.session.kompute import KpRunner
-from vkep.session.options import SessionOptions, spirv_folder
+from vkep.session.options import SessionOptions, plans_folder, spirv_folder
+from vkep.session.saved import SavedPlans, plan_key
 from vkep.shaders.library import ShaderLibrary
 
 logger = logging.getLogger("vkep.session")
@@ -45,10 +45,27 @@ class Compiler:
         self._opsets = model.opsets
         self.policy = policy or Policy()
 
+    def plan_model(self, model: Model, known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
+        """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""
+        saved = SavedPlans(plans_folder(self._options)) if self._options.save_plans else None
+        key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy) if saved else None
+        if saved is None or key is None:
+            return self.plan(model.graph.nodes, known, outputs)
+        program = saved.load(key, model)
+        if program is not None:
+            return self(program)
+        executable = self.plan(model.graph.nodes, known, outputs)
+        saved.store(key, executable.program, model)
+        return executable
+
     def plan(self, nodes: Sequence[Node], known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
         """Share nodes out to the delegates and make the program ready; what the converter or the driver refuses is
         offered to the other delegate. Raises as `__call__`.
         """
+        from vkep.lowering.partition import (
+            lower,  # with every operator: a tenth of a second that a saved plan does without
+        )
+
         policy = self.policy
         while True:
             program = lower(nodes, known, outputs, self._opsets, self._delegate.capabilities, policy, may_postpone=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from vkep.lowering.delegates import Policy
 from vkep.lowering.program import VgfStep
 from vkep.session.chain import Staged
 from vkep.session.options import SessionOptions
-from vkep.tosa.lower import TosaPort
 from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
 from vkep.vgf.convert import converter
+
+if TYPE_CHECKING:
+    from vkep.tosa.lower import TosaPort
 
 logger = logging.getLogger("vkep.session")
 

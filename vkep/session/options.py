@@ -31,7 +31,8 @@ class SessionOptions:
     min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last.
     arena: ``arena.*`` keys for the device arena (the first session on a context decides).
     fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
-    cache_dir: folder for compiled shaders instead of the user's cache folder.
+    cache_dir: folder for compiled shaders and plans instead of the user's cache folder.
+    save_plans: keep what planning makes of a model file on disk, so that the next process need not plan (`vkep.session.saved`).
     plan_cache_size: how many input signatures keep their plan (dynamic shapes).
     concurrency: runs of one session that may hold memory at the same time.
     tuned: tilings of problems instead of those that ``vkep tune`` measured on the device (`vkep.device.tuning`); ``{}``
@@ -51,6 +52,7 @@ class SessionOptions:
     arena: Mapping[str, Any] = field(default_factory=dict)
     fallback: str = "cpu"
     cache_dir: str | os.PathLike[str] | None = None
+    save_plans: bool = True
     plan_cache_size: int = 16
     concurrency: int = 2
     tuned: Mapping[str, tuple[int, ...]] | None = None
@@ -99,3 +101,8 @@ class SessionOptions:
 def spirv_folder(options: SessionOptions) -> Path | None:
     """Where the session keeps compiled shaders; None: the user's cache folder."""
     return None if options.cache_dir is None else Path(options.cache_dir) / "spirv"
+
+
+def plans_folder(options: SessionOptions) -> Path | None:
+    """Where the session keeps plans; None: the user's cache folder."""
+    return None if options.cache_dir is None else Path(options.cache_dir) / "plans"

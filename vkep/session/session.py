@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
 from vkep import dtypes
@@ -335,8 +334,7 @@ class InferenceSession:
             pass
 
     def _plan(self, known: Mapping[str, Known]) -> Executable:
-        graph = self.model.graph
-        return self._parts.compile.plan(graph.nodes, known, self._outputs)
+        return self._parts.compile.plan_model(self.model, known, self._outputs)
 
     def _targets(self, binding: IOBinding) -> dict[str, DeviceTensor | None]:
         """The outputs that are to lie on the device. Two names never share memory that a run writes."""

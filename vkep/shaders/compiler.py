@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from vkep.shaders.cache import cache_root, write_atomically
+from vkep.cache import cache_root, write_atomically
 from vkep.shaders.errors import (
     CompilerNotFoundError,
     Diagnostic,

@@ -10,8 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from vkep.cache import DigestedCache, cache_root
 from vkep.errors import VkepError
-from vkep.shaders.cache import SpirvCache, cache_root
 
 _PROJECT = "ai-ml-sdk-model-converter"
 _LONGEST_MESSAGE = 2000
@@ -46,7 +46,7 @@ def converter_version() -> str:
     return _run(["--version"]).decode("utf-8", "replace").strip()
 
 
-class VgfCache(SpirvCache):
+class VgfCache(DigestedCache):
     """Converted files by what they were made from; in vkep's cache folder, ``vgf/``."""
 
     what, suffix = "VGF", ".vgf"

@@ -1,0 +1,152 @@
+"""Files that are kept between processes: vkep's cache folder, and bounded folders of entries by key.
+
+Several processes may use one folder: an entry is written to a temporary file and renamed into place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import platformdirs
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"VKEPSPV1"
+_HEADER = len(_MAGIC) + 8 + 32  # magic, length of the content, its SHA-256
+_KEY = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def cache_root() -> Path:
+    """Folder of vkep's caches: ``$VKEP_CACHE_DIR``, or the user's cache folder of the platform."""
+    chosen = os.environ.get("VKEP_CACHE_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("vkep", appauthor=False))
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
+    """Write a file (``data`` whole or in pieces) so that another process sees the old one, the new one or none, never a
+    part. Raises `OSError`.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines([data] if isinstance(data, bytes) else data)
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is a key: 64 hexadecimal digits."""
+    return _KEY.match(text) is not None
+
+
+class CacheFolder:
+    """A folder of files by key (64 hex digits), bounded by dropping those not used for longest."""
+
+    what: ClassVar[str]  #: for messages
+    suffix: ClassVar[str]
+    #: stores between two looks at the folder's size; a process's first store looks, too
+    prune_every: ClassVar[int] = 256
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        """``limit`` is in bytes."""
+        if limit <= 0:
+            raise ValueError(f"a cache limit is a positive number of bytes, got {limit}")
+        self.folder, self.limit = folder, limit
+        self._stores = 0
+        self._usable = True
+
+    def path(self, key: str) -> Path:
+        if not is_key(key):
+            raise ValueError(f"{key!r} is no cache key, expected 64 hex digits")
+        return self.folder / f"{key}{self.suffix}"
+
+    def write(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> None:
+        """Keep an entry. A folder that cannot be written is reported once and then left alone."""
+        path = self.path(key)
+        if not self._usable:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
+        except OSError as error:
+            if path.is_file():  # Windows refuses to replace a file that another process reads: it has the same content
+                return
+            self._usable = False
+            advice = "VKEP_CACHE_DIR names another folder"
+            _log.warning("%s is not cached on disk: cannot write %s (%s); %s", self.what, path, error, advice)
+            return
+        if self._stores % self.prune_every == 0:
+            self.prune()
+        self._stores += 1
+
+    def used(self, path: Path) -> None:
+        """Note that an entry was used. A read-only folder still serves; only the order of dropping suffers."""
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    def drop_damaged(self, path: Path) -> None:
+        """Remove an entry that cannot be read, and say so."""
+        _log.warning("dropping a damaged cache entry: %s", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def prune(self, limit: int | None = None) -> int:
+        """Drop the entries not used for longest until the folder fits ``limit`` bytes; return the bytes dropped."""
+        limit = self.limit if limit is None else limit
+        entries = []
+        for path in self._entries():
+            with contextlib.suppress(OSError):  # another process may drop it at the same time
+                status = path.stat()
+                entries.append((status.st_mtime_ns, status.st_size, path))
+        total, dropped = sum(size for _, size, _ in entries), 0
+        for _, size, path in sorted(entries):
+            if total - dropped <= limit:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                dropped += size
+        return dropped
+
+    def _entries(self) -> list[Path]:
+        try:
+            return [path for path in self.folder.iterdir() if path.suffix == self.suffix]
+        except OSError:
+            return []
+
+
+class DigestedCache(CacheFolder):
+    """Entries that carry their own digest, so that a torn or altered one is seen, dropped and built again."""
+
+    def load(self, key: str) -> bytes | None:
+        """The entry, or None where there is none; a damaged one is removed and counts as none."""
+        path = self.path(key)
+        try:
+            entry = path.read_bytes()
+        except OSError:
+            return None
+        content = entry[_HEADER:]
+        if entry[:_HEADER] != _header(content):
+            self.drop_damaged(path)
+            return None
+        self.used(path)
+        return content
+
+    def store(self, key: str, content: bytes) -> None:
+        """Keep an entry; see `write`."""
+        self.write(key, _header(content) + content)
+
+
+def _header(content: bytes) -> bytes:
+    return _MAGIC + len(content).to_bytes(8, "little") + hashlib.sha256(content).digest()

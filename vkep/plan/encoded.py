@@ -1,0 +1,156 @@
+"""Plans and arrays as bytes: a header (JSON) and the arrays after it, each on a boundary that any element type may start at.
+
+Reading runs no code: the bytes may come from a file of unknown origin.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.graph.weights import Weight
+from vkep.plan.records import (
+    ConstantRef,
+    Dispatch,
+    PipelineKey,
+    Plan,
+    Port,
+    Range,
+    Relocation,
+    ShaderVariant,
+    Slot,
+    Space,
+)
+
+_ALIGNMENT = 64
+_LENGTH = struct.Struct("<Q")
+
+
+def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight]) -> Iterator[bytes | memoryview]:
+    """The bytes of ``header`` and of the weights' arrays, in pieces: one array at a time is in memory."""
+    entries = {}
+    offset = 0
+    for key, weight in weights.items():
+        dtype = dtypes.from_onnx(weight.elem_type)
+        if dtype is None:
+            raise ValueError(f"weight {weight.name!r} has no element type that can be written")
+        entries[key] = {"offset": offset, "dtype": dtype.name, "shape": weight.shape}
+        offset += _aligned(weight.nbytes)
+    text = json.dumps({**header, "weights": entries}).encode()
+    head = magic + _LENGTH.pack(len(text)) + text
+    yield head.ljust(_aligned(len(head)), b"\0")
+    for weight in weights.values():
+        content = np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)
+        yield content.data
+        yield bytes(_aligned(content.nbytes) - content.nbytes)
+
+
+def read(magic: bytes, data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """The header and the arrays, which lie in ``data``. Raises `ValueError`, `KeyError`, `TypeError` or
+    `struct.error` for bytes that `chunks` did not make, or not all of them.
+    """
+    if bytes(data[: len(magic)]) != magic:
+        raise ValueError(f"the data does not begin with {magic!r}")
+    (length,) = _LENGTH.unpack_from(data, len(magic))
+    begin = len(magic) + _LENGTH.size
+    header = json.loads(bytes(data[begin : begin + length]))
+    start = _aligned(begin + length)
+    arrays = {key: _array(entry, data, start) for key, entry in header["weights"].items()}
+    return header, arrays
+
+
+def _array(entry: Mapping[str, Any], data: bytes | memoryview, start: int) -> np.ndarray[Any, Any]:
+    dtype = dtypes.DTYPES[entry["dtype"]].numpy
+    shape = tuple(int(d) for d in entry["shape"])
+    count = int(np.prod(shape, dtype=np.int64))
+    if not count:
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(data, np.uint8, count * dtype.itemsize, start + int(entry["offset"]))
+    return flat.view(dtype).reshape(shape)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
+# ---- records
+
+
+def plan_fields(plan: Plan) -> Any:
+    """A plan as JSON: records become lists of their fields, bytes base64."""
+    return _plain(plan)
+
+
+def read_plan(fields: Any) -> Plan:
+    """The inverse of `plan_fields`. Raises `ValueError` (also for shaders other than vkep's own), `TypeError`."""
+    ports, constants, activation, slots, pipelines, dispatches, peak, notes = fields
+    return Plan(
+        ports=tuple(Port(n, t, tuple(shape), size, into) for n, t, shape, size, into in ports),
+        constants=tuple(ConstantRef(*c) for c in constants),
+        activation_bytes=activation,
+        slots=tuple(Slot(*s) for s in slots),
+        pipelines=tuple(_pipeline(*p) for p in pipelines),
+        dispatches=tuple(_dispatch(*d) for d in dispatches),
+        live_peak_bytes=peak,
+        notes=tuple(notes),
+    )
+
+
+def _plain(thing: Any) -> Any:
+    if dataclasses.is_dataclass(thing):
+        return [_plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)]
+    if isinstance(thing, Enum):
+        return thing.value
+    if isinstance(thing, bytes):
+        return base64.b64encode(thing).decode()
+    if isinstance(thing, (tuple, list)):
+        return [_plain(t) for t in thing]
+    return thing
+
+
+def _pipeline(shader: Any, spec: Any, argument_bytes: int, in_memory: bool, subgroup_size: int | None) -> PipelineKey:
+    source, defines = shader
+    if not is_own(source):
+        raise ValueError(f"the data names a shader outside vkep's own: {source!r}")
+    variant = ShaderVariant(source, tuple((k, v) for k, v in defines))
+    return PipelineKey(variant, tuple((k, v) for k, v in spec), argument_bytes, in_memory, subgroup_size)
+
+
+def is_own(source: str) -> bool:
+    """Whether a shader's source is one of vkep's own files, not a user's."""
+    return "/" not in source and "\\" not in source
+
+
+def _dispatch(
+    pipeline: int,
+    arguments: str,
+    relocations: Any,
+    grid: Any,
+    barrier: bool,
+    label: str,
+    reads: Any,
+    writes: Any,
+    flops: int,
+    nbytes: int,
+) -> Dispatch:
+    x, y, z = grid
+    return Dispatch(
+        pipeline,
+        base64.b64decode(arguments),
+        tuple(Relocation(offset, Space(space), index, addend) for offset, space, index, addend in relocations),
+        (x, y, z),
+        barrier,
+        label,
+        tuple(Range(Space(space), index, start, end) for space, index, start, end in reads),
+        tuple(Range(Space(space), index, start, end) for space, index, start, end in writes),
+        flops,
+        nbytes,
+    )

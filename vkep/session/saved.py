@@ -1,0 +1,172 @@
+"""Plans on disk: what planning made of a model file for one device and one input signature, for the next process.
+
+Kept are programs that run wholly on Vulkan, by vkep's own operators: the plans, and the weights that planning packed or
+folded. Weights that a kernel reads as the model has them stay in the model's file. The key says all that a plan follows
+from, so that a change of any of it (the file, vkep, the device, its driver, its tuning, the options) is another key.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.cache import CacheFolder, cache_root
+from vkep.graph.model import Model, Node
+from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight, file_identity
+from vkep.lowering.delegates import Policy
+from vkep.lowering.program import IslandStep, Placement, Program, ValueSpec
+from vkep.plan import encoded
+from vkep.shaders.source import glsl_root
+
+if TYPE_CHECKING:
+    from vkep.lowering.infer import Known
+
+logger = logging.getLogger("vkep.session")
+
+_MAGIC = b"VKEPPLN1"
+#: bytes of all kept plans, and of the largest one
+TOTAL_LIMIT, LARGEST = 2 << 30, 1 << 30
+#: dispatches, or bytes of constants, below which planning again is as fast
+_LEAST_DISPATCHES, _LEAST_BYTES = 16, 1 << 20
+
+
+class SavedPlans(CacheFolder):
+    """Programs by `plan_key`; in vkep's cache folder, ``plans/``."""
+
+    what, suffix, prune_every = "a plan", ".vkepplan", 1
+
+    def __init__(self, folder: Path | None = None, limit: int = TOTAL_LIMIT) -> None:
+        super().__init__(cache_root() / "plans" if folder is None else folder, limit)
+
+    def load(self, key: str, model: Model) -> Program | None:
+        """The program; None where there is none, or a damaged one, which is dropped. Its weights lie in the mapped file."""
+        path = self.path(key)
+        try:
+            with path.open("rb") as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError):  # ValueError: an empty file
+            return None
+        try:
+            program = _decode(data, model)
+        except (KeyError, TypeError, ValueError, IndexError, struct.error):
+            self.drop_damaged(path)
+            return None
+        self.used(path)
+        logger.info("the plan of %s is read from %s", model.source, path)
+        return program
+
+    def store(self, key: str, program: Program, model: Model) -> None:
+        """Keep a program, where it is one to keep (the module's text says which)."""
+        if not _is_kept(program, model.graph.nodes):
+            return
+        header, weights = _encode(program, model)
+        if sum(weight.nbytes for weight in weights.values()) <= LARGEST:
+            self.write(key, encoded.chunks(_MAGIC, header, weights))
+
+
+def plan_key(
+    model: Model, known: Mapping[str, Known], outputs: Sequence[str], device: DeviceCapabilities, policy: Policy
+) -> str | None:
+    """What the plan of ``model`` for the inputs in ``known`` follows from, as a key; None where that cannot be told: the
+    model did not come from a file, or an input is no tensor.
+    """
+    if not model.file_identity:
+        return None
+    files = {weight.path for weight in model.graph.weights.values() if isinstance(weight, ExternalWeight)}
+    signature = []
+    for info in model.graph.inputs:
+        spec = known[info.name]
+        if not isinstance(spec, ValueSpec):
+            return None
+        signature.append((info.name, spec.dtype.name, spec.shape))
+    text = json.dumps(
+        (
+            _made_by(),
+            model.file_identity,
+            sorted(file_identity(path, os.stat(path)) for path in files),
+            signature,
+            list(outputs),
+            device.to_dict(),
+            sorted(device.tuned.items()),
+            (policy.prefer, policy.min_partition_size, policy.graphs),
+        )
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def _made_by() -> list[object]:
+    """vkep's own files, by size and time of change, and the packages whose folding and schemas a plan depends on."""
+    package = Path(__file__).parents[1]
+    files: list[object] = [np.__version__, onnx.__version__]
+    for root in (package, glsl_root()):
+        for path in sorted(_files(root)):
+            status = path.stat()
+            files.append((str(path.relative_to(root)), status.st_size, status.st_mtime_ns))
+    return files
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for suffix in ("*.py", "*.comp", "*.glsl"):
+        yield from folder.rglob(suffix)
+
+
+# ---- programs as bytes
+
+
+def _is_kept(program: Program, nodes: Sequence[Node]) -> bool:
+    from vkep.ops.registry import find  # what reads a plan need not declare the operators, which takes its time
+
+    steps = program.steps
+    if program.constants or not steps or not all(isinstance(step, IslandStep) for step in steps):
+        return False
+    plans = [step.plan for step in steps if isinstance(step, IslandStep)]
+    if not all(encoded.is_own(key.shader.source) for plan in plans for key in plan.pipelines):
+        return False
+    for placement in program.placements:
+        node = placement.node
+        definition = find(node)
+        ours = definition is None or definition.function.__module__.partition(".")[0] == "vkep"
+        if not ours or node.index >= len(nodes) or nodes[node.index] is not node:  # a body's, or a part of a large one
+            return False
+    constants = sum(ref.nbytes for plan in plans for ref in plan.constants)
+    return constants >= _LEAST_BYTES or sum(len(plan.dispatches) for plan in plans) >= _LEAST_DISPATCHES
+
+
+def _encode(program: Program, model: Model) -> tuple[dict[str, Any], dict[str, Weight]]:
+    names = {id(weight): name for name, weight in model.graph.weights.items()}
+    weights: dict[str, Weight] = {}
+    steps = []
+    for step in program.steps:
+        assert isinstance(step, IslandStep)
+        named = {key: names[id(weight)] for key, weight in step.weights.items() if id(weight) in names}
+        weights |= {key: weight for key, weight in step.weights.items() if key not in named}
+        steps.append((encoded.plan_fields(step.plan), list(step.weights), named, [node.index for node in step.nodes]))
+    placements = [(p.node.index, p.where, p.reason, p.island, dict(p.declined)) for p in program.placements]
+    return {"steps": steps, "placements": placements, "outputs": program.outputs}, weights
+
+
+def _decode(data: memoryview, model: Model) -> Program:
+    header, arrays = encoded.read(_MAGIC, data)
+    nodes, weights = model.graph.nodes, model.graph.weights
+    steps = []
+    for plan, keys, named, indices in header["steps"]:
+        used = {k: weights[named[k]] if k in named else ArrayWeight(k, arrays[k]) for k in keys}
+        steps.append(IslandStep(encoded.read_plan(plan), used, tuple(nodes[i] for i in indices)))
+    placements = [
+        Placement(nodes[index], where, reason, island, declined)
+        for index, where, reason, island, declined in header["placements"]
+    ]
+    return Program(tuple(steps), {}, tuple(placements), tuple(header["outputs"]))
