@@ -18,7 +18,7 @@ from rich.console import Console
 from tools.bench.gpu_ops import Measured, add_arguments, measure_kernels, plain
 from tools.bench.kernel_cases import Sizes
 from tools.bench.limits import limits_of_this_run
-from tools.bench.machine import machine_info
+from tools.bench.machine import cold_environment, machine_info
 from tools.bench.measure import Result, measure_model
 from tools.bench.peers import DEFAULT_PEERS, PEERS
 from tools.bench.table import markdown_table, terminal_table
@@ -63,11 +63,6 @@ def find_models(names: list[str], folder: Path, console: Console) -> list[Path]:
             write_model(name, folder, Options())
         found.append(path)
     return found
-
-
-def cold_environment(folder: str) -> dict[str, str]:
-    """Variables that point shader and plan caches at an empty folder."""
-    return dict.fromkeys(("XDG_CACHE_HOME", "MESA_SHADER_CACHE_DIR", "VKEP_CACHE_DIR"), folder)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,6 +28,12 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def cold_environment(folder: str) -> dict[str, str]:
+    """Variables that point vkep's caches and the drivers' (Mesa's, NVIDIA's) at an empty folder."""
+    names = ("XDG_CACHE_HOME", "MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH", "VKEP_CACHE_DIR")
+    return dict.fromkeys(names, folder)
+
+
 def machine_info() -> dict[str, Any]:
     """Processor, cores, operating system, Python, and the Vulkan devices with their driver versions."""
     found = vulkan_probe.probe()

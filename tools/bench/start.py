@@ -1,0 +1,150 @@
+"""``python -m tools.bench.start``: where the time from a new process to its first answer goes.
+
+Each process opens one model and runs it twice, noting the time between steps; printed are medians over processes, wall time and
+the processor's (of all threads: pipelines are made beside the upload).
+
+    python -m tools.bench.start models/resnet50.onnx --processes 9
+    python -m tools.bench.start models/resnet50.onnx --cold        # every process with empty caches
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STEPS = (
+    "interpreter",
+    "import numpy",
+    "import onnx",
+    "import vkep",
+    "context",
+    "session",
+    "  of it, until pipelines are made",
+    "  of it, until weights are uploaded",
+    "first run",
+    "to the first answer",
+    "second run",
+)
+Span = tuple[float, float]  #: milliseconds of wall time and of the processor's
+
+
+class _Clock:
+    """Spans from one mark to the next. ``start`` is the parent's time of starting the process."""
+
+    def __init__(self, start: float) -> None:
+        self.spans: dict[str, Span] = {}
+        self._start, self._last = start, (start, 0.0)
+
+    def mark(self, step: str) -> None:
+        now = (time.time(), time.process_time())
+        self.spans[step] = (1e3 * (now[0] - self._last[0]), 1e3 * (now[1] - self._last[1]))
+        self._last = now
+
+    def so_far(self, step: str) -> None:
+        """The span since the last mark, which stays."""
+        self.spans[step] = (1e3 * (time.time() - self._last[0]), 1e3 * (time.process_time() - self._last[1]))
+
+    def total(self, step: str) -> None:
+        self.spans[step] = (1e3 * (time.time() - self._start), 1e3 * time.process_time())
+
+
+def one_process(model: str, start: float) -> dict[str, Span]:
+    """The spans of this process, which has done nothing yet."""
+    clock = _Clock(start)
+    clock.mark("interpreter")
+    import numpy as np
+
+    clock.mark("import numpy")
+    import onnx  # noqa: F401
+
+    clock.mark("import onnx")
+    import vkep
+
+    clock.mark("import vkep")
+    from vkep.session.contexts import resolve_context
+
+    def progress(phase: str, done: int, total: int, what: str) -> None:
+        if done == total:
+            clock.so_far({"shaders": STEPS[6], "weights": STEPS[7]}[phase])
+
+    options = vkep.SessionOptions(progress=progress)
+    context = resolve_context(options)
+    clock.mark("context")
+    with vkep.InferenceSession(model, options, context=context) as session:
+        clock.mark("session")
+        feeds = {v.name: _zeros(v.type, v.shape, np) for v in session.get_inputs()}
+        session.run(None, feeds)
+        clock.mark("first run")
+        clock.total("to the first answer")
+        session.run(None, feeds)
+        clock.mark("second run")
+    context.close()
+    return clock.spans
+
+
+def _zeros(kind: str, shape: Any, np: Any) -> Any:
+    dtype = {"float": "float32", "double": "float64"}.get(name := kind[len("tensor(") : -1], name)
+    return np.zeros([d if isinstance(d, int) else 1 for d in shape], dtype)
+
+
+def measure(model: Path, processes: int, cold: bool, say: Callable[[str], object] = print) -> dict[str, Span]:
+    """Medians over ``processes`` new processes, one at a time; unless ``cold``, one before them fills the caches.
+
+    Raises `RuntimeError` with what a process printed where it fails.
+    """
+    from tools.bench.machine import cold_environment
+
+    runs: list[dict[str, Span]] = []
+    for index in range(processes + (not cold)):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, **(cold_environment(folder) if cold else {})}
+            command = [sys.executable, "-m", "tools.bench.start", str(model), "--worker", repr(time.time())]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        spans = json.loads(done.stdout.splitlines()[-1])
+        say(f"process {index}: {spans['to the first answer'][0]:.0f} ms to the first answer")
+        if cold or index:
+            runs.append(spans)
+    steps = [step for step in STEPS if step in runs[0]]
+    return {s: (statistics.median(r[s][0] for r in runs), statistics.median(r[s][1] for r in runs)) for s in steps}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench.start", description="Where the time to the first answer goes."
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="every process gets empty caches")
+    parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.worker is not None:
+        print(json.dumps(one_process(str(chosen.model), chosen.worker)))
+        return 0
+    if not chosen.model.is_file():
+        parser.error(f"no model at {chosen.model}: python -m tools.models makes the benchmark models")
+    if chosen.processes < 1:
+        parser.error(f"--processes is {chosen.processes}, expected 1 or more")
+    spans = measure(chosen.model, chosen.processes, chosen.cold, lambda line: print(line, file=sys.stderr))
+    from tools.bench.machine import machine_info
+
+    info = machine_info()
+    print(f"{info['cpu']}, {info['cores']} cores; {'; '.join(info['vulkan_devices'])}\n")
+    print("| step | ms | processor's ms |\n| --- | --- | --- |")
+    for step, (wall, busy) in spans.items():
+        print(f"| {step.strip()} | {wall:.0f} | {busy:.0f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
