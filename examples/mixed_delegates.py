@@ -13,6 +13,7 @@ import argparse
 import logging
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -22,12 +23,16 @@ import gpu_shared
 from vkep import InferenceSession
 
 SHAPE = (1, 3, 8, 8)
-CHANNELS, ROWS = [2, 0, 1], [3, 1, 2, 0]
-COLUMNS = np.tile(np.array([3, 1, 2, 0], np.int64).reshape(1, 1, 1, 4), (1, 3, 4, 1))
+#: the orders in which the gathers take the channels, rows and columns of the pooled image
+CHANNELS, ROWS, COLUMNS = (2, 0, 1), (3, 1, 2, 0), (3, 1, 2, 0)
 
 
-def build_model() -> onnx.ModelProto:
-    """The RFC's example in ONNX operators."""
+def build_model(
+    channels: Sequence[int] = CHANNELS, rows: Sequence[int] = ROWS, columns: Sequence[int] = COLUMNS
+) -> onnx.ModelProto:
+    """The RFC's example in ONNX operators; other orders make it one for images of another size."""
+    pooled = (1, len(channels), len(rows), len(columns))
+    shape = (1, len(channels), 2 * len(columns), 2 * len(rows))
     nodes = [
         helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 1, 3, 2]),
         helper.make_node("AveragePool", ["turned"], ["pooled"], kernel_shape=[2, 2], strides=[2, 2]),
@@ -43,21 +48,24 @@ def build_model() -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
         "rfc_example",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 3, 4, 4))],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, len(channels), len(columns), len(rows)))],
         [
-            numpy_helper.from_array(np.array(CHANNELS, np.int64), "channels"),
-            numpy_helper.from_array(np.array(ROWS, np.int64), "rows"),
-            numpy_helper.from_array(COLUMNS, "columns"),
+            numpy_helper.from_array(np.array(channels, np.int64), "channels"),
+            numpy_helper.from_array(np.array(rows, np.int64), "rows"),
+            numpy_helper.from_array(np.broadcast_to(np.array(columns, np.int64), pooled), "columns"),
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def reference(x: np.ndarray) -> np.ndarray:
+def reference(
+    x: np.ndarray, channels: Sequence[int] = CHANNELS, rows: Sequence[int] = ROWS, columns: Sequence[int] = COLUMNS
+) -> np.ndarray:
     """The same in numpy."""
-    pooled = x.transpose(0, 1, 3, 2).reshape(1, 3, 4, 2, 4, 2).mean((3, 5))
-    picked = np.take_along_axis(pooled[:, CHANNELS], COLUMNS, 3)[:, :, ROWS]
+    images, depth, height, width = x.shape
+    pooled = x.transpose(0, 1, 3, 2).reshape(images, depth, width // 2, 2, height // 2, 2).mean((3, 5))
+    picked = pooled[:, channels][:, :, rows][..., columns]
     return (np.sin(picked) / np.cos(picked)).transpose(0, 1, 3, 2)
 
 

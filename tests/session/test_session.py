@@ -296,6 +296,19 @@ def test_sessions_of_one_token_share_a_context(vulkan: object, no_leak: Callable
     assert no_leak() == {}
 
 
+def test_memory_that_a_closed_session_left_free_goes_back(own_context: Any) -> None:
+    with InferenceSession(ADD_RELU, context=own_context) as kept:
+        with InferenceSession(MATMUL, context=own_context) as other:
+            big = other.empty_device_tensor((64, 1 << 20))
+            held = kept.memory().arena.total_allocated_bytes
+            big.close()
+        assert kept.memory().arena.total_allocated_bytes == held, "free regions are kept for the next request"
+        assert kept.shrink_memory() >= 4 * 64 << 20
+        assert kept.memory().arena.total_allocated_bytes <= held - (4 * 64 << 20)
+        x, b = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+        np.testing.assert_array_equal(kept.run(None, {"x": x, "b": b})[0], x + b)
+
+
 def test_the_progress_callback_sees_shaders_and_weights(shared_context: Any, tmp_path: Any) -> None:
     proto = model("g (float[4] x) => (float[4] y) { y = Add(x, w) }")
     proto.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, [4], [1, 2, 3, 4]))

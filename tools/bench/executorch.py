@@ -9,7 +9,6 @@ long.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from examples import mixed_delegates
 from vkep import InferenceSession
 from vkep.executorch import Program
 
@@ -39,15 +39,6 @@ class Pair:
     ratio: float
     difference: float  #: between their outputs, where the weights are the same
     where: str
-
-
-def rfc_model() -> Any:
-    """The RFC's model in ONNX operators, from the example."""
-    spec = importlib.util.spec_from_file_location("mixed_delegates", ROOT / "examples" / "mixed_delegates.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build_model()
 
 
 def measure(pte: Path, onnx: Any, turns: int, prefer: str) -> Pair:
@@ -100,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if len(given.pair) not in (0, 2):
         parser.error("expected a .pte and an .onnx file, or nothing")
-    pte, onnx = (given.pair[0], given.pair[1]) if given.pair else (RFC, rfc_model())
+    pte, onnx = (given.pair[0], given.pair[1]) if given.pair else (RFC, mixed_delegates.build_model())
     prefer = given.prefer or ("auto" if given.pair else "vgf_first")
     pair = measure(pte, onnx, given.turns, prefer)
     print(

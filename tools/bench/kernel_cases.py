@@ -181,7 +181,7 @@ def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
     yield transposition("NCHW-NHWC", (16, 64, elements // 1024), (0, 2, 1))
 
     def reduction(name: str, shape: tuple[int, int, int]) -> Case:
-        make = over_rows(lambda t, x, y: reduce("sum", *shape, dtype, t.caps, x, y, Workspace(t)))
+        make = over_rows(lambda t, x, y: reduce("sum", *shape, dtype, t.caps, x, y, Workspace(t), alignment=16))
         return Case(f"reduce {name} {label}", make, lambda t: _reducer(tensor(t).view(shape), 1), both // 2)
 
     yield reduction("rows", (rows, axis, 1))

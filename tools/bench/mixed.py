@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
+from examples import mixed_delegates as example
 from gpu_shared.timeline import Timeline
 from tools.bench.machine import machine_info
 
@@ -80,58 +79,30 @@ class Figures:
         return 1 - self.gpu_us / self.run.total_us
 
 
-def build_model(side: int) -> tuple[onnx.ModelProto, Any]:
-    """The RFC's example for images of ``side`` by ``side``, and the same in numpy."""
-    half = side // 2
+def orders(side: int) -> list[list[int]]:
+    """Channels, rows and columns for the example's gathers, in a random order: for images of ``side`` by ``side``."""
     rng = np.random.default_rng(side)
-    channels, rows = rng.permutation(_CHANNELS), rng.permutation(half)
-    columns = np.tile(rng.permutation(half).reshape(1, 1, 1, half), (1, _CHANNELS, half, 1))
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 1, 3, 2]),
-        helper.make_node("AveragePool", ["turned"], ["pooled"], kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("Gather", ["pooled", "channels"], ["by_channel"], axis=1),
-        helper.make_node("GatherElements", ["by_channel", "columns"], ["by_column"], axis=3),
-        helper.make_node("Gather", ["by_column", "rows"], ["by_row"], axis=2),
-        helper.make_node("Sin", ["by_row"], ["sin"]),
-        helper.make_node("Cos", ["by_row"], ["cos"]),
-        helper.make_node("Reciprocal", ["cos"], ["secant"]),
-        helper.make_node("Mul", ["sin", "secant"], ["tangent"]),
-        helper.make_node("Transpose", ["tangent"], ["y"], perm=[0, 1, 3, 2]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "rfc_example",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, _CHANNELS, side, side))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, _CHANNELS, half, half))],
-        [
-            numpy_helper.from_array(channels, "channels"),
-            numpy_helper.from_array(rows, "rows"),
-            numpy_helper.from_array(columns, "columns"),
-        ],
-    )
-
-    def reference(x: np.ndarray) -> np.ndarray:
-        pooled = x.transpose(0, 1, 3, 2).reshape(1, _CHANNELS, half, 2, half, 2).mean((3, 5))
-        picked = np.take_along_axis(pooled[:, channels], columns, 3)[:, :, rows]
-        return np.tan(picked).transpose(0, 1, 3, 2)
-
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), reference
+    return [rng.permutation(count).tolist() for count in (_CHANNELS, side // 2, side // 2)]
 
 
 def measure(side: int, sync_mode: str, runs: int, device: str | None) -> Figures:
     """Open a session, run twice, then ``runs`` plain runs in turn with as many with timestamps."""
     from vkep import InferenceSession
 
-    model, reference = build_model(side)
+    picked = orders(side)
     x = np.random.default_rng(0).uniform(-0.8, 0.8, (1, _CHANNELS, side, side)).astype(np.float32)
     with InferenceSession(
-        model, prefer="vgf_first", sync_mode=sync_mode, device=device, token=f"bench mixed {sync_mode}"
+        example.build_model(*picked),
+        prefer="vgf_first",
+        sync_mode=sync_mode,
+        device=device,
+        token=f"bench mixed {sync_mode}",
     ) as session:
         where = [node.where for node in session.report().nodes]
         if where != ["vgf"] * 3 + ["vulkan"] + ["vgf"] * 6:
             raise SystemExit(f"the example does not split VGF -> Vulkan -> VGF here: {session.report()}")
         (y,) = session.run(None, {"x": x})  # makes the recordings
-        error = float(np.abs(y - reference(x)).max())
+        error = float(np.abs(y - example.reference(x, *picked)).max())
         second = _run(session, x)
         plain, inside = [], []
         for _ in range(runs):
@@ -181,7 +152,8 @@ def _sum_us(regions: list[tuple[str, float]]) -> float:
 #: opens the session; prints the seconds that took, and those of them that went into TOSA to VGF and into the pipelines
 _START = """
 import sys, time
-from tools.bench.mixed import build_model
+from examples.mixed_delegates import build_model
+from tools.bench.mixed import orders
 from vkep import InferenceSession
 from vkep.session import graphs
 
@@ -203,7 +175,7 @@ def timed(name):
 
 timed("mlir_to_vgf")
 timed("VgfRunner")
-model, _ = build_model(8)
+model = build_model(*orders(8))
 start = time.perf_counter()
 InferenceSession(model, prefer="vgf_first", device=sys.argv[1] or None)
 print(time.perf_counter() - start, spent["mlir_to_vgf"], spent["VgfRunner"])

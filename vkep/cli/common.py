@@ -234,8 +234,3 @@ def progress_bars(show: bool) -> Iterator[Progress | None]:
             bars.update(tasks[phase], completed=done, total=total, what=what)
 
         yield advance
-
-
-def megabytes(count: float) -> str:
-    """Bytes as MiB, with as many digits as are worth reading."""
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 / 10 else f"{count / 2**10:.1f} KiB"

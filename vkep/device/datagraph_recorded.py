@@ -71,7 +71,6 @@ class RecordedVgf:
         inner = [i for i in uses if i not in constants]
         sizes = {i: max(memory_bytes(vgf.resources[k]) for k, owner in aliases.items() if owner == i) for i in inner}
         offsets, size = place([Lifetime(align(sizes[i]), min(uses[i]), max(uses[i])) for i in inner])
-        self.slab_bytes = size
         if size:
             slab = self._hold(delegate.memory.arena.alloc(size, delegate.lease))
             places.update({i: (slab.buffer, slab.offset + o) for i, o in zip(inner, offsets, strict=True)})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
 from vkep.cache import write_atomically
 from vkep.device.per_device import device_file
+from vkep.kernels.kernel import ADDRESS_BYTES
 from vkep.plan.records import PipelineKey
 from vkep.shaders.errors import ShaderInterfaceError
 from vkep.shaders.library import CompiledShader, ShaderLibrary
@@ -25,9 +26,6 @@ logger = logging.getLogger("vkep.device")
 
 #: ``progress(done, total, what)``
 Progress = Callable[[int, int, str], None]
-
-#: Bytes of push constants that hold the address of an argument block in memory.
-ADDRESS_BYTES = 8
 
 
 class PipelineStore:

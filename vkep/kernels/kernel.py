@@ -19,6 +19,8 @@ from vkep.plan.records import ShaderVariant
 #: struct codes of the scalar argument types
 SCALAR_CODES = {"uint": "I", "int": "i", "float": "f"}
 ADDRESS_BYTES = 8
+#: larger argument blocks go to memory: what every Vulkan device has of push constants (specification, "Required Limits")
+PUSH_CONSTANT_BYTES = 128
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, from_onnx, load_code
 from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall, Operand
+from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, KernelCall, Operand
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.tuning import working_on
 from vkep.lowering import expr as ex
@@ -23,9 +23,6 @@ from vkep.lowering.tensor import Storage, Tensor, collapse
 from vkep.plan.hazards import HazardTracker
 from vkep.plan.memory import Lifetime, live_peak, place
 from vkep.plan.records import FRESH, ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
-
-#: Every Vulkan device has push constants of at least this many bytes (Vulkan spec, "Required Limits").
-PUSH_CONSTANT_BYTES = 128
 
 
 @dataclass

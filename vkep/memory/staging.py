@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import BufferArena, shared_arena
 
 if TYPE_CHECKING:
@@ -21,19 +20,13 @@ STAGING_KINDS = ("upload", "download")
 class StagingArena(BufferArena):
     """Mapped memory for one direction: ``"upload"`` (the host writes) or ``"download"`` (the host reads, cached)."""
 
-    def __init__(self, device: Device, memory_kind: str, config: ArenaConfig | None = None, *, label: str = "") -> None:
+    def __init__(self, device: Device, memory_kind: str) -> None:
         if memory_kind not in STAGING_KINDS:
             raise ValueError(f"StagingArena: memory_kind is {memory_kind!r}, expected one of {STAGING_KINDS}")
-        super().__init__(device, memory_kind, config, label=label or f"{memory_kind} staging arena of {device.label}")
+        super().__init__(device, memory_kind, label=f"{memory_kind} staging arena of {device.label}")
 
 
-def shared_staging_arena(
-    context: SharedGpuContext, memory_kind: str, config: ArenaConfig | None = None
-) -> SharedResource[StagingArena]:
+def shared_staging_arena(context: SharedGpuContext, memory_kind: str) -> SharedResource[StagingArena]:
     """One user's reference to the staging arena of ``context`` for one direction; see `shared_device_arena`."""
-    return shared_arena(
-        context,
-        ("staging arena", memory_kind),
-        lambda: StagingArena(context.device, memory_kind, config),
-        config,
-    )
+    key = ("staging arena", memory_kind)
+    return shared_arena(context, key, lambda: StagingArena(context.device, memory_kind), None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
 from vkep.kernels.resize import ResizeMode, resize
 from vkep.kernels.sampling import determinant, grid_sample, max_roi_pool, roi_align
@@ -19,29 +20,16 @@ from vkep.ops.registry import operator
 _RESIZED = ("float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64")
 
 
-def _resize(
-    b: Builder,
-    x: Tensor,
-    scales: Sequence[float],
-    shape: Sequence[int],
-    mode: ResizeMode,
-    roi: Sequence[float] | None = None,
-) -> Tensor:
-    out = b.empty(x.dtype, shape)
+def _resize(b: Builder, x: Tensor, to: Resized, mode: ResizeMode, roi: Sequence[float] | None = None) -> Tensor:
+    out = b.empty(x.dtype, to.shape)
+    scales = [float(s) for s in to.scales]
     b.kernel(
         [b.contiguous(x)],
         [out],
-        lambda t, i, o, _: resize(x.shape, shape, scales, mode, x.dtype.name, t.caps, i[0], o[0], t, roi),
+        lambda t, i, o, _: resize(x.shape, to.shape, scales, mode, x.dtype.name, t.caps, i[0], o[0], t, roi),
         flops=2 * out.size,
     )
     return out
-
-
-def _by_scales(b: Builder, x: Tensor, scales: Sequence[float], mode: ResizeMode) -> Tensor:
-    if len(scales) != x.rank:
-        b.decline(f"{len(scales)} scales for rank {x.rank}")
-    shape = [math.floor(d * np.float32(s)) for d, s in zip(x.shape, scales, strict=True)]
-    return _resize(b, x, scales, shape, mode)
 
 
 def _floats(b: Builder, tensor: Tensor, what: str) -> list[float]:
@@ -50,13 +38,13 @@ def _floats(b: Builder, tensor: Tensor, what: str) -> list[float]:
 
 @operator("Upsample", since=7, until=8, types={"T": every("Upsample", among=_RESIZED)})
 def upsample_7(b: Builder, x: Tensor, *, scales: Sequence[float], mode: str = "nearest") -> Tensor:
-    return _by_scales(b, x, scales, ResizeMode(mode=mode, coordinates="asymmetric", nearest="floor"))
+    made = ResizeMode(mode=mode, coordinates="asymmetric", nearest="floor")
+    return _resize(b, x, resolve_resize(x.shape, scales, None), made)
 
 
 @operator("Upsample", since=9, until=9, types={"T": every("Upsample", among=_RESIZED)})
 def upsample(b: Builder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
-    made = ResizeMode(mode=mode, coordinates="asymmetric", nearest="floor")
-    return _by_scales(b, x, _floats(b, scales, "scales"), made)
+    return upsample_7(b, x, scales=_floats(b, scales, "scales"), mode=mode)
 
 
 @operator("Resize", since=10, until=10, types={"T": every("Resize", among=_RESIZED)})
@@ -104,7 +92,6 @@ def resize_18(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    chosen = [b.axis(a, x.rank) for a in axes] if axes is not None else list(range(x.rank))
     try:
         made = ResizeMode(
             mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias),
@@ -112,30 +99,15 @@ def resize_18(
         )  # fmt: skip
     except ValueError as error:
         b.decline(str(error))
-    factors, shape = [1.0] * x.rank, list(x.shape)
-    if sizes is not None and sizes.size:
-        wanted = b.ints(sizes, "sizes") or []
-        ratios = [size / x.shape[a] for size, a in zip(wanted, chosen, strict=True)]
-        if keep_aspect_ratio_policy != "stretch":
-            one = min(ratios) if keep_aspect_ratio_policy == "not_larger" else max(ratios)
-            ratios = [one] * len(chosen)
-            wanted = [math.floor(one * x.shape[a] + 0.5) for a in chosen]
-        for a, size, ratio in zip(chosen, wanted, ratios, strict=True):
-            shape[a], factors[a] = size, ratio
-    elif scales is not None:
-        for a, scale in zip(chosen, _floats(b, scales, "scales"), strict=True):
-            shape[a], factors[a] = math.floor(x.shape[a] * np.float32(scale)), scale
-    else:
-        b.decline("neither scales nor sizes are given")
+    lengths = b.ints(sizes, "sizes") if sizes is not None and sizes.size else None
+    factors = _floats(b, scales, "scales") if scales is not None and lengths is None else None
+    to = resolve_resize(x.shape, factors, lengths, axes, keep_aspect_ratio_policy)
     box = None
     if coordinate_transformation_mode == "tf_crop_and_resize":
         if roi is None:
             b.decline("tf_crop_and_resize without a roi")
-        given = _floats(b, roi, "roi")
-        box = [0.0] * x.rank + [1.0] * x.rank
-        for k, a in enumerate(chosen):
-            box[a], box[x.rank + a] = given[k], given[len(chosen) + k]
-    return _resize(b, x, factors, shape, made, box)
+        box = resolve_roi(x.rank, _floats(b, roi, "roi"), axes)
+    return _resize(b, x, to, made, box)
 
 
 @operator(

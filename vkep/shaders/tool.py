@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vkep.kernels.catalog import all_kernels
-from vkep.kernels.kernel import ADDRESS_BYTES, Kernel
+from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, Kernel
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.cache import PrebuiltEntry, write_prebuilt
 from vkep.shaders.compiler import find_compiler
@@ -20,9 +20,6 @@ from vkep.shaders.reflect import Reflection, reflect
 from vkep.shaders.source import glsl_root
 from vkep.shaders.spirv import is_spirv
 from vkep.shaders.validate import find_validator, validate
-
-#: larger argument blocks go to memory: Vulkan guarantees this ``maxPushConstantsSize``
-PUSH_CONSTANT_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from vkep.tosa.graph import MLIR_TYPES, Op, Value
 
 
-def to_mlir(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value], name: str = "main") -> str:
+def to_mlir(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
     """Text of a module with one function. Operations that no output needs are left out."""
     names: dict[Value, str] = {value: f"%arg{i}" for i, value in enumerate(inputs)}
     lines = []
@@ -35,7 +35,7 @@ def to_mlir(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]
     results = ", ".join(type_of(v) for v in outputs)
     lines.append(f"return {', '.join(names[v] for v in outputs)} : {results}")
     body = "\n".join("    " + line for line in lines)
-    return f"module {{\n  func.func @{name}({arguments}) -> ({results}) {{\n{body}\n  }}\n}}\n"
+    return f"module {{\n  func.func @main({arguments}) -> ({results}) {{\n{body}\n  }}\n}}\n"
 
 
 def needed(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:

@@ -28,8 +28,6 @@ FORMATS: Mapping[int, tuple[str, str]] = {
     1000460002: ("R8_SFLOAT_FPENCODING_FLOAT8E4M3_ARM", "float8_e4m3fn"),
     1000460003: ("R8_SFLOAT_FPENCODING_FLOAT8E5M2_ARM", "float8_e5m2"),
 }
-#: VkFormat by numpy's dtype name
-FORMAT_OF = {dtype: number for number, (_, dtype) in FORMATS.items() if number != 9}
 ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint16": 2, "int16": 2, "float16": 2,
     "bfloat16": 2, "uint32": 4, "int32": 4, "float32": 4, "uint64": 8, "int64": 8, "float64": 8,

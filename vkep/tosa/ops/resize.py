@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from vkep.errors import Decline
+from vkep.graph.resize import Resized, resolve_resize
 from vkep.tosa.graph import GraphBuilder, Tensor
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import NHWC
-from vkep.tosa.registry import FLOATS, axis_of, constant_of, tosa_operator
+from vkep.tosa.registry import FLOATS, constant_of, tosa_operator
 
 _LARGEST = 1 << 11  # TOSA's limit of a scale's numerator
 _TYPES = (*FLOATS, "int8")
@@ -76,21 +77,14 @@ def _nearest(axis: _Axis, mode: str) -> _Axis:
     raise Decline(f"nearest_mode {mode!r}")
 
 
-def _resized(
-    b: GraphBuilder,
-    x: Tensor,
-    shape: Sequence[int],
-    scales: Sequence[Fraction],
-    mode: str,
-    coordinates: str,
-    nearest: str,
-) -> Tensor:
+def _resized(b: GraphBuilder, x: Tensor, to: Resized, mode: str, coordinates: str, nearest: str) -> Tensor:
+    shape, scales = to.shape, to.scales
     if x.rank == 3:
         lifted = b.reshape(x, (*x.shape[:2], 1, x.shape[2]))
-        full = ((*shape[:2], 1, shape[2]), (*scales[:2], Fraction(1), scales[2]))
-        return b.reshape(_resized(b, lifted, *full, mode, coordinates, nearest), shape)
+        full = Resized((*shape[:2], 1, shape[2]), (*scales[:2], Fraction(1), scales[2]))
+        return b.reshape(_resized(b, lifted, full, mode, coordinates, nearest), shape)
     if x.rank != 4 or tuple(shape[:2]) != x.shape[:2]:
-        b.decline(f"{x.shape} resized to {tuple(shape)}; TOSA's RESIZE has two axes of images")
+        b.decline(f"{x.shape} resized to {shape}; TOSA's RESIZE has two axes of images")
     axes = [_place(x.shape[i], shape[i], scales[i], coordinates) for i in (2, 3)]
     if mode == "nearest":
         axes = [_nearest(axis, nearest) for axis in axes]
@@ -113,20 +107,20 @@ def _resized(
     made = b.from_order(value, NHWC)
     known = quantized.same_everywhere(x)
     if known is not None and mode == "nearest":
-        moved = _resized(b, known.ints, shape, scales, mode, coordinates, nearest)
+        moved = _resized(b, known.ints, to, mode, coordinates, nearest)
         return quantized.alike(made, known, moved)
     return made
 
 
-def _fraction(scale: float) -> Fraction:
-    return Fraction(scale).limit_denominator(_LARGEST)
+def _by_scales(x: Tensor, scales: Tensor | None, axes: Sequence[int] | None = None) -> Resized:
+    """Given scales are float32: the fractions that they stand for."""
+    to = resolve_resize(x.shape, [float(s) for s in constant_of(scales, "the scales").reshape(-1)], None, axes)
+    return replace(to, scales=tuple(s.limit_denominator(_LARGEST) for s in to.scales))
 
 
 @tosa_operator("Upsample", types=_TYPES, since=9, until=9)
 def upsample(b: GraphBuilder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
-    given = [float(s) for s in constant_of(scales, "the scales").reshape(-1)]
-    shape = [math.floor(d * s) for d, s in zip(x.shape, given, strict=True)]
-    return _resized(b, x, shape, [_fraction(s) for s in given], mode, "asymmetric", "floor")
+    return _resized(b, x, _by_scales(x, scales), mode, "asymmetric", "floor")
 
 
 @tosa_operator("Resize", types=_TYPES, since=10, until=10)
@@ -154,14 +148,8 @@ def resize(
 ) -> Tensor:
     if antialias or exclude_outside or keep_aspect_ratio_policy != "stretch":
         b.decline("antialias, exclude_outside or keep_aspect_ratio_policy")
-    chosen = [axis_of(a, x.rank) for a in axes] if axes is not None else list(range(x.rank))
-    shape, factors = list(x.shape), [Fraction(1)] * x.rank
     if sizes is not None and sizes.size:
-        for a, size in zip(chosen, constant_of(sizes, "the sizes").reshape(-1), strict=True):
-            shape[a], factors[a] = int(size), Fraction(int(size), x.shape[a])
-    elif scales is not None:
-        for a, scale in zip(chosen, constant_of(scales, "the scales").reshape(-1), strict=True):
-            shape[a], factors[a] = math.floor(x.shape[a] * scale), _fraction(float(scale))
+        to = resolve_resize(x.shape, None, [int(n) for n in constant_of(sizes, "the sizes").reshape(-1)], axes)
     else:
-        b.decline("neither scales nor sizes are given")
-    return _resized(b, x, shape, factors, mode, coordinate_transformation_mode, nearest_mode)
+        to = _by_scales(x, scales, axes)
+    return _resized(b, x, to, mode, coordinate_transformation_mode, nearest_mode)

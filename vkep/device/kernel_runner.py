@@ -1,0 +1,121 @@
+"""Kernel calls on a device of their own, without a session or a plan: pipelines, buffers and submissions."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_shared.capabilities import DeviceCapabilities
+from gpu_shared.commands import CommandBuffer, CommandPool
+from gpu_shared.device import Device
+from gpu_shared.instance import Instance
+from gpu_shared.memory import Buffer
+from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
+from gpu_shared.timeline import PreparedSubmit, Timeline
+from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, KernelCall
+from vkep.plan.records import PipelineKey
+from vkep.shaders.library import ShaderLibrary
+
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class ReadyCall:
+    """What is recorded of a call; ``block`` holds its arguments where push constants do not."""
+
+    pipeline: ComputePipeline
+    push_constants: bytes
+    grid: tuple[int, int, int]
+    block: Buffer | None
+
+    def record(self, commands: CommandBuffer) -> None:
+        commands.bind_pipeline(self.pipeline)
+        commands.push_constants(self.pipeline.layout, self.push_constants)
+        commands.dispatch(*self.grid)
+
+    def close(self) -> None:
+        """Once the GPU is done with the call."""
+        if self.block is not None:
+            self.block.close()
+
+
+class KernelRunner:
+    """One device. Pipelines are kept until `close`; the operands' memory is the caller's."""
+
+    def __init__(self, label: str, select: int | str | None = None) -> None:
+        self.instance = Instance(label)
+        self.device = Device(self.instance, select)
+        self.caps: DeviceCapabilities = self.device.capabilities
+        self.library = ShaderLibrary()
+        self.pool = CommandPool(self.device)
+        self.timeline = Timeline(self.device)
+        self._pipelines: dict[PipelineKey, ComputePipeline] = {}
+        self._layouts: dict[int, PipelineLayout] = {}
+
+    def close(self) -> None:
+        self.device.close()
+        self.instance.close()
+
+    def ready(
+        self, call: KernelCall, addresses: Sequence[int], *, indirect: int = 0, in_memory: bool | None = None
+    ) -> ReadyCall:
+        """The call with its operands at ``addresses`` (those of their slots where ``indirect`` has a bit); its arguments
+        are in memory where they must be, or by choice. Raises the shader library's errors.
+        """
+        arguments = struct.pack(f"<{len(addresses)}Q", *addresses) + call.scalars
+        if in_memory is None:
+            in_memory = len(arguments) > PUSH_CONSTANT_BYTES
+        spec = tuple(sorted({**call.spec, "INDIRECT": indirect}.items()))
+        key = PipelineKey(call.variant, spec, len(arguments), in_memory, call.subgroup_size)
+        if key not in self._pipelines:
+            self._pipelines[key] = self._make(key, call)
+        block = self.buffer(len(arguments), arguments) if in_memory else None
+        pushed = arguments if block is None else struct.pack("<Q", block.address)
+        return ReadyCall(self._pipelines[key], pushed, call.grid, block)
+
+    def buffer(self, nbytes: int, data: bytes | memoryview = b"") -> Buffer:
+        """A device buffer of ``nbytes``, that begins with ``data``."""
+        made = Buffer(self.device, max(nbytes, 16), "device")
+        if made.mapped is not None:
+            made.mapped[: len(data)] = data
+            made.flush()
+        elif data:
+            staging = Buffer(self.device, len(data), "upload")
+            assert staging.mapped is not None
+            staging.mapped[:] = data
+            self.copy(staging, made, len(data))
+            staging.close()
+        return made
+
+    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
+        commands = self.pool.allocate().begin(one_time=True)
+        commands.barrier_before_transfer()
+        commands.copy_buffer(source, target, nbytes)
+        self.submit(commands)
+
+    def submit(self, commands: CommandBuffer) -> None:
+        """End, submit and wait: what the commands wrote is then there for the GPU and for the host."""
+        commands.barrier_all()
+        commands.end()
+        self.timeline.wait(PreparedSubmit(self.timeline, [commands]).submit(), timeout_s=TIMEOUT_S)
+        commands.close()
+
+    def _make(self, key: PipelineKey, call: KernelCall) -> ComputePipeline:
+        shader = self.library.spirv(key.shader, key.arguments_in_memory)
+        self.library.check(call.kernel, shader)
+        ids = {c.name: c.id for c in shader.reflection.spec_constants}
+        pushed = ADDRESS_BYTES if key.arguments_in_memory else key.argument_bytes
+        if pushed not in self._layouts:
+            self._layouts[pushed] = PipelineLayout(self.device, pushed)
+        module = ShaderModule(self.device, shader.words, label=key.shader.source)
+        pipeline = ComputePipeline(
+            self.device,
+            self._layouts[pushed],
+            module,
+            {ids[name]: value for name, value in key.spec},
+            required_subgroup_size=key.subgroup_size,
+            label=key.shader.source,
+        )
+        module.close()
+        return pipeline
