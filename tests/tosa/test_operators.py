@@ -165,6 +165,13 @@ for _mode in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
             {"s": np.array([1, 3, 10, 7]), "t": np.array([1, 3, 3, 4])},
             {"resize"},
         )
+for _policy in ("not_larger", "not_smaller"):
+    EXACT[f"resize {_policy}"] = (
+        f"""g (float[1,3,5,4] x) => (float[1,3,n,m] y) {{
+          y = Resize<axes=[2,3],keep_aspect_ratio_policy="{_policy}">(x, , , s) }}""",
+        {"s": np.array([10, 7])},
+        {"resize"},
+    )
 CLOSE: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "resize linear": (
         """g (float[1,3,5,4] x) => (float[1,3,10,7] y, float[1,3,10,8] z, float[1,3,9,7] w) {

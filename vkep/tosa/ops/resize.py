@@ -146,10 +146,11 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    if antialias or exclude_outside or keep_aspect_ratio_policy != "stretch":
-        b.decline("antialias, exclude_outside or keep_aspect_ratio_policy")
+    if antialias or exclude_outside:
+        b.decline("antialias or exclude_outside")
     if sizes is not None and sizes.size:
-        to = resolve_resize(x.shape, None, [int(n) for n in constant_of(sizes, "the sizes").reshape(-1)], axes)
+        lengths = [int(n) for n in constant_of(sizes, "the sizes").reshape(-1)]
+        to = resolve_resize(x.shape, None, lengths, axes, keep_aspect_ratio_policy)
     else:
         to = _by_scales(x, scales, axes)
     return _resized(b, x, to, mode, coordinate_transformation_mode, nearest_mode)
