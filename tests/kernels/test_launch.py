@@ -123,7 +123,11 @@ def test_element_count_refuses_what_32_bit_indices_cannot_reach() -> None:
 def test_common_problems_use_variants_built_ahead(device_type: str, dtype: str) -> None:
     caps = DeviceCapabilities.for_tests(device_type=device_type)
     calls = [
-        call for op in REDUCE_OPS for call in reduce(op, 64, 700, 1, dtype, caps, 1, 2) if op not in ("all", "any")
+        call
+        for op in REDUCE_OPS
+        for shape in ((64, 700, 1), (64, 768, 1), (64, 49, 512))
+        for call in reduce(op, *shape, dtype, caps, 1, 2, alignment=16)
+        if op not in ("all", "any")
     ]
     calls += softmax(64, 768, 1, dtype, caps, 1, 2, alignment=16) + softmax(64, 77, 1, dtype, caps, 1, 2)
     calls += layer_norm(64, 768, dtype, caps, 1, 2, scale=3, alignment=16) + layer_norm(64, 77, dtype, caps, 1, 2)

@@ -49,6 +49,9 @@ CASES = [
     ((2, 3, 20, 40), (3, 1, 2, 0)),
     ((2, 17, 3, 40), (0, 3, 2, 1)),
     ((5, 4, 65, 16), (1, 3, 0, 2)),
+    ((3, 66, 70), (0, 2, 1)),
+    ((2, 3, 36, 130), (3, 1, 0, 2)),
+    ((34, 5, 42), (2, 1, 0)),
 ]
 
 
@@ -75,6 +78,43 @@ def test_transposed_inputs(
     if perm[-1] != len(shape) - 1 and expected.shape[-1] >= 16:
         expected_source = "pointwise.comp" if caps.device_type == "cpu" else "pointwise_tile.comp"
         assert calls[0].variant.source == expected_source
+        last, along = expected.shape[-1], shape[-1]
+        in_pairs = dtype == "float16" and last % 2 == along % 2 == 0 and min(last, along) > 32
+        assert ("PAIR" in dict(calls[0].variant.defines)) == (in_pairs and caps.device_type != "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16"])
+@pytest.mark.parametrize("odd", ["nothing", "offset", "stride"])
+def test_pairs_lie_at_whole_words(
+    dtype: str, odd: str, gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    """``y`` = x transposed + a row + a column + a tensor of 4-byte elements; x from an odd element on, or of odd rows."""
+    kind, rows, columns = DTYPES[dtype], 98, 70
+    pitch = columns + (odd == "stride")
+    x = rng.integers(-64, 64, (rows, pitch)).astype(kind.numpy)
+    row = rng.integers(-64, 64, rows).astype(kind.numpy)
+    column = rng.integers(-64, 64, columns).astype(kind.numpy)
+    wide = rng.integers(-9, 9, (columns, rows)).astype(np.float32)
+    y = Tensor.empty((columns, rows), kind.numpy)
+    start = int(odd == "offset")
+    operands = [
+        PointwiseOperand(y, kind, (rows, 1), 0),
+        PointwiseOperand(Tensor(x, offset=2 * start), kind, (1, pitch), start),
+        PointwiseOperand(Tensor(row), kind, (0, 1), 0),
+        PointwiseOperand(Tensor(column), kind, (1, 0), 0),
+        PointwiseOperand(Tensor(wide), DTYPES["float32"], (rows, 1), 0),
+    ]
+    stored = {"bfloat16": "uint16_t(floatBitsToUint({}) >> 16)"}.get(dtype, kind.glsl + "({})")
+    compute = kind.glsl_compute
+    function = (
+        f"{kind.glsl} compute({compute} x0, {compute} x1, {compute} x2, float x3) "
+        f"{{ return {stored.format('float(x0 + x1 + x2) + x3')}; }}"
+    )
+    calls = pointwise((columns, rows), operands[0], operands[1:], function, (), caps)
+    gpu.run(calls)
+    exact = x[:, :columns].T.astype(np.float32) + row.astype(np.float32) + column.astype(np.float32)[:, None] + wide
+    np.testing.assert_array_equal(y.array.astype(np.float32), exact)
+    assert ("PAIR" in dict(calls[0].variant.defines)) == (caps.device_type != "cpu" and odd == "nothing")
 
 
 @pytest.mark.parametrize("count", [4096, 5004, 7333])

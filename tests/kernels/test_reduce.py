@@ -7,7 +7,9 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.dtypes import DTYPES
 from vkep.kernels.argreduce import argreduce
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.reduce import REDUCE_OPS, reduce
 
 OPS = sorted(REDUCE_OPS)
@@ -104,8 +106,6 @@ def test_booleans(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generat
 
 
 def test_bfloat16(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
-    from vkep.dtypes import DTYPES
-
     x = rng.normal(size=(4, 33, 1)).astype(DTYPES["bfloat16"].numpy)
     got = run(gpu, caps, "l2", x, "bfloat16").astype(np.float64)
     np.testing.assert_allclose(got, np.sqrt((x.astype(np.float64) ** 2).sum(1)), rtol=2**-8)
@@ -129,6 +129,119 @@ def test_two_passes_of_float16_keep_float32_partials(gpu: Harness, caps: DeviceC
     gpu.run(reduce("mean", 1, 1 << 16, 1, "float16", caps, Tensor(x), y, workspace))
     assert workspace.tensors[0].array.dtype == np.float32  # 65536 is no float16
     assert y.array[0, 0] == 1.0
+
+
+#: shapes that a lane reads by units of sixteen bytes (of 2-byte elements): rows, columns, all, a unit of columns; few
+#: and many loads a lane, axes that end within a batch of loads, workgroups with lanes to spare
+UNIT_SHAPES = [(3, 8, 1), (5, 328, 1), (300, 40, 1), (3, 37, 24), (2, 530, 8), (1, 77, 1000)]
+
+
+def run_units(
+    gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, dtype: str, **kwargs: bool
+) -> tuple[np.ndarray, list[KernelCall]]:
+    outer, axis, inner = array.shape
+    y = Tensor.empty((outer, inner), array.dtype)
+    calls = reduce(op, outer, axis, inner, dtype, caps, Tensor(array), y, NumpyWorkspace(), alignment=16)
+    gpu.run(calls, **kwargs)
+    return y.array, calls
+
+
+def unit_of(call: KernelCall) -> tuple[int, bool]:
+    """Elements a load, and whether they are of neighbouring columns."""
+    defines = dict(call.variant.defines)
+    return int(defines.get("UNIT_ELEMENTS", "1u").rstrip("u")), "UNIT_COLUMNS" in defines
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [("float16", op) for op in OPS if op not in ("all", "any")]
+    + [("bfloat16", op) for op in ("sum", "mean", "max", "logsumexp")],
+)
+def test_units_of_narrow_floats(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, op: str
+) -> None:
+    for shape in UNIT_SHAPES:
+        x = rng.uniform(0.5, 1.5, shape) if op in ("prod", "logsum") else rng.normal(size=shape) * 4
+        if op == "prod":
+            x = x ** (4 / shape[1])
+        x = x.astype(DTYPES[dtype].numpy)
+        got, calls = run_units(gpu, caps, op, x, dtype)
+        assert unit_of(calls[0]) == (8, shape[2] > 1)
+        want = expected(op, x.astype(np.float64))
+        scale = float(np.abs(expected("l1" if op in ("sum", "mean") else op, x.astype(np.float64))).max())
+        ulp = {"float16": 2**-10, "bfloat16": 2**-7}[dtype]
+        np.testing.assert_allclose(got.astype(np.float64), want, ulp, 1e-6 * scale, err_msg=f"{op} {shape}")
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "l2", "logsumexp"])
+@pytest.mark.parametrize("shape", [(1, 1 << 17, 1), (2, 33_336, 1), (1, 9001, 16), (1, 20_000, 40)])
+def test_units_in_two_passes(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, shape: tuple[int, int, int]
+) -> None:
+    x = rng.uniform(0.0, 0.01, shape).astype(np.float16)
+    got, calls = run_units(gpu, caps, op, x, "float16")
+    assert len(calls) == 2 and calls[0].grid[2] > 1
+    assert [unit_of(call) for call in calls] == [(8, shape[2] > 1), (1, False)]
+    np.testing.assert_allclose(got.astype(np.float64), expected(op, x), rtol=1e-3)
+
+
+def test_units_need_whole_groups_and_aligned_addresses(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    for shape in [(3, 37, 1), (3, 1, 1), (2, 16, 12), (1, 2004, 1), (1, 12, 3)]:
+        x = rng.normal(size=shape).astype(np.float16)
+        got, calls = run_units(gpu, caps, "sum", x, "float16")
+        assert unit_of(calls[0]) == (1, False)
+        np.testing.assert_allclose(got.astype(np.float64), expected("sum", x), rtol=1e-3, atol=1e-2)
+    for shape in [(3, 64, 1), (2, 16, 8)]:  # an address between two units
+        x = rng.normal(size=shape).astype(np.float16)
+        y = Tensor.empty((shape[0], shape[2]), np.float16)
+        calls = reduce("sum", *shape, "float16", caps, Tensor(x, offset=8), y, NumpyWorkspace(), alignment=8)
+        gpu.run(calls)
+        assert unit_of(calls[0]) == (1, False)
+        np.testing.assert_allclose(y.array.astype(np.float64), expected("sum", x), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("op", ["max", "min", "sum", "logsumexp"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_nan_propagates_within_units(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, dtype: str
+) -> None:
+    for inner in (1, 8):
+        x = rng.normal(size=(2, 104, inner)).astype(DTYPES[dtype].numpy)
+        for position in (0, 7, 33, 103):
+            spoilt = x.copy()
+            spoilt[1, position, inner - 1] = np.nan
+            got = run_units(gpu, caps, op, spoilt, dtype)[0].astype(np.float32)
+            assert np.isnan(got[1, -1]) and np.isnan(got).sum() == 1
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "bool"])
+def test_units_of_integers(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    signed = dtype.startswith("int")
+    for op in ("all", "any") if dtype == "bool" else ("sum", "min", "l1"):
+        for shape in [(3, 32, 1), (2, 21, 32), (1, 9, 160), (1, 4000, 1)]:
+            x = (rng.uniform(size=shape) < 0.9) if dtype == "bool" else rng.integers(-99 if signed else 0, 100, shape)
+            x = x.astype(dtype)
+            got, calls = run_units(gpu, caps, op, x, dtype)
+            assert unit_of(calls[0]) == (16 // x.dtype.itemsize, shape[2] > 1)
+            want = expected(op, x if dtype == "bool" else x.astype(np.int64)).astype(np.int64).astype(dtype)
+            np.testing.assert_array_equal(got, want, err_msg=f"{op} {shape}")
+
+
+def test_units_with_indirect_and_in_memory_arguments(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    for shape in [(3, 64, 1), (3, 50, 8)]:
+        x = rng.uniform(size=shape).astype(np.float16)
+        got, _ = run_units(gpu, caps, "mean", x, "float16", indirect=True, in_memory=True)
+        np.testing.assert_allclose(got.astype(np.float64), expected("mean", x), rtol=1e-3)
+
+
+def test_an_empty_axis_under_units_fills_the_identity(gpu: Harness, caps: DeviceCapabilities) -> None:
+    for shape in [(2, 0, 1), (2, 0, 8)]:
+        got, _ = run_units(gpu, caps, "max", np.zeros(shape, np.float16), "float16")
+        np.testing.assert_array_equal(got, np.full((2, shape[2]), -np.inf, np.float16))
 
 
 @pytest.mark.parametrize("op", ["max", "min", "sum", "logsumexp"])

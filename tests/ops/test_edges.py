@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -46,6 +47,27 @@ def test_angles_of_any_size(op_type: str) -> None:
     assert (np.abs(got - exact) / unit).max() < 6
     np.testing.assert_array_equal(np.signbit(got[-2:]), np.signbit(exact[-2:]))
     assert np.isnan(_run(op_type, {"x": np.array([np.inf, -np.inf, np.nan], np.float32)})).all()
+
+
+@pytest.mark.parametrize("op_type", ["Erf", "Gelu", "Gelu tanh"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_error_function_and_gelu_at_all_sizes(op_type: str, dtype: Any) -> None:
+    """Small in absolute terms, and relative to the result near 0; below, gelu's tail meets 0."""
+    steps = np.concatenate([np.linspace(0, 7, 5000), np.geomspace(1e-3, 1e4, 1000)])
+    x = np.concatenate([-steps, steps, [np.inf, -np.inf, np.nan]]).astype(dtype)
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if op_type == "Gelu tanh":
+            exact = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+        else:
+            error = np.vectorize(math.erf)(wide if op_type == "Erf" else wide / math.sqrt(2))
+            exact = error if op_type == "Erf" else 0.5 * wide * (1 + error)
+    rest = {"approximate": "tanh"} if "tanh" in op_type else {}
+    got = _run(op_type.split()[0], {"x": x}, opset=22, **rest)
+    rtol, atol = (1e-6, 4e-7) if dtype == np.float32 else (2**-10, 1e-7)
+    np.testing.assert_allclose(got.astype(np.float64), exact, rtol=rtol, atol=atol)
+    near = np.abs(wide) < 0.25
+    np.testing.assert_allclose(got[near].astype(np.float64), exact[near], rtol=rtol, atol=atol / 50)
 
 
 @pytest.mark.parametrize("op_type", ["Max", "Min"])

@@ -186,12 +186,15 @@ class ColumnShare:
         return SHUFFLE if self.shuffle else {}
 
 
-def share_columns(columns: int, axis: int, inner: int, caps: DeviceCapabilities, shuffles: bool = True) -> ColumnShare:
-    """Divide ``columns`` columns of ``axis`` elements.
+def share_columns(
+    columns: int, axis: int, inner: int, caps: DeviceCapabilities, shuffles: bool = True, load_bytes: int = 4
+) -> ColumnShare:
+    """Divide ``columns`` columns of ``axis`` elements; a lane loads ``load_bytes`` at once.
 
     A CPU driver runs a lane a column wherever columns suffice for its cores: nothing to combine, and it gains nothing
     from neighbouring addresses. A GPU wants neighbouring lanes at neighbouring addresses (along the axis where
-    ``inner`` is 1) and enough lanes in flight.
+    ``inner`` is 1) and enough lanes in flight. A lane by itself reads rows of up to a memory sector (32 bytes); lanes side
+    by side fill a line (128).
     """
     split = 1
     local = lanes(caps, columns)
@@ -199,12 +202,14 @@ def share_columns(columns: int, axis: int, inner: int, caps: DeviceCapabilities,
         if columns < 4 * caps.subgroup_size and axis >= 2 * caps.subgroup_size:
             split = local
     elif inner == 1:
-        if axis > 8:
+        if axis > 32 // load_bytes:
             split = 32 if axis <= 1024 and columns >= BUSY_GROUPS else local
             split = min(split, local, ceil_power_of_two(axis))
     elif columns < BUSY_GROUPS * local:
-        wanted = ceil_power_of_two(ceil_div(BUSY_GROUPS * local, columns))
-        split = min(wanted, local // min(32, ceil_power_of_two(columns), local), floor_power_of_two(max(axis // 4, 1)))
+        wanted, line = ceil_power_of_two(ceil_div(BUSY_GROUPS * local, columns)), 128 // load_bytes
+        split = min(
+            wanted, local // min(line, ceil_power_of_two(columns), local), floor_power_of_two(max(axis // 4, 1))
+        )
     across = inner == 1 and split > 1
     size = caps.subgroup_size
     fixed = caps.min_subgroup_size == caps.max_subgroup_size or caps.has("subgroup_size_control")

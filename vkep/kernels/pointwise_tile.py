@@ -23,7 +23,7 @@ _SAMPLE = {
     "EXTRA_BASE": "1u",
     "EXTRA_OPERANDS": "uvec2 x0;",
     "EXTRA_PARAMS": "uint s0_0; uint s1_0;",
-    "TILE_DECLS": "TENSOR(float, Y) TENSOR(float, X0) shared float tile0[TILE * PITCH];",
+    "TILE_DECLS": "TENSOR(float, Y) TENSOR(float, X0) shared float tile0[PAIR * PLANE];",
     "TILE_FUNCTION": "float compute(float x0) { return x0; }",
     "TILE_COORDINATES": "",
     "TILE_REGISTERS": "float r0[ROWS];",
@@ -43,6 +43,14 @@ _MIN_AXIS = 16
 _LANES = 256
 #: shared memory of every device that runs 256 lanes a workgroup in practice
 _MAX_SHARED_BYTES = 16384 + 512
+_PAIRS = {
+    "float": "vec2",
+    "float16_t": "f16vec2",
+    "int": "ivec2",
+    "uint": "uvec2",
+    "int16_t": "i16vec2",
+    "uint16_t": "u16vec2",
+}
 
 
 def transposed_axis(
@@ -58,8 +66,8 @@ def transposed_axis(
     [axis] = axes
     if axis is None or shape[axis] < _MIN_AXIS or any(s < 0 for x in (out, *inputs) for s in x.strides):
         return None
-    tile = _tile(shape, axis, out.dtype)
-    shared = sum(x.dtype.itemsize for x in across) * tile * (tile + 1)
+    side = _tile(shape, axis, out.dtype) // (2 if _in_pairs(shape, axis, out, inputs) else 1)
+    shared = sum(x.dtype.itemsize for x in across) * _tile(shape, axis, out.dtype) ** 2 // side * (side + 1)
     lanes = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
     room = min(caps.max_shared_memory_bytes, _MAX_SHARED_BYTES)
     return axis if lanes >= _LANES and shared <= room else None
@@ -68,6 +76,21 @@ def transposed_axis(
 def _tile(shape: Sequence[int], axis: int, dtype: DType) -> int:
     """32 elements of 4 bytes fill a memory line; smaller ones gain from a longer row."""
     return 64 if dtype.itemsize < 4 and min(shape[axis], shape[-1]) > 32 else 32
+
+
+def _in_pairs(shape: Sequence[int], axis: int, out: PointwiseOperand, inputs: Sequence[PointwiseOperand]) -> bool:
+    """Whether a tile's elements can move two at a time: of two bytes, in pairs that lie within rows and at whole words."""
+    if out.dtype.itemsize != 2 or shape[axis] % 2 or shape[-1] % 2 or _tile(shape, axis, out.dtype) != 64:
+        return False
+    for x in (out, *inputs):
+        if x.strides[-1] == 0:
+            continue
+        run = axis if x.strides[-1] != 1 else len(shape) - 1
+        if any(s % 2 for a, s in enumerate(x.strides) if a != run) or x.offset % 2 or x.dtype.glsl not in _PAIRS:
+            return False
+        if run == axis and x.dtype.itemsize != 2:
+            return False
+    return True
 
 
 def pointwise_tile(
@@ -82,6 +105,8 @@ def pointwise_tile(
 ) -> KernelCall:
     """As `pointwise`, for an ``axis`` that `transposed_axis` gave; ``load`` turns a stored element into its compute type."""
     tile = _tile(shape, axis, out.dtype)
+    pair = 2 if _in_pairs(shape, axis, out, inputs) else 1
+    side = tile // pair
     params: list[tuple[str, str, float | int]] = []
     others = [a for a in range(len(shape) - 1) if a != axis]
     lines = []
@@ -91,35 +116,51 @@ def pointwise_tile(
     if others:
         lines.append(f"uint q{others[0]} = rest;")
 
-    def index(strides: Sequence[int], operand: int) -> str:
+    def index(strides: Sequence[int], operand: int, wide: int) -> str:
         terms = []
         for a, step in enumerate(strides):
             position = "q_last" if a == len(shape) - 1 else "q_along" if a == axis else f"q{a}"
             if step == 1:
                 terms.append(position)
             elif step:
-                params.append((f"s{operand}_{a}", "uint", step))
+                params.append((f"s{operand}_{a}", "uint", step // wide))
                 terms.append(f"{position} * args.s{operand}_{a}")
         return " + ".join(terms) or "0u"
 
-    decls = [f"TENSOR({out.dtype.glsl}, Y)"]
-    registers, loads, kept, values = [], [], [], []
-    out_index = index(out.strides, 0)
+    def element(dtype: DType, wide: int) -> str:
+        return _PAIRS[dtype.glsl] if wide == 2 else dtype.glsl
+
+    decls = [f"TENSOR({element(out.dtype, pair)}, Y)"]
+    registers, loads, kept, stored = [], [], [], []
+    values: list[list[str]] = [[] for _ in range(pair)]
+    out_index = index(out.strides, 0, pair)
     for k, x in enumerate(inputs):
-        element = f"X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{index(x.strides, k + 1)}]"
-        decls.append(f"TENSOR({x.dtype.glsl}, X{k})")
+        wide = pair if x.strides[-1] else 1
+        kind = element(x.dtype, wide)
+        source = f"X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{index(x.strides, k + 1, wide)}]"
+        decls.append(f"TENSOR({kind}, X{k})")
         if x.strides[-1] not in (0, 1):
-            decls.append(f"shared {x.dtype.glsl} tile{k}[TILE * PITCH];")
-            registers.append(f"{x.dtype.glsl} r{k}[ROWS];")
-            loads.append(f"r{k}[n] = {element};")
-            kept.append(f"tile{k}[slot] = r{k}[n];")
-            element = f"tile{k}[slot]"
-        values.append(load(x.dtype, element))
+            decls.append(f"shared {kind} tile{k}[PAIR * PLANE];")
+            registers.append(f"{kind} r{k}[ROWS];")
+            loads.append(f"r{k}[n] = {source};")
+            if pair == 1:
+                kept.append(f"tile{k}[slot] = r{k}[n];")
+            else:
+                kept += [
+                    f"tile{k}[slot{plane}] = {kind}(r{k}[n].{half}, r{k}[n + 1u].{half});"
+                    for plane, half in (("", "x"), (" + PLANE", "y"))
+                ]
+            source = f"tile{k}[slot]"
+        stored.append(f"{kind} v{k} = {source};")
+        for n in range(pair):
+            values[n].append(load(x.dtype, f"v{k}[{n}]" if wide == 2 else f"v{k}"))
+    result = ", ".join(f"compute({', '.join(v)})" for v in values)
+    stored.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {element(out.dtype, pair)}({result});")
     tiles = ceil_div(shape[-1], tile), ceil_div(shape[axis], tile)
     groups = math.prod(tiles) * math.prod(shape[a] for a in others)
     return POINTWISE_TILE.call(
         grid=grid(groups),
-        local_size=(tile, _LANES // tile, 1),
+        local_size=(side, _LANES // side, 1),
         operands={"y": out.tensor},
         params={
             "last": shape[-1],
@@ -128,7 +169,7 @@ def pointwise_tile(
             **magic_params("last_tiles", tiles[0]),
             **magic_params("along_tiles", tiles[1]),
         },
-        spec={"TILE": tile, "LINES": _LANES // tile},
+        spec={"TILE": tile, "LINES": _LANES // side},
         extra_operands=[(Operand(f"x{k}"), x.tensor) for k, x in enumerate(inputs)],
         extra_params=[*params, *scalars],
         defines={
@@ -138,7 +179,8 @@ def pointwise_tile(
             "TILE_REGISTERS": " ".join(registers),
             "TILE_LOAD": " ".join(loads),
             "TILE_KEEP": " ".join(kept),
-            "TILE_STORE": f"Y(operand(args.y, 0u)).v[{out_index}] = compute({', '.join(values)});",
+            "TILE_STORE": " ".join(stored),
+            **({"PAIR": "2u"} if pair == 2 else {}),
         },
         flops=operations * math.prod(shape),
     )

@@ -15,6 +15,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     BUSY_GROUPS,
     MAX_GRID_AXIS,
+    ColumnShare,
     Workspace,
     ceil_div,
     element_count,
@@ -62,10 +63,34 @@ REDUCE_OPS: dict[str, ReduceOp] = {
 }
 
 
-def reduce_defines(what: ReduceOp, dtype: str, out: str) -> dict[str, str]:
-    """The variant of one pass from elements of ``dtype`` to elements of ``out``."""
+#: bytes of a unit: what a lane loads at once of elements narrower than a word
+_UNIT_BYTES = 16
+#: elements in flight a lane of those loaded by units
+_UNIT_ELEMENTS_IN_FLIGHT = 32
+#: four results, as a lane with a unit of columns stores them
+_VECTORS = {
+    "float32": "vec4",
+    "float16": "f16vec4",
+    "bfloat16": "u16vec4",
+    "int8": "i8vec4",
+    "int16": "i16vec4",
+    "uint8": "u8vec4",
+    "uint16": "u16vec4",
+    "bool": "u8vec4",
+}
+
+
+def reduce_defines(what: ReduceOp, dtype: str, out: str, unit: int = 1, columns: bool = False) -> dict[str, str]:
+    """The variant of one pass from elements of ``dtype`` to elements of ``out``; a lane loads ``unit`` at a time, along the
+    axis or of neighbouring ``columns``."""
     kind = element_type(dtype)
     defines = element_defines(dtype, out)
+    if unit > 1:
+        defines["UNIT_ELEMENTS"] = f"{unit}u"
+        if kind.kind == "float":
+            defines["UNIT_FLOATS"] = "1"
+        if columns:
+            defines |= {"UNIT_COLUMNS": "1", "VECTOR_OUT_T": _VECTORS[out]}
     if what.log_sum_exp:
         return {**defines, "LOG_SUM_EXP": "1"}
     compute = defines["COMPUTE_T"]
@@ -86,10 +111,15 @@ def _ahead() -> tuple[dict[str, str], ...]:
     """Variants to build ahead: floats with every operation, integers and bool with those that models use."""
     arithmetic = [op for op in REDUCE_OPS if op not in ("all", "any")]
     floats = [reduce_defines(REDUCE_OPS[op], t, t) for op in arithmetic for t in ("float32", "float16")]
+    rows, columns = (
+        [reduce_defines(REDUCE_OPS[op], "float16", "float16", _UNIT_BYTES // 2, across) for op in arithmetic]
+        for across in (False, True)
+    )
     integers = [
         reduce_defines(REDUCE_OPS[op], t, t) for op in ("sum", "mean", "max", "min", "prod") for t in ("int32", "int64")
     ]
-    return with_shuffles(*floats) + (
+    return with_shuffles(*floats, *rows) + (
+        *columns,
         *integers,
         *(reduce_defines(REDUCE_OPS[op], "bool", "bool") for op in ("all", "any")),
     )
@@ -114,12 +144,16 @@ def reduce(
     x: Any,
     y: Any,
     workspace: Workspace | None = None,
+    *,
+    alignment: int | None = None,
 ) -> list[KernelCall]:
     """``y`` [outer, inner] = ``op`` over the middle of ``x`` [outer, axis, inner], both of ``dtype``.
 
     ``op`` is a key of `REDUCE_OPS`. float16 and bfloat16 accumulate in float32. max and min propagate NaN.
     An empty axis gives the identity (mean: NaN). With a ``workspace``, few columns of many elements take two passes
-    through scratch memory. Raises `ValueError` for an unknown ``op`` or element type.
+    through scratch memory. ``alignment`` (bytes, by default the element's size) divides both addresses: with 16, a lane
+    loads several elements narrower than a word at once, where the innermost length is a multiple of so many. Raises
+    `ValueError` for an unknown ``op`` or element type.
     """
     what = REDUCE_OPS.get(op)
     if what is None:
@@ -130,57 +164,86 @@ def reduce(
     element_count("reduce input", outer, axis, inner)
     if not outer * inner:
         return []
-    parts = _parts(outer * inner, axis, inner, caps) if workspace is not None else 1
+    task = _Task.of(outer, axis, inner, dtype, caps, alignment)
+    parts = task.parts() if workspace is not None else 1
     if parts == 1 or workspace is None:
-        return [_pass(what, outer, axis, inner, dtype, dtype, 1, axis, caps, x, y)]
-    part_length = ceil_div(axis, parts)
-    parts = ceil_div(axis, part_length)
+        return [task.call(what, dtype, axis, x, y)]
+    part_length = ceil_div(task.axis, parts)
+    parts = ceil_div(task.axis, part_length)
     partial_type = "float32" if kind.glsl_compute == "float" else dtype
     partial = workspace.scratch(partial_type, (outer, parts, inner))
+    rest = _Task.of(outer, parts, inner, partial_type, caps, alignment)
     return [
-        _pass(what.first or what, outer, axis, inner, dtype, partial_type, parts, axis, caps, x, partial, part_length),
-        _pass(what.last or what, outer, parts, inner, partial_type, dtype, 1, axis, caps, partial, y),
+        task.call(what.first or what, partial_type, axis, x, partial, part_length),
+        rest.call(what.last or what, dtype, axis, partial, y),
     ]
 
 
-def _parts(columns: int, axis: int, inner: int, caps: DeviceCapabilities) -> int:
-    """Into how many parts a first pass divides the axis (1: no first pass), so that the device is busy."""
-    share = share_columns(columns, axis, inner, caps)
-    wanted, least = (16, 8192) if is_cpu(caps) else (BUSY_GROUPS, 8 * share.split)
-    return max(1, min(ceil_div(wanted, share.groups), axis // least, MAX_GRID_AXIS))
+@dataclass(frozen=True)
+class _Task:
+    """One pass over [outer, axis, inner], of which the innermost that is longer than 1 counts units of elements."""
 
+    outer: int
+    axis: int
+    inner: int
+    unit: int
+    over_columns: bool  #: a unit lies along inner
+    dtype: str
+    caps: DeviceCapabilities
 
-def _pass(
-    what: ReduceOp,
-    outer: int,
-    axis: int,
-    inner: int,
-    dtype: str,
-    out: str,
-    parts: int,
-    count: int,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    part_length: int | None = None,
-) -> KernelCall:
-    share = share_columns(outer * inner, axis if part_length is None else part_length, inner, caps)
-    wide = element_type(dtype).itemsize == 8
-    if wide and share.shuffle:  # shuffles of 64-bit values are an optional feature: through shared memory instead
-        share = share_columns(outer * inner, axis if part_length is None else part_length, inner, caps, shuffles=False)
-    return REDUCE.call(
-        grid=grid(share.groups, parts),
-        operands={"x": x, "y": y},
-        params={
-            "columns": outer * inner,
-            "axis": axis,
-            **magic_params("inner", inner),
-            "part_length": axis if part_length is None else part_length,
-            "count": count,
-        },
-        spec={**share.lane_spec, "LOADS": 4 if is_cpu(caps) else 8 if element_type(dtype).itemsize > 2 else 16},
-        defines=reduce_defines(what, dtype, out) | share.defines,
-        local_size=(share.local,),
-        subgroup_size=required_subgroup_size(share, caps),
-        flops=outer * axis * inner,
-    )
+    @classmethod
+    def of(
+        cls, outer: int, axis: int, inner: int, dtype: str, caps: DeviceCapabilities, alignment: int | None
+    ) -> _Task:
+        itemsize = element_type(dtype).itemsize
+        unit = _UNIT_BYTES // itemsize
+        narrow = itemsize < 4 and dtype in _VECTORS and (alignment or itemsize) % _UNIT_BYTES == 0
+        if not narrow or (axis if inner == 1 else inner) % unit:
+            unit = 1
+        over_columns = inner > 1 and unit > 1
+        if over_columns:
+            inner //= unit
+        else:
+            axis //= unit
+        return cls(outer, axis, inner, unit, over_columns, dtype, caps)
+
+    def share(self, axis: int) -> ColumnShare:
+        """How lanes divide the columns, or units of columns, of ``axis`` elements or units."""
+        inner = max(self.inner, 2) if self.over_columns else self.inner  # one unit of columns is no row
+        wide = element_type(self.dtype).itemsize == 8  # their shuffles are an optional feature: through shared memory
+        load_bytes = _UNIT_BYTES if self.unit > 1 else 4
+        return share_columns(self.outer * self.inner, axis, inner, self.caps, not wide, load_bytes)
+
+    def parts(self) -> int:
+        """Into how many parts a first pass divides the axis (1: no first pass), so that the device is busy."""
+        share = self.share(self.axis)
+        wanted, least = (16, 8192 // self.unit) if is_cpu(self.caps) else (BUSY_GROUPS, 8 * share.split)
+        return max(1, min(ceil_div(wanted, share.groups), self.axis // least, MAX_GRID_AXIS))
+
+    def loads(self) -> int:
+        if is_cpu(self.caps):
+            return 4 if self.unit == 1 else 1  # more would not stay in its registers
+        if self.unit > 1:
+            return _UNIT_ELEMENTS_IN_FLIGHT // self.unit
+        return 8 if element_type(self.dtype).itemsize > 2 else 16
+
+    def call(self, what: ReduceOp, out: str, count: int, x: Any, y: Any, part_length: int | None = None) -> KernelCall:
+        """``count`` elements make a total; with a ``part_length`` of the axis, y is [outer, parts, inner]."""
+        length = part_length or self.axis
+        share = self.share(length)
+        return REDUCE.call(
+            grid=grid(share.groups, ceil_div(self.axis, length) if length else 1),
+            operands={"x": x, "y": y},
+            params={
+                "columns": self.outer * self.inner,
+                "axis": self.axis,
+                **magic_params("inner", self.inner),
+                "part_length": length,
+                "count": count,
+            },
+            spec={**share.lane_spec, "LOADS": self.loads()},
+            defines=reduce_defines(what, self.dtype, out, self.unit, self.over_columns) | share.defines,
+            local_size=(share.local,),
+            subgroup_size=required_subgroup_size(share, self.caps),
+            flops=self.outer * self.axis * self.inner * self.unit,
+        )

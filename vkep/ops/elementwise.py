@@ -50,6 +50,7 @@ _SINGLE = {
     "Sinh": "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * {0} * (1.0 / 6.0 + {0} * {0} * (1.0 / 120.0))) : sinh({0}))",
     "Tan": "accurate_tan({0})",
     "Tanh": _TANH,
+    "Erf": "accurate_erf({0})",
 }
 
 
@@ -212,30 +213,9 @@ def is_inf(b: Builder, x: Tensor, *, detect_negative: int = 1, detect_positive: 
     return b.pointwise(f"(isinf({{0}}){side})", x, dtype=_BOOL)
 
 
-@operator("Erf", types={"T": every("Erf", among=SINGLE)})
-def erf(b: Builder, x: Tensor) -> Tensor:
-    return b.store(erf_expr(b, b.expr("{0}", x)), x.dtype)
-
-
-def erf_expr(b: Builder, x: Expr) -> Expr:
-    """The error function: its series near 0, else Abramowitz and Stegun 7.1.26 (absolute error below 1.5e-7)."""
-    t = b.expr("(1.0 / (1.0 + 0.3275911 * abs({0})))", x)
-    poly = "((((1.061405429 * {0} - 1.453152027) * {0} + 1.421413741) * {0} - 0.284496736) * {0} + 0.254829592) * {0}"
-    y = b.expr("(1.0 - (" + poly + ") * exp(-{1} * {1}))", t, x)
-    squared = b.expr("({0} * {0})", x)
-    series = "(1.0 - {1} * (1.0 / 3.0 - {1} * (0.1 - {1} * (1.0 / 42.0 - {1} * (1.0 / 216.0)))))"
-    small = b.expr("({0} * 1.1283791670955126 * " + series + ")", x, squared)
-    return b.expr("({1} < 0.09 ? {2} : ({0} < 0.0 ? -{3} : {3}))", x, squared, small, y)
-
-
 @operator("Gelu", since=20, types={"T": every("Gelu", among=SINGLE)})
 def gelu(b: Builder, x: Tensor, *, approximate: str = "none") -> Tensor:
-    v = b.expr("{0}", x)
-    if approximate == "tanh":
-        inner = f"{math.sqrt(2 / math.pi)!r} * ({{0}} + 0.044715 * {{0}} * {{0}} * {{0}})"
-        return b.store(b.expr("(0.5 * {0} * (1.0 + limited_tanh(" + inner + ")))", v), x.dtype)
-    scaled = b.expr(f"({{0}} * {math.sqrt(0.5)!r})", v)
-    return b.store(b.expr("(0.5 * {0} * (1.0 + {1}))", v, erf_expr(b, scaled)), x.dtype)
+    return b.pointwise("gelu_tanh({0})" if approximate == "tanh" else "gelu({0})", x)
 
 
 @operator("LeakyRelu", since=6, types={"T": every("LeakyRelu", among=FLOATING)})

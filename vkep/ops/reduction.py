@@ -13,7 +13,7 @@ from vkep.kernels.cumsum import cumsum
 from vkep.kernels.reduce import reduce
 from vkep.kernels.topk import topk
 from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import CHANNELS_LAST, Tensor
+from vkep.lowering.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.registry import INDICES, operator
 
@@ -40,7 +40,9 @@ def reduce_axes(b: Builder, op: str, x: Tensor, axes: Sequence[int], keepdims: b
     b.kernel(
         [dense],
         [out],
-        lambda t, i, o, _: reduce(op, outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], t),
+        lambda t, i, o, _: reduce(
+            op, outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], t, alignment=alignment(i[0], o[0])
+        ),
         flops=x.size,
     )
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i not in axes])
