@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
@@ -19,10 +19,10 @@ class DType:
     glsl_compute: str  #: type that kernels compute with
     kind: str  #: "float", "int", "uint", "bool", or "bits" for what kernels only move and cast
     sub_byte_bits: int = 0  #: 2 or 4 where an element is narrower than its byte, else 0
+    itemsize: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def itemsize(self) -> int:
-        return self.numpy.itemsize
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "itemsize", self.numpy.itemsize)
 
     @property
     def bits(self) -> int:

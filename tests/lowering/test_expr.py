@@ -91,6 +91,17 @@ def test_substitution_keeps_sharing(b: Builder) -> None:
     assert [leaf.tensor for leaf in ex.leaves(b.expr("({1} + {0} + {1})", x, y))] == [x, y]
 
 
+def test_inlining_goes_on_in_what_was_inlined(b: Builder) -> None:
+    x, y, z = (Tensor.contiguous(FLOAT, (3,)) for _ in range(3))
+    outer, middle = b.expr("({0} + {1} * {0})", x, y), b.expr("exp({0})", z)
+    [of_x, of_y], [of_z] = ex.leaves(outer), ex.leaves(middle)
+    last = b.expr("({0} * {0})", y)
+    whole = ex.inline(outer, {of_x: middle, of_z: last})
+    assert ex.leaves(whole) == (*ex.leaves(last), of_y)
+    assert _generate(whole) == ex.Code("float t0 = (x0 * x0); float t1 = exp(t0); float t2 = (t1 + x0 * t1);", "t2", ())
+    assert ex.inline(outer, {of_z: last}) is outer
+
+
 def test_an_expression_without_a_typed_argument(b: Builder) -> None:
     with pytest.raises(ValueError, match="has no typed argument; pass ctype"):
         b.expr("({0} + {1})", 1, 2)

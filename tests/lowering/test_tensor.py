@@ -122,7 +122,7 @@ def test_collapsing_keeps_what_is_walked(one: tuple[Tensor, np.ndarray], two: tu
     a, b = a.expand(shape), b.expand(shape)
     dims, sets = collapse(shape, [a.strides, b.strides])
     assert math.prod(dims) == math.prod(shape) and len(dims) <= max(1, len(shape))
-    assert 1 not in dims or dims == [1]
+    assert 1 not in dims or dims == (1,)
     for tensor, strides in zip((a, b), sets, strict=True):
         assert tensor.array is not None
         walked = tensor.view(dims, strides).array

@@ -44,8 +44,8 @@ def compile_(session: OpenSession, model: Any, target: Path, embed: bool) -> Non
 def test_a_compiled_model_gives_the_same_without_planning(
     session: OpenSession, model: Path, embed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from vkep.lowering import partition
     from vkep.ort import island
-    from vkep.session import compile as session_compile
 
     target = model.with_name("compiled.onnx")
     compile_(session, model, target, embed)
@@ -57,7 +57,7 @@ def test_a_compiled_model_gives_the_same_without_planning(
     def no_planning(*args: Any) -> Any:
         raise AssertionError("a compiled model is not planned again")
 
-    monkeypatch.setattr(session_compile, "lower", no_planning)
+    monkeypatch.setattr(partition, "lower", no_planning)
     monkeypatch.setattr(island, "lower", no_planning)
     made = session(str(target))
     assert where(made) == {"VulkanExecutionProvider": {"EPContext": 1}}

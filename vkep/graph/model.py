@@ -54,6 +54,11 @@ class Node:
         return (*(n for n in self.inputs if n), *self.captures)
 
     @functools.cached_property
+    def constraints(self) -> tuple[str, ...]:
+        """The type constraint of each formal input of the operator's definition; the last one's may be variadic."""
+        return tuple(formal.type_str for formal in self.schema.inputs) if self.schema else ()
+
+    @functools.cached_property
     def since_version(self) -> int:
         """The version of the operator's definition that the model's opset selects (0: unknown operator)."""
         return self.schema.since_version if self.schema else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -30,9 +31,10 @@ class Weight:
         self.shape = shape
         self.elem_type = elem_type
         self._key: str | None = None
-        self.packed: dict[str, tuple[tuple[int, ...], int]] = {}  #: shape and type of each packed form, by its key
+        #: what is known of each packed form, by its key: shape, type, and its own key as a weight
+        self.packed: dict[str, tuple[tuple[int, ...], int, str]] = {}
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         dtype = dtypes.from_onnx(self.elem_type)
         return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
@@ -100,9 +102,11 @@ class PackedWeight(Weight):
         if form is None:
             packed = self._pack()
             self._array = None if base.mapped else packed
-            form = base.packed[key] = (packed.shape, dtypes.from_numpy(packed.dtype).onnx)
-        super().__init__(base.name, *form)
-        self._key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+            digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+            form = base.packed[key] = (packed.shape, dtypes.from_numpy(packed.dtype).onnx, digest)
+        shape, elem_type, self_key = form
+        super().__init__(base.name, shape, elem_type)
+        self._key = self_key
 
     def _pack(self) -> np.ndarray:
         return np.ascontiguousarray(self._transform(self._base.array().reshape(-1)[self._offset :]))

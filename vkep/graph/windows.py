@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,8 +49,28 @@ def resolve_window(
     ``spatial`` are the input's sizes without batch and channels. Raises `Decline` for attributes that do not fit them.
     """
     rank = len(spatial)
-    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
-    kernel, pads = tuple(kernel), tuple(pads or (0,) * 2 * rank)
+    return _resolved(
+        tuple(map(int, spatial)),
+        tuple(kernel),
+        tuple(strides or (1,) * rank),
+        tuple(pads or (0,) * 2 * rank),
+        tuple(dilations or (1,) * rank),
+        auto_pad,
+        ceil_mode,
+    )
+
+
+@functools.lru_cache(1024)
+def _resolved(
+    spatial: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    pads: tuple[int, ...],
+    dilations: tuple[int, ...],
+    auto_pad: str,
+    ceil_mode: bool,
+) -> Window:
+    rank = len(spatial)
     check_window(rank, pads, kernel_shape=kernel, strides=strides, dilations=dilations)
     begins, ends = list(pads[:rank]), list(pads[rank:])
     out = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vkep.kernels.tiles import storage_type
@@ -55,15 +57,15 @@ class ConvProblem:
             if size >= _MAX_ELEMENTS:
                 raise ValueError(f"conv: {name} has {size} elements, the kernels address fewer than {_MAX_ELEMENTS}")
 
-    @property
+    @functools.cached_property
     def oh(self) -> int:
         return (self.h + self.pads[0] + self.pads[2] - self.dilation[0] * (self.kh - 1) - 1) // self.stride[0] + 1
 
-    @property
+    @functools.cached_property
     def ow(self) -> int:
         return (self.w + self.pads[1] + self.pads[3] - self.dilation[1] * (self.kw - 1) - 1) // self.stride[1] + 1
 
-    @property
+    @functools.cached_property
     def od(self) -> int:
         return (self.d + sum(self.pads_d) - self.dilation_d * (self.kd - 1) - 1) // self.stride_d + 1
 
@@ -72,14 +74,15 @@ class ConvProblem:
         """Elements from one image's result to the next."""
         return self.y_batch_stride if self.y_batch_stride is not None else self.oc * self.od * self.oh * self.ow
 
-    @property
+    @functools.cached_property
     def flops(self) -> int:
         return (
             2 * self.n * self.oc * self.od * self.oh * self.ow * (self.c // self.groups) * self.kd * self.kh * self.kw
         )
 
 
-def plane_params(problem: ConvProblem) -> dict[str, int]:
+@functools.lru_cache(1024)
+def plane_params(problem: ConvProblem) -> Mapping[str, int]:
     """The kernel arguments that only restate the problem; channels are those of one group."""
     return {
         "channels": problem.c // problem.groups,

@@ -73,15 +73,15 @@ class Kernel:
         (after the kernel's own operands and after its own scalars, as ``EXTRA_OPERANDS`` and ``EXTRA_PARAMS`` in the GLSL).
         An operand that is ``None`` is absent: its address is zero and the kernel must not read it.
         """
-        params, spec = dict(params or {}), dict(spec or {})
-        self._check("operand", self._operand_names, operands)
-        self._check("argument", self._param_names, params)
+        params, spec = params or {}, spec or {}
+        if operands.keys() != self._operand_names or params.keys() != self._param_names:
+            self._check("operand", self._operand_names, operands)
+            self._check("argument", self._param_names, params)
         if not spec.keys() <= self.spec.keys():
             unknown = set(spec) - set(self.spec)
             raise ValueError(f"{self.source}: no spec constant named {sorted(unknown)}; it has {sorted(self.spec)}")
-        bound = tuple((o, operands[o.name]) for o in self.operands) + tuple(extra_operands)
-        kinds = [kind for _, kind in self.params] + [kind for _, kind, _ in extra_params]
-        codes = "".join(SCALAR_CODES[kind] for kind in kinds)
+        bound = tuple([(o, operands[o.name]) for o in self.operands]) + tuple(extra_operands)
+        codes = self._param_codes + "".join([SCALAR_CODES[kind] for _, kind, _ in extra_params])
         values = [params[name] for name, _ in self.params] + [value for _, _, value in extra_params]
         defines = dict(defines or {})
         if extra_operands or extra_params:
@@ -100,6 +100,10 @@ class Kernel:
             subgroup_size=subgroup_size,
             flops=int(flops),
         )
+
+    @functools.cached_property
+    def _param_codes(self) -> str:
+        return "".join([SCALAR_CODES[kind] for _, kind in self.params])
 
     def _packed(self, codes: str, values: Sequence[int | float], params: Mapping[str, int | float]) -> bytes:
         try:
@@ -125,7 +129,7 @@ class Kernel:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KernelCall:
     """One dispatch before planning: operands are still the planner's own objects (or None)."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from vkep.kernels.tiles import (
     TILED_DEFINES,
     Prepack,
     Scratch,
+    SubgroupTile,
     ceil_div,
     check_grid,
     rows_first,
@@ -104,7 +107,7 @@ class MatMulProblem:
                 f"matmul: sizes must not be negative, got batch {self.batch}, m {self.m}, n {self.n}, k {self.k}"
             )
         for name, rows, columns in (("a", self.m, self.k), ("b", self.k, self.n), ("y", self.m, self.n)):
-            strides = self.strides(name)
+            strides = self._strides_of(name)
             if min(strides) < 0:
                 raise ValueError(f"matmul: {name}_strides must not be negative, got {strides}")
             extent = sum(
@@ -128,6 +131,13 @@ class MatMulProblem:
 
     def strides(self, operand: str) -> tuple[int, int, int, int]:
         """(outer batch, inner batch, row, column) strides of ``"a"``, ``"b"`` or ``"y"``."""
+        return self._strides[operand]
+
+    @functools.cached_property
+    def _strides(self) -> dict[str, tuple[int, int, int, int]]:
+        return {operand: self._strides_of(operand) for operand in "aby"}
+
+    def _strides_of(self, operand: str) -> tuple[int, int, int, int]:
         inner = self.batches[1]
         strides = {"a": self.a_strides, "b": self.b_strides, "y": self.y_strides}[operand]
         if strides is None:
@@ -138,7 +148,7 @@ class MatMulProblem:
             )
         return (0, *strides) if len(strides) == 3 else strides  # type: ignore[return-value]
 
-    @property
+    @functools.cached_property
     def flops(self) -> int:
         return 2 * self.batches[0] * self.batches[1] * self.m * self.n * self.k
 
@@ -197,26 +207,33 @@ def _subgroup(
     b_batch0, b_batch1, b_row, b_col = problem.strides("b")
     packed = problem.b_constant and prepack is not None and b_batch0 == b_batch1 == 0 and problem.k > 0
     tile = subgroup_tile(problem.m, problem.n, batch, caps, packed)
-    params: dict[str, int | float] = {**_params(problem, "aby", _names(MATMUL_SUBGROUP)), "alpha": problem.alpha}
-    params["b_panel"] = tile.columns * int(params["b_col"])
     if prepack is not None and packed:
         b = prepack(
             lambda flat: pack_panels(flat, problem.k, problem.n, b_row, b_col, tile.columns),
             f"matmul-{problem.k}-{problem.n}-{b_row}-{b_col}-{tile.columns}",
         )
-        params.update(b_row=tile.columns, b_col=1, b_panel=problem.k * tile.columns)
     row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)
-    params["rows_first"] = int(rows_first(row_tiles, column_tiles, problem.m * problem.k, problem.n * problem.k))
     return MATMUL_SUBGROUP.call(
         grid=tile_grid(row_tiles, column_tiles, batch, caps, "matmul"),
         operands={"a": a, "b": b, "y": y},
-        params=params,
+        params=_subgroup_params(problem, tile, packed),
         spec=tile.spec,
         local_size=(tile.lanes, 1, 1),
         subgroup_size=tile.required_subgroup_size,
         flops=problem.flops,
         **call_arguments(epilogue, {"T": storage_type(problem.dtype)}),
     )
+
+
+@functools.lru_cache(1024)
+def _subgroup_params(problem: MatMulProblem, tile: SubgroupTile, packed: bool) -> Mapping[str, int | float]:
+    params: dict[str, int | float] = {**_params(problem, "aby", _names(MATMUL_SUBGROUP)), "alpha": problem.alpha}
+    params["b_panel"] = tile.columns * int(params["b_col"])
+    if packed:
+        params.update(b_row=tile.columns, b_col=1, b_panel=problem.k * tile.columns)
+    row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)
+    params["rows_first"] = int(rows_first(row_tiles, column_tiles, problem.m * problem.k, problem.n * problem.k))
+    return params
 
 
 def pack_panels(flat: np.ndarray, k: int, n: int, row: int, col: int, columns: int) -> np.ndarray:

@@ -9,6 +9,7 @@ Two families, chosen by `DeviceCapabilities` only:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -95,6 +96,11 @@ def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: 
     tuned = chosen(caps, lambda: subgroup_candidates(m, lanes), "subgroup", m, n, batch, int(packed))
     if tuned is not None:
         return SubgroupTile(tuned[0], tuned[1], tuned[2], lanes, _required_size(caps))
+    return _estimated_tile(m, n, batch, packed, lanes, _required_size(caps))
+
+
+@functools.lru_cache(1024)
+def _estimated_tile(m: int, n: int, batch: int, packed: bool, lanes: int, required_size: int | None) -> SubgroupTile:
     rows = min(_SUBGROUP_ROWS, 1 << max(m - 1, 0).bit_length())
     if 10 * _padded(m, _SUBGROUP_ROWS_TIGHT) <= 9 * _padded(m, rows):
         rows = _SUBGROUP_ROWS_TIGHT
@@ -111,7 +117,7 @@ def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: 
         # a longer iteration of a wide tile gains nothing, and takes the driver longer to compile
         unroll=8 if packed and columns < wide else 4,
         lanes=lanes,
-        required_subgroup_size=_required_size(caps),
+        required_subgroup_size=required_size,
     )
 
 

@@ -42,6 +42,8 @@ class Trial(dict[str, Choice]):
 
 def chosen(caps: DeviceCapabilities, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
     """The choice for a problem, None where there is none among ``candidates``."""
+    if not caps.tuned and not isinstance(caps.tuned, Trial):
+        return None
     key = " ".join(map(str, problem))
     if isinstance(caps.tuned, Trial):
         caps.tuned.ask(key, candidates())

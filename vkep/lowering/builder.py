@@ -9,15 +9,23 @@ from typing import NoReturn
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES, DType, from_numpy, from_onnx
+from vkep.dtypes import DTYPES, DType, from_onnx
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
+from vkep.kernels.tuning import Trial
 from vkep.lowering import expr as ex
 from vkep.lowering import narrow
-from vkep.lowering.lir import Emit, KernelOp, Op, Pointwise
+from vkep.lowering.lir import BaseTarget, Emit, KernelOp, Op, Pointwise
 from vkep.lowering.questions import Question
-from vkep.lowering.tensor import CHANNELS_LAST, CHANNELS_SECOND, Storage, Tensor, contiguous_strides
+from vkep.lowering.tensor import (
+    CHANNELS_LAST,
+    CHANNELS_SECOND,
+    Storage,
+    Tensor,
+    broadcast_shapes,
+    contiguous_strides,
+)
 from vkep.plan.records import FRESH
 
 #: elements of a tensor, and size of a whole number, that kernels stay below
@@ -63,7 +71,7 @@ class Builder:
         raise NeedsValue(f"{what} is computed at run time", tensor, question)
 
     def ints(self, tensor: Tensor | None, what: str) -> list[int] | None:
-        return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1)]
+        return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
 
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from the front; declines one that is out of range."""
@@ -81,7 +89,7 @@ class Builder:
     def weight(self, weight: Weight) -> Tensor:
         dtype = from_onnx(weight.elem_type)
         assert dtype is not None, "checked where the weight came in"
-        storage = Storage(math.prod(weight.shape) * dtype.itemsize, weight=weight, label=weight.name)
+        storage = Storage(weight.nbytes, weight=weight, label=weight.name)
         return Tensor(dtype, tuple(weight.shape), storage, contiguous_strides(weight.shape))
 
     def scalar_like(self, value: float | int, tensor: Tensor) -> Tensor:
@@ -91,11 +99,15 @@ class Builder:
 
     def expr(self, template: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
         """A GLSL expression with ``{0}``, ``{1}`` for its arguments. Python numbers take the first tensor's type."""
-        known = next((self._ctype(a) for a in args if isinstance(a, (Tensor, ex.Expr))), None)
+        known = None
+        for arg in args:
+            if isinstance(arg, (Tensor, ex.Expr)):
+                known = arg.dtype.glsl_compute if isinstance(arg, Tensor) else arg.ctype
+                break
         kind = ctype or known
         if kind is None:
             raise ValueError(f"expression {template!r} has no typed argument; pass ctype")
-        return ex.Expr(kind, template, tuple(self._expr(a, known or kind) for a in args))
+        return ex.Expr(kind, template, tuple([self._expr(a, known or kind) for a in args]))
 
     def divide(self, x: Operand, y: Operand) -> ex.Expr:
         """A float quotient right to the last bit: one step of refinement where a GPU's division is not (Vulkan spec,
@@ -112,8 +124,9 @@ class Builder:
         out: Tensor | None = None,
     ) -> Tensor:
         """An elementwise result over broadcast arguments, ``dtype`` as the first tensor's unless given."""
-        tensors = [t for a in args for t in self._tensors(a)]
-        dtype = dtype or (out.dtype if out else tensors[0].dtype)
+        if dtype is None:
+            tensors = [out] if out is not None else [t for a in args for t in _tensors(a)]
+            dtype = tensors[0].dtype
         result = self.expr(template, *args, ctype=dtype.glsl_compute)
         if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type would
             result = ex.Expr(dtype.glsl_compute, ex.rounded(dtype, "{0}"), (result,))
@@ -127,10 +140,10 @@ class Builder:
         A new tensor has its channels last where a tensor of its size that it is computed from has.
         """
         if shape is None and out is None:
+            shapes = [tensor.shape for tensor in ex.tensors(result)]
             try:
-                shape = np.broadcast_shapes(*(leaf.tensor.shape for leaf in ex.leaves(result) if leaf.tensor))
+                shape = broadcast_shapes(*shapes)
             except ValueError:
-                shapes = [leaf.tensor.shape for leaf in ex.leaves(result) if leaf.tensor]
                 raise Decline(f"shapes {shapes} do not broadcast") from None
         shape = out.shape if out is not None else tuple(shape or ())
         if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
@@ -141,7 +154,7 @@ class Builder:
             return ex.leaf(view) if view is not None and view is not leaf.tensor else None
 
         result = ex.substitute(result, expanded)
-        if out is None and any(leaf.tensor is not None and leaf.tensor.is_channels_last for leaf in ex.leaves(result)):
+        if out is None and any(t.is_channels_last for t in ex.tensors(result)):
             lain = self.empty_channels_last(dtype, shape)
             moved = lambda node: ex.leaf(node.tensor.transpose(CHANNELS_LAST)) if node.tensor else None  # noqa: E731
             self._add(Pointwise(lain.transpose(CHANNELS_LAST), ex.substitute(result, moved)))
@@ -184,14 +197,17 @@ class Builder:
 
         A selection that can take an epilogue (``row_axis``) may pack weights, so it is not tried ahead.
         """
-        if all(t.size == 0 for t in outputs):
+        if max([t.size for t in outputs], default=0) == 0:
             return
+        op = KernelOp(list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops)
         if row_axis is None:
             try:
-                emit(_Trial(self.caps), inputs, outputs, None)
+                calls = emit(_TrialTarget(self.caps), inputs, outputs, None)
             except ValueError as error:
                 raise Decline(str(error)) from None
-        self._add(KernelOp(list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops))
+            if not isinstance(self.caps.tuned, Trial):  # which is to hear what an operation asks for when it is emitted
+                op.tried = (list(inputs), list(outputs)), calls
+        self._add(op)
 
     # ---- movement
 
@@ -253,29 +269,20 @@ class Builder:
     # ---- inside
 
     def _add(self, op: Op) -> None:
-        if any(t.size == 0 for t in op.outputs):
+        if 0 in [t.size for t in op.outputs]:
             return
         if self.node is not None:
             op.labels.append(self.node.name)
         self.ops.append(op)
 
-    def _tensors(self, operand: Operand) -> list[Tensor]:
-        if isinstance(operand, Tensor):
-            return [operand]
-        if isinstance(operand, ex.Expr):
-            return [leaf.tensor for leaf in ex.leaves(operand) if leaf.tensor is not None]
-        return []
-
-    def _ctype(self, operand: Tensor | ex.Expr) -> str:
-        return operand.dtype.glsl_compute if isinstance(operand, Tensor) else operand.ctype
-
     def _expr(self, operand: Operand, ctype: str) -> ex.Expr:
         if isinstance(operand, ex.Expr):
             return operand
         if isinstance(operand, Tensor):
-            array = operand.array if operand.size == 1 and not _opaque(operand.dtype) else None
-            if array is not None:  # a scalar constant needs no load
-                return ex.Const(operand.dtype.glsl_compute, value=array.reshape(-1)[0].item())
+            weight = operand.storage.weight
+            if weight is not None and operand.size == 1 and not _opaque(operand.dtype):
+                # a scalar constant needs no load
+                return ex.Const(operand.dtype.glsl_compute, value=weight.array().item(operand.offset))
             return ex.leaf(operand)
         low, high = {"int": (-LARGEST, LARGEST), "uint": (0, 2 * LARGEST)}.get(ctype, (-math.inf, math.inf))
         if ctype in ("int", "uint") and not low <= operand < high:
@@ -283,22 +290,19 @@ class Builder:
         return ex.Const(ctype, value=operand)
 
 
+def _tensors(operand: Operand) -> Sequence[Tensor]:
+    if isinstance(operand, Tensor):
+        return (operand,)
+    return ex.tensors(operand) if isinstance(operand, ex.Expr) else ()
+
+
 def _opaque(dtype: DType) -> bool:
     """Whether numpy's scalar of a type is no plain number of its compute type."""
     return dtype.name == "bfloat16" or dtype.kind == "bits"
 
 
-class _Trial:
-    """A `Target` for trying a selection: nothing that it hands out is kept."""
-
-    def __init__(self, caps: DeviceCapabilities) -> None:
-        self.caps = caps
-
-    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        return Tensor.contiguous(DTYPES[dtype], shape)
-
-    def constant(self, array: np.ndarray) -> Tensor:
-        return Tensor.contiguous(from_numpy(array.dtype), array.shape)
+class _TrialTarget(BaseTarget):
+    """A `Target` for trying a selection."""
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         raise AssertionError("a selection that packs weights takes an epilogue, and is not tried ahead")

@@ -82,7 +82,7 @@ class Policy:
 
     def why_refused(self, node: OfferedNode, delegate: str) -> str:
         """Why a delegate does not get a node; empty where it may have it."""
-        return self.refused.get((key_of(node), delegate), "")
+        return self.refused.get((key_of(node), delegate), "") if self.refused else ""
 
     def refuse(self, nodes: Iterable[OfferedNode], delegate: str, reason: str) -> Policy:
         """This policy with the nodes kept from a delegate."""

@@ -10,19 +10,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES, from_onnx, load_code
-from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
+from vkep.dtypes import from_onnx, load_code
+from vkep.graph.weights import PackedWeight, Weight
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, KernelCall, Operand
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.tuning import working_on
 from vkep.lowering import expr as ex
 from vkep.lowering.fuse import epilogue_strides
-from vkep.lowering.lir import KernelOp, Op, Pointwise
+from vkep.lowering.lir import BaseTarget, KernelOp, Op, Pointwise
 from vkep.lowering.tensor import Storage, Tensor, collapse
 from vkep.plan.hazards import HazardTracker
 from vkep.plan.memory import Lifetime, live_peak, place
 from vkep.plan.records import FRESH, ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
+
+_CONSTANT, _ACTIVATION, _PORT = Space.CONSTANT, Space.ACTIVATION, Space.PORT  # an enumeration's are slow to get
 
 
 @dataclass
@@ -34,21 +36,11 @@ class PlannedIsland:
 
 
 @dataclass
-class Emitter:
-    """The `Target` that kernel selections see."""
+class Emitter(BaseTarget):
+    """The `Target` that kernel selections see when they emit."""
 
-    caps: DeviceCapabilities
     packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     may_pack: bool = False  #: else `_MustPackError` ends what asks for a form that no plan has made yet
-
-    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
-
-    def constant(self, array: np.ndarray) -> Tensor:
-        weight = ArrayWeight("constant", np.ascontiguousarray(array))
-        dtype = from_onnx(weight.elem_type)
-        assert dtype is not None
-        return Tensor.contiguous(dtype, array.shape, Storage(array.nbytes, weight=weight))
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         base = weight.storage.weight
@@ -72,16 +64,17 @@ def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> 
     """Choose kernels for the operations and lay out the plan."""
     emitter = Emitter(caps)
     calls: list[tuple[KernelCall, str]] = []
-    made = [_calls_unless_packing(op, emitter) for op in ops]
-    late = [op for op, found in zip(ops, made, strict=True) if found is None]
+    labels = [_label(op) for op in ops]
+    made = [_calls_unless_packing(op, label, emitter) for op, label in zip(ops, labels, strict=True)]
+    late = [(op, label) for op, label, found in zip(ops, labels, made, strict=True) if found is None]
     if late:
         # Packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock.
         emitter.may_pack = True
         with ThreadPoolExecutor(min(os.cpu_count() or 1, len(late))) as pool:
-            packed = pool.map(lambda op: _calls(op, emitter), late)
+            packed = pool.map(lambda one: _calls(one[0], one[1], emitter), late)
             made = [next(packed) if found is None else found for found in made]
-    for op, found in zip(ops, made, strict=True):
-        calls += [(call, _label(op)) for call in found or ()]
+    for label, found in zip(labels, made, strict=True):
+        calls += [(call, label) for call in found or ()]
     return _Layout(calls, ports).planned()
 
 
@@ -89,19 +82,20 @@ class _MustPackError(Exception):
     """An operation's weights meet planning for the first time in a form that it asks for."""
 
 
-def _calls_unless_packing(op: Op, emitter: Emitter) -> list[KernelCall] | None:
+def _calls_unless_packing(op: Op, label: str, emitter: Emitter) -> list[KernelCall] | None:
     try:
-        return _calls(op, emitter)
+        return _calls(op, label, emitter)
     except _MustPackError:
         return None
 
 
 def _label(op: Op) -> str:
-    return " + ".join(dict.fromkeys(op.labels)) or "copy"
+    labels = op.labels
+    return (labels[0] if len(labels) == 1 else " + ".join(dict.fromkeys(labels))) or "copy"
 
 
-def _calls(op: Op, emitter: Emitter) -> list[KernelCall]:
-    working_on(emitter.caps, _label(op))
+def _calls(op: Op, label: str, emitter: Emitter) -> list[KernelCall]:
+    working_on(emitter.caps, label)
     return _pointwise_calls(op, emitter.caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
 
 
@@ -138,6 +132,8 @@ def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[i
 
 
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
+    if op.tried is not None and op.tried[0] == (op.inputs, op.outputs):  # nothing was moved since
+        return op.tried[1]
     epilogue = _epilogue(op) if op.epilogue is not None else None
     return op.emit(emitter, op.inputs, op.outputs, epilogue)
 
@@ -218,8 +214,10 @@ class _Layout:
         spans: dict[Storage, list[int]] = {}
         for step, (call, _) in enumerate(self.calls):
             for _, tensor in call.operands:
-                if tensor is not None and not tensor.storage.is_constant and tensor.storage.port is None:
-                    spans.setdefault(tensor.storage, [step, step])[1] = step
+                if tensor is not None:
+                    storage = tensor.storage
+                    if storage.weight is None and storage.port is None:
+                        spans.setdefault(storage, [step, step])[1] = step
         lifetimes = [Lifetime(s.nbytes, first, last) for s, (first, last) in spans.items()]
         offsets, total = place(lifetimes)
         return dict(zip(spans, offsets, strict=True)), total, live_peak(lifetimes)
@@ -236,18 +234,20 @@ class _Layout:
             start, end = tensor.byte_range
             moved += min(end - start, tensor.nbytes)
             storage = tensor.storage
-            if storage.is_constant:
-                index = self._constant(storage)
-                place_, where = (Space.CONSTANT, index, addend), (Space.CONSTANT, index, 0)
+            at = position * ADDRESS_BYTES
+            if storage.weight is not None:
+                index = self._constant(storage.weight)
+                relocations.append(Relocation(at, _CONSTANT, index, addend))
+                touched = Range(_CONSTANT, index, start, end)
             elif storage.port is not None:
                 slot = self.slots.setdefault((storage.port, addend), len(self.slots))
-                place_, where = (Space.PORT, slot, 0), (Space.PORT, storage.port, 0)
+                relocations.append(Relocation(at, _PORT, slot, 0))
+                touched = Range(_PORT, storage.port, start, end)
                 indirect |= (storage.port != FRESH) << position  # the operand is the slot itself
             else:
                 base = self.offsets[storage]
-                place_, where = (Space.ACTIVATION, 0, base + addend), (Space.ACTIVATION, 0, base)
-            relocations.append(Relocation(position * ADDRESS_BYTES, *place_))
-            touched = Range(where[0], where[1], where[2] + start, where[2] + end)
+                relocations.append(Relocation(at, _ACTIVATION, 0, base + addend))
+                touched = Range(_ACTIVATION, 0, base + start, base + end)
             (writes if operand.writes else reads).append(touched)
         in_memory = call.argument_bytes > PUSH_CONSTANT_BYTES
         key = PipelineKey(
@@ -270,10 +270,10 @@ class _Layout:
             bytes=moved,
         )
 
-    def _constant(self, storage: Storage) -> int:
-        weight = storage.weight
-        assert weight is not None
-        if weight.key not in self.constants:
-            self.constants[weight.key] = len(self.constants)
-            self.weights[weight.key] = weight
-        return self.constants[weight.key]
+    def _constant(self, weight: Weight) -> int:
+        key = weight.key
+        index = self.constants.get(key)
+        if index is None:
+            index = self.constants[key] = len(self.constants)
+            self.weights[key] = weight
+        return index

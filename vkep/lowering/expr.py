@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from vkep.dtypes import DTYPES, DType, sign_extended
 from vkep.dtypes import load_code as load_code  # the other half of store_code
@@ -14,23 +15,24 @@ from vkep.lowering.tensor import Tensor
 _SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen, for speed's sake: nothing changes one
 class Expr:
     """A GLSL template over arguments, with the type it computes in. Sharing is by identity."""
 
     ctype: str
     template: str = ""
     args: tuple[Expr, ...] = ()
+    _leaves: tuple[Leaf, ...] | None = field(default=None, init=False, repr=False)  #: kept by `leaves`
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Leaf(Expr):
     """One element of a tensor (a view of the output's shape)."""
 
     tensor: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Const(Expr):
     """A scalar known at compile time. It travels as an argument, so that its value selects no shader."""
 
@@ -43,56 +45,79 @@ def leaf(tensor: Tensor) -> Leaf:
 
 def leaves(expr: Expr) -> tuple[Leaf, ...]:
     """Each distinct leaf, in order of first use. (Fusion asks often: the expression keeps the answer.)"""
-    known: tuple[Leaf, ...] | None = expr.__dict__.get("leaves")
-    if known is not None:
-        return known
-    found: list[Leaf] = []
-    seen: set[int] = set()
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Leaf):
-            found.append(node)
-        elif node.args:
-            stack.extend(reversed(node.args))
-    known = expr.__dict__["leaves"] = tuple(found)
+    known = expr._leaves
+    if known is None:
+        if isinstance(expr, Leaf):
+            return (expr,)  # kept, it would hold itself
+        if len(expr.args) == 1:
+            known = leaves(expr.args[0])
+        else:
+            known = tuple(dict.fromkeys(itertools.chain.from_iterable(map(leaves, expr.args))))
+        expr._leaves = known
     return known
 
 
+def tensors(expr: Expr) -> list[Tensor]:
+    """The tensor of each of the `leaves`."""
+    return [leaf.tensor for leaf in leaves(expr) if leaf.tensor is not None]
+
+
 def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
-    """The expression with leaves replaced; shared parts stay shared."""
-    done: dict[int, Expr] = {id(leaf): replace(leaf) or leaf for leaf in leaves(expr)}
-    if all(done[id(leaf)] is leaf for leaf in leaves(expr)):
-        return expr
+    """The expression with leaves replaced (where there is something in their place); shared parts stay shared."""
+    done: dict[int, Expr] = {}
+    for leaf in leaves(expr):
+        placed = replace(leaf)
+        if placed is not None and placed is not leaf:
+            done[id(leaf)] = placed
+    return _rebuilt(expr, done) if done else expr
 
-    def visit(node: Expr) -> Expr:
-        result = done.get(id(node))
-        if result is None:
-            result = node
-            if node.args:
-                args = tuple([visit(a) for a in node.args])
-                if args != node.args:  # of nodes that are equal where they are the same
-                    result = Expr(node.ctype, node.template, args)
+
+# Functions that call themselves stand on their own: one inside another is a reference cycle, and keeps all that it has met
+# until the garbage collector comes by.
+
+
+def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
+    result = done.get(id(node))
+    if result is None:
+        result = node
+        if node.args:
+            args = tuple([_rebuilt(a, done) for a in node.args])
+            if args != node.args:  # of nodes that are equal where they are the same
+                result = Expr(node.ctype, node.template, args)
             done[id(node)] = result
-        return result
+    return result
 
-    return visit(expr)
+
+def inline(expr: Expr, inner: Mapping[Leaf, Expr]) -> Expr:
+    """The expression with leaves replaced, and those of what replaces them in turn; shared parts stay shared."""
+    return _inlined(expr, inner, {})
+
+
+def _inlined(node: Expr, inner: Mapping[Leaf, Expr], done: dict[int, Expr]) -> Expr:
+    result = done.get(id(node))
+    if result is None:
+        result = node
+        if isinstance(node, Leaf):
+            if node in inner:
+                result = _inlined(inner[node], inner, done)
+        elif node.args:
+            args = tuple([_inlined(a, inner, done) for a in node.args])
+            if args != node.args:
+                result = Expr(node.ctype, node.template, args)
+        done[id(node)] = result
+    return result
 
 
 def count(expr: Expr) -> int:
     """Operations in the expression (its arithmetic cost for one element)."""
     seen: set[int] = set()
-
-    def visit(node: Expr) -> int:
-        if id(node) in seen:
-            return 0
-        seen.add(id(node))
-        return (1 if node.args else 0) + sum(visit(a) for a in node.args)
-
-    return visit(expr)
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node.args and id(node) not in seen:
+            seen.add(id(node))
+            stack += node.args
+    return len(seen)
 
 
 def store_code(dtype: DType, value: str) -> str:
@@ -128,40 +153,49 @@ class Code:
 
 def generate(expr: Expr, name_leaf: Callable[[Leaf], str]) -> Code:
     """Write an expression as GLSL statements; ``name_leaf`` gives the code that reads a leaf."""
-    names: dict[int, str] = {}
-    lines: list[str] = []
-    scalars: list[tuple[str, str, float | int]] = []
-    seen_constants: dict[tuple[str, float | int], str] = {}
+    writer = _Writer(name_leaf)
+    result = writer.write(expr)
+    return Code(" ".join(writer.lines), result, tuple(writer.scalars))
 
-    def constant(node: Const) -> str:
+
+class _Writer:
+    """The statements of one expression, as they grow."""
+
+    def __init__(self, name_leaf: Callable[[Leaf], str]) -> None:
+        self._name_leaf = name_leaf
+        self._names: dict[int, str] = {}
+        self._constants: dict[tuple[str, float | int], str] = {}
+        self.lines: list[str] = []
+        self.scalars: list[tuple[str, str, float | int]] = []
+
+    def write(self, node: Expr) -> str:
+        """The code that stands for a node, whose statements are written."""
+        name = self._names.get(id(node))
+        if name is None:
+            if isinstance(node, Leaf):
+                name = self._name_leaf(node)
+            elif isinstance(node, Const):
+                name = self._constant(node)
+            else:
+                code = node.template.format(*[self.write(a) for a in node.args])
+                name = f"t{len(self.lines)}"
+                self.lines.append(f"{node.ctype} {name} = {code};")
+            self._names[id(node)] = name
+        return name
+
+    def _constant(self, node: Const) -> str:
         if node.ctype == "bool":
             return "true" if node.value else "false"
         key = (node.ctype, node.value)
-        if key not in seen_constants or node.value != node.value:  # NaN never equals itself: keep apart
+        if key not in self._constants or node.value != node.value:  # NaN never equals itself: keep apart
             kind = _SCALAR_KINDS.get(node.ctype)
             if kind is None:
-                seen_constants[key] = literal(node.value, node.ctype)
+                self._constants[key] = literal(node.value, node.ctype)
             else:
-                name = f"c{len(scalars)}"
-                scalars.append((name, kind, node.value))
-                seen_constants[key] = f"args.{name}"
-        return seen_constants[key]
-
-    def visit(node: Expr) -> str:
-        if id(node) not in names:
-            if isinstance(node, Leaf):
-                names[id(node)] = name_leaf(node)
-            elif isinstance(node, Const):
-                names[id(node)] = constant(node)
-            else:
-                code = node.template.format(*(visit(a) for a in node.args))
-                name = f"t{len(lines)}"
-                lines.append(f"{node.ctype} {name} = {code};")
-                names[id(node)] = name
-        return names[id(node)]
-
-    result = visit(expr)
-    return Code(" ".join(lines), result, tuple(scalars))
+                name = f"c{len(self.scalars)}"
+                self.scalars.append((name, kind, node.value))
+                self._constants[key] = f"args.{name}"
+        return self._constants[key]
 
 
 def literal(value: float | int, ctype: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from vkep.lowering import expr as ex
 from vkep.lowering.lir import KernelOp, Op, Pointwise, reads
@@ -17,23 +17,24 @@ def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
     """Remove dead operations, fuse, and drop copies. ``results`` are the tensors that must exist at the end."""
     kept = {t.storage for t in results}
     ops = _remove_dead(ops, kept)
-    ops = _fuse_pointwise(ops, kept)
-    ops = _fuse_epilogues(ops, kept)
-    return _elide_copies(ops, kept)
+    uses = _Uses(ops)
+    ops = _fuse_pointwise(ops, kept, uses)
+    ops = _fuse_epilogues(ops, kept, uses)
+    return _elide_copies(ops, kept, uses)
 
 
 def _remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
     needed = set(kept)
     live: list[Op] = []
     for op in reversed(ops):
-        if any(t.storage in needed for t in op.outputs):
+        if not needed.isdisjoint(_written(op)):
             live.append(op)
-            needed.update(t.storage for t in reads(op))
+            needed |= _read(op)
     return live[::-1]
 
 
 class _Uses:
-    """Who writes and who reads each storage."""
+    """Who writes and who reads each storage (constants aside), kept up to date from pass to pass."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self.writers: dict[Storage, list[Op]] = defaultdict(list)
@@ -42,48 +43,74 @@ class _Uses:
             self.add(op)
 
     def add(self, op: Op) -> None:
-        for tensor in op.outputs:
-            self.writers[tensor.storage].append(op)
-        for storage in {t.storage for t in reads(op)}:
+        for storage in _written(op):
+            self.writers[storage].append(op)
+        for storage in _read(op):
             self.readers[storage].append(op)
 
     def remove(self, op: Op) -> None:
-        for tensor in op.outputs:
-            self.writers[tensor.storage].remove(op)
-        for storage in {t.storage for t in reads(op)}:
+        for storage in _written(op):
+            self.writers[storage].remove(op)
+        for storage in _read(op):
             self.readers[storage].remove(op)
 
+    def merge(self, producer: Pointwise, consumer: Pointwise) -> None:
+        """The consumer computes for itself what the producer made for it alone, and reads what that read."""
+        self.writers[producer.out.storage].remove(producer)
+        self.readers[producer.out.storage].remove(consumer)
+        for storage in _read(producer):
+            readers = self.readers[storage]
+            readers.remove(producer)
+            if consumer not in readers:
+                readers.append(consumer)
 
-def _fuse_pointwise(ops: list[Op], kept: set[Storage]) -> list[Op]:
+
+def _written(op: Op) -> list[Storage]:
+    return [op.out.storage] if isinstance(op, Pointwise) else [t.storage for t in op.outputs]
+
+
+def _read(op: Op) -> set[Storage]:
+    return {t.storage for t in reads(op) if t.storage.weight is None}
+
+
+def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
     """Merge a pointwise producer into its consumer when that is its only reader."""
-    uses = _Uses(ops)
     gone: set[int] = set()
     for consumer in reversed(ops):
         if not isinstance(consumer, Pointwise) or id(consumer) in gone:
             continue
+        # the expression is written once, when all is found that goes into it
+        inlined: dict[ex.Leaf, ex.Expr] = {}
+        leaves = ex.leaves(consumer.expr)
         merged = True
         while merged:
             merged = False
-            for tensor in consumer.inputs:
-                producer = _sole_producer(tensor.storage, consumer, uses, kept)
+            for storage in dict.fromkeys([leaf.tensor.storage for leaf in leaves if leaf.tensor is not None]):
+                producer = _sole_producer(storage, consumer, uses, kept)
                 if not isinstance(producer, Pointwise):
                     continue
-                expr = _inline(consumer, producer)
-                if expr is None or len(ex.leaves(expr)) > MAX_OPERANDS:
+                read = [leaf for leaf in leaves if leaf.tensor is not None and leaf.tensor.storage is storage]
+                inner = _inner(producer, read, consumer.out)
+                if inner is None:
                     continue
-                uses.remove(consumer)
-                uses.remove(producer)
-                consumer.expr = expr
+                instead = ex.leaves(inner)
+                fused = dict.fromkeys([new for leaf in leaves for new in (instead if leaf in read else (leaf,))])
+                if len(fused) > MAX_OPERANDS:
+                    continue
+                uses.merge(producer, consumer)
+                inlined.update(dict.fromkeys(read, inner))
+                leaves = tuple(fused)
                 consumer.labels = producer.labels + consumer.labels
-                uses.add(consumer)
                 gone.add(id(producer))
                 merged = True
                 break
+        if inlined:
+            consumer.expr = ex.inline(consumer.expr, inlined)
     return [op for op in ops if id(op) not in gone]
 
 
 def _sole_producer(storage: Storage, reader: Op, uses: _Uses, kept: set[Storage]) -> Op | None:
-    if storage in kept or storage.is_constant or storage.port is not None:
+    if storage.weight is not None or storage.port is not None or storage in kept:
         return None
     writers = uses.writers[storage]
     if len(writers) != 1 or uses.readers[storage] != [reader] or not writers[0].outputs[0].is_whole:
@@ -91,28 +118,25 @@ def _sole_producer(storage: Storage, reader: Op, uses: _Uses, kept: set[Storage]
     return writers[0]
 
 
-def _inline(consumer: Pointwise, producer: Pointwise) -> ex.Expr | None:
-    """The consumer's expression with the producer's in place of its result, or None where views do not line up."""
-    shape = consumer.out.shape
+def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr | None:
+    """The producer's expression as it stands in place of the leaves that ``read`` its result, in one that is computed for
+    each element of ``out``; None where views do not line up.
+    """
+    for leaf in read:
+        if leaf.tensor is None or leaf.tensor.size != out.size or not leaf.tensor.is_whole:
+            return None
+    if producer.out.shape == out.shape:
+        return _rounded_to(producer.expr, producer.out)
     failed = False
 
     def moved(node: ex.Leaf) -> ex.Expr | None:
         nonlocal failed
-        view = _viewed_like(node.tensor, producer.out.shape, shape)
+        view = None if node.tensor is None else node.tensor.reshape(out.shape)
         failed |= view is None
         return None if view is None else ex.leaf(view)
 
-    same_view = [t for t in consumer.inputs if t.storage is producer.out.storage]
-    if any(not (t.is_whole and t.size == consumer.out.size) for t in same_view):
-        return None
     inner = ex.substitute(producer.expr, moved)
-    if failed:
-        return None
-    inner = _rounded_to(inner, producer.out)
-    return ex.substitute(
-        consumer.expr,
-        lambda node: inner if node.tensor is not None and node.tensor.storage is producer.out.storage else None,
-    )
+    return None if failed else _rounded_to(inner, producer.out)
 
 
 def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
@@ -124,15 +148,8 @@ def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
     )
 
 
-def _viewed_like(tensor: Tensor | None, from_shape: tuple[int, ...], shape: tuple[int, ...]) -> Tensor | None:
-    if tensor is None:
-        return None
-    return tensor if from_shape == shape else tensor.reshape(shape)
-
-
-def _fuse_epilogues(ops: list[Op], kept: set[Storage]) -> list[Op]:
+def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
     """Move a pointwise operation into the epilogue of the kernel that makes its input."""
-    uses = _Uses(ops)
     position = {id(op): i for i, op in enumerate(ops)}
     result: list[Op | None] = list(ops)
     for op in ops:
@@ -141,8 +158,8 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage]) -> list[Op]:
         # the latest producer: what else the expression reads is then made before it
         candidates = [
             p
-            for t in op.inputs
-            if isinstance(p := _sole_producer(t.storage, op, uses, kept), KernelOp)
+            for storage in dict.fromkeys([t.storage for t in op.inputs])
+            if isinstance(p := _sole_producer(storage, op, uses, kept), KernelOp)
             and p.row_axis is not None
             and p.epilogue is None
         ]
@@ -174,13 +191,14 @@ def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     if len(ex.leaves(op.expr)) > MAX_OPERANDS:
         return None
     failed = False
+    value = ex.leaf(out)  # all reads of the result are one value
 
     def moved(node: ex.Leaf) -> ex.Expr | None:
         nonlocal failed
         assert node.tensor is not None
         if node.tensor.storage is out.storage:
             failed |= not (node.tensor.is_whole and node.tensor.size == out.size)
-            return ex.leaf(out)
+            return value
         view = node.tensor.reshape(out.shape)
         if view is None or epilogue_strides(view, kernel.row_axis or 0) is None:
             failed = True
@@ -188,19 +206,7 @@ def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
         return ex.leaf(view)
 
     expr = ex.substitute(op.expr, moved)
-    if failed:
-        return None
-    # all reads of the result are one value
-    value: ex.Expr | None = None
-
-    def once(node: ex.Leaf) -> ex.Expr | None:
-        nonlocal value
-        if node.tensor is not None and node.tensor.storage is out.storage:
-            value = value or node
-            return value
-        return None
-
-    return ex.substitute(expr, once)
+    return None if failed else expr
 
 
 def epilogue_strides(view: Tensor, row_axis: int) -> tuple[str, int, int] | None:
@@ -229,9 +235,8 @@ def _prod(shape: tuple[int, ...]) -> int:
     return size
 
 
-def _elide_copies(ops: list[Op], kept: set[Storage]) -> list[Op]:
+def _elide_copies(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
     """Let a producer write where a plain copy would put its result (Concat's parts, a plan's outputs)."""
-    uses = _Uses(ops)
     gone: set[int] = set()
     for copy in ops:
         if not (isinstance(copy, Pointwise) and isinstance(copy.expr, ex.Leaf)):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
@@ -44,7 +43,7 @@ class Island:
         return self.tensors[name]
 
     def _import(self, name: str, value: ValueSpec) -> Tensor:
-        size = int(np.prod(value.shape, dtype=np.int64)) * value.dtype.itemsize
+        size = math.prod(value.shape) * value.dtype.itemsize
         port = Port(name, value.dtype.name, value.shape, size, is_input=True)
         storage = Storage(size, port=len(self.ports), label=name, answers=value.answers)
         self.ports.append(port)

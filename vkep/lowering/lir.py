@@ -9,11 +9,13 @@ from typing import Protocol
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES, from_onnx
+from vkep.graph.weights import ArrayWeight
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import Workspace
-from vkep.lowering.expr import Expr, leaves
-from vkep.lowering.tensor import Tensor
+from vkep.lowering.expr import Expr, tensors
+from vkep.lowering.tensor import Storage, Tensor
 
 
 class Target(Workspace, Protocol):
@@ -29,11 +31,27 @@ class Target(Workspace, Protocol):
         """
 
 
+@dataclass
+class BaseTarget:
+    """What every `Target` hands out alike."""
+
+    caps: DeviceCapabilities
+
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
+
+    def constant(self, array: np.ndarray) -> Tensor:
+        weight = ArrayWeight("constant", np.ascontiguousarray(array))
+        dtype = from_onnx(weight.elem_type)
+        assert dtype is not None
+        return Tensor.contiguous(dtype, array.shape, Storage(array.nbytes, weight=weight))
+
+
 #: (target, inputs, outputs, epilogue) to dispatches
 Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Pointwise:
     """``out[i] = expr(leaves at i)``: every leaf is a view broadcast to the output's shape."""
 
@@ -43,14 +61,14 @@ class Pointwise:
 
     @property
     def inputs(self) -> list[Tensor]:
-        return [leaf.tensor for leaf in leaves(self.expr) if leaf.tensor is not None]
+        return tensors(self.expr)
 
     @property
     def outputs(self) -> list[Tensor]:
         return [self.out]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class KernelOp:
     """An operation with kernels of its own.
 
@@ -68,17 +86,15 @@ class KernelOp:
     epilogue: Expr | None = None  #: an expression over the result (the leaf that views ``epilogue_of``) and others
     epilogue_of: Tensor | None = None
     flops: int = 0
+    #: what the trial of a selection (`Builder.kernel`) gave, and the inputs and outputs that it was for
+    tried: tuple[tuple[list[Tensor], list[Tensor]], list[KernelCall]] | None = None
 
     @property
     def all_inputs(self) -> list[Tensor]:
         if self.epilogue is None:
             return self.inputs
         assert self.epilogue_of is not None
-        return self.inputs + [
-            leaf.tensor
-            for leaf in leaves(self.epilogue)
-            if leaf.tensor is not None and leaf.tensor.storage is not self.epilogue_of.storage
-        ]
+        return self.inputs + [t for t in tensors(self.epilogue) if t.storage is not self.epilogue_of.storage]
 
 
 Op = Pointwise | KernelOp

@@ -49,8 +49,9 @@ def lower_node(
     A declaration that declines is followed by the function body, where there is one; the reason told is the
     declaration's.
     """
-    check_known(node)
     definition = registry.find(node)
+    if definition is None:
+        check_known(node)
     declined: Decline | None = None
     if definition is not None:
         operations = len(b.ops)
@@ -86,22 +87,32 @@ def lower_node(
 def _declared(
     b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef
 ) -> Sequence[Tensor]:
+    # an operator without a schema has its types by the names of its inputs
+    constraints = node.constraints if node.schema is not None else definition.inputs
     for position, tensor in enumerate(arguments):
         if tensor is None:
             continue
-        _check_storage(b, tensor.dtype)
-        allowed = definition.types.get(_constraint(node, position, definition))
-        if allowed is not None and tensor.dtype.name not in allowed:
+        name = tensor.dtype.name
+        if name in _STORAGE_FEATURES:
+            _check_storage(b, tensor.dtype)
+        if position < len(constraints):
+            allowed = definition.types.get(constraints[position])
+        elif node.schema is not None and constraints:  # the last one is variadic
+            allowed = definition.types.get(constraints[-1])
+        else:
+            allowed = None
+        if allowed is not None and name not in allowed:
             raise Decline(f"input {position} is {tensor.dtype}; the kernels take {', '.join(allowed)}")
     results = _call(definition, node, b, list(arguments))
     for tensor in results:
-        _check_storage(b, tensor.dtype)
+        if tensor.dtype.name in _STORAGE_FEATURES:
+            _check_storage(b, tensor.dtype)
     return results
 
 
 def _check_storage(b: Builder, dtype: DType) -> None:
-    needed = _STORAGE_FEATURES.get(dtype.name, ())
-    if needed and not b.caps.has(*needed):
+    needed = _STORAGE_FEATURES[dtype.name]
+    if not b.caps.has(*needed):
         missing = [f for f in needed if not b.caps.has(f)]
         raise Decline(f"the device lacks {', '.join(missing)}, which {dtype} tensors need")
 
@@ -115,8 +126,8 @@ def _call(
     if len(tensors) < definition.required_inputs or (len(tensors) > most and not definition.variadic):
         raise Decline(f"{len(tensors)} inputs; the kernel takes {definition.required_inputs} to {most}")
     attributes = dict(node.attributes)
-    unknown = set(attributes) - set(definition.attributes)
-    if unknown:
+    if attributes and not attributes.keys() <= definition.attributes.keys():
+        unknown = attributes.keys() - definition.attributes.keys()
         raise Decline(f"attribute {sorted(unknown)[0]!r} is not supported")
     if definition.wants_opset:
         attributes["opset"] = node.since_version
@@ -125,16 +136,6 @@ def _call(
     except _BROKEN as error:
         raise Decline(f"its inputs and attributes do not fit together: {type(error).__name__}: {error}") from error
     return result if isinstance(result, (tuple, list)) else (result,)
-
-
-def _constraint(node: Node, position: int, definition: registry.OperatorDef) -> str:
-    """The type constraint of a node's input, or the input's own name where the operator has no schema."""
-    if node.schema is None:
-        return definition.inputs[position] if position < len(definition.inputs) else ""
-    if not node.schema.inputs:
-        return ""
-    formal = node.schema.inputs[min(position, len(node.schema.inputs) - 1)]
-    return formal.type_str
 
 
 def _why_undeclared(node: Node) -> str:

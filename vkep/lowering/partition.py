@@ -38,6 +38,9 @@ from vkep.lowering.questions import Needs
 from vkep.lowering.sized import parts
 from vkep.lowering.tensor import Tensor
 
+#: the delegates to offer a node to where there are no data graphs
+_ALONE: tuple[str, ...] = (VULKAN,)
+
 
 def lower(
     nodes: Sequence[Node],
@@ -120,17 +123,17 @@ class _Partitioner:
     # ---- one node
 
     def _place(self, node: Node) -> None:
-        unknown = [n for n in node.reads if n not in self.known]
-        if unknown:
-            self._defer(node, f"waits for the shape of {unknown[0]!r}")
-            return
+        for name in node.reads:
+            if name not in self.known:
+                self._defer(node, f"waits for the shape of {name!r}")
+                return
         if is_control(node):
             self._place_control(node)
             return
         self.placed.append(node)
         inputs = [self.known[n] for n in node.reads]
         self.graphs.note(node)
-        if can_fold(node) and self._folded(node, inputs):
+        if self._folded(node, inputs):
             return
         first, *rest = parts(node, self.known, self.opsets)
         try:
@@ -174,10 +177,12 @@ class _Partitioner:
             self._defer(node, f"its branch follows from {expansion.name!r}")
 
     def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:
-        if node.op_type in ("Shape", "Size") and isinstance(inputs[0], ValueSpec) and not node.domain:
+        if node.op_type in ("Shape", "Size") and not node.domain and isinstance(inputs[0], ValueSpec):
+            if not can_fold(node):
+                return False
             name = node.outputs[0]
             results: list[ArrayWeight | None] | None = [ArrayWeight(name, shape_of(node, inputs[0].shape))]
-        elif all(isinstance(v, Weight) for v in inputs):
+        elif all(isinstance(v, Weight) for v in inputs) and can_fold(node):
             weights = [v if isinstance(v := self.known.get(n), Weight) else None for n in node.inputs]
             try:
                 results = fold_weights(node, weights, self.opsets)
@@ -195,9 +200,11 @@ class _Partitioner:
         """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, or `NeedsValue`
         where one only waits for a value.
         """
-        follows = any(self.made.get(name, ("", 0))[0] == VGF for name in node.reads)
-        order = self.policy.order(node, self.graphs.is_quantized(node), follows)
-        reasons = self.policy.passed_over(node)
+        order, reasons = _ALONE, dict[str, str]()
+        if self.policy.graphs:
+            follows = any(self.made.get(name, ("", 0))[0] == VGF for name in node.reads)
+            order = self.policy.order(node, self.graphs.is_quantized(node), follows)
+            reasons = self.policy.passed_over(node)
         waits: NeedsValue | None = None
         for kind in order:
             reasons.pop(kind, None)
@@ -240,7 +247,9 @@ class _Partitioner:
     def _lower(self, node: Node, declined: Mapping[str, str]) -> None:
         check_known(node)
         stage = self._stage(node, "vulkan")
-        island = self.islands.get(stage) or Island(stage, Builder(self.caps))
+        island = self.islands.get(stage)
+        if island is None:
+            island = Island(stage, Builder(self.caps))
         builder = island.builder
         ops, ports, tensors = len(builder.ops), len(island.ports), len(island.tensors)
         builder.node = node
@@ -271,12 +280,12 @@ class _Partitioner:
         self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
 
     def _stage(self, node: Node, kind: str) -> int:
-        stages = [0]
+        latest = 0
         for name in node.reads:
-            if name in self.made:
-                made_by, stage = self.made[name]
-                stages.append(stage + (made_by != kind))
-        return max(stages)
+            made = self.made.get(name)
+            if made is not None:
+                latest = max(latest, made[1] + (made[0] != kind))
+        return latest
 
     def _to_cpu(self, node: Node, reason: str) -> None:
         stage = self._stage(node, "cpu")

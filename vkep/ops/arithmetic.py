@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from vkep import dtypes
 from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
-from vkep.lowering.tensor import Tensor
+from vkep.lowering.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
 from vkep.ops.registry import operator
 
@@ -73,7 +71,7 @@ def less_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
 def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     if x.dtype.glsl_compute == "float":
         try:
-            shape = np.broadcast_shapes(x.shape, y.shape)
+            shape = broadcast_shapes(x.shape, y.shape)
         except ValueError:
             b.decline(f"shapes {x.shape} and {y.shape} do not broadcast")
         return b.store(b.divide(x, y), x.dtype, shape=shape)
@@ -123,7 +121,7 @@ def pow_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         value = float(exponent.reshape(-1)[0])
         simple = {1.0: "{0}", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", 0.5: "sqrt({0})", -0.5: "inversesqrt({0})"}
         if value in simple:
-            return b.store(b.expr(simple[value], x), x.dtype, shape=np.broadcast_shapes(x.shape, y.shape))
+            return b.store(b.expr(simple[value], x), x.dtype, shape=broadcast_shapes(x.shape, y.shape))
     if x.dtype.kind != "float" and y.dtype.kind != "float":
         return _integer_power(b, x, y)
     base = b.expr("{0}" if x.dtype.kind == "float" else "float({0})", x, ctype="float")
@@ -242,7 +240,7 @@ def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], template: str) -> Exp
 
 def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
     try:
-        return np.broadcast_shapes(*(t.shape for t in inputs))
+        return broadcast_shapes(*[t.shape for t in inputs])
     except ValueError:
         b.decline(f"shapes {[t.shape for t in inputs]} do not broadcast")
 

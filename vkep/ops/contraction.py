@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,9 +15,11 @@ from vkep.kernels.matmul import MatMulProblem, matmul
 from vkep.kernels.matmul_generic import matmul_generic
 from vkep.lowering.builder import Builder
 from vkep.lowering.lir import Target
-from vkep.lowering.tensor import Tensor, alignment, collapse
+from vkep.lowering.tensor import Tensor, alignment, broadcast_shapes, collapse
 from vkep.ops.registry import FLOATS, operator
 
+#: layers repeat, and so do plans for other sizes: what was checked and derived before is kept
+_problem = functools.lru_cache(1024)(MatMulProblem)
 #: element types of a product (ONNX MatMul and Gemm)
 PRODUCT_TYPES = (*FLOATS, "bfloat16", "float64", "int32", "int64", "uint32", "uint64")
 
@@ -41,7 +44,7 @@ def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None)
     if k != k2:
         b.decline(f"inner dimensions differ: {x.shape} by {y.shape}")
     try:
-        batch_shape = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        batch_shape = broadcast_shapes(x.shape[:-2], y.shape[:-2])
     except ValueError:
         b.decline(f"batch dimensions of {x.shape} and {y.shape} do not broadcast")
     shape = [*batch_shape, *([] if lead_x else [m]), *([] if lead_y else [n])]
@@ -108,7 +111,7 @@ def _product(
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
         y_lead = (0, 0, *o[0].strides[:-2])[-2:]
-        problem = MatMulProblem(
+        problem = _problem(
             batch=(outer, inner),
             m=m,
             n=n,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -56,11 +57,14 @@ def convolution(
 
 
 def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
-    problem = _conv_problem(b, x, w, window, group)
+    try:
+        problem = _conv_problem(x.shape, w.shape, window, group, x.dtype.name)
+    except ValueError as error:
+        b.decline(str(error))
     # a depthwise one is not worth a relayout of its own
     if (
         x.rank == 4
-        and w.array is not None
+        and w.storage.is_constant
         and takes_channels_last(problem, b.caps)
         and (group == 1 or x.is_channels_last)
     ):
@@ -68,9 +72,7 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
     out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
-        placed = dataclasses.replace(
-            problem, y_batch_stride=o[0].strides[0] if x.shape[0] > 1 else None, alignment=alignment(i[0], i[1], o[0])
-        )
+        placed = _placed(problem, alignment(i[0], i[1], o[0]), o[0].strides[0] if x.shape[0] > 1 else None)
         return conv(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), prepack(t, i[1]))
 
     flops = 2 * out.size * w.shape[1] * math.prod(window.kernel)
@@ -85,7 +87,7 @@ def _channels_last(b: Builder, x: Tensor, w: Tensor, problem: ConvProblem) -> Te
     assert rows is not None
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
-        placed = dataclasses.replace(problem, alignment=alignment(i[0], o[0]))
+        placed = _placed(problem, alignment(i[0], o[0]))
         pack = prepack(t, i[1])
         assert pack is not None, "the weights are constant"
         return conv_last(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), pack)
@@ -161,35 +163,43 @@ def conv_(
     return with_bias(b, out, bias)
 
 
-def _conv_problem(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> ConvProblem:
+# Layers repeat, and so do plans for other sizes: what was checked and derived before is kept.
+
+
+@functools.lru_cache(1024)
+def _conv_problem(
+    x_shape: tuple[int, ...], w_shape: tuple[int, ...], window: Window, group: int, dtype: str
+) -> ConvProblem:
     """The window as three axes; one and two axes are three with leading axes of one element."""
     lead = 3 - len(window.kernel)
-    (d, h, width), (kd, kh, kw) = (1,) * lead + x.shape[2:], (1,) * lead + window.kernel
+    (d, h, width), (kd, kh, kw) = (1,) * lead + x_shape[2:], (1,) * lead + window.kernel
     stride, dilation = (1,) * lead + window.strides, (1,) * lead + window.dilations
     half = len(window.pads) // 2
     begins, ends = (0,) * lead + window.pads[:half], (0,) * lead + window.pads[half:]
-    try:
-        return ConvProblem(
-            n=x.shape[0],
-            c=x.shape[1],
-            h=h,
-            w=width,
-            oc=w.shape[0],
-            kh=kh,
-            kw=kw,
-            stride=(stride[1], stride[2]),
-            dilation=(dilation[1], dilation[2]),
-            pads=(begins[1], begins[2], ends[1], ends[2]),
-            groups=group,
-            dtype=x.dtype.name,
-            d=d,
-            kd=kd,
-            stride_d=stride[0],
-            dilation_d=dilation[0],
-            pads_d=(begins[0], ends[0]),
-        )
-    except ValueError as error:
-        b.decline(str(error))
+    return ConvProblem(
+        n=x_shape[0],
+        c=x_shape[1],
+        h=h,
+        w=width,
+        oc=w_shape[0],
+        kh=kh,
+        kw=kw,
+        stride=(stride[1], stride[2]),
+        dilation=(dilation[1], dilation[2]),
+        pads=(begins[1], begins[2], ends[1], ends[2]),
+        groups=group,
+        dtype=dtype,
+        d=d,
+        kd=kd,
+        stride_d=stride[0],
+        dilation_d=dilation[0],
+        pads_d=(begins[0], ends[0]),
+    )
+
+
+@functools.lru_cache(1024)
+def _placed(problem: ConvProblem, alignment: int, y_batch_stride: int | None = None) -> ConvProblem:
+    return dataclasses.replace(problem, alignment=alignment, y_batch_stride=y_batch_stride)
 
 
 def transposed_convolution(

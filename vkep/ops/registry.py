@@ -96,8 +96,9 @@ def operator(
 
 def find(node: Node) -> OperatorDef | None:
     """The declaration that serves a node, or None."""
+    version = node.since_version
     for definition in _OPERATORS.get((node.domain, node.op_type), ()):
-        if definition.accepts_version(node.since_version or definition.since):
+        if not version or definition.accepts_version(version):
             return definition
     return None
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from vkep.plan.records import Range, Space
 
+_CONSTANT = Space.CONSTANT  # an enumeration's attribute is slow to get
+
 
 class HazardTracker:
     """Remembers the ranges touched since the last barrier (Vulkan spec, "Synchronization", hazards RAW, WAW, WAR)."""
@@ -22,10 +24,15 @@ class HazardTracker:
             self._writes.clear()
         for ranges, seen in ((reads, self._reads), (writes, self._writes)):
             for r in ranges:
-                if r.space is not Space.CONSTANT:
+                if r.space is not _CONSTANT:
                     seen.setdefault((r.space, r.index), []).append(r)
         return hazard
 
 
 def _touches(seen: dict[tuple[Space, int], list[Range]], ranges: Iterable[Range]) -> bool:
-    return any(r.overlaps(other) for r in ranges for other in seen.get((r.space, r.index), ()))
+    for r in ranges:
+        if r.space is not _CONSTANT:  # nobody writes one
+            for other in seen.get((r.space, r.index), ()):
+                if r.overlaps(other):
+                    return True
+    return False

@@ -32,46 +32,60 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     is above the bound of `live_peak`, the buffers that reach the slab's end go first and all are placed again, some
     rounds long; the smallest slab wins.
     """
+    sizes = [align(life.nbytes) for life in lifetimes]
     order = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first))
     bound = live_peak(lifetimes)
-    offsets, total = _fit(lifetimes, order)
+    beside = _alive_together(lifetimes)
+    offsets, total = _fit(sizes, beside, order)
     tried, slab = offsets, total
+    seen = {tuple(order)}
     for _ in range(min(_ROUNDS, _WORK // max(len(order), 1) ** 2)):
         if total <= bound:
             break
-        top = {i for i in order if tried[i] + align(lifetimes[i].nbytes) == slab}
+        top = {i for i in order if tried[i] + sizes[i] == slab}
         order.sort(key=lambda i: i not in top)  # stable: the others keep their order
-        tried, slab = _fit(lifetimes, order)
+        if tuple(order) in seen:  # from here on the rounds repeat themselves
+            break
+        seen.add(tuple(order))
+        tried, slab = _fit(sizes, beside, order)
         if slab < total:
             offsets, total = tried, slab
     return offsets, total
 
 
-def _fit(lifetimes: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
-    """Place the buffers one by one in the order given."""
-    offsets = [0] * len(lifetimes)
-    placed: list[int] = []
+def _alive_together(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
+    """For each buffer the others that are needed at a step at which it is."""
+    beside: list[list[int]] = [[] for _ in lifetimes]
+    alive: list[int] = []
+    for i in sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first):
+        first = lifetimes[i].first
+        alive = [j for j in alive if lifetimes[j].last >= first]
+        for j in alive:
+            beside[i].append(j)
+            beside[j].append(i)
+        alive.append(i)
+    return beside
+
+
+def _fit(sizes: Sequence[int], beside: Sequence[Sequence[int]], order: Sequence[int]) -> tuple[list[int], int]:
+    """Place the buffers one by one in the order given; ``sizes`` are aligned."""
+    places: list[tuple[int, int] | None] = [None] * len(sizes)
     total = 0
     for i in order:
-        mine = lifetimes[i]
-        size = align(mine.nbytes)
+        size = sizes[i]
         if size == 0:
             continue
-        busy = sorted(
-            (offsets[j], offsets[j] + align(lifetimes[j].nbytes))
-            for j in placed
-            if lifetimes[j].first <= mine.last and mine.first <= lifetimes[j].last
-        )
-        best, best_gap, end = None, None, 0
-        for start, stop in busy:
+        best, best_gap, end = -1, -1, 0
+        for start, stop in sorted([place for j in beside[i] if (place := places[j]) is not None]):
             gap = start - end
-            if gap >= size and (best_gap is None or gap < best_gap):
+            if gap >= size and (best < 0 or gap < best_gap):
                 best, best_gap = end, gap
-            end = max(end, stop)
-        offsets[i] = end if best is None else best
-        placed.append(i)
-        total = max(total, offsets[i] + size)
-    return offsets, total
+            if stop > end:
+                end = stop
+        offset = end if best < 0 else best
+        places[i] = (offset, offset + size)
+        total = max(total, offset + size)
+    return [0 if place is None else place[0] for place in places], total
 
 
 def live_peak(lifetimes: Sequence[Lifetime]) -> int:

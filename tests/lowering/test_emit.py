@@ -1,0 +1,97 @@
+"""From operations to plans: a kernel is selected once, and again where its tensors are moved; a plan does not depend on
+what was planned before it. No GPU is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import vkep.ops  # noqa: F401  # declares the operators
+from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
+from tests.session.models import model
+from vkep import dtypes
+from vkep.graph import load_model
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.softmax import softmax
+from vkep.kernels.tuning import Trial
+from vkep.lowering.builder import Builder
+from vkep.lowering.emit import emit
+from vkep.lowering.fuse import optimize
+from vkep.lowering.partition import lower
+from vkep.lowering.program import IslandStep, ValueSpec
+from vkep.lowering.tensor import Storage, Tensor
+from vkep.plan.records import Plan, Port
+
+FLOAT = dtypes.DTYPES["float32"]
+CAPS = DeviceCapabilities("imagined GPU", device_type="discrete", features=FEATURE_NAMES)
+
+
+def _port(index: int, shape: tuple[int, ...]) -> Tensor:
+    return Tensor.contiguous(FLOAT, shape, Storage(0, port=index))
+
+
+def _selections(caps: DeviceCapabilities, copied: bool) -> list[tuple[Tensor, Tensor]]:
+    """What a kernel's selection was asked for, from lowering to the plan."""
+    asked: list[tuple[Tensor, Tensor]] = []
+    b = Builder(caps)
+    x, y = _port(0, (4, 8)), _port(1, (4, 8))
+
+    def select(_: Any, i: Sequence[Tensor], o: Sequence[Tensor], __: Any) -> list[KernelCall]:
+        asked.append((i[0], o[0]))
+        return softmax(4, 8, 1, "float32", caps, i[0], o[0])
+
+    out = b.empty(FLOAT, (4, 8)) if copied else y
+    b.kernel([x], [out], select)
+    if copied:
+        b.copy(out, out=y)
+    ports = [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"]
+    [dispatch] = emit(optimize(b.ops, [y]), ports, caps).plan.dispatches
+    assert [r.index for r in (*dispatch.reads, *dispatch.writes)] == [0, 1]
+    return asked
+
+
+def test_a_kernel_is_selected_once() -> None:
+    assert len(_selections(CAPS, copied=False)) == 1
+
+
+def test_a_kernel_whose_result_was_moved_is_selected_again() -> None:
+    (_, tried), (_, moved) = _selections(CAPS, copied=True)
+    assert (tried.storage.port, moved.storage.port) == (None, 1)
+
+
+def test_tuning_hears_each_operation_when_it_is_emitted() -> None:
+    tuned = DeviceCapabilities("imagined GPU", device_type="discrete", features=FEATURE_NAMES, tuned=Trial())
+    assert len(_selections(tuned, copied=False)) == 2
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "discrete"])
+def test_a_plan_is_the_same_whatever_was_planned_before(device_type: str) -> None:
+    w, m = (", ".join(str(i / count) for i in range(count)) for count in (4 * 4 * 3 * 3, 8 * 4))
+    text = f"""
+        g (float[1, 4, height, 8] x) => (float[n, 4] y)
+        <float[4, 4, 3, 3] w = {{{w}}}, float[8, 4] m = {{{m}}}, int64[2] rows = {{-1, 4}}> {{
+            c = Conv<pads = [1, 1, 1, 1]>(x, w)
+            r = Relu(c)
+            s = Softmax(r)
+            p = MatMul(s, m)
+            z = Reshape(p, rows)
+            y = Tanh(z)
+        }}
+    """
+    caps = DeviceCapabilities("imagined", device_type=device_type, subgroup_size=8, features=FEATURE_NAMES)
+    kept = load_model(model(text))
+
+    def planned(height: int, loaded: Any) -> Plan:
+        known = {**loaded.graph.weights, "x": ValueSpec(FLOAT, (1, 4, height, 8))}
+        program = lower(loaded.graph.nodes, known, ["y"], loaded.opsets, caps)
+        [step] = program.steps
+        assert isinstance(step, IslandStep)
+        return step.plan
+
+    plans = [planned(height, kept) for height in (8, 16, 8, 24, 16)]
+    assert plans[0] == plans[2] and plans[1] == plans[4]
+    assert len({repr(plan) for plan in plans}) == 3
+    assert plans == [planned(height, load_model(model(text))) for height in (8, 16, 8, 24, 16)]
