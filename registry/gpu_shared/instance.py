@@ -89,10 +89,15 @@ class Instance(Handle):
         if self.validation and VALIDATION_LAYER not in layers:
             layers.append(VALIDATION_LAYER)
         self.layers = tuple(layers)
-        with layer_search(layer_paths):
-            available = _check_layers(layers)
+        apple = sys.platform == "darwin"
+        available: set[str] = set()
+        if (
+            layers or extensions or apple
+        ):  # asking makes the loader open every driver, for nothing where nothing is wanted
+            with layer_search(layer_paths):
+                available = _check_layers(layers)
         flags, chain = 0, []
-        if sys.platform == "darwin" and "VK_KHR_portability_enumeration" in available:
+        if apple and "VK_KHR_portability_enumeration" in available:
             extensions.append("VK_KHR_portability_enumeration")
             flags = vk.VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR
         callback: Any = None

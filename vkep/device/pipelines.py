@@ -53,6 +53,11 @@ class PipelineStore:
                 self._make(missing, progress)
             return [self._pipelines[k] for k in keys]
 
+    def held(self, keys: Sequence[PipelineKey]) -> list[ComputePipeline] | None:
+        """The pipelines of ``keys`` where all of them are made; None where `get` would compile."""
+        found = [self._pipelines.get(k) for k in keys]
+        return None if None in found else [p for p in found if p is not None]
+
     @property
     def driver_cache(self) -> PipelineCache:
         """The driver's cache, for pipelines that others make; `save` keeps what they added."""

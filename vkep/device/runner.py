@@ -19,6 +19,7 @@ from vkep.plan.records import Plan, Port
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
+    from vkep.device.constants import ConstantSet
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
@@ -48,12 +49,18 @@ class PlanRunner:
         self._closed = False
         shaders = None if progress is None else functools.partial(progress, "shaders")
         bytes_ = None if progress is None else functools.partial(progress, "weights")
+
+        def constants() -> ConstantSet:
+            with delegate.lock:
+                return delegate.constants.acquire(plan.constants, weights, delegate.arena, delegate.uploader, bytes_)
+
+        held = delegate.pipelines.held(plan.pipelines)
+        if held is not None:  # as for another size of a known model
+            self._pipelines, self._constants = held, constants()
+            return
         with ThreadPoolExecutor(1) as other:  # shaders compile while weights travel
             pipelines = other.submit(delegate.pipelines.get, plan.pipelines, shaders)
-            with delegate.lock:
-                self._constants = delegate.constants.acquire(
-                    plan.constants, weights, delegate.arena, delegate.uploader, bytes_
-                )
+            self._constants = constants()
             try:
                 self._pipelines = pipelines.result()
             except BaseException:
