@@ -23,6 +23,7 @@ from vkep.lowering.tensor import Storage, Tensor, collapse
 from vkep.plan.hazards import HazardTracker
 from vkep.plan.memory import Lifetime, live_peak, place
 from vkep.plan.records import FRESH, ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
+from vkep.plan.schedule import Access, schedule
 
 _CONSTANT, _ACTIVATION, _PORT = Space.CONSTANT, Space.ACTIVATION, Space.PORT  # an enumeration's are slow to get
 
@@ -182,11 +183,39 @@ def _term(axis: str, stride: int, name: str, params: list[tuple[str, str, int]])
     return f"{axis} * args.{name}"
 
 
+def _accesses(call: KernelCall) -> list[Access]:
+    """What a call touches, constants aside."""
+    touched = []
+    for operand, tensor in call.operands:
+        if tensor is not None and tensor.storage.weight is None:
+            storage = tensor.storage
+            memory = storage if storage.port is None else storage.port
+            start, end = tensor.byte_range
+            touched.append(Access(memory, start, end, operand.writes))
+    return touched
+
+
+def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tuple[list[Storage], list[Lifetime]]:
+    """The temporary buffers, and from which group to which each is needed: those of one group never share memory, for that
+    would let one wait for the other.
+    """
+    spans: dict[Storage, list[int]] = {}
+    for (call, _), group in zip(calls, groups, strict=True):
+        for _, tensor in call.operands:
+            if tensor is not None and tensor.storage.weight is None and tensor.storage.port is None:
+                span = spans.setdefault(tensor.storage, [group, group])
+                span[0], span[1] = min(span[0], group), max(span[1], group)
+    return list(spans), [Lifetime(s.nbytes, first, last) for s, (first, last) in spans.items()]
+
+
 class _Layout:
     """Turns kernel calls over tensors into dispatches over addresses."""
 
     def __init__(self, calls: Sequence[tuple[KernelCall, str]], ports: Sequence[Port]) -> None:
-        self.calls = calls
+        groups = schedule([_accesses(call) for call, _ in calls], lambda groups: live_peak(_alive(calls, groups)[1]))
+        order = sorted(range(len(calls)), key=groups.__getitem__)
+        self.calls = [calls[i] for i in order]
+        self.groups = [groups[i] for i in order]
         self.ports = tuple(ports)
         self.weights: dict[str, Weight] = {}
         self.constants: dict[str, int] = {}
@@ -211,16 +240,9 @@ class _Layout:
         return PlannedIsland(plan, self.weights)
 
     def _place(self) -> tuple[dict[Storage, int], int, int]:
-        spans: dict[Storage, list[int]] = {}
-        for step, (call, _) in enumerate(self.calls):
-            for _, tensor in call.operands:
-                if tensor is not None:
-                    storage = tensor.storage
-                    if storage.weight is None and storage.port is None:
-                        spans.setdefault(storage, [step, step])[1] = step
-        lifetimes = [Lifetime(s.nbytes, first, last) for s, (first, last) in spans.items()]
+        storages, lifetimes = _alive(self.calls, self.groups)
         offsets, total = place(lifetimes)
-        return dict(zip(spans, offsets, strict=True)), total, live_peak(lifetimes)
+        return dict(zip(storages, offsets, strict=True)), total, live_peak(lifetimes)
 
     def _dispatch(self, call: KernelCall, label: str, tracker: HazardTracker) -> Dispatch:
         relocations: list[Relocation] = []

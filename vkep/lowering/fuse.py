@@ -151,11 +151,12 @@ def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
 def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
     """Move a pointwise operation into the epilogue of the kernel that makes its input."""
     position = {id(op): i for i, op in enumerate(ops)}
+    depth = _depths(ops)
     result: list[Op | None] = list(ops)
     for op in ops:
         if not isinstance(op, Pointwise):
             continue
-        # the latest producer: what else the expression reads is then made before it
+        # the producer that waits for most: what else the expression reads can then run beside the way to it
         candidates = [
             p
             for storage in dict.fromkeys([t.storage for t in op.inputs])
@@ -163,7 +164,7 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
             and p.row_axis is not None
             and p.epilogue is None
         ]
-        for kernel in sorted(candidates, key=lambda k: -position[id(k)]):
+        for kernel in sorted(candidates, key=lambda k: (-depth[id(k)], -position[id(k)])):
             expr = _as_epilogue(op, kernel)
             if expr is None:
                 continue
@@ -181,6 +182,17 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
             uses.add(kernel)
             break
     return [op for op in result if op is not None]
+
+
+def _depths(ops: list[Op]) -> dict[int, int]:
+    """How many operations one after the other lead to each one."""
+    made: dict[Storage, int] = {}
+    depths = {}
+    for op in ops:
+        depth = depths[id(op)] = 1 + max([made.get(storage, 0) for storage in _read(op)], default=0)
+        for storage in _written(op):
+            made[storage] = max(depth, made.get(storage, 0))
+    return depths
 
 
 def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
