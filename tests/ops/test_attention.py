@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
+from vkep.ops import attend
 
 RNG = np.random.default_rng(9)
 MS = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 1e-4, "rtol": 1e-4}
@@ -15,6 +16,13 @@ MS = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 
 
 def _normal(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
     return RNG.normal(0, 1, shape).astype(dtype)
+
+
+@pytest.fixture(params=[None, 2], ids=["whole", "in blocks"], autouse=True)
+def queries_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case also with two queries at a time, as where the scores are large."""
+    if request.param is not None:
+        monkeypatch.setattr(attend, "_block", lambda *args: request.param)
 
 
 # ---- ONNX Attention

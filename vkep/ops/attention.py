@@ -1,214 +1,33 @@
-"""Attention and rotary position embeddings: products, masks fused into them, softmax.
-
-Semantics: ONNX Attention (opset 23 and later) and RotaryEmbedding. Masks by position are expressions over index vectors, so
-that no mask is written to memory where the score product can apply it.
-"""
+"""Attention and rotary position embeddings (ONNX Attention, opset 23 and later, and RotaryEmbedding)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import TensorProto
 
 from vkep.dtypes import DTYPES
-from vkep.kernels.softmax import softmax
 from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
 from vkep.lowering.tensor import Tensor
-from vkep.ops.contraction import matrix_product
+from vkep.ops.attend import (
+    Heads,
+    Mask,
+    attend,
+    default_scale,
+    heads_of,
+    joined,
+    merge_heads,
+    per_batch,
+    position_mask,
+    split_heads,
+)
 from vkep.ops.gather import gather_
 from vkep.ops.registry import ANY, FLOATS, operator
 
 _FLOAT32 = DTYPES["float32"]
-_MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
 _ATTENTION_FLOATS = (*FLOATS, "bfloat16")
-
-
-@dataclass
-class Mask:
-    """Which keys a query sees: every condition must hold; biases are added to the scores.
-
-    Tensors broadcast to [batch, kv heads, queries of a head, queries, keys]. ``may_hide_rows`` says that a query may see
-    no key at all: its probabilities are zero then.
-    """
-
-    conditions: list[Expr] = field(default_factory=list)
-    biases: list[Tensor] = field(default_factory=list)
-    may_hide_rows: bool = False
-
-    def allowed(self, b: Builder, with_biases: bool = False) -> Expr | None:
-        """Whether a key is seen; ``with_biases`` also where a bias of minus infinity hides it."""
-        parts = list(self.conditions)
-        if with_biases:
-            parts += [b.expr(f"({{0}} != {_MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
-        result: Expr | None = None
-        for part in parts:
-            result = part if result is None else b.expr("({0} && {1})", result, part)
-        return result
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The shape of one attention: query heads share key and value heads in groups."""
-
-    batch: int
-    kv_heads: int
-    group: int
-    queries: int
-    keys: int
-
-    @property
-    def shape(self) -> tuple[int, int, int, int, int]:
-        return (self.batch, self.kv_heads, self.group, self.queries, self.keys)
-
-    def query_index(self, b: Builder) -> Tensor:
-        """0 to queries - 1, along the queries (dense over the group, so that a product's rows can read it)."""
-        index = np.tile(np.arange(self.queries, dtype=np.int32), self.group)
-        return b.constant(index).view((1, 1, self.group, self.queries, 1), (0, 0, self.queries, 1, 0))
-
-    def key_index(self, b: Builder) -> Tensor:
-        return b.constant(np.arange(self.keys, dtype=np.int32)).view((1, 1, 1, 1, self.keys), (0, 0, 0, 0, 1))
-
-    def mask_view(self, b: Builder, mask: Tensor) -> Tensor:
-        """A mask that broadcasts to [batch, heads, queries, keys], as one that broadcasts to ``shape``."""
-        view = mask.view((1,) * (4 - mask.rank) + mask.shape, (0,) * (4 - mask.rank) + mask.strides)
-        heads = view.shape[1]
-        if heads == 1:
-            return view.view((view.shape[0], 1, 1, *view.shape[2:]), (view.strides[0], 0, 0, *view.strides[2:]))
-        if heads != self.kv_heads * self.group:
-            b.decline(f"a mask of shape {mask.shape} for {self.kv_heads * self.group} heads")
-        per_head = view.strides[1]
-        return view.view(
-            (view.shape[0], self.kv_heads, self.group, *view.shape[2:]),
-            (view.strides[0], per_head * self.group, per_head, *view.strides[2:]),
-        )
-
-
-@dataclass
-class Attended:
-    """What `attend` gives: the result [batch, heads, queries, value size] and the scores at the stage asked for."""
-
-    y: Tensor
-    scores: Tensor | None
-
-
-def split_heads(b: Builder, x: Tensor, heads: int) -> Tensor:
-    """[batch, length, heads * size] as [batch, heads, length, size]."""
-    batch, length, width = x.shape
-    if not heads or width % heads:
-        b.decline(f"{width} features do not divide into {heads} heads")
-    return b.reshape(x, (batch, length, heads, width // heads)).transpose((0, 2, 1, 3))
-
-
-def merge_heads(b: Builder, x: Tensor) -> Tensor:
-    """The inverse of `split_heads`."""
-    batch, heads, length, size = x.shape
-    return b.reshape(x.transpose((0, 2, 1, 3)), (batch, length, heads * size))
-
-
-def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
-    """Past and new keys or values, one after the other."""
-    if past is None or past.shape[2] == 0:
-        return new
-    if past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
-        b.decline(f"past of shape {past.shape} and new of shape {new.shape} do not join")
-    length = past.shape[2] + new.shape[2]
-    out = b.empty(new.dtype, (*new.shape[:2], length, new.shape[3]))
-    b.copy(past, out=out.slice(2, 0, past.shape[2]))
-    b.copy(new, out=out.slice(2, past.shape[2], new.shape[2]))
-    return out
-
-
-def heads_of(b: Builder, q: Tensor, k: Tensor) -> Heads:
-    batch, q_heads, queries, size = q.shape
-    kv_heads, keys = k.shape[1], k.shape[2]
-    if k.shape[0] != batch or k.shape[3] != size or not kv_heads or q_heads % kv_heads:
-        b.decline(f"queries of shape {q.shape} and keys of shape {k.shape} do not fit together")
-    return Heads(batch, kv_heads, q_heads // kv_heads, queries, keys)
-
-
-def attend(
-    b: Builder,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: Heads,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    scores_stage: int | None = None,
-    sink: Tensor | None = None,
-) -> Attended:
-    """``softmax(softcap(scale * q @ k.T) + mask) @ v`` with q, k, v [batch, heads, length, size] of one type.
-
-    ``scores_stage``: also give the scores as products (0), after the soft cap (1), with the mask (2) or as
-    probabilities (3). ``sink`` [heads] is a score that takes its share of each row without a value.
-    """
-    if v.shape[:3] != k.shape[:3]:
-        b.decline(f"keys of shape {k.shape} and values of shape {v.shape} do not fit together")
-    flat = (heads.batch, heads.kv_heads, heads.group * heads.queries)
-    rows = b.reshape(q, (*flat, q.shape[3]))
-    product = matrix_product(b, rows, k.transpose((0, 1, 3, 2)))
-    product = b.reshape(product, heads.shape)
-    stages: dict[int, Tensor] = {}
-
-    def stage(index: int, value: Expr) -> Expr:
-        """Store the scores where they are asked for, and go on from there."""
-        if scores_stage != index:
-            return value
-        stages[index] = b.store(value, q.dtype, shape=heads.shape)
-        return b.expr("{0}", stages[index])
-
-    value = stage(0, b.expr("({0} * {1})", product, scale))
-    if softcap:
-        value = b.expr("({1} * limited_tanh({0} / {1}))", value, softcap)
-    value = stage(1, value)
-    for bias in mask.biases:
-        value = b.expr("({0} + {1})", value, bias)
-    allowed = mask.allowed(b)
-    if allowed is not None:
-        value = b.expr(f"({{0}} ? {{1}} : {_MINUS_INFINITY})", allowed, value, ctype="float")
-    scores = b.store(stage(2, value), q.dtype, shape=heads.shape)
-    probabilities = _softmax(b, scores, heads, sink)
-    seen = mask.allowed(b, with_biases=True) if mask.may_hide_rows else None
-    if seen is not None:
-        kept = b.expr("({0} ? {1} : 0.0)", seen, probabilities, ctype="float")
-        probabilities = b.store(kept, q.dtype, shape=heads.shape)
-    if scores_stage == 3:
-        stages[3] = probabilities
-    y = matrix_product(b, b.reshape(probabilities, (*flat, heads.keys)), v)
-    q_heads = heads.kv_heads * heads.group
-    asked = stages[scores_stage] if scores_stage is not None else None
-    if asked is not None:
-        asked = b.reshape(asked, (heads.batch, q_heads, heads.queries, heads.keys))
-    return Attended(b.reshape(y, (heads.batch, q_heads, heads.queries, v.shape[3])), asked)
-
-
-def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> Tensor:
-    keys = heads.keys
-    if sink is not None:  # one more column, dropped again
-        keys += 1
-        wide = b.empty(scores.dtype, (*heads.shape[:4], keys))
-        b.copy(scores, out=wide.slice(4, 0, heads.keys))
-        column = b.reshape(b.cast(sink, scores.dtype), (1, heads.kv_heads, heads.group, 1, 1))
-        b.copy(column.expand((*heads.shape[:4], 1)), out=wide.slice(4, heads.keys, 1))
-        scores = wide
-    out = b.empty(scores.dtype, scores.shape)
-    outer = math.prod(heads.shape[:4])
-    b.kernel(
-        [b.contiguous(scores)],
-        [out],
-        lambda t, i, o, _: softmax(outer, keys, 1, scores.dtype.name, t.caps, i[0], o[0], log=False),
-        flops=4 * scores.size,
-    )
-    return out if sink is None else b.contiguous(out.slice(4, 0, heads.keys))
-
-
-def default_scale(size: int) -> float:
-    return 1.0 / math.sqrt(size) if size else 1.0
 
 
 @operator(
@@ -274,12 +93,6 @@ def attention(
     return made[: len(b.node.outputs)] if b.node is not None else made
 
 
-def per_batch(b: Builder, values: Tensor) -> Expr:
-    """Integers, one for each of the batch, to stand in a mask's conditions."""
-    flat = b.reshape(values, (values.size, 1, 1, 1, 1))
-    return b.expr("int({0})", flat, ctype="int")
-
-
 def _offset(b: Builder, heads: Heads, past: Tensor | None, lengths: Tensor | None) -> Expr | int:
     """The position of the first query among the keys."""
     if past is not None:
@@ -287,25 +100,6 @@ def _offset(b: Builder, heads: Heads, past: Tensor | None, lengths: Tensor | Non
     if lengths is None:
         return 0
     return b.expr("({0} - {1})", per_batch(b, lengths), heads.queries)
-
-
-def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, left: int = -1, right: int = -1) -> Mask:
-    """What a query at position ``offset + i`` sees: no later key where causal, none beyond the windows (-1: no bound)."""
-    mask = Mask()
-    if causal:
-        right = 0 if right < 0 else min(right, 0)
-    if left < 0 and right < 0:
-        return mask
-    position = b.expr("({0} + {1})", heads.query_index(b), offset, ctype="int")
-    key = heads.key_index(b)
-    if right >= 0:
-        mask.conditions.append(b.expr("({0} <= {1} + {2})", key, position, right, ctype="bool"))
-    if left >= 0:
-        mask.conditions.append(b.expr("({0} >= {1} - {2})", key, position, left, ctype="bool"))
-    # with a window to the left and fewer keys than positions, the last queries see nothing
-    known = isinstance(offset, int) and offset >= 0 and offset + heads.queries <= heads.keys
-    mask.may_hide_rows = not known and not (left < 0 and isinstance(offset, int) and offset >= 0)
-    return mask
 
 
 def _add_mask(b: Builder, mask: Mask, heads: Heads, given: Tensor) -> None:

@@ -13,10 +13,9 @@ from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
 from vkep.lowering.questions import Room
 from vkep.lowering.tensor import Tensor
-from vkep.ops.attention import (
+from vkep.ops.attend import (
     Heads,
     Mask,
-    angles,
     attend,
     default_scale,
     heads_of,
@@ -24,9 +23,9 @@ from vkep.ops.attention import (
     merge_heads,
     per_batch,
     position_mask,
-    rotated,
     split_heads,
 )
+from vkep.ops.attention import angles, rotated
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, outputs, wants_output
 from vkep.ops.registry import FLOATS, operator
