@@ -54,6 +54,7 @@ class MemoryDomain:
         self._blocks: dict[int, tuple[AnyBlock, int]] = {}  # address -> block, size class (0: none)
         self._spares: dict[int, list[DeviceBlock]] = {}
         self._spare_bytes = 0
+        self._gave_back = False  #: whether the arena got anything back since `run_ended`
         self.lease = context.lease("onnxruntime memory")
         try:
             self._shared = shared_device_arena(context, config)
@@ -98,7 +99,15 @@ class MemoryDomain:
                 self._spare_bytes += size
                 return
         timeline = self.context.timeline
+        self._gave_back = True
         block.free(stream=timeline, sync_value=timeline.submitted)
+
+    def run_ended(self) -> None:
+        """What the arena got back since the last run, and the GPU is done with, is for everyone."""
+        if self._gave_back:
+            self._gave_back = False
+            timeline = self.context.timeline
+            self.arena.release_stream(timeline, timeline.completed)
 
     def trim(self) -> int:
         """Give the blocks kept for the next allocation of their size back to the arena; returns their bytes."""
@@ -106,6 +115,7 @@ class MemoryDomain:
             spares, self._spares = self._spares, {}
             freed, self._spare_bytes = self._spare_bytes, 0
         timeline = self.context.timeline
+        self._gave_back = True
         for blocks in spares.values():
             for block in blocks:
                 block.free(stream=timeline, sync_value=timeline.submitted)

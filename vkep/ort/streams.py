@@ -32,8 +32,7 @@ class SyncStream(CStruct, struct="OrtSyncStreamImpl"):
 
     @status
     def OnSessionRunEnd(self) -> None:
-        timeline = self.domain.context.timeline
-        self.domain.arena.release_stream(timeline, timeline.completed)
+        self.domain.run_ended()
 
     @value(None)
     def Release(self) -> None:
