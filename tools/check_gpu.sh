@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# What a release is tried with on a real GPU: each step's output goes to a file of its own, and a step that fails or takes
+# too long does not stop the others. What is not installed (onnxruntime, torch) its steps skip or leave out.
+#
+#   tools/check_gpu.sh OUT [STEP ...]      steps: tests ort soak suite kernels models start tune (default: all)
+#
+# VKEP_JOBS (default: one fewer than the cores) workers run the suites; VKEP_PYTHON is the interpreter.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if (($# == 0)); then
+    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    exit 2
+fi
+out=$1
+shift
+steps=("$@")
+((${#steps[@]})) || steps=(tests ort soak suite kernels models start tune)
+python=${VKEP_PYTHON:-python}
+jobs=${VKEP_JOBS:-$(($(nproc) > 2 ? $(nproc) - 1 : 1))}
+mkdir -p "$out"
+failed=0
+
+step() { # NAME SECONDS COMMAND...
+    local name=$1 seconds=$2 began=$SECONDS status=0
+    shift 2
+    timeout "$seconds" "$@" >"$out/$name.log" 2>&1 || status=$?
+    ((status)) && failed=1
+    printf '%-14s rc %-3d %4d s  %s\n' "$name" "$status" $((SECONDS - began)) "$(tail -n 1 "$out/$name.log" | cut -c1-120)"
+}
+
+models() { "$python" -m tools.models --missing --out models "$@"; }
+
+for what in "${steps[@]}"; do
+    case $what in
+    tests) step tests 420 "$python" -m pytest -q -n "$jobs" tests/registry tests/device tests/memory tests/kernels tests/session tests/mixed ;;
+    ort) step ort 300 "$python" -m pytest -q tests/ort ;;
+    soak) step soak 420 "$python" -m tools.ort_soak --json "$out/soak.json" ;;
+    suite)
+        step suite 560 "$python" -m tools.backend_suite --check --quiet --jobs "$jobs"
+        step suite-ort 560 "$python" -m tools.backend_suite --through ort --check --quiet --jobs "$jobs"
+        ;;
+    kernels) step kernels 420 "$python" -m tools.bench.gpu_ops --json "$out/kernels.json" ;;
+    models)
+        step models 560 "$python" -m tools.bench --markdown --json "$out/models.json" --peers vkep vkep-ort torch torch-graph \
+            --models resnet50 mobilenetv2 bert_enc gpt2step
+        ;;
+    start)
+        models resnet50 >"$out/start-model.log" 2>&1
+        step start 120 "$python" -m tools.bench.start models/resnet50.onnx
+        step start-cold 120 "$python" -m tools.bench.start models/resnet50.onnx --cold --processes 3
+        ;;
+    tune)
+        models resnet50 >"$out/tune-model.log" 2>&1
+        step tune 300 "$python" -m vkep tune models/resnet50.onnx
+        ;;
+    *)
+        echo "check_gpu: no step $what" >&2
+        exit 2
+        ;;
+    esac
+done
+exit "$failed"
