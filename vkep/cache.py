@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _MAGIC = b"VKEPSPV1"
 _HEADER = len(_MAGIC) + 8 + 32  # magic, length of the content, its SHA-256
+_TEMPORARY, _ABANDONED_S = ".writing-", 3600  # a file that is being written, and when its writer must be dead
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -30,14 +32,19 @@ def cache_root() -> Path:
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("vkep", appauthor=False))
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
+def write_atomically(
+    path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644, *, durable: bool = False
+) -> None:
     """Write a file (``data`` whole or in pieces) so that another process sees the old one, the new one or none, never a
-    part. Raises `OSError`.
+    part; with ``durable`` after a loss of power, too. Raises `OSError`.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
@@ -58,6 +65,8 @@ class CacheFolder:
     suffix: ClassVar[str]
     #: stores between two looks at the folder's size; a process's first store looks, too
     prune_every: ClassVar[int] = 256
+    #: whether entries are not checked as they are read, and so must be whole on the disk
+    durable: ClassVar[bool] = False
 
     def __init__(self, folder: Path, limit: int) -> None:
         """``limit`` is in bytes."""
@@ -79,7 +88,7 @@ class CacheFolder:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, data)
+            write_atomically(path, data, durable=self.durable)
         except OSError as error:
             if path.is_file():  # Windows refuses to replace a file that another process reads: it has the same content
                 return
@@ -105,6 +114,7 @@ class CacheFolder:
     def prune(self, limit: int | None = None) -> int:
         """Drop the entries not used for longest until the folder fits ``limit`` bytes; return the bytes dropped."""
         limit = self.limit if limit is None else limit
+        self._remove_abandoned()
         entries = []
         for path in self._entries():
             with contextlib.suppress(OSError):  # another process may drop it at the same time
@@ -124,6 +134,14 @@ class CacheFolder:
             return [path for path in self.folder.iterdir() if path.suffix == self.suffix]
         except OSError:
             return []
+
+    def _remove_abandoned(self) -> None:
+        """What writers that were killed have left."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(f"{_TEMPORARY}*"):
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                        path.unlink()
 
 
 class DigestedCache(CacheFolder):

@@ -88,3 +88,15 @@ def test_a_value_that_is_read_twice_is_computed_once(open_session: Open, rng: np
     feeds: dict[str, Any] = {n: rng.standard_normal(s, np.float32) for n, s in (("x", (4, 8)), ("w", (8, 8)))}
     product = feeds["x"] @ feeds["w"]
     np.testing.assert_allclose(session.run(None, feeds)[0], product / (1 + np.exp(-product)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("operators", [("Tanh", "Neg"), ("Abs", "Sqrt")])
+def test_a_long_chain_becomes_several_kernels(open_session: Open, operators: tuple[str, str]) -> None:
+    length = 1000
+    steps = " ".join(f"t{i + 1} = {operators[i % 2]}(t{i})" for i in range(length))
+    proto = model(f"g (float[7] t0) => (float[7] t{length}) {{ {steps} }}")
+    x = np.linspace(0.5, 2, 7, dtype=np.float32)
+    session = open_session(proto)
+    expected = ReferenceEvaluator(proto).run(None, {"t0": x})[0]
+    np.testing.assert_allclose(session.run(None, {"t0": x})[0], expected, rtol=1e-3)
+    assert 10 < len(session.islands()[0].plan.dispatches) < 30

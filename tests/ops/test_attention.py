@@ -63,6 +63,13 @@ def test_scores_output(mode: int) -> None:
     check("Attention", inputs, outputs=("y", "", "", "s"), opset=24, atol=1e-5, **attributes)
 
 
+@pytest.mark.parametrize("causal", [0, 1])
+def test_without_keys_there_is_nothing_to_see(causal: int) -> None:
+    inputs = {"q": _normal(1, 2, 3, 4), "k": _normal(1, 2, 0, 4), "v": _normal(1, 2, 0, 5)}
+    [y] = on_vulkan(model_of("Attention", inputs, opset=24, is_causal=causal), inputs)
+    np.testing.assert_array_equal(y, np.zeros((1, 2, 3, 5), np.float32))
+
+
 def test_rows_that_see_nothing_are_zero() -> None:
     mask = np.ones((3, 6), np.bool_)
     mask[1] = False

@@ -60,6 +60,12 @@ def test_nothing_moves_where_no_group_is_saved() -> None:
     assert schedule([], _free) == []
 
 
+def test_what_is_overwritten_whole_need_not_be_remembered() -> None:
+    """A step that reads and writes one buffer, many times over: the work does not grow by the square."""
+    steps = [[_read("state"), _write("state"), Access("all", 8 * i, 8 * i + 8, True)] for i in range(20000)]
+    assert schedule(steps, _free) == list(range(20000))
+
+
 def test_memory_is_worth_more_than_a_group() -> None:
     """All of ten buffers at once, or two at a time: what looks less far ahead may do with less."""
     touched: list[Touched] = []
@@ -140,6 +146,17 @@ def test_a_shortcut_runs_beside_the_way_that_it_leaves_out(caps: DeviceCapabilit
     shortcut = next(i for i, group in enumerate(groups) if any(label.startswith("Conv_3") for label in group))
     assert len(groups[shortcut]) > 1, groups
     assert "Add" in groups[-1][-1], "the sum is in the epilogue of the convolution that waits for most"
+
+
+def test_groups_do_not_cost_memory_that_the_order_of_the_program_does_not() -> None:
+    """Six chains, a step of each in turn: side by side their results would all be there at once."""
+    steps = " ".join(f"a{i} = Softmax<axis={i % 2}>(x)" for i in range(6))
+    steps += " ".join(f" b{i} = Softmax<axis={(i + 1) % 2}>(a{i})" for i in range(6))
+    steps += " ".join(f" y{i} = ReduceSum<keepdims=0>(b{i})" for i in range(6))
+    outputs = ", ".join(f"float y{i}" for i in range(6))
+    plan = _plan(f"g (float[2048,2048] x) => ({outputs}) {{ {steps} }}", GPU)
+    one = 4 * 2048 * 2048
+    assert plan.activation_bytes <= 7.1 * one, "six results of the first step, and one of the second"
 
 
 def test_memory_shared_in_turn_adds_no_barrier() -> None:

@@ -162,3 +162,13 @@ def test_two_processes_share_a_cache(tmp_path: Path, template: str) -> None:
     files = list((tmp_path / "shared").iterdir())
     assert len(files) == 4
     assert all(SpirvCache(tmp_path / "shared").load(file.stem) for file in files)
+
+
+def test_what_a_killed_writer_left_goes(tmp_path: Path) -> None:
+    cache = SpirvCache(tmp_path)
+    old, new = tmp_path / ".writing-old", tmp_path / ".writing-new"
+    old.write_bytes(b"part")
+    new.write_bytes(b"part")
+    os.utime(old, (1, 1))
+    cache.store(KEY, b"module")
+    assert not old.exists() and new.exists() and cache.load(KEY) == b"module"

@@ -6,7 +6,6 @@ import functools
 import io
 import mmap
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,37 +152,48 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
     status = os.fstat(file.fileno())
     size = status.st_size
     if size == 0:
+        file.close()
         return b"", 0, {}, ""
+    later = _FileReader(path, file, status)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
         data, raw = wire.split(view) or (bytes(view), [])
-    later = _FileReader(path, file, status)
     contents: dict[int, Content] = {r.initializer: functools.partial(later.read, r.start, r.end) for r in raw}
+    if not hasattr(os, "preadv"):  # Windows, where an open file cannot be replaced either
+        contents = {index: functools.partial(_same, read()) for index, read in contents.items()}
     return data, size, contents, file_identity(path, status)
 
 
 class _FileReader:
-    """Reads parts of a model file for as long as somebody may ask; the file closes with the last who may. Thread-safe."""
+    """Reads parts of a model file for as long as somebody may ask; the file closes with the last who may. Safe to use from
+    several threads, and from a forked process.
+    """
 
     def __init__(self, path: Path, file: io.FileIO, status: os.stat_result) -> None:
         self._path, self._file = path, file
         self._last_write = (status.st_size, status.st_mtime_ns)
-        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._file.close()
 
     def read(self, start: int, end: int) -> np.ndarray:
         """The bytes. Raises `InvalidModelError` where the file was written to since it was opened."""
         array = np.empty(end - start, np.uint8)
-        with self._lock:
-            self._file.seek(start)
-            left = array.data
-            while left:
-                count = self._file.readinto(left)
-                if not count:
-                    break
-                left = left[count:]
-            status = os.fstat(self._file.fileno())
-        if left or (status.st_size, status.st_mtime_ns) != self._last_write:
+        done = 0
+        while done < array.nbytes:
+            count = self._read_at(start + done, array.data[done:])
+            if not count:
+                break
+            done += count
+        status = os.fstat(self._file.fileno())
+        if done < array.nbytes or (status.st_size, status.st_mtime_ns) != self._last_write:
             raise InvalidModelError(f"{self._path} was changed after it was opened: open it again")
         return array
+
+    def _read_at(self, start: int, into: memoryview) -> int:
+        if hasattr(os, "preadv"):  # without the offset that threads and forked processes share
+            return os.preadv(self._file.fileno(), [into], start)
+        self._file.seek(start)
+        return self._file.readinto(into) or 0
 
 
 def _read_node(

@@ -140,13 +140,15 @@ class ExternalWeight(Weight):
             length = int(info["length"]) if "length" in info else self._file_bytes
         except ValueError as error:
             raise InvalidModelError(f"{where}: external data offset or length is no number: {info}") from error
-        size = path.stat().st_size
+        status = path.stat()
+        size = status.st_size
         if self._offset < 0 or length != self._file_bytes or self._offset + length > size:
             raise InvalidModelError(
                 f"{where}: needs {self._file_bytes} bytes at offset {self._offset} of {path}, "
                 f"but the model says length {length} and the file has {size} bytes"
             )
-        self.path = path
+        self.path, self.identity = path, file_identity(path, status)
+        self._last_write = _last_write(status)
 
     @property
     def _file_bytes(self) -> int:
@@ -160,6 +162,8 @@ class ExternalWeight(Weight):
             raise InvalidModelError(f"weight {self.name!r}: type {dtypes.onnx_name(self.elem_type)} cannot be mapped")
         if self.nbytes == 0:
             return np.zeros(self.shape, dtype.numpy)
+        if _last_write(os.stat(self.path)) != self._last_write:
+            raise InvalidModelError(f"{self.path} was changed after the model was opened: open the model again")
         if dtype.sub_byte_bits:
             packed = np.memmap(self.path, np.uint8, "r", self._offset, (self._file_bytes,))
             return unpack(packed, dtype, self.shape)
@@ -167,7 +171,7 @@ class ExternalWeight(Weight):
 
     def _digest(self) -> str:
         # Hashing gigabytes would cost more than the upload: the file's identity stands for its content.
-        text = f"{file_identity(self.path, os.stat(self.path))}:{self._offset}:{self.nbytes}:{self.elem_type}"
+        text = f"{self.identity}:{self._offset}:{self.nbytes}:{self.elem_type}"
         return "file-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -175,6 +179,10 @@ def file_identity(path: Path, status: os.stat_result) -> str:
     """What stands for a file's content: its path, place on disk, size and last change."""
     times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
     return f"{path.absolute()}:{status.st_dev}:{status.st_ino}:{status.st_size}:{times}"
+
+
+def _last_write(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def array_key(array: np.ndarray) -> str:

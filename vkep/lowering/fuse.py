@@ -11,6 +11,8 @@ from vkep.lowering.tensor import Storage, Tensor, collapse
 
 #: tensors that one fused kernel may read: more would only lengthen its argument block
 MAX_OPERANDS = 12
+#: producers that go into one expression: walks over it call themselves, and shaders grow with it
+MAX_FUSED = 64
 
 
 def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
@@ -82,8 +84,8 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
         # the expression is written once, when all is found that goes into it
         inlined: dict[ex.Leaf, ex.Expr] = {}
         leaves = ex.leaves(consumer.expr)
-        merged = True
-        while merged:
+        merged, left = True, MAX_FUSED
+        while merged and left:
             merged = False
             for storage in dict.fromkeys([leaf.tensor.storage for leaf in leaves if leaf.tensor is not None]):
                 producer = _sole_producer(storage, consumer, uses, kept)
@@ -102,7 +104,7 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
                 leaves = tuple(fused)
                 consumer.labels = producer.labels + consumer.labels
                 gone.add(id(producer))
-                merged = True
+                merged, left = True, left - 1
                 break
         if inlined:
             consumer.expr = ex.inline(consumer.expr, inlined)

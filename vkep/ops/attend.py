@@ -46,7 +46,9 @@ class Mask:
     end: int | None = None
 
     def keys_of(self, start: int, count: int, keys: int) -> tuple[int, int]:
-        """The keys, first and end, that ``count`` queries from ``start`` on may see; at least one."""
+        """The keys, first and end, that ``count`` queries from ``start`` on may see; at least one, where there are any."""
+        if not keys:
+            return 0, 0
         end = keys if self.end is None else max(1, min(keys, start + count - 1 + self.end))
         first = 0 if self.first is None else max(0, min(end - 1, start + self.first))
         return first, end

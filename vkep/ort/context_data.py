@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import functools
 import hashlib
-import struct
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -24,10 +23,10 @@ from vkep.graph.load import read_graph
 from vkep.graph.model import Graph, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering.program import IslandStep
-from vkep.plan.encoded import chunks, plan_fields, read, read_plan
+from vkep.plan.encoded import DAMAGED, chunks, plan_fields, read, read_plan
 from vkep.shaders.source import glsl_root
 
-MAGIC = b"VKEPCTX1"
+MAGIC = b"VKEPCTX2"
 
 
 class Fit(Enum):
@@ -127,7 +126,7 @@ def decode(data: bytes, device: DeviceCapabilities) -> IslandStep | Nodes:
         if "nodes" in header:
             return _read_nodes(header["nodes"], weights)
         return IslandStep(read_plan(header["plan"]), weights, ())
-    except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
+    except DAMAGED as error:
         if isinstance(error, InvalidModelError):
             raise
         raise InvalidModelError(f"EPContext: the data is damaged ({type(error).__name__}: {error})") from error

@@ -99,15 +99,16 @@ class MemoryDomain:
                 self._spare_bytes += size
                 return
         timeline = self.context.timeline
-        self._gave_back = True
         block.free(stream=timeline, sync_value=timeline.submitted)
+        self._gave_back = True
 
     def run_ended(self) -> None:
         """What the arena got back since the last run, and the GPU is done with, is for everyone."""
         if self._gave_back:
-            self._gave_back = False
             timeline = self.context.timeline
-            self.arena.release_stream(timeline, timeline.completed)
+            completed = timeline.completed
+            self._gave_back = completed < timeline.submitted  # there may be more to release after the next run
+            self.arena.release_stream(timeline, completed)
 
     def trim(self) -> int:
         """Give the blocks kept for the next allocation of their size back to the arena; returns their bytes."""
@@ -115,10 +116,10 @@ class MemoryDomain:
             spares, self._spares = self._spares, {}
             freed, self._spare_bytes = self._spare_bytes, 0
         timeline = self.context.timeline
-        self._gave_back = True
         for blocks in spares.values():
             for block in blocks:
                 block.free(stream=timeline, sync_value=timeline.submitted)
+        self._gave_back = True
         return freed
 
     def shrink(self) -> int:

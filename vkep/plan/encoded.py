@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,18 @@ from vkep.plan.records import (
 )
 
 _ALIGNMENT = 64
-_LENGTH = struct.Struct("<Q")
+_START = struct.Struct("<Q16s")  # length and digest of the header
+#: what reading raises for bytes that were not written here, or not all of them
+DAMAGED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
 
 
 def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight]) -> Iterator[bytes | memoryview]:
@@ -45,7 +57,7 @@ def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight
         entries[key] = {"offset": offset, "dtype": dtype.name, "shape": weight.shape}
         offset += _aligned(weight.nbytes)
     text = json.dumps({**header, "weights": entries}).encode()
-    head = magic + _LENGTH.pack(len(text)) + text
+    head = magic + _START.pack(len(text), _digest(text)) + text
     yield head.ljust(_aligned(len(head)), b"\0")
     for weight in weights.values():
         content = np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)
@@ -54,14 +66,15 @@ def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight
 
 
 def read(magic: bytes, data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """The header and the arrays, which lie in ``data``. Raises `ValueError`, `KeyError`, `TypeError` or
-    `struct.error` for bytes that `chunks` did not make, or not all of them.
-    """
+    """The header and the arrays, which lie in ``data``. Raises what is among `DAMAGED`."""
     if bytes(data[: len(magic)]) != magic:
         raise ValueError(f"the data does not begin with {magic!r}")
-    (length,) = _LENGTH.unpack_from(data, len(magic))
-    begin = len(magic) + _LENGTH.size
-    header = json.loads(bytes(data[begin : begin + length]))
+    length, digest = _START.unpack_from(data, len(magic))
+    begin = len(magic) + _START.size
+    text = bytes(data[begin : begin + length])
+    if _digest(text) != digest:
+        raise ValueError("the header is cut short or altered")
+    header = json.loads(text)
     start = _aligned(begin + length)
     arrays = {key: _array(entry, data, start) for key, entry in header["weights"].items()}
     return header, arrays
@@ -75,6 +88,10 @@ def _array(entry: Mapping[str, Any], data: bytes | memoryview, start: int) -> np
         return np.empty(shape, dtype)
     flat = np.frombuffer(data, np.uint8, count * dtype.itemsize, start + int(entry["offset"]))
     return flat.view(dtype).reshape(shape)
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _aligned(count: int) -> int:

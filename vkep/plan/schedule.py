@@ -5,6 +5,7 @@ Every barrier lets the device run empty once, and a small dispatch does not fill
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -29,35 +30,72 @@ def schedule(accesses: Sequence[Sequence[Access]], peak: Callable[[Sequence[int]
     """The group of each dispatch, from what each touches in the order of the program. A group waits for those before it.
 
     Dispatches join the earliest group that they can (list scheduling), as long as that makes fewer groups and ``peak``
-    (the bytes alive at once, for given groups) does not grow beyond `FREE_BYTES`; else fewer are looked at ahead, and at
-    last none.
+    (the bytes alive at once, for given groups) stays below `FREE_BYTES` or what one dispatch after the other needs; else
+    fewer are looked at ahead, then none, and at last each stands alone.
     """
     before = _predecessors(accesses)
+    if not before:
+        return []
+    alone = list(range(len(before)))
+    bound = max(peak(alone), FREE_BYTES)
     in_order = _in_order(before)
-    if not in_order or max(_ahead(before, None)) == in_order[-1]:
-        return in_order
-    bound = max(peak(in_order), FREE_BYTES)
     for window in _WINDOWS:
         groups = _ahead(before, window)
-        if max(groups) < in_order[-1] and peak(groups) <= bound:
+        if max(groups) == in_order[-1]:  # who looks less far ahead finds no fewer
+            break
+        if peak(groups) <= bound:
             return groups
-    return in_order
+    return in_order if peak(in_order) <= bound else alone
 
 
 def _predecessors(accesses: Sequence[Sequence[Access]]) -> list[set[int]]:
     """Whom each dispatch must wait for (Vulkan specification, "Synchronization": hazards RAW, WAW and WAR)."""
-    seen: dict[Hashable, list[tuple[int, Access]]] = {}
+    seen: dict[Hashable, _Seen] = {}
     before: list[set[int]] = []
     for index, touched in enumerate(accesses):
-        waits = set()
+        waits: set[int] = set()
         for new in touched:
-            for other, old in seen.get(new.memory, ()):
-                if (new.writes or old.writes) and new.start < old.end and old.start < new.end:
-                    waits.add(other)
+            if new.memory in seen:
+                waits.update(seen[new.memory].conflicts(new))
         for new in touched:
-            seen.setdefault(new.memory, []).append((index, new))
+            seen.setdefault(new.memory, _Seen()).add(index, new)
         before.append(waits)
     return before
+
+
+class _Seen:
+    """The accesses to one piece of memory so far, by their first byte; but not those that a later write covers, for whoever
+    must wait for them waits for that write.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._entries: list[tuple[int, Access]] = []
+        self._longest = 0
+
+    def conflicts(self, new: Access) -> list[int]:
+        """The dispatches that touch the same bytes, where one of the two writes."""
+        first, last = self._near(new)
+        return [i for i, old in self._entries[first:last] if (new.writes or old.writes) and new.start < old.end]
+
+    def add(self, index: int, new: Access) -> None:
+        if new.writes:
+            first, last = self._near(new)
+            kept = [entry for entry in self._entries[first:last] if not _covers(new, entry[1])]
+            self._entries[first:last] = kept
+            self._starts[first:last] = [old.start for _, old in kept]
+        at = bisect_left(self._starts, new.start)
+        self._starts.insert(at, new.start)
+        self._entries.insert(at, (index, new))
+        self._longest = max(self._longest, new.end - new.start)
+
+    def _near(self, new: Access) -> tuple[int, int]:
+        """Between these places are all accesses that may share a byte with ``new``."""
+        return bisect_left(self._starts, new.start - self._longest), bisect_left(self._starts, new.end)
+
+
+def _covers(new: Access, old: Access) -> bool:
+    return new.start <= old.start and old.end <= new.end
 
 
 def _in_order(before: Sequence[set[int]]) -> list[int]:

@@ -43,19 +43,27 @@ class Compiler:
         """``graphs`` is the VGF delegate, where ``policy`` lets it take part."""
         self._delegate, self._options, self._graphs = delegate, options, graphs
         self._opsets = model.opsets
+        self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
+        self._stored = False
         self.policy = policy or Policy()
 
     def plan_model(self, model: Model, known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
         """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""
-        saved = SavedPlans(plans_folder(self._options)) if self._options.save_plans else None
+        saved = self._saved
         key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy) if saved else None
         if saved is None or key is None:
             return self.plan(model.graph.nodes, known, outputs)
-        program = saved.load(key, model)
+        program = saved.load(key, model, outputs)
         if program is not None:
             return self(program)
         executable = self.plan(model.graph.nodes, known, outputs)
-        saved.store(key, executable.program, model)
+        if not self._stored:  # plans for further sizes would each bring the packed weights again
+            self._stored = True
+            try:
+                saved.store(key, executable.program, model)
+            except BaseException:
+                executable.close()
+                raise
         return executable
 
     def plan(self, nodes: Sequence[Node], known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:

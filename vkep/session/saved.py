@@ -13,18 +13,18 @@ import json
 import logging
 import mmap
 import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.cache import CacheFolder, cache_root
 from vkep.graph.model import Model, Node
-from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight, file_identity
+from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight
 from vkep.lowering.delegates import Policy
 from vkep.lowering.program import IslandStep, Placement, Program, ValueSpec
 from vkep.plan import encoded
@@ -45,12 +45,12 @@ _LEAST_DISPATCHES, _LEAST_BYTES = 16, 1 << 20
 class SavedPlans(CacheFolder):
     """Programs by `plan_key`; in vkep's cache folder, ``plans/``."""
 
-    what, suffix, prune_every = "a plan", ".vkepplan", 1
+    what, suffix, prune_every, durable = "a plan", ".vkepplan", 1, True
 
     def __init__(self, folder: Path | None = None, limit: int = TOTAL_LIMIT) -> None:
         super().__init__(cache_root() / "plans" if folder is None else folder, limit)
 
-    def load(self, key: str, model: Model) -> Program | None:
+    def load(self, key: str, model: Model, outputs: Sequence[str]) -> Program | None:
         """The program; None where there is none, or a damaged one, which is dropped. Its weights lie in the mapped file."""
         path = self.path(key)
         try:
@@ -59,8 +59,8 @@ class SavedPlans(CacheFolder):
         except (OSError, ValueError):  # ValueError: an empty file
             return None
         try:
-            program = _decode(data, model)
-        except (KeyError, TypeError, ValueError, IndexError, struct.error):
+            program = _decode(data, model, outputs)
+        except encoded.DAMAGED:
             self.drop_damaged(path)
             return None
         self.used(path)
@@ -80,11 +80,12 @@ def plan_key(
     model: Model, known: Mapping[str, Known], outputs: Sequence[str], device: DeviceCapabilities, policy: Policy
 ) -> str | None:
     """What the plan of ``model`` for the inputs in ``known`` follows from, as a key; None where that cannot be told: the
-    model did not come from a file, or an input is no tensor.
+    model did not come from a file, an input is no tensor, or data graphs take part, whose converter and driver may refuse
+    today what they take tomorrow.
     """
-    if not model.file_identity:
+    if not model.file_identity or policy.graphs:
         return None
-    files = {weight.path for weight in model.graph.weights.values() if isinstance(weight, ExternalWeight)}
+    files = {weight.identity for weight in model.graph.weights.values() if isinstance(weight, ExternalWeight)}
     signature = []
     for info in model.graph.inputs:
         spec = known[info.name]
@@ -95,32 +96,34 @@ def plan_key(
         (
             _made_by(),
             model.file_identity,
-            sorted(file_identity(path, os.stat(path)) for path in files),
+            sorted(files),
             signature,
             list(outputs),
             device.to_dict(),
-            sorted(device.tuned.items()),
-            (policy.prefer, policy.min_partition_size, policy.graphs),
+            [(problem, [int(size) for size in choice]) for problem, choice in sorted(device.tuned.items())],
+            (policy.prefer, policy.min_partition_size),
         )
     )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @functools.cache
-def _made_by() -> list[object]:
-    """vkep's own files, by size and time of change, and the packages whose folding and schemas a plan depends on."""
-    package = Path(__file__).parents[1]
-    files: list[object] = [np.__version__, onnx.__version__]
-    for root in (package, glsl_root()):
+def _made_by() -> str:
+    """A digest of vkep's own files, and of the packages whose folding and schemas a plan depends on."""
+    digest = hashlib.sha256(f"{np.__version__} {onnx.__version__} {ml_dtypes.__version__}".encode())
+    for root in (Path(__file__).parents[1], glsl_root()):
         for path in sorted(_files(root)):
-            status = path.stat()
-            files.append((str(path.relative_to(root)), status.st_size, status.st_mtime_ns))
-    return files
+            digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for suffix in ("*.py", "*.comp", "*.glsl"):
-        yield from folder.rglob(suffix)
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            path = Path(parent, name)
+            if path.suffix in (".py", ".pyc", ".comp", ".glsl") and path.is_file():
+                yield path
 
 
 # ---- programs as bytes
@@ -158,8 +161,10 @@ def _encode(program: Program, model: Model) -> tuple[dict[str, Any], dict[str, W
     return {"steps": steps, "placements": placements, "outputs": program.outputs}, weights
 
 
-def _decode(data: memoryview, model: Model) -> Program:
+def _decode(data: memoryview, model: Model, outputs: Sequence[str]) -> Program:
     header, arrays = encoded.read(_MAGIC, data)
+    if header["outputs"] != list(outputs):
+        raise ValueError(f"a plan of {header['outputs']}, expected {list(outputs)}")
     nodes, weights = model.graph.nodes, model.graph.weights
     steps = []
     for plan, keys, named, indices in header["steps"]:
