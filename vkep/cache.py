@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,6 +51,18 @@ def write_atomically(
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def digest_of_files(folder: Path, suffixes: Collection[str]) -> str:
+    """64 hex digits for the names and contents of the files with these endings in and below a folder, ``__pycache__`` aside."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        found += [path for name in names if (path := Path(parent, name)).suffix in suffixes and path.is_file()]
+    digest = hashlib.sha256()
+    for path in sorted(found):
+        digest.update(f"\0{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def is_key(text: str) -> bool:

@@ -19,7 +19,7 @@ from onnx import helper
 from vkep.errors import InvalidModelError
 from vkep.graph import wire
 from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
-from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, make_weight
+from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, last_write, make_weight
 
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
@@ -170,7 +170,7 @@ class _FileReader:
 
     def __init__(self, path: Path, file: io.FileIO, status: os.stat_result) -> None:
         self._path, self._file = path, file
-        self._last_write = (status.st_size, status.st_mtime_ns)
+        self._last_write = last_write(status)
 
     def __del__(self) -> None:
         self._file.close()
@@ -184,8 +184,7 @@ class _FileReader:
             if not count:
                 break
             done += count
-        status = os.fstat(self._file.fileno())
-        if done < array.nbytes or (status.st_size, status.st_mtime_ns) != self._last_write:
+        if done < array.nbytes or last_write(os.fstat(self._file.fileno())) != self._last_write:
             raise InvalidModelError(f"{self._path} was changed after it was opened: open it again")
         return array
 

@@ -148,7 +148,7 @@ class ExternalWeight(Weight):
                 f"but the model says length {length} and the file has {size} bytes"
             )
         self.path, self.identity = path, file_identity(path, status)
-        self._last_write = _last_write(status)
+        self._last_write = last_write(status)
 
     @property
     def _file_bytes(self) -> int:
@@ -162,7 +162,7 @@ class ExternalWeight(Weight):
             raise InvalidModelError(f"weight {self.name!r}: type {dtypes.onnx_name(self.elem_type)} cannot be mapped")
         if self.nbytes == 0:
             return np.zeros(self.shape, dtype.numpy)
-        if _last_write(os.stat(self.path)) != self._last_write:
+        if last_write(os.stat(self.path)) != self._last_write:
             raise InvalidModelError(f"{self.path} was changed after the model was opened: open the model again")
         if dtype.sub_byte_bits:
             packed = np.memmap(self.path, np.uint8, "r", self._offset, (self._file_bytes,))
@@ -181,7 +181,8 @@ def file_identity(path: Path, status: os.stat_result) -> str:
     return f"{path.absolute()}:{status.st_dev}:{status.st_ino}:{status.st_size}:{times}"
 
 
-def _last_write(status: os.stat_result) -> tuple[int, ...]:
+def last_write(status: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Mapping
 from enum import Enum
@@ -24,7 +23,7 @@ from vkep.graph.model import Graph, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.lowering.program import IslandStep
 from vkep.plan.encoded import DAMAGED, chunks, plan_fields, read, read_plan
-from vkep.shaders.source import glsl_root
+from vkep.shaders.source import shader_digest
 
 MAGIC = b"VKEPCTX2"
 
@@ -55,7 +54,7 @@ def compatibility(device: DeviceCapabilities) -> str:
     )
     fields = {
         "vkep": vkep.__version__,
-        "shaders": _shader_digest(),
+        "shaders": shader_digest()[:16],
         "device": f"{device.vendor_id:04x}:{device.device_id:04x}",
         "limits": hashlib.blake2b(repr(limits).encode(), digest_size=8).hexdigest(),
         "driver": f"{device.driver_name} {device.driver_version:x}",
@@ -75,15 +74,6 @@ def fit(info: str, device: DeviceCapabilities) -> Fit:
 
 def _fields(info: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in info.split(";") if "=" in part)
-
-
-@functools.cache
-def _shader_digest() -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(glsl_root().glob("*")):
-        if path.suffix in (".comp", ".glsl"):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 # ---- the bytes

@@ -70,9 +70,8 @@ class Compiler:
         """Share nodes out to the delegates and make the program ready; what the converter or the driver refuses is
         offered to the other delegate. Raises as `__call__`.
         """
-        from vkep.lowering.partition import (
-            lower,  # with every operator: a tenth of a second that a saved plan does without
-        )
+        # It brings every operator, which takes a tenth of a second: a saved plan does without.
+        from vkep.lowering.partition import lower
 
         policy = self.policy
         while True:

@@ -12,8 +12,7 @@ import hashlib
 import json
 import logging
 import mmap
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,13 @@ import numpy as np
 import onnx
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.cache import CacheFolder, cache_root
+from vkep.cache import CacheFolder, cache_root, digest_of_files
 from vkep.graph.model import Model, Node
 from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight
 from vkep.lowering.delegates import Policy
 from vkep.lowering.program import IslandStep, Placement, Program, ValueSpec
 from vkep.plan import encoded
-from vkep.shaders.source import glsl_root
+from vkep.shaders.source import shader_digest
 
 if TYPE_CHECKING:
     from vkep.lowering.infer import Known
@@ -108,22 +107,10 @@ def plan_key(
 
 
 @functools.cache
-def _made_by() -> str:
-    """A digest of vkep's own files, and of the packages whose folding and schemas a plan depends on."""
-    digest = hashlib.sha256(f"{np.__version__} {onnx.__version__} {ml_dtypes.__version__}".encode())
-    for root in (Path(__file__).parents[1], glsl_root()):
-        for path in sorted(_files(root)):
-            digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in names:
-            path = Path(parent, name)
-            if path.suffix in (".py", ".pyc", ".comp", ".glsl") and path.is_file():
-                yield path
+def _made_by() -> list[str]:
+    """vkep's own files, and the packages whose folding and schemas a plan depends on."""
+    code = digest_of_files(Path(__file__).parents[1], (".py", ".pyc"))
+    return [code, shader_digest(), np.__version__, onnx.__version__, ml_dtypes.__version__]
 
 
 # ---- programs as bytes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vkep.cache import digest_of_files
 from vkep.shaders.errors import ShaderSourceError
 
 _DEFINE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\([A-Za-z0-9_, ]*\))?\Z")
@@ -30,6 +32,12 @@ def glsl_root() -> Path:
     raise ShaderSourceError(
         f"vkep's GLSL files are missing: no vkep.glsl in {' or '.join(map(str, candidates))}; reinstall vkep"
     )
+
+
+@functools.cache
+def shader_digest() -> str:
+    """A digest of vkep's own GLSL."""
+    return digest_of_files(glsl_root(), (".comp", ".glsl"))
 
 
 @dataclass(frozen=True, slots=True)
