@@ -2,8 +2,9 @@
 #ifndef VKEP_MATH_GLSL
 #define VKEP_MATH_GLSL
 
-// clamp() may turn NaN into a number
-float limited(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+// NaN stays. clamp(), max() and min() may turn it into a number, and so may comparisons and choices that a driver makes into them.
+float limited(float x, float low, float high) { return isnan(x) ? x : min(max(x, low), high); }
+float relu(float x) { return isnan(x) || x > 0.0 ? x : 0.0; }
 
 // Some drivers' tanh overflows for large arguments, and some clamp NaN away.
 float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }

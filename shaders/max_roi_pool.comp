@@ -12,10 +12,12 @@
 // halves away from 0
 int nearest(float v) { return int(clamp(sign(v) * floor(abs(v) + 0.5), -1e6, 1e6)); }
 
-// Pixels [first, end) of bin `at` of `bins` from `low` to `high` on an axis of `size`.
+// Pixels [first, end) of bin `at` of `bins` from `low` to `high` on an axis of `size`: floor(at * extent / bins) and
+// ceil((at + 1) * extent / bins), in integers, since a float's quotient may be a little off.
 ivec2 bin_of(int low, int high, uint at, uint bins, uint size) {
-    float extent = float(max(high - low + 1, 1)) / float(bins);
-    ivec2 range = ivec2(floor(float(at) * extent), ceil(float(at + 1u) * extent)) + low;
+    uint extent = uint(max(high - low + 1, 1)), whole = extent / bins, rest = extent % bins;
+    uint first = at * whole + at * rest / bins, end = (at + 1u) * whole + ((at + 1u) * rest + bins - 1u) / bins;
+    ivec2 range = ivec2(int(first), int(end)) + low;
     return clamp(range, ivec2(0), ivec2(int(size)));
 }
 
@@ -27,8 +29,10 @@ void main() {
     uint region = id / (args.out_width * args.out_height * args.channels);
     InTensor rois = InTensor(operand(args.rois, 1)), x = InTensor(operand(args.x, 0));
     int box[5];
-    [[unroll]] for (uint k = 0u; k < 5u; ++k)
-        box[k] = nearest(float(load_element(rois.v[region * 5u + k])) * (k == 0u ? 1.0 : args.spatial_scale));
+    [[unroll]] for (uint k = 0u; k < 5u; ++k) {
+        precise float corner = float(load_element(rois.v[region * 5u + k])) * (k == 0u ? 1.0 : args.spatial_scale);
+        box[k] = nearest(corner);
+    }
     ivec2 rows = bin_of(box[2], box[4], ph, args.out_height, args.height);
     ivec2 cols = bin_of(box[1], box[3], pw, args.out_width, args.width);
     uint image = uint(clamp(box[0], 0, int(args.batches) - 1));

@@ -54,7 +54,7 @@ FLOOR_OF = {
 PURE_SHARED = {"gpu_shared.compile_spec", "gpu_shared.capabilities", "gpu_shared.errors"}
 # Import names, not project names: `google` is protobuf, which onnx brings.
 THIRD_PARTY = {
-    SHARED: {"cffi", "vulkan"},
+    SHARED: {"cffi", "_cffi_backend", "vulkan"},
     PURE: {"numpy", "onnx", "google", "ml_dtypes", "platformdirs", "scenario_runner", "vgfpy"},
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
     SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp"},

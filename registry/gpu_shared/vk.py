@@ -37,14 +37,14 @@ INSTALL_HINT = (
     "for drivers, the CPU driver lavapipe among them; NVIDIA's driver package brings its own)"
 )
 
-#: structures newer than the package's headers: C text and, by name, the sType
-_EXTRA_CDEF = """
+#: structures newer than the package's headers: C text (``python -m tools.structures`` compiles it) and, by name, the sType
+EXTRA_CDEF = """
 typedef struct VkPhysicalDeviceShaderBfloat16FeaturesKHR {
     uint32_t sType; void* pNext;
     uint32_t shaderBFloat16Type; uint32_t shaderBFloat16DotProduct; uint32_t shaderBFloat16CooperativeMatrix;
 } VkPhysicalDeviceShaderBfloat16FeaturesKHR;
 """
-_EXTRA_CDEF += arm_abi.CDEF
+EXTRA_CDEF += arm_abi.CDEF
 _EXTRA_STYPE = {"VkPhysicalDeviceShaderBfloat16FeaturesKHR": 1000141000, **arm_abi.STYPE}
 
 #: VkComponentTypeKHR, VkScopeKHR (newer members have no name in the package)
@@ -57,7 +57,6 @@ SCOPES = {1: "device", 2: "workgroup", 3: "subgroup", 5: "queue_family"}
 
 _load_lock = threading.Lock()
 _package: Any = None
-_extra_ffi: Any = None
 #: counts forks: a handle made under another generation belongs to another process
 generation = 0
 _used_in_generation: int | None = None
@@ -115,15 +114,10 @@ def mark_used() -> None:
 
 
 def extra_ffi() -> Any:
-    """A cffi instance with the structures that the package lacks (made at first use: parsing C costs 25 ms)."""
-    global _extra_ffi
-    if _extra_ffi is None:
-        import cffi
+    """The cffi types of `EXTRA_CDEF`."""
+    from gpu_shared._structures import ffi
 
-        made = cffi.FFI()
-        made.cdef(_EXTRA_CDEF)
-        _extra_ffi = made
-    return _extra_ffi
+    return ffi
 
 
 # ---- results ----

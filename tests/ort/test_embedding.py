@@ -36,14 +36,15 @@ def host(vulkan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, runs: int, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, runs: int, before: str = "") -> subprocess.CompletedProcess[str]:
     engine = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*"), None)
     if engine is None:
         pytest.skip("this wheel of onnxruntime has no libonnxruntime.so")
+    paths = os.pathsep.join(p for p in (before, os.environ.get("PYTHONPATH")) if p)  # where packages may be installed
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     arguments = ["./host", str(engine), str(folder / "libvkep_ort.so"), "model.onnx", str(runs)]
     return subprocess.run(
-        arguments, cwd=folder, env={**kept, **environment}, capture_output=True, text=True, timeout=120, check=False
+        arguments, cwd=folder, env={**kept, **({"PYTHONPATH": paths} if paths else {})}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -56,7 +57,7 @@ def test_a_c_program_runs_a_model_from_five_threads(host: Path) -> None:
 def test_a_failure_to_start_is_an_error_not_a_crash(host: Path, tmp_path: Path) -> None:
     (tmp_path / "vkep").mkdir()
     (tmp_path / "vkep" / "__init__.py").write_text("raise ImportError('no such luck')")
-    done = run(host, 1, PYTHONPATH=str(tmp_path))
+    done = run(host, 1, before=str(tmp_path))
     assert done.returncode == 1
     assert "RegisterExecutionProviderLibrary: vkep: the callbacks are not in place: see standard error" in done.stderr
     assert "no such luck" in done.stderr

@@ -218,17 +218,19 @@ def bit_shift(b: Builder, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
 
 @operator("Clip", since=6, until=10, types={"T": every("Clip", among=FLOATING)})
 def clip_6(b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38) -> Tensor:
-    return b.pointwise("({0} < {1} ? {1} : ({0} > {2} ? {2} : {0}))", x, min, max)
+    return b.pointwise("(isnan({0}) ? {0} : min(max({0}, {1}), {2}))", x, min, max)
 
 
 @operator("Clip", since=11, types={"T": every("Clip", among=ARITHMETIC)})
 def clip(b: Builder, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    v = b.expr("{0}", x)
+    v = clipped = b.expr("{0}", x)
     if min is not None:
-        v = b.expr("({0} < {1} ? {1} : {0})", v, b.reshape(min, []))
+        clipped = b.expr("max({0}, {1})", clipped, b.reshape(min, []))
     if max is not None:
-        v = b.expr("({0} > {1} ? {1} : {0})", v, b.reshape(max, []))
-    return b.store(v, x.dtype, shape=x.shape)
+        clipped = b.expr("min({0}, {1})", clipped, b.reshape(max, []))
+    if x.dtype.kind == "float":  # max() and min() need not keep NaN
+        clipped = b.expr("(isnan({0}) ? {0} : {1})", v, clipped)
+    return b.store(clipped, x.dtype, shape=x.shape)
 
 
 def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], template: str) -> Expr:

@@ -271,7 +271,7 @@ def activated(b: Builder, x: Tensor, activation: str, values: Sequence[float]) -
     """The activation that a fused operator names, with its parameters in the order of ONNX's attributes."""
     templates = {
         "": ("{0}", ()),
-        "Relu": ("({0} < 0.0 ? 0.0 : {0})", ()),
+        "Relu": ("relu({0})", ()),
         "LeakyRelu": ("({0} < 0.0 ? {0} * {1} : {0})", (0.01,)),
         "Sigmoid": ("(1.0 / (1.0 + exp(-{0})))", ()),
         "Tanh": ("limited_tanh({0})", ()),

@@ -167,8 +167,8 @@ def atanh(b: Builder, x: Tensor) -> Tensor:
 
 @operator("Relu", since=6, types={"T": every("Relu", among=(*FLOATING, *SIGNED))})
 def relu(b: Builder, x: Tensor) -> Tensor:
-    # max() would turn NaN into 0; ONNX and numpy keep it
-    return b.pointwise("({0} < {1} ? {1} : {0})", x, 0)
+    templates = {"float": "relu({0})", "double": "(isnan({0}) || {0} > {1} ? {0} : {1})"}
+    return b.pointwise(templates.get(x.dtype.glsl_compute, "max({0}, {1})"), x, 0)
 
 
 @operator("Abs", since=6, types={"T": every("Abs", among=ARITHMETIC)})

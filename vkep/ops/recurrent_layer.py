@@ -16,7 +16,7 @@ from vkep.ops.contraction import matrix_product
 
 #: GLSL of {0} with parameters alpha {1} and beta {2}, and the parameters' defaults (None: has none)
 _ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
-    "relu": ("({0} < 0.0 ? 0.0 : {0})", None, None),
+    "relu": ("relu({0})", None, None),
     "tanh": ("limited_tanh({0})", None, None),
     "sigmoid": ("(1.0 / (1.0 + exp(-{0})))", None, None),
     "affine": ("({1} * {0} + {2})", 1.0, 0.0),
