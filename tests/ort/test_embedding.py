@@ -44,7 +44,13 @@ def run(folder: Path, runs: int, before: str = "") -> subprocess.CompletedProces
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     arguments = ["./host", str(engine), str(folder / "libvkep_ort.so"), "model.onnx", str(runs)]
     return subprocess.run(
-        arguments, cwd=folder, env={**kept, **({"PYTHONPATH": paths} if paths else {})}, capture_output=True, text=True, timeout=120, check=False
+        arguments,
+        cwd=folder,
+        env={**kept, **({"PYTHONPATH": paths} if paths else {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
