@@ -55,13 +55,16 @@ def write_atomically(
 
 def digest_of_files(folder: Path, suffixes: Collection[str]) -> str:
     """64 hex digits for the names and contents of the files with these endings in and below a folder, ``__pycache__`` aside."""
+    root = str(folder)
     found = []
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(root):  # as text: a process that opens a model waits for this
         folders[:] = [name for name in folders if name != "__pycache__"]
-        found += [path for name in names if (path := Path(parent, name)).suffix in suffixes and path.is_file()]
+        found += [os.path.join(parent, name) for name in names if os.path.splitext(name)[1] in suffixes]
     digest = hashlib.sha256()
-    for path in sorted(found):
-        digest.update(f"\0{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    for path in sorted(filter(os.path.isfile, found)):
+        digest.update(f"\0{path[len(root) :]}\0".encode())
+        with open(path, "rb", buffering=0) as file:
+            digest.update(file.read())
     return digest.hexdigest()
 
 

@@ -14,8 +14,9 @@ import gpu_shared
 from tests.memory.model import MIB
 from vkep.memory import ArenaOutOfMemory
 from vkep.memory.device_arena import DeviceArena
+from vkep.memory.pieces import pieces_of
 from vkep.memory.staging import shared_staging_arena
-from vkep.memory.upload import Upload, Uploader, _pieces_of
+from vkep.memory.upload import Upload, Uploader
 
 pytestmark = pytest.mark.gpu
 PIECE = 64 * 1024
@@ -117,7 +118,7 @@ def test_pieces_are_the_bytes_in_c_order(shape, axes, steps, piece):
     order = list(range(len(shape)))
     axes.shuffle(order)
     array = array.transpose(order)[tuple(slice(None, None, step) for step, _ in zip(steps, shape, strict=False))]
-    pieces = [bytes(p) for p in _pieces_of(array, piece)]
+    pieces = [bytes(p) for p in pieces_of(array, piece)]
     assert b"".join(pieces) == array.tobytes()
     assert all(0 < len(p) <= piece for p in pieces)
 
@@ -174,6 +175,34 @@ def test_a_returned_value_tells_when_the_bytes_are_there(lease, uploader, arena)
     assert value == lease.context.timeline.submitted == 3
     uploader.finish()
     assert lease.context.timeline.completed >= value
+
+
+def test_small_items_leave_together(lease, uploader, arena):
+    """One submit for as many as a piece holds; each arrives where it belongs."""
+    apart = PIECE // 4
+    block = Hidden(arena.reserve(64 * apart))
+    rng = np.random.default_rng(5)
+    parts = [rng.integers(0, 256, size, np.uint8) for size in rng.integers(1, apart, 64)]
+    before = lease.context.timeline.submitted
+    items = [Upload(block, part, part.nbytes, apart * n) for n, part in enumerate(parts)]
+    total = sum(part.nbytes for part in parts)
+    value = uploader.upload_all(items, total)
+    submits = lease.context.timeline.submitted - before
+    assert value == lease.context.timeline.submitted
+    assert total / PIECE <= submits <= total / (PIECE - apart) + 1 < len(parts) / 4
+    out = np.empty(64 * apart, np.uint8)
+    uploader.download(block, out)
+    for n, part in enumerate(parts):
+        assert np.array_equal(out[apart * n :][: part.size], part)
+
+
+def test_more_bytes_than_announced_arrive(uploader, arena):
+    block = Hidden(arena.reserve(1024))
+    parts = [np.full(256, n, np.uint8) for n in range(4)]
+    uploader.upload_all([Upload(block, part, 256, 256 * n) for n, part in enumerate(parts)], 300)
+    out = np.empty(1024, np.uint8)
+    uploader.download(block, out)
+    assert np.array_equal(out, np.concatenate(parts))
 
 
 def test_progress_that_raises_stops_the_transfer_and_leaves_the_uploader_usable(uploader, block_of):

@@ -79,7 +79,9 @@ class TileCost:
 MATMUL_TILES = {
     CooperativeTile(128, 128, 32, 64, 64, prefetch=2): TileCost(1.0, 3e3),
     CooperativeTile(128, 128, 64, 64, 32): TileCost(0.99, 6.6e4),
+    CooperativeTile(96, 128, 32, 48, 64, prefetch=2): TileCost(0.9, 3e3),
     CooperativeTile(128, 64, 32, 64, 32, prefetch=2): TileCost(0.64, 1.4e6),
+    CooperativeTile(96, 64, 32, 48, 64, prefetch=2): TileCost(0.69, 1.4e6),
     CooperativeTile(64, 64, 64, 64, 32): TileCost(0.64, 8.5e5),
     CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.48, 2e4),
     CooperativeTile(32, 64, 64, 16, 32): TileCost(0.24, 1e3),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vkep.memory.device_arena import DeviceBlock
+from vkep.memory.pieces import as_bytes, check_range, pieces_of, size_of
 from vkep.memory.staging import StagingArena, shared_staging_arena
 
 if TYPE_CHECKING:
-    import mmap
-
     from gpu_shared.commands import CommandBuffer
     from gpu_shared.lease import DelegateLease
     from gpu_shared.memory import Buffer
     from gpu_shared.timeline import PreparedSubmit
+    from vkep.memory.pieces import HostData
 
-    HostData = np.ndarray[Any, Any] | bytes | bytearray | memoryview | mmap.mmap
-
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 16 << 20
 PIECES = 2
 
 
@@ -69,6 +67,16 @@ class _Slot:
         self.commands: CommandBuffer = lease.allocate(f"{lease.name} transfer")
         self.prepared: PreparedSubmit = lease.prepare([self.commands])
         self.value = 0  #: the timeline value of the copy in flight; 0: none
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """Pieces in staging memory that leave in one submit: where each goes, where it lies, and its size."""
+
+    slot: _Slot | None = None
+    room: int = 0
+    used: int = 0
+    copies: list[tuple[Target, int, int, int]] = field(default_factory=list)
 
 
 class Uploader:
@@ -123,7 +131,7 @@ class Uploader:
             ValueError, TypeError: bytes beyond the target, or data that is no buffer.
             ArenaOutOfMemory: no staging memory. GpuError: the device failed.
         """
-        item = Upload(target, data, _nbytes(data), offset, label)
+        item = Upload(target, data, size_of(data), offset, label)
         return self.upload_all([item], item.nbytes, wait_value=wait_value, progress=progress)
 
     def upload_all(
@@ -134,53 +142,71 @@ class Uploader:
         wait_value: int | None = None,
         progress: Progress | None = None,
     ) -> int:
-        """Upload one item after the other; ``progress`` counts over all of them up to ``bytes_total``.
+        """Upload one item after the other, small ones together; ``progress`` counts over all of them up to ``bytes_total``,
+        which the items' sizes should sum to.
 
         Raises: as ``upload``; what was handed to the device before stays there.
         """
-        done = last = 0
+        done, outgoing = 0, _Outgoing()
         with self._lock:
             self._check_open()
             for item in items:
-                for value, nbytes in self._upload_item(item, wait_value):
-                    last = max(last, value)
+                for nbytes in self._upload_item(item, wait_value, outgoing, bytes_total - done):
                     done += nbytes
                     if progress is not None:
                         progress(done, bytes_total, item.label)
-        return last
+            return self._submit(outgoing, wait_value)
 
-    def _upload_item(self, item: Upload, wait_value: int | None) -> Iterator[tuple[int, int]]:
-        """Send one item: (timeline value, bytes) of each piece. Its data is let go before the next item's opens."""
+    def _upload_item(self, item: Upload, wait_value: int | None, outgoing: _Outgoing, rest: int) -> Iterator[int]:
+        """Copy one item to its target, or to where it leaves from: the bytes of each piece, of ``rest`` in all. Its data is
+        let go before the next item's opens.
+        """
         data = item.data() if callable(item.data) else item.data
-        found = _nbytes(data)
+        found = size_of(data)
         if found != item.nbytes:
             raise ValueError(f"upload of {item.label!r}: {item.nbytes} bytes announced, the data has {found}")
-        _check_range("upload", item.target, item.offset, found, item.label)
+        check_range("upload", item.target, item.offset, found, item.label)
         at = item.offset
         mapped = item.target.mapped
         if mapped is not None and wait_value is not None:
             self._lease.wait(wait_value)
-        for piece in _pieces_of(data, self._piece_bytes):
-            value = 0
+        for piece in pieces_of(data, self._piece_bytes):
             if mapped is not None:
                 np.copyto(np.frombuffer(mapped, np.uint8)[at : at + piece.size], piece)
             else:
-                value = self._send(item.target, at, piece, wait_value)
+                if outgoing.slot is not None and outgoing.used + piece.size > outgoing.room:
+                    self._submit(outgoing, wait_value)
+                if outgoing.slot is None:
+                    wanted = max(piece.size, min(rest, self._piece_bytes))
+                    outgoing.slot, outgoing.room = self._slot("upload", wanted), wanted
+                self._fill(outgoing, item.target, at, piece)
             at += piece.size
-            yield value, piece.size
+            rest -= piece.size
+            yield piece.size
 
-    def _send(self, target: Target, at: int, piece: np.ndarray[Any, Any], wait_value: int | None) -> int:
-        slot = self._slot("upload", piece.size)
+    def _fill(self, outgoing: _Outgoing, target: Target, at: int, piece: np.ndarray[Any, Any]) -> None:
+        assert outgoing.slot is not None and outgoing.slot.block is not None
+        staging = outgoing.slot.block.mapped
+        assert staging is not None
+        np.copyto(np.frombuffer(staging, np.uint8)[outgoing.used : outgoing.used + piece.size], piece)
+        outgoing.copies.append((target, at, outgoing.used, piece.size))
+        outgoing.used += piece.size
+
+    def _submit(self, outgoing: _Outgoing, wait_value: int | None) -> int:
+        """Hand what is in staging memory to the device; the timeline value at which it is there (0: nothing was)."""
+        slot, outgoing.slot = outgoing.slot, None
+        if slot is None:
+            return 0
         block, commands = slot.block, slot.commands
         assert block is not None
-        staging = block.mapped
-        assert staging is not None
-        np.copyto(np.frombuffer(staging, np.uint8)[: piece.size], piece)
         commands.begin(one_time=True)
         commands.barrier_before_transfer()
-        commands.copy_buffer(block.buffer, target.buffer, piece.size, block.offset, target.offset + at)
+        for target, at, start, nbytes in outgoing.copies:
+            commands.copy_buffer(block.buffer, target.buffer, nbytes, block.offset + start, target.offset + at)
         commands.barrier_after_transfer()
         commands.end()
+        outgoing.used = 0
+        outgoing.copies.clear()
         slot.value = self._lease.submit(slot.prepared, wait_value)
         return slot.value
 
@@ -209,8 +235,8 @@ class Uploader:
             raise TypeError(f"download of {label!r}: out: expected a numpy array, got {type(out).__name__}")
         if not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"download of {label!r}: out: expected a C-contiguous, writable array; copy it before")
-        _check_range("download", source, offset, out.nbytes, label)
-        target = _as_bytes(out)
+        check_range("download", source, offset, out.nbytes, label)
+        target = as_bytes(out)
         with self._lock:
             self._check_open()
             if not target.size:
@@ -343,40 +369,3 @@ class Uploader:
             shared = shared_staging_arena(self._lease.context, direction)
             arena = self._arenas[direction] = self._shared.enter_context(shared)
         return arena
-
-
-def _nbytes(data: HostData) -> int:
-    return data.nbytes if isinstance(data, np.ndarray) else memoryview(data).nbytes
-
-
-def _check_range(call: str, target: Target, offset: int, nbytes: int, label: str) -> None:
-    if isinstance(offset, bool) or not isinstance(offset, int):
-        raise TypeError(f"{call} of {label!r}: offset: expected an int, got {type(offset).__name__}")
-    if offset < 0 or offset + nbytes > target.size:
-        raise ValueError(
-            f"{call} of {label!r}: {nbytes} bytes at {offset} are outside the block of {target.size} bytes"
-        )
-
-
-def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A C-contiguous array's bytes, without a copy."""
-    return array.reshape(-1).view(np.uint8)
-
-
-def _pieces_of(data: HostData, piece_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
-    """The bytes of ``data`` in C order, in pieces of at most ``piece_bytes``; no copy of contiguous data is made."""
-    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    if not array.nbytes:
-        return
-    if array.flags.c_contiguous:
-        flat = _as_bytes(array)
-        for start in range(0, flat.size, piece_bytes):
-            yield flat[start : start + piece_bytes]
-        return
-    # Strided data is gathered piece by piece. The iterator knows fewer types than arrays may have (ml_dtypes), and
-    # only their size matters here.
-    raw = array.view(f"u{array.itemsize}") if array.itemsize in (1, 2, 4, 8) else array
-    elements = max(1, piece_bytes // array.itemsize)
-    with np.nditer(raw, ["external_loop", "buffered"], order="C", buffersize=elements) as gathered:
-        for piece in gathered:
-            yield _as_bytes(np.ascontiguousarray(piece))
