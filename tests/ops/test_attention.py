@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
-from vkep.ops import attend
+from vkep.kernels import attention
+from vkep.ops import attend, attend_fused
 
 RNG = np.random.default_rng(9)
 MS = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 1e-4, "rtol": 1e-4}
@@ -18,11 +19,17 @@ def _normal(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
     return RNG.normal(0, 1, shape).astype(dtype)
 
 
-@pytest.fixture(params=[None, 2], ids=["whole", "in blocks"], autouse=True)
-def queries_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every case also with two queries at a time, as where the scores are large."""
-    if request.param is not None:
-        monkeypatch.setattr(attend, "_block", lambda *args: request.param)
+@pytest.fixture(params=["whole", "in blocks", "fused"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every case also with two queries at a time, as where the scores are large, and by the kernel that GPUs have for it."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(attend, "_block", lambda *args: 2)
+    if request.param == "fused":
+        monkeypatch.setattr(attend_fused, "is_cpu", lambda caps: False)
+        monkeypatch.setattr(attention, "is_cpu", lambda caps: False)
+        monkeypatch.setattr(attention, "MIN_QUERIES", 1)
+        monkeypatch.setattr(attend_fused, "MASK_PART", 1)
+    return str(request.param)
 
 
 # ---- ONNX Attention

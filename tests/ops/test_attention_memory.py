@@ -12,13 +12,19 @@ from vkep.graph import load_model
 from vkep.lowering.infer import Known
 from vkep.lowering.partition import lower
 from vkep.lowering.program import IslandStep, ValueSpec
-from vkep.ops import attend
+from vkep.ops import attend, attend_fused
 from vkep.plan.records import Plan
 
 CPU = DeviceCapabilities.for_tests()
 GPU = DeviceCapabilities.for_tests(device_type="discrete", subgroup_size=32, min_subgroup_size=32, max_subgroup_size=32)
 SIZE = 64
 OPSET = onnx.defs.onnx_opset_version()
+
+
+@pytest.fixture(autouse=True)
+def with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has a kernel without, which does not take everything."""
+    monkeypatch.setattr(attend_fused, "takes_attention", lambda *args: False)
 
 
 def _plan(heads: int, length: int, caps: DeviceCapabilities, **attributes: int) -> Plan:

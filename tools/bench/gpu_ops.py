@@ -98,7 +98,7 @@ def measure(timer: KernelTimer, case: Case, torch: Any, limits: DeviceLimits) ->
         least = limits.nanoseconds(0, case.nbytes)
     else:
         result.rate, result.unit = case.flops / result.vkep_ms / 1e9, "TFLOP/s"
-        least = limits.nanoseconds(case.flops, 0, case.name.endswith("float16"))
+        least = limits.nanoseconds(case.flops, 0, "float16" in case.name)
     result.of_limit = least / 1e6 / result.vkep_ms
     return result
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from vkep.device.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
+from vkep.kernels.attention import AttentionProblem, attention, takes_attention
 from vkep.kernels.conv import ConvProblem, conv
 from vkep.kernels.conv_last import conv_last, takes_channels_last
 from vkep.kernels.kernel import KernelCall
@@ -65,13 +66,14 @@ class Sizes:
     batches: tuple[int, ...]
     dtypes: tuple[str, ...] = ("float32", "float16")
     convolutions: int | None = None  #: only the first so many of each network
+    attention: int = 0  #: a longer sequence for attention, both in one dispatch and with scores in memory
 
     @classmethod
     def of(cls, device_type: str) -> Sizes:
         """What keeps a large GPU busy, or a CPU not too long."""
         if device_type == "cpu":
             return cls(1 << 22, (256, 512, 1024), (1,), ("float32",))
-        return cls(1 << 26, (1024, 2048, 4096, 8192), (1, 32))
+        return cls(1 << 26, (1024, 2048, 4096, 8192), (1, 32), attention=2048)
 
     @classmethod
     def smallest(cls) -> Sizes:
@@ -98,6 +100,9 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         for size in sizes.products:
             yield matmul_case(size, size, size, dtype)
     for dtype in reversed(sizes.dtypes):
+        for size in (64, 128) if sizes.attention else ():
+            for in_memory in (False, True):
+                yield attention_case(16, sizes.attention, size, dtype, in_memory)
         for batch in sizes.batches:
             yield attention_case(12 * batch, 128, 64, dtype)
             for c, size, oc, kernel, stride in RESNET50_CONVS[: sizes.convolutions]:
@@ -254,21 +259,29 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
     return Case(f"matmul {m}x{n}x{k} {dtype}", make, torch_run, flops=2 * m * n * k)
 
 
-def attention_case(heads: int, length: int, size: int, dtype: str) -> Case:
-    """Scores, softmax, mixture: [heads, length, size] each, the dispatches that the operator makes without a mask."""
+def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bool = False) -> Case:
+    """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.attend` chooses, or those with all scores in
+    memory.
+    """
     kind, itemsize = DTYPES[dtype].numpy, DTYPES[dtype].itemsize
+    alpha, row = 1 / math.sqrt(size), (0, length * size, size)
+    fused = AttentionProblem(
+        *(1, heads, heads, length, length, size, size), row, row, row, row[1:], scale=alpha, dtype=dtype, alignment=16
+    )
     scores = MatMulProblem(
         length, length, size, (length * size, size, 1), (length * size, 1, size), batch=heads, dtype=dtype, alignment=16
     )
-    scores = replace(scores, alpha=1 / math.sqrt(size))
+    scores = replace(scores, alpha=alpha)
     strides = ((length * length, length, 1), (length * size, size, 1))
     mixture = MatMulProblem(length, size, length, *strides, batch=heads, dtype=dtype, alignment=16)
 
     def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
         values = np.random.default_rng(3).standard_normal((3, heads, length, size), np.float32).astype(kind)
         q, k, v = (timer.operand(part) for part in values)
-        s, p = (timer.operand(nbytes=heads * length * length * itemsize) for _ in range(2))
         y = timer.operand(nbytes=values[0].nbytes)
+        if not in_memory and takes_attention(fused, timer.caps):
+            return attention(fused, timer.caps, q, k, v, None, None, y), [q, k, v, y]
+        s, p = (timer.operand(nbytes=heads * length * length * itemsize) for _ in range(2))
         calls = [
             *matmul(scores, timer.caps, q, k, s, None, timer.scratch),
             *softmax(heads * length, length, 1, dtype, timer.caps, s, p, alignment=16),
@@ -280,7 +293,8 @@ def attention_case(heads: int, length: int, size: int, dtype: str) -> Case:
         q, k, v = torch.randn((3, 1, heads, length, size), device="cuda", dtype=getattr(torch, dtype))
         return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
-    return Case(f"attention {heads}x{length}x{size} {dtype}", make, torch_run, flops=scores.flops + mixture.flops)
+    way = ", scores in memory" if in_memory else ""
+    return Case(f"attention {heads}x{length}x{size} {dtype}{way}", make, torch_run, flops=scores.flops + mixture.flops)
 
 
 def conv_case(

@@ -16,7 +16,7 @@ from vkep.graph.weights import ArrayWeight, Weight
 from vkep.kernels.tuning import Trial
 from vkep.lowering import expr as ex
 from vkep.lowering import narrow
-from vkep.lowering.lir import BaseTarget, Emit, KernelOp, Op, Pointwise
+from vkep.lowering.lir import BaseTarget, Emit, KernelOp, Op, Pointwise, Role
 from vkep.lowering.questions import Question
 from vkep.lowering.tensor import (
     CHANNELS_LAST,
@@ -192,6 +192,7 @@ class Builder:
         row_axis: int | None = None,
         strided_output: bool = False,
         flops: int = 0,
+        role: Role = "",
     ) -> None:
         """Add an operation that emits its own dispatches; what its selection refuses is declined.
 
@@ -199,7 +200,7 @@ class Builder:
         """
         if max([t.size for t in outputs], default=0) == 0:
             return
-        op = KernelOp(list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops)
+        op = KernelOp(list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops, role=role)
         if row_axis is None:
             try:
                 calls = emit(_TrialTarget(self.caps), inputs, outputs, None)

@@ -18,14 +18,15 @@ MAX_FUSED = 64
 def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
     """Remove dead operations, fuse, and drop copies. ``results`` are the tensors that must exist at the end."""
     kept = {t.storage for t in results}
-    ops = _remove_dead(ops, kept)
-    uses = _Uses(ops)
+    ops = remove_dead(ops, kept)
+    uses = Uses(ops)
     ops = _fuse_pointwise(ops, kept, uses)
     ops = _fuse_epilogues(ops, kept, uses)
     return _elide_copies(ops, kept, uses)
 
 
-def _remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
+def remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
+    """The operations that something in ``kept`` is made of."""
     needed = set(kept)
     live: list[Op] = []
     for op in reversed(ops):
@@ -35,7 +36,7 @@ def _remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
     return live[::-1]
 
 
-class _Uses:
+class Uses:
     """Who writes and who reads each storage (constants aside), kept up to date from pass to pass."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
@@ -75,7 +76,7 @@ def _read(op: Op) -> set[Storage]:
     return {t.storage for t in reads(op) if t.storage.weight is None}
 
 
-def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
+def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
     """Merge a pointwise producer into its consumer when that is its only reader."""
     gone: set[int] = set()
     for consumer in reversed(ops):
@@ -111,7 +112,7 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
     return [op for op in ops if id(op) not in gone]
 
 
-def _sole_producer(storage: Storage, reader: Op, uses: _Uses, kept: set[Storage]) -> Op | None:
+def _sole_producer(storage: Storage, reader: Op, uses: Uses, kept: set[Storage]) -> Op | None:
     if storage.weight is not None or storage.port is not None or storage in kept:
         return None
     writers = uses.writers[storage]
@@ -150,7 +151,7 @@ def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
     )
 
 
-def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
+def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
     """Move a pointwise operation into the epilogue of the kernel that makes its input."""
     position = {id(op): i for i, op in enumerate(ops)}
     depth = _depths(ops)
@@ -249,7 +250,7 @@ def _prod(shape: tuple[int, ...]) -> int:
     return size
 
 
-def _elide_copies(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
+def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
     """Let a producer write where a plain copy would put its result (Concat's parts, a plan's outputs)."""
     gone: set[int] = set()
     for copy in ops:
@@ -287,7 +288,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: _Uses) -> list[Op]:
     return [op for op in ops if id(op) not in gone]
 
 
-def _move_whole(storage: Storage, copy: Pointwise, uses: _Uses) -> bool:
+def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
     """Let all who write parts of a storage write where its copy would lie, when that is as dense."""
     if not copy.out.is_contiguous:
         return False

@@ -10,6 +10,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import Weight
+from vkep.lowering.attention import lower_attention
 from vkep.lowering.builder import Builder
 from vkep.lowering.emit import emit
 from vkep.lowering.fuse import optimize
@@ -61,5 +62,6 @@ class Island:
             results.append(self.builder.copy(tensor, out=Tensor.contiguous(tensor.dtype, tensor.shape, storage)))
         if not results:
             return None
-        planned = emit(optimize(self.builder.ops, results), ports, caps)
+        ops = lower_attention(self.builder.ops, results, caps)
+        planned = emit(optimize(ops, results), ports, caps)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class BaseTarget:
 
 #: (target, inputs, outputs, epilogue) to dispatches
 Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
+#: what a kernel operation is, where passes ask: inputs [..., m, k] by [..., k, n], or a softmax along the last axis
+Role = Literal["", "product", "softmax"]
 
 
 @dataclass(eq=False, slots=True)
@@ -86,6 +88,7 @@ class KernelOp:
     epilogue: Expr | None = None  #: an expression over the result (the leaf that views ``epilogue_of``) and others
     epilogue_of: Tensor | None = None
     flops: int = 0
+    role: Role = ""
     #: what the trial of a selection (`Builder.kernel`) gave, and the inputs and outputs that it was for
     tried: tuple[tuple[list[Tensor], list[Tensor]], list[KernelCall]] | None = None
 

@@ -8,21 +8,25 @@ block reads only the keys that its queries may see.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import is_cpu
 from vkep.kernels.softmax import softmax
 from vkep.lowering import expr as ex
 from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
-from vkep.lowering.tensor import Tensor
+from vkep.lowering.lir import Target
+from vkep.lowering.tensor import Tensor, alignment
+from vkep.ops.attend_fused import attend_fused
 from vkep.ops.contraction import matrix_product
 
 _MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
 #: bytes of scores from which queries are attended to in blocks of no more: enough to fill a large GPU, and a CPU's cores
-SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 16 << 20
+SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
 #: a block has a multiple of so many queries, rows of the products' tiles, unless its scores were larger than this
 _ROWS = 64
 LARGEST_SCORES_BYTES = 1 << 30
@@ -30,15 +34,28 @@ LARGEST_SCORES_BYTES = 1 << 30
 _MASKED_BLOCKS = 8
 
 
+@dataclass(frozen=True)
+class Window:
+    """Query i sees the keys from ``origin + i + first`` on, before ``origin + i + end`` (None: no bound), which is what the
+    conditions say; ``origin`` is an integer for each of the batch, None where the bounds have it in them.
+    """
+
+    conditions: tuple[Expr, ...]
+    first: int | None
+    end: int | None
+    origin: Expr | None
+
+
 @dataclass
 class Mask:
-    """Which keys a query sees: every condition must hold; biases are added to the scores.
+    """Which keys a query sees: every condition must hold, and those of the window; biases are added to the scores.
 
     Tensors broadcast to [batch, kv heads, queries of a head, queries, keys]. ``may_hide_rows`` says that a query may see
     no key at all: its probabilities are zero then. Query i sees no key before ``i + first`` and none from ``i + end`` on (None:
     no bound is known); the conditions say so too, and this is for leaving out keys that no query of a block sees.
     """
 
+    window: Window | None = None
     conditions: list[Expr] = field(default_factory=list)
     biases: list[Tensor] = field(default_factory=list)
     may_hide_rows: bool = False
@@ -66,15 +83,21 @@ class Mask:
         def leaf(node: ex.Leaf) -> Expr | None:
             return ex.leaf(block(node.tensor)) if node.tensor is not None else None
 
+        window = self.window
+        if window is not None:
+            window = replace(
+                window, conditions=tuple(ex.substitute(condition, leaf) for condition in window.conditions)
+            )
         return replace(
             self,
+            window=window,
             conditions=[ex.substitute(condition, leaf) for condition in self.conditions],
             biases=[block(bias) for bias in self.biases],
         )
 
     def allowed(self, b: Builder, with_biases: bool = False) -> Expr | None:
         """Whether a key is seen; ``with_biases`` also where a bias of minus infinity hides it."""
-        parts = list(self.conditions)
+        parts = [*(self.window.conditions if self.window is not None else ()), *self.conditions]
         if with_biases:
             parts += [b.expr(f"({{0}} != {_MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
         result: Expr | None = None
@@ -118,6 +141,17 @@ class Heads:
             (view.shape[0], self.kv_heads, self.group, *view.shape[2:]),
             (view.strides[0], per_head * self.group, per_head, *view.strides[2:]),
         )
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a product of a query and a key is multiplied by, what it is capped at (0: nothing), and the score [heads] that
+    takes its share of each row without a value.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    sink: Tensor | None = None
 
 
 @dataclass
@@ -175,16 +209,22 @@ def attend(
     softcap: float = 0.0,
     scores_stage: int | None = None,
     sink: Tensor | None = None,
+    merged: bool = False,
 ) -> Attended:
     """``softmax(softcap(scale * q @ k.T) + mask) @ v`` with q, k, v [batch, heads, length, size] of one type.
 
     ``scores_stage``: also give the scores as products (0), after the soft cap (1), with the mask (2) or as
-    probabilities (3). ``sink`` [heads] is a score that takes its share of each row without a value.
+    probabilities (3). ``sink`` [heads] is a score that takes its share of each row without a value. ``merged``: the result
+    is going to `merge_heads`, and lies well for that where a kernel can place it.
     """
+    scoring = Scoring(scale, softcap, sink)
     if v.shape[:3] != k.shape[:3]:
         b.decline(f"keys of shape {k.shape} and values of shape {v.shape} do not fit together")
     if scores_stage is not None:
-        return _attend_block(b, q, k, v, heads, mask, scale, softcap, sink, scores_stage)
+        return _attend_block(b, q, k, v, heads, mask, scoring, scores_stage)
+    fused = attend_fused(b, q, k, v, heads, mask, scoring, merged)
+    if fused is not None:
+        return Attended(fused, None)
     out: Tensor | None = None
     block = _block(b, heads, q.dtype.itemsize, mask)
     for start in range(0, heads.queries, block):
@@ -198,9 +238,7 @@ def attend(
             v.slice(2, first, end - first),
             replace(heads, queries=count, keys=end - first),
             mask if whole else mask.of((start, start + count), (first, end)),
-            scale,
-            softcap,
-            sink,
+            scoring,
         )
         if count == heads.queries:
             return made
@@ -228,9 +266,7 @@ def _attend_block(
     v: Tensor,
     heads: Heads,
     mask: Mask,
-    scale: float,
-    softcap: float,
-    sink: Tensor | None,
+    scoring: Scoring,
     scores_stage: int | None = None,
 ) -> Attended:
     flat = (heads.batch, heads.kv_heads, heads.group * heads.queries)
@@ -246,9 +282,9 @@ def _attend_block(
         stages[index] = b.store(value, q.dtype, shape=heads.shape)
         return b.expr("{0}", stages[index])
 
-    value = stage(0, b.expr("({0} * {1})", product, scale))
-    if softcap:
-        value = b.expr("({1} * limited_tanh({0} / {1}))", value, softcap)
+    value = stage(0, b.expr("({0} * {1})", product, scoring.scale))
+    if scoring.softcap:
+        value = b.expr("({1} * limited_tanh({0} / {1}))", value, scoring.softcap)
     value = stage(1, value)
     for bias in mask.biases:
         value = b.expr("({0} + {1})", value, bias)
@@ -256,7 +292,7 @@ def _attend_block(
     if allowed is not None:
         value = b.expr(f"({{0}} ? {{1}} : {_MINUS_INFINITY})", allowed, value, ctype="float")
     scores = b.store(stage(2, value), q.dtype, shape=heads.shape)
-    probabilities = _softmax(b, scores, heads, sink)
+    probabilities = _softmax(b, scores, heads, scoring.sink)
     seen = mask.allowed(b, with_biases=True) if mask.may_hide_rows else None
     if seen is not None:
         kept = b.expr("({0} ? {1} : 0.0)", seen, probabilities, ctype="float")
@@ -282,12 +318,12 @@ def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> T
         scores = wide
     out = b.empty(scores.dtype, scores.shape)
     outer = math.prod(heads.shape[:4])
-    b.kernel(
-        [b.contiguous(scores)],
-        [out],
-        lambda t, i, o, _: softmax(outer, keys, 1, scores.dtype.name, t.caps, i[0], o[0], log=False),
-        flops=4 * scores.size,
-    )
+
+    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], _: object) -> list[KernelCall]:
+        aligned = alignment(i[0], o[0])
+        return softmax(outer, keys, 1, scores.dtype.name, t.caps, i[0], o[0], log=False, alignment=aligned)
+
+    b.kernel([b.contiguous(scores)], [out], emit, flops=4 * scores.size)
     return out if sink is None else b.contiguous(out.slice(4, 0, heads.keys))
 
 
@@ -299,20 +335,23 @@ def per_batch(b: Builder, values: Tensor) -> Expr:
 
 def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, left: int = -1, right: int = -1) -> Mask:
     """What a query at position ``offset + i`` sees: no later key where causal, none beyond the windows (-1: no bound)."""
-    mask = Mask()
     if causal:
         right = 0 if right < 0 else min(right, 0)
+    mask = Mask()
     if left < 0 and right < 0:
         return mask
-    if isinstance(offset, int):
-        mask.first = offset - left if left >= 0 else None
-        mask.end = offset + right + 1 if right >= 0 else None
     position = b.expr("({0} + {1})", heads.query_index(b), offset, ctype="int")
     key = heads.key_index(b)
+    conditions = []
     if right >= 0:
-        mask.conditions.append(b.expr("({0} <= {1} + {2})", key, position, right, ctype="bool"))
+        conditions.append(b.expr("({0} <= {1} + {2})", key, position, right, ctype="bool"))
     if left >= 0:
-        mask.conditions.append(b.expr("({0} >= {1} - {2})", key, position, left, ctype="bool"))
+        conditions.append(b.expr("({0} >= {1} - {2})", key, position, left, ctype="bool"))
+    start = offset if isinstance(offset, int) else 0
+    first, end = (start - left if left >= 0 else None), (start + right + 1 if right >= 0 else None)
+    mask.window = Window(tuple(conditions), first, end, None if isinstance(offset, int) else offset)
+    if isinstance(offset, int):
+        mask.first, mask.end = first, end
     # with a window to the left and fewer keys than positions, the last queries see nothing
     known = isinstance(offset, int) and offset >= 0 and offset + heads.queries <= heads.keys
     mask.may_hide_rows = not known and not (left < 0 and isinstance(offset, int) and offset >= 0)

@@ -86,6 +86,7 @@ def attention(
         scale=default_scale(q.shape[3]) if scale is None else scale,
         softcap=softcap,
         scores_stage=qk_matmul_output_mode if wanted else None,
+        merged=flat,
     )
     y = b.cast(done.y, dtype)
     scores = b.cast(done.scores, dtype) if done.scores is not None else y

@@ -125,7 +125,7 @@ def _product(
         )
         return matmul(problem, t.caps, i[0], i[1], o[0], epilogue, scratch(t), prepack(t, i[1]))
 
-    b.kernel([x, y], [out], emit, row_axis=out.rank - 2, strided_output=True, flops=flops)
+    b.kernel([x, y], [out], emit, row_axis=out.rank - 2, strided_output=True, flops=flops, role="product")
     return out
 
 

@@ -113,6 +113,7 @@ def multi_head_attention(
         mask,
         scale=scale or default_scale(q.shape[3]),
         scores_stage=0 if wants_output(b, 3) else None,
+        merged=True,
     )
     return outputs(b, merge_heads(b, done.y), k, v, done.scores)
 
@@ -242,6 +243,7 @@ def group_query_attention(
         scale=scale or default_scale(q.shape[3]),
         softcap=softcap,
         sink=sink,
+        merged=True,
     )
     return outputs(b, merge_heads(b, done.y), present_key, present_value)
 
@@ -358,7 +360,7 @@ def attention(
         _add_padding(b, mask, heads, mask_index, mask_filter_value)
     if attention_bias is not None:
         mask.biases.append(heads.mask_view(b, attention_bias))
-    done = attend(b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]))
+    done = attend(b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]), merged=True)
     present = None
     if wants_output(b, 1):
         present = b.empty(k.dtype, (2, *k.shape))

@@ -26,6 +26,7 @@ def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
             outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], log=log, alignment=alignment(i[0], o[0])
         ),
         flops=4 * x.size,
+        role="softmax" if inner == 1 and x.shape[-1:] == (axis,) and not log else "",
     )
     return out
 

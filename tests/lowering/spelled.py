@@ -1,0 +1,68 @@
+"""Attention spelled out in nodes, for the tests of what takes it as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tests.ops.cases import Array, graph_of
+
+BATCH, HEADS, QUERIES, KEYS, SIZE = 2, 3, 5, 7, 8
+SCORES = (BATCH, HEADS, QUERIES, KEYS)
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclass
+class Spelling:
+    """A graph as it grows, of one type of float. ``values`` holds its inputs and constants."""
+
+    dtype: Any = np.float32
+    opset: int = 18
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    values: dict[str, Array] = field(default_factory=dict)
+    constants: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=lambda: ["y"])
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(23)
+        self.q, self.k = self.normal(BATCH, HEADS, QUERIES, SIZE), self.normal(BATCH, HEADS, KEYS, SIZE)
+        self.v = self.normal(BATCH, HEADS, KEYS, 4)
+
+    def normal(self, *shape: int) -> str:
+        return self.input(self.rng.normal(0, 1, shape).astype(self.dtype))
+
+    def input(self, value: Array) -> str:
+        self.values[f"in{len(self.values)}"] = value
+        return f"in{len(self.values) - 1}"
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        self.constants.append(self.input(np.asarray(value, dtype or self.dtype)))
+        return self.constants[-1]
+
+    def add(self, op_type: str, *inputs: str, into: str = "", **attributes: Any) -> str:
+        name = into or f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [name], name=f"{op_type}.{name}", **attributes))
+        return name
+
+    def scores(self) -> str:
+        product = self.add("MatMul", self.q, self.add("Transpose", self.k, perm=[0, 1, 3, 2]))
+        return self.add("Mul", product, self.constant(0.35))
+
+    def mix(self, scores: str, into: str = "y") -> None:
+        self.add("MatMul", self.add("Softmax", scores, axis=-1), self.v, into=into)
+
+    def hide(self, scores: str, score: float, condition: str = "", seen: bool = False) -> str:
+        """``scores`` with another in some places, never in all of a row; those are where ``condition`` is (not) true."""
+        if not condition:
+            hidden = self.rng.random((BATCH, 1, QUERIES, KEYS)) < 0.4
+            hidden[..., 0] = False
+            condition = self.input(hidden != seen)
+        choice = (self.constant(score), scores)
+        return self.add("Where", condition, *(choice[::-1] if seen else choice))
+
+    def model(self) -> onnx.ModelProto:
+        return graph_of(self.nodes, self.values, self.outputs, self.constants, self.opset)

@@ -1,0 +1,124 @@
+"""Plans of models that spell attention out: memory, names, kernels. No GPU is used."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from tests.lowering.spelled import Spelling
+from tools.models.catalog import Options, build_model
+from vkep.dtypes import from_onnx
+from vkep.graph import load_model
+from vkep.lowering import attention
+from vkep.lowering.infer import Known
+from vkep.lowering.partition import lower
+from vkep.lowering.program import IslandStep, ValueSpec
+from vkep.lowering.spelled import Spelled
+from vkep.ops import attend
+from vkep.plan.records import Plan
+
+CPU = DeviceCapabilities.for_tests()
+GPU = DeviceCapabilities.for_tests(
+    device_type="discrete",
+    features=FEATURE_NAMES,
+    cooperative_matrix_shapes=(CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32"),),
+    subgroup_size=32,
+    min_subgroup_size=32,
+    max_subgroup_size=32,
+    max_shared_memory_bytes=49152,
+)
+
+
+def _plan(proto: onnx.ModelProto, caps: DeviceCapabilities) -> Plan:
+    read = load_model(onnx.ModelProto.FromString(proto.SerializeToString()))
+    known: dict[str, Known] = dict(read.graph.weights)
+    for info in read.graph.inputs:
+        dtype = from_onnx(info.elem_type)
+        assert dtype is not None and info.is_static and info.shape is not None
+        known[info.name] = ValueSpec(dtype, tuple(int(d) for d in info.shape if isinstance(d, int)))
+    program = lower(read.graph.nodes, known, [o.name for o in read.graph.outputs], read.opsets, caps)
+    [step] = program.steps
+    assert isinstance(step, IslandStep)
+    assert {placement.where for placement in program.placements} <= {"vulkan", "folded"}
+    assert len(program.placements) == len(read.graph.nodes)
+    return step.plan
+
+
+def _long(heads: int, length: int, mask: str = "") -> onnx.ModelProto:
+    g = Spelling()
+    for name in list(g.values):
+        g.values[name] = np.empty((1, heads, length, 64), np.float32)
+    scores = g.scores()
+    if mask == "causal":
+        scores = g.hide(scores, -np.inf, g.constant(np.tri(length, dtype=bool), np.bool_), seen=True)
+    elif mask == "bias":
+        scores = g.add("Add", scores, g.input(np.empty((1, 1, 1, length), np.float32)))
+    g.mix(scores)
+    return g.model()
+
+
+@pytest.mark.parametrize("caps", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("mask", ["", "bias"])
+def test_memory_is_that_of_a_block(caps: DeviceCapabilities, mask: str) -> None:
+    heads, length = 16, 8192
+    plan = _plan(_long(heads, length, mask), caps)
+    block = max(attend.SCORES_BYTES_CPU if caps is CPU else attend.SCORES_BYTES, 64 * heads * length * 4)
+    assert plan.activation_bytes <= 2.1 * block < heads * length * length * 4 / 10
+
+
+def test_keys_that_no_query_of_a_block_sees_are_left_out() -> None:
+    whole, causal = (sum(d.flops for d in _plan(_long(8, 4096, mask), CPU).dispatches) for mask in ("", "causal"))
+    assert 0.5 < causal / whole < 0.6
+
+
+def test_dispatches_have_the_names_of_all_nodes() -> None:
+    g = Spelling()
+    for name in list(g.values):
+        g.values[name] = np.empty((1, 8, 4096, 64), np.float32)
+    g.mix(g.add("Add", g.scores(), g.input(np.empty((1, 1, 1, 4096), np.float32))))
+    names = {name for dispatch in _plan(g.model(), CPU).dispatches for name in dispatch.label.split(" + ")}
+    assert names == {node.name for node in g.nodes if node.op_type != "Transpose"}, "which is a view"
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_enc", "gpt2step"])
+@pytest.mark.parametrize("float16", [False, True])
+def test_models(monkeypatch: pytest.MonkeyPatch, name: str, float16: bool) -> None:
+    """Each softmax of these is an attention's."""
+    found: list[Spelled] = []
+
+    def lowered(spelled: Spelled, caps: DeviceCapabilities) -> None:
+        found.append(spelled)
+
+    monkeypatch.setattr(attention, "_lowered", lowered)
+    proto = build_model(name, Options(float16=float16))
+    _plan(proto, CPU)
+    assert len(found) == sum(node.op_type == "Softmax" for node in proto.graph.node) > 0
+    assert {spelled.scale for spelled in found} == {0.125}
+    assert all(len(spelled.masks) == (name == "bert") for spelled in found)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_enc"])
+def test_a_gpu_has_one_kernel_for_all_of_it(taken: list[Spelled], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """From the projections' results to what the next one reads: the copy that merges the heads is in it too."""
+    proto = build_model(name, Options(float16=True))
+    plan = _plan(proto, GPU)
+    assert len(taken) == sum(node.op_type == "Softmax" for node in proto.graph.node) > 0
+    sources = [plan.pipelines[dispatch.pipeline].shader.source for dispatch in plan.dispatches]
+    assert sum(source.startswith("attention") for source in sources) == len(taken)
+    assert not any(source.startswith("softmax") for source in sources)
+    fused = [d.label for d, s in zip(plan.dispatches, sources, strict=True) if s.startswith("attention")]
+    names = {node.output[0]: node.name for node in proto.graph.node}
+    for node in proto.graph.node:
+        if node.op_type == "Softmax":
+            assert any({node.name, names[node.input[0]]} <= set(label.split(" + ")) for label in fused)
+    layers = len(taken)
+    monkeypatch.setattr(attention, "_lowered", lambda spelled, caps: None)
+    written = _plan(proto, GPU)
+    assert len(written.dispatches) == len(plan.dispatches) + 3 * layers, "two products, a softmax and a copy are one"
+
+
+def test_small_scores_on_a_cpu_driver_are_run_as_written(taken: list[Spelled]) -> None:
+    _plan(build_model("bert"), CPU)
+    assert not taken

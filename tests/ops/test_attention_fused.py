@@ -1,0 +1,138 @@
+"""Which attention goes to the kernel that writes no scores. Plans only: no GPU is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from vkep.dtypes import DTYPES
+from vkep.graph import load_model
+from vkep.lowering.infer import Known
+from vkep.lowering.partition import lower
+from vkep.lowering.program import IslandStep, ValueSpec
+from vkep.plan.records import Plan
+
+GPU = DeviceCapabilities.for_tests(
+    device_type="discrete",
+    features=FEATURE_NAMES,
+    cooperative_matrix_shapes=(CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32"),),
+    subgroup_size=32,
+    min_subgroup_size=32,
+    max_subgroup_size=32,
+    max_shared_memory_bytes=49152,
+)
+CPU = DeviceCapabilities.for_tests()
+HEADS = (2, 8, 128, 64)
+QKV = dict.fromkeys("qkv", ("float16", HEADS))
+
+
+def _plan(
+    inputs: dict[str, tuple[str, tuple[int, ...]] | None],
+    op: str = "Attention",
+    outputs: tuple[str, ...] = ("y",),
+    caps: DeviceCapabilities = GPU,
+    domain: str = "",
+    constants: dict[str, np.ndarray[Any, Any]] | None = None,
+    **attributes: Any,
+) -> Plan:
+    """The plan of one node with inputs of these types and shapes."""
+    given = {name: spec for name, spec in inputs.items() if spec is not None}
+    names = [name if spec is not None or name in (constants or {}) else "" for name, spec in inputs.items()]
+
+    def info(name: str, spec: tuple[str, Any]) -> onnx.ValueInfoProto:
+        kind = helper.np_dtype_to_tensor_dtype(DTYPES[spec[0]].numpy)
+        return helper.make_tensor_value_info(name, kind, spec[1])
+
+    node = helper.make_node(op, names, outputs, domain=domain, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [info(*item) for item in given.items()],
+        [info(name, (given["q"][0], None)) for name in outputs if name],
+        initializer=[onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
+    )
+    opsets = [helper.make_opsetid("", onnx.defs.onnx_opset_version()), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=13)
+    read = load_model(onnx.ModelProto.FromString(proto.SerializeToString()))
+    known: dict[str, Known] = {name: ValueSpec(DTYPES[dtype], shape) for name, (dtype, shape) in given.items()}
+    known.update(read.graph.weights)
+    [step] = lower(read.graph.nodes, known, [name for name in outputs if name], read.opsets, caps).steps
+    assert isinstance(step, IslandStep), step
+    return step.plan
+
+
+def _sources(plan: Plan) -> list[str]:
+    return [plan.pipelines[dispatch.pipeline].shader.source for dispatch in plan.dispatches]
+
+
+def _spec(plan: Plan) -> dict[str, int]:
+    [key] = [key for key in plan.pipelines if key.shader.source.startswith("attention")]
+    return dict(key.spec)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "source"),
+    [("float16", 128, "attention_coop.comp"), ("float32", 2048, "attention_tiled.comp")],
+)
+def test_it_is_one_dispatch_without_memory(dtype: str, length: int, source: str) -> None:
+    plan = _plan(dict.fromkeys("qkv", (dtype, (2, 8, length, 64))))
+    assert _sources(plan) == [source]
+    assert plan.activation_bytes == 0
+    assert plan.dispatches[0].flops == 4 * 2 * 8 * length * length * 64
+
+
+def test_a_cpu_driver_keeps_its_products() -> None:
+    assert not any(source.startswith("attention") for source in _sources(_plan(QKV, caps=CPU)))
+
+
+def test_heads_side_by_side_are_read_and_written_in_place() -> None:
+    flat = dict.fromkeys("qkv", ("float16", (2, 128, 512)))
+    assert _sources(_plan(flat, q_num_heads=8, kv_num_heads=8)) == ["attention_coop.comp"]
+
+
+def test_bounds_by_position_need_no_mask() -> None:
+    for attributes in ({"is_causal": 1}, {"is_causal": 1, "left_window_size": 20}, {"right_window_size": 7}):
+        assert _sources(_plan(QKV, **attributes)) == ["attention_coop.comp"]
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (2, 1, 1, 128), (2, 8, 128, 128), (1, 8, 128, 1)])
+def test_a_bias_is_read_where_it_lies(shape: tuple[int, ...]) -> None:
+    plan = _plan({**QKV, "mask": ("float16", shape)})
+    assert _sources(plan) == ["attention_coop.comp"]
+    assert _spec(plan)["BIAS"] == (1 if shape[-1] > 1 else 2)
+
+
+def test_conditions_that_heads_share_are_written_as_a_bias() -> None:
+    plan = _plan({**QKV, "mask": ("bool", (2, 1, 128, 128))}, is_causal=1)
+    assert len(plan.dispatches) == 2 and _sources(plan)[1] == "attention_coop.comp"
+    assert plan.activation_bytes == 2 * 2 * 128 * 128
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": {**QKV, "mask": ("bool", (2, 8, 128, 128))}},  # as much to write as the scores
+        {"inputs": QKV, "outputs": ("y", "", "", "scores")},
+        {"inputs": {**QKV, "q": ("float16", (2, 8, 1, 64))}},
+    ],
+    ids=["a condition of each head", "scores asked for", "one query"],
+)
+def test_the_rest_has_scores_in_memory(changes: dict[str, Any]) -> None:
+    assert not any(source.startswith("attention") for source in _sources(_plan(**changes)))
+
+
+def test_positions_that_a_run_decides_are_read_by_the_kernel() -> None:
+    flat = {"q": ("float16", (2, 32, 512)), "k": ("float16", (2, 32, 128)), "v": ("float16", (2, 32, 128))}
+    past = dict.fromkeys(("pk", "pv"), ("float16", (2, 2, 64, 64)))
+    inputs = {**flat, **past, "len": ("int32", (2,)), "total": None}
+    attributes = {"num_heads": 8, "kv_num_heads": 2, "domain": "com.microsoft", "outputs": ("y", "nk", "nv")}
+    total = {"total": np.array(96, np.int32)}
+    plan = _plan(inputs, "GroupQueryAttention", constants=total, **attributes)  # type: ignore[arg-type]
+    assert _spec(plan)["ORIGIN"] == 1 and _spec(plan)["BIAS"] == 0 and _spec(plan)["GROUP"] == 4
+    sunk = _plan(inputs, "GroupQueryAttention", constants=total, smooth_softmax=1, **attributes)  # type: ignore[arg-type]
+    assert "attention_coop.comp" not in _sources(sunk)

@@ -1,0 +1,390 @@
+"""Attention in one dispatch, whose scores are never in memory (``shaders/attention.glsl``): float16 on cooperative matrices,
+or float32 arithmetic in registers.
+
+Source: T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
+from vkep.kernels.cooperative import uints
+from vkep.kernels.cooperative_tiles import float16_shape
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.launch import ceil_div, element_type, is_cpu
+from vkep.kernels.tiles import check_grid
+from vkep.kernels.tuning import chosen
+
+#: fewer queries leave most of a block unused, and few workgroups to read the keys
+MIN_QUERIES = 16
+#: positions are 32-bit integers with a sign, and so are sums of two of them
+LARGEST_LENGTH = 1 << 29
+#: workgroups that fill a device, by its kind, and other devices
+_WORKGROUPS_TO_FILL, _WORKGROUPS_TO_FILL_SMALL = {"discrete": 128, "virtual": 128}, 24
+#: fewer workgroups than a quarter of these take at most so many blocks of keys one after the other: scores in memory keep
+#: more of the device busy
+_LONGEST_CHAIN = 32
+#: 32-bit registers for a lane's matrices: more would spill
+_MATRIX_REGISTERS = 200
+_LANE_COLUMNS = 8
+#: without cooperative matrices the products' own tiles are faster, until their scores leave the caches; and with larger heads
+_FEWEST_SCORE_BYTES, _LARGEST_SIZE = 64 << 20, 64
+_LOG2_E = math.log2(math.e)
+
+_OPERANDS = (*(Operand(name) for name in ("q", "k", "v", "bias", "origin")), Operand("y", writes=True))
+_PARAMS = (
+    *uints("queries", "keys"),
+    *uints(*(f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "row"))),
+    *uints("y_head", "y_row", "bias_batch", "bias_head", "bias_row"),
+    *(("scale", "float"), ("softcap", "float"), ("first", "int"), ("end", "int")),
+)
+_SPEC = {
+    "SIZE": 64,
+    "VALUE_SIZE": 64,
+    "BLOCK_Q": 64,
+    "BLOCK_K": 64,
+    "VECTORS": 1,
+    "GROUP": 1,
+    "BIAS": 0,
+    "SOFTCAP": 0,
+    "ORIGIN": 0,
+}
+_UNIT_TYPES = {"float32": "vec4", "float16": "f16vec4"}
+
+
+def _tiled_defines(dtype: str, bias: str) -> dict[str, str]:
+    kind = element_type(dtype)
+    unit = {"UNIT_T": _UNIT_TYPES[dtype], "UNIT_ALIGN": str(4 * kind.itemsize)}
+    return {"T": kind.glsl, **unit, "BIAS_T": element_type(bias).glsl}
+
+
+ATTENTION_COOPERATIVE = Kernel(
+    "attention_coop.comp",
+    operands=_OPERANDS,
+    params=_PARAMS,
+    spec={**_SPEC, "SUB_ROWS": 16, "MAT_M": 16, "MAT_N": 16, "MAT_K": 16, "SUBGROUP_LANES": 32},
+    variants=({"BIAS_T": "float16_t"}, {"BIAS_T": "float"}),
+)
+ATTENTION_TILED = Kernel(
+    "attention_tiled.comp",
+    operands=_OPERANDS,
+    params=_PARAMS,
+    spec={**_SPEC, "BLOCK_K": 32, "MICRO_ROWS": 8, "LANE_COLUMNS": _LANE_COLUMNS},
+    variants=tuple(
+        _tiled_defines(*t) for t in (("float32", "float32"), ("float16", "float16"), ("float16", "float32"))
+    ),
+)
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """``y = softmax(softcap(scale * q @ k.T) + bias) @ v`` for q [batch, heads, queries, size], k and v
+    [batch, kv heads, keys, size and value size], all of ``dtype`` (float32 or float16, sums in float32).
+
+    Strides in elements of (batch, head, row), of y of (head, row); elements of a row are dense, and so is y as a whole. The
+    bias (float32 or float16) broadcasts to [batch, heads, queries, keys] by its strides, the last of which is 1 or 0; without
+    them there is none. ``softcap`` 0 is none. Query i sees no key before ``i + first`` and none from ``i + end`` on (None: no
+    bound), both counted from ``origin`` (int32 [batch]) where there is one; rows that see no key are zero. ``alignment``
+    (bytes) divides the addresses of q, k, v and y. Raises `ValueError` for what the kernels cannot address.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    q_strides: tuple[int, int, int]
+    k_strides: tuple[int, int, int]
+    v_strides: tuple[int, int, int]
+    y_strides: tuple[int, int]
+    scale: float
+    softcap: float = 0.0
+    bias_strides: tuple[int, int, int, int] | None = None
+    first: int | None = None
+    end: int | None = None
+    dtype: str = "float32"
+    bias_dtype: str = "float32"
+    alignment: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _UNIT_TYPES or self.bias_dtype not in _UNIT_TYPES:
+            raise ValueError(
+                f"attention: element types are {self.dtype!r} and {self.bias_dtype!r} (bias), "
+                f"expected of {sorted(_UNIT_TYPES)}"
+            )
+        sizes = (self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.size, self.value_size)
+        if min(sizes) < 1 or self.heads % self.kv_heads:
+            raise ValueError(f"attention: {self}, expected sizes of 1 and more, and heads that divide into groups")
+        if max(self.queries, self.keys) > LARGEST_LENGTH or min(self._strides) < 0:
+            raise ValueError(f"attention: {self}, expected lengths up to {LARGEST_LENGTH}, and no negative stride")
+        if self.bias_strides is not None and self.bias_strides[3] > 1:
+            raise ValueError(f"attention: a bias with strides {self.bias_strides}, expected dense columns, or one")
+
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        rows = (*self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
+        return (*rows, *(self.bias_strides or ()))
+
+    def in_units(self, elements: int) -> bool:
+        """Whether rows are whole aligned groups of so many elements."""
+        counts = (self.size, self.value_size, *self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
+        unit_bytes = elements * element_type(self.dtype).itemsize
+        return self.alignment % unit_bytes == 0 and not any(count % elements for count in counts)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """``first`` and ``end``, where there is none one that no query meets."""
+        first = -LARGEST_LENGTH if self.first is None else max(self.first, -LARGEST_LENGTH)
+        end = LARGEST_LENGTH if self.end is None else min(self.end, LARGEST_LENGTH)
+        return min(first, LARGEST_LENGTH), max(end, -LARGEST_LENGTH)
+
+    def flops(self, tile: AttentionTile, bounded: bool) -> int:
+        """Operations of both products, without the blocks of keys that known bounds leave out."""
+        first, end = self.bounds if bounded else (-LARGEST_LENGTH, LARGEST_LENGTH)
+        blocks = 0
+        for start in range(0, self.queries, tile.queries):
+            last = min(start + tile.queries, self.queries) - 1
+            blocks += max(0, ceil_div(min(self.keys, last + end) - max(0, start + first), tile.keys))
+        seen = min(blocks * tile.keys * tile.queries, self.queries * self.keys)
+        return 2 * self.batch * self.heads * seen * (self.size + self.value_size)
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """``queries`` by ``keys`` scores a workgroup at a time; a subgroup has ``rows`` of the queries, or a lane without
+    cooperative matrices.
+    """
+
+    queries: int
+    keys: int
+    rows: int
+
+
+#: from the fastest on a full device of 132 cores, with heads of 32, 64 and 128 (docs/performance-gpu-notes.md)
+COOPERATIVE_TILES = (
+    AttentionTile(64, 32, 16),
+    AttentionTile(128, 64, 32),
+    AttentionTile(64, 64, 16),
+    AttentionTile(32, 64, 16),
+    AttentionTile(32, 32, 16),
+)
+TILED_TILES = (
+    AttentionTile(32, 16, 4),
+    AttentionTile(64, 32, 8),
+    AttentionTile(64, 16, 8),
+    AttentionTile(16, 16, 4),
+    AttentionTile(32, 32, 4),
+    AttentionTile(8, 8, 4),
+)
+
+
+def attention(problem: AttentionProblem, caps: DeviceCapabilities, *operands: Any) -> list[KernelCall]:
+    """The dispatch for a problem. ``operands``: q, k, v, bias, origin (None where there is none of these two), y.
+
+    Raises `ValueError` where no kernel takes it.
+    """
+    for kernel in (attention_cooperative, attention_tiled):
+        calls = kernel(problem, caps, *operands)
+        if calls is not None:
+            return calls
+    raise ValueError(f"attention: no tile of heads of {problem.size} and {problem.value_size} elements fits the device")
+
+
+def takes_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
+    """Whether `attention` is the better way than scores in memory, by what was measured (docs/performance-gpu-notes.md)."""
+    if is_cpu(caps) or problem.queries < MIN_QUERIES:
+        return False
+    limits = caps.max_workgroup_count
+    if problem.heads > limits[1] or problem.batch > limits[2]:
+        return False
+    shape = _shape(problem, caps)
+    tile = _cooperative_tile(problem, caps, shape) if shape is not None else None
+    if tile is None:
+        scores = problem.batch * problem.heads * problem.queries * problem.keys * element_type(problem.dtype).itemsize
+        if scores < _FEWEST_SCORE_BYTES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
+            return False
+        tile = _tiled_tile(problem, caps)
+    if tile is None:
+        return False
+    busy = 4 * _groups(problem, tile) >= _to_fill(caps)
+    return busy or ceil_div(problem.keys, tile.keys) <= _LONGEST_CHAIN
+
+
+def attention_cooperative(
+    problem: AttentionProblem, caps: DeviceCapabilities, *operands: Any, tile: AttentionTile | None = None
+) -> list[KernelCall] | None:
+    """`attention` on cooperative matrices; None where the device or the problem has no use for them.
+
+    ``tile`` overrides the choice of one. Raises `ValueError` for one that does not run.
+    """
+    shape = _shape(problem, caps)
+    if shape is None:
+        return None
+    if tile is not None and not _cooperative_runs(tile, problem, caps, shape):
+        raise ValueError(f"attention: {tile} does not run for {problem}")
+    tile = tile or _cooperative_tile(problem, caps, shape)
+    if tile is None:
+        return None
+    spec = {
+        "SUB_ROWS": tile.rows,
+        "MAT_M": shape.m,
+        "MAT_N": shape.n,
+        "MAT_K": shape.k,
+        "SUBGROUP_LANES": caps.subgroup_size,
+        "VECTORS": int(problem.in_units(8)),
+    }
+    defines = {"BIAS_T": element_type(problem.bias_dtype if problem.bias_strides else "float16").glsl}
+    lanes = tile.queries // tile.rows * caps.subgroup_size
+    return [_call(ATTENTION_COOPERATIVE, problem, tile, caps, operands, spec, defines, lanes, caps.subgroup_size)]
+
+
+def attention_tiled(
+    problem: AttentionProblem, caps: DeviceCapabilities, *operands: Any, tile: AttentionTile | None = None
+) -> list[KernelCall] | None:
+    """`attention` by float32 arithmetic in registers; None where no tile fits. Else as `attention_cooperative`."""
+    if tile is not None and not _tiled_runs(tile, problem, caps):
+        raise ValueError(f"attention: {tile} does not run for {problem}")
+    tile = tile or _tiled_tile(problem, caps)
+    if tile is None:
+        return None
+    spec = {"MICRO_ROWS": tile.rows, "LANE_COLUMNS": _LANE_COLUMNS, "VECTORS": int(problem.in_units(4))}
+    defines = _tiled_defines(problem.dtype, problem.bias_dtype if problem.bias_strides else problem.dtype)
+    lanes = tile.queries // tile.rows * _LANE_COLUMNS
+    return [_call(ATTENTION_TILED, problem, tile, caps, operands, spec, defines, lanes, None)]
+
+
+def _call(
+    kernel: Kernel,
+    problem: AttentionProblem,
+    tile: AttentionTile,
+    caps: DeviceCapabilities,
+    operands: Sequence[Any],
+    spec: dict[str, int],
+    defines: dict[str, str],
+    lanes: int,
+    subgroup_size: int | None,
+) -> KernelCall:
+    bias = problem.bias_strides
+    strides = {"q": problem.q_strides, "k": problem.k_strides, "v": problem.v_strides}
+    first, end = problem.bounds
+    # scores are powers of two: what the products are multiplied by has the logarithm in it, or what the cap is
+    scale, softcap = problem.scale * _LOG2_E, 0.0
+    if problem.softcap:
+        scale, softcap = problem.scale / problem.softcap, problem.softcap * _LOG2_E
+    return kernel.call(
+        grid=check_grid((ceil_div(problem.queries, tile.queries), problem.heads, problem.batch), caps, "attention"),
+        operands=dict(zip((o.name for o in kernel.operands), operands, strict=True)),
+        params={
+            "queries": problem.queries,
+            "keys": problem.keys,
+            **{
+                f"{name}_{axis}": stride
+                for name, of in strides.items()
+                for axis, stride in zip(("batch", "head", "row"), of, strict=True)
+            },
+            "y_head": problem.y_strides[0],
+            "y_row": problem.y_strides[1],
+            **{f"bias_{axis}": s for axis, s in zip(("batch", "head", "row"), (bias or (0,) * 4)[:3], strict=True)},
+            "scale": scale,
+            "softcap": softcap,
+            "first": first,
+            "end": end,
+        },
+        spec={
+            "SIZE": problem.size,
+            "VALUE_SIZE": problem.value_size,
+            "BLOCK_Q": tile.queries,
+            "BLOCK_K": tile.keys,
+            "GROUP": problem.heads // problem.kv_heads,
+            "BIAS": 0 if bias is None else 1 if bias[3] else 2,
+            "SOFTCAP": int(problem.softcap != 0),
+            "ORIGIN": int(operands[4] is not None),
+            **spec,
+        },
+        defines=defines,
+        local_size=(lanes, 1, 1),
+        subgroup_size=subgroup_size,
+        flops=problem.flops(tile, operands[4] is None),
+    )
+
+
+# ---- which tile
+
+
+def _shape(problem: AttentionProblem, caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
+    """The matrices for a problem; None where there are none, or their rows have no lanes of their own."""
+    shape = float16_shape(caps) if problem.dtype == "float16" and caps.has("subgroup_shuffle") else None
+    return shape if shape is not None and caps.subgroup_size % shape.m == 0 else None
+
+
+def _groups(problem: AttentionProblem, tile: AttentionTile) -> int:
+    return problem.batch * problem.heads * ceil_div(problem.queries, tile.queries)
+
+
+def _to_fill(caps: DeviceCapabilities) -> int:
+    return _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
+
+
+def _chosen(
+    problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile]
+) -> AttentionTile | None:
+    """The largest tile of which there are enough to fill the device, else the one with the most workgroups."""
+    sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
+    tuned = chosen(caps, lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
+    if tuned is not None:
+        return AttentionTile(*tuned)
+    filling = [tile for tile in fitting if _groups(problem, tile) >= _to_fill(caps)]
+    if filling:
+        return filling[0]
+    return max(fitting, key=lambda tile: _groups(problem, tile), default=None)
+
+
+def _cooperative_tile(
+    problem: AttentionProblem, caps: DeviceCapabilities, shape: CooperativeMatrixShape
+) -> AttentionTile | None:
+    fitting = [tile for tile in COOPERATIVE_TILES if _cooperative_runs(tile, problem, caps, shape)]
+    return _chosen(problem, caps, "cooperative", fitting)
+
+
+def _tiled_tile(problem: AttentionProblem, caps: DeviceCapabilities) -> AttentionTile | None:
+    return _chosen(problem, caps, "tiled", [tile for tile in TILED_TILES if _tiled_runs(tile, problem, caps)])
+
+
+def _pitch(elements: int, unit: int) -> int:
+    """Units of shared memory a line, as in the GLSL."""
+    return ceil_div(elements, unit) | 1
+
+
+def _cooperative_runs(
+    tile: AttentionTile, problem: AttentionProblem, caps: DeviceCapabilities, shape: CooperativeMatrixShape
+) -> bool:
+    depth = ceil_div(problem.size, shape.k) * shape.k
+    width = ceil_div(problem.value_size, shape.n) * shape.n
+    subgroups, lanes = tile.queries // tile.rows, caps.subgroup_size
+    shares = lanes // shape.m
+    staged = tile.keys * (_pitch(depth, 8) + _pitch(width, 8)) + subgroups * shape.m * _pitch(tile.keys, 4)
+    nbytes = 16 * max(staged, tile.queries * _pitch(depth, 8)) + 4 * tile.queries
+    # sums and scores of 4 bytes, queries and powers of 2
+    registers = tile.rows * (4 * (width + tile.keys) + 2 * (depth + tile.keys)) // (4 * lanes)
+    return (
+        subgroups * lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+        and nbytes <= caps.max_shared_memory_bytes
+        and registers <= _MATRIX_REGISTERS
+        and not (tile.rows % shape.m or tile.keys % shape.n or tile.keys % shape.k or tile.keys % (8 * shares))
+    )
+
+
+def _tiled_runs(tile: AttentionTile, problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
+    lanes = tile.queries // tile.rows * _LANE_COLUMNS
+    depth, width = _pitch(problem.size, 4), _pitch(problem.value_size, 4)
+    units = tile.keys * (depth + width) + tile.queries * (_pitch(tile.keys, 4) + depth)
+    return (
+        lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+        and 16 * units + 4 * (tile.queries + lanes) <= caps.max_shared_memory_bytes
+    )
