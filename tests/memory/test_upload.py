@@ -196,6 +196,31 @@ def test_small_items_leave_together(lease, uploader, arena):
         assert np.array_equal(out[apart * n :][: part.size], part)
 
 
+def test_an_item_that_fills_its_place_is_not_opened(uploader, block_of):
+    block, out = block_of(2 * PIECE), np.empty(2 * PIECE, np.uint8)
+    asked = []
+
+    def fill(place):
+        asked.append(place.size)
+        place[:] = 7
+        return len(asked) > 1
+
+    def opened():
+        return np.full(sizes[len(asked) - 1], 3, np.uint8)
+
+    sizes = [100, 200]
+    uploader.upload(block, np.zeros(2 * PIECE, np.uint8))
+    items = [Upload(block, opened, size, 256 * n, fill=fill) for n, size in enumerate(sizes)]
+    items.append(
+        Upload(block, np.full(PIECE + 1, 5, np.uint8), PIECE + 1, 512, fill=fill)
+    )  # more than a piece: not asked
+    uploader.upload_all(items, 300 + PIECE + 1)
+    uploader.download(block, out)
+    assert asked == sizes
+    assert (out[:100] == 3).all() and (out[256:456] == 7).all() and (out[512 : 513 + PIECE] == 5).all()
+    assert not out[100:256].any() and not out[456:512].any()
+
+
 def test_more_bytes_than_announced_arrive(uploader, arena):
     block = Hidden(arena.reserve(1024))
     parts = [np.full(256, n, np.uint8) for n in range(4)]

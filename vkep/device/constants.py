@@ -90,7 +90,7 @@ class ConstantStore:
                     made[ref.key] = _Entry(batch.block.address + offset, offset, ref.nbytes, batch)
                     batch.keys.add(ref.key)
                     if ref.nbytes:
-                        uploads.append(Upload(batch.block, _bytes_of(weights[ref.key]), ref.nbytes, offset, ref.label))
+                        uploads.append(_upload(weights[ref.key], ref, batch.block, offset))
                     offset += align(max(ref.nbytes, 1))
             uploader.upload_all(uploads, sum(u.nbytes for u in uploads), progress=progress)
             uploader.finish()
@@ -171,5 +171,8 @@ def _groups(refs: Sequence[ConstantRef]) -> list[list[ConstantRef]]:
     return groups
 
 
-def _bytes_of(weight: Weight) -> Callable[[], np.ndarray]:
-    return lambda: np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)
+def _upload(weight: Weight, ref: ConstantRef, block: DeviceBlock, offset: int) -> Upload:
+    def data() -> np.ndarray:
+        return np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)
+
+    return Upload(block, data, ref.nbytes, offset, ref.label, fill=weight.read_into)

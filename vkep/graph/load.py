@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import mmap
 import os
@@ -130,8 +129,8 @@ def _read(source: ModelSource, base_dir: Path | None) -> _Read:
         size, name = len(view), f"the model ({len(source)} bytes)"
         data, raw = wire.split(view) or (bytes(view), [])
         for one in raw:
-            copy = functools.partial(np.array, view[one.start : one.end])  # a boundary that any element may start at
-            contents[one.initializer] = copy if isinstance(source, bytes) else functools.partial(_same, copy())
+            held = _Held(view[one.start : one.end])
+            contents[one.initializer] = held if isinstance(source, bytes) else _Held(held().data)
     else:
         raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
     try:
@@ -142,8 +141,17 @@ def _read(source: ModelSource, base_dir: Path | None) -> _Read:
         ) from None
 
 
-def _same(array: np.ndarray) -> np.ndarray:
-    return array
+class _Held:
+    """Bytes in memory, as `Content`."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self.nbytes = view, view.nbytes
+
+    def __call__(self) -> np.ndarray:
+        return np.array(self._view)  # at a boundary that any element may start at
+
+    def read_into(self, out: np.ndarray) -> None:
+        out[:] = self._view
 
 
 def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
@@ -157,9 +165,10 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
     later = _FileReader(path, file, status)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
         data, raw = wire.split(view) or (bytes(view), [])
-    contents: dict[int, Content] = {r.initializer: functools.partial(later.read, r.start, r.end) for r in raw}
+    parts = {r.initializer: _FilePart(later, r.start, r.end) for r in raw}
+    contents: dict[int, Content] = dict(parts)
     if not hasattr(os, "preadv"):  # Windows, where an open file cannot be replaced either
-        contents = {index: functools.partial(_same, read()) for index, read in contents.items()}
+        contents = {index: _Held(part().data) for index, part in parts.items()}
     return data, size, contents, file_identity(path, status)
 
 
@@ -175,24 +184,43 @@ class _FileReader:
     def __del__(self) -> None:
         self._file.close()
 
-    def read(self, start: int, end: int) -> np.ndarray:
-        """The bytes. Raises `InvalidModelError` where the file was written to since it was opened."""
-        array = np.empty(end - start, np.uint8)
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        """Fill uint8s from byte ``start`` on. Raises `InvalidModelError` where the file was written to since it was opened."""
         done = 0
-        while done < array.nbytes:
-            count = self._read_at(start + done, array.data[done:])
+        while done < out.nbytes:
+            count = self._read_at(start + done, out.data[done:])
             if not count:
                 break
             done += count
-        if done < array.nbytes or last_write(os.fstat(self._file.fileno())) != self._last_write:
+        if done < out.nbytes or last_write(os.fstat(self._file.fileno())) != self._last_write:
             raise InvalidModelError(f"{self._path} was changed after it was opened: open it again")
-        return array
 
     def _read_at(self, start: int, into: memoryview) -> int:
         if hasattr(os, "preadv"):  # without the offset that threads and forked processes share
             return os.preadv(self._file.fileno(), [into], start)
         self._file.seek(start)
         return self._file.readinto(into) or 0
+
+
+@dataclass(frozen=True)
+class _FilePart:
+    """Part of a model file, as `Content`."""
+
+    reader: _FileReader
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+    def __call__(self) -> np.ndarray:
+        array = np.empty(self.nbytes, np.uint8)
+        self.read_into(array)
+        return array
+
+    def read_into(self, out: np.ndarray) -> None:
+        self.reader.read_into(self.start, out)
 
 
 def _read_node(

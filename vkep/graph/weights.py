@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -16,8 +17,17 @@ from onnx import numpy_helper
 from vkep import dtypes
 from vkep.errors import InvalidModelError
 
-#: reads the bytes of a weight
-Content = Callable[[], np.ndarray]
+
+class Content(Protocol):
+    """The bytes of a weight, that lie elsewhere."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def __call__(self) -> np.ndarray:
+        """The bytes, as uint8."""
+
+    def read_into(self, out: np.ndarray) -> None:
+        """Write them to ``nbytes`` of uint8."""
 
 
 class Weight:
@@ -38,6 +48,10 @@ class Weight:
     def nbytes(self) -> int:
         dtype = dtypes.from_onnx(self.elem_type)
         return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
+
+    def read_into(self, out: np.ndarray) -> bool:
+        """Write the values' bytes to ``nbytes`` of uint8 without keeping them. False where `array` is the way to them."""
+        return False
 
     @property
     def is_hashed(self) -> bool:
@@ -76,6 +90,13 @@ class ProtoWeight(Weight):
             array = self._array
         assert array is not None
         return array
+
+    def read_into(self, out: np.ndarray) -> bool:
+        content, dtype = self._content, dtypes.from_onnx(self.elem_type)
+        if content is None or dtype is None or dtype.sub_byte_bits or content.nbytes != out.nbytes:
+            return False
+        content.read_into(out)
+        return True
 
 
 class ArrayWeight(Weight):

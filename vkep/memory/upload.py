@@ -50,13 +50,16 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(slots=True)
 class Upload:
-    """One upload of many: ``data``, or a function that opens it in its turn, to byte ``offset`` of ``target``."""
+    """One upload of many: ``data``, or a function that opens it in its turn, to byte ``offset`` of ``target``. Items of no
+    more than a piece are asked first to ``fill`` as many uint8s, in memory that the device reads; False: they did not.
+    """
 
     target: Target
     data: HostData | Callable[[], HostData]
     nbytes: int
     offset: int = 0
     label: str = ""
+    fill: Callable[[np.ndarray[Any, Any]], bool] | None = None
 
 
 class _Slot:
@@ -77,6 +80,12 @@ class _Outgoing:
     room: int = 0
     used: int = 0
     copies: list[tuple[Target, int, int, int]] = field(default_factory=list)
+
+    def take(self, target: Target, at: int, nbytes: int) -> None:
+        """Note bytes that were written, unless they are where they belong."""
+        if target.mapped is None:
+            self.copies.append((target, at, self.used, nbytes))
+            self.used += nbytes
 
 
 class Uploader:
@@ -158,39 +167,45 @@ class Uploader:
             return self._submit(outgoing, wait_value)
 
     def _upload_item(self, item: Upload, wait_value: int | None, outgoing: _Outgoing, rest: int) -> Iterator[int]:
-        """Copy one item to its target, or to where it leaves from: the bytes of each piece, of ``rest`` in all. Its data is
+        """Write one item to its target, or to where it leaves from: the bytes of each piece, of ``rest`` in all. Its data is
         let go before the next item's opens.
         """
+        target, at = item.target, item.offset
+        check_range("upload", target, at, item.nbytes, item.label)
+        if target.mapped is not None and wait_value is not None:
+            self._lease.wait(wait_value)
+        if item.fill is not None and 0 < item.nbytes <= self._piece_bytes:
+            place = self._place(target, at, item.nbytes, wait_value, outgoing, rest)
+            if item.fill(place):
+                outgoing.take(target, at, item.nbytes)
+                yield item.nbytes
+                return
         data = item.data() if callable(item.data) else item.data
         found = size_of(data)
         if found != item.nbytes:
             raise ValueError(f"upload of {item.label!r}: {item.nbytes} bytes announced, the data has {found}")
-        check_range("upload", item.target, item.offset, found, item.label)
-        at = item.offset
-        mapped = item.target.mapped
-        if mapped is not None and wait_value is not None:
-            self._lease.wait(wait_value)
         for piece in pieces_of(data, self._piece_bytes):
-            if mapped is not None:
-                np.copyto(np.frombuffer(mapped, np.uint8)[at : at + piece.size], piece)
-            else:
-                if outgoing.slot is not None and outgoing.used + piece.size > outgoing.room:
-                    self._submit(outgoing, wait_value)
-                if outgoing.slot is None:
-                    wanted = max(piece.size, min(rest, self._piece_bytes))
-                    outgoing.slot, outgoing.room = self._slot("upload", wanted), wanted
-                self._fill(outgoing, item.target, at, piece)
+            np.copyto(self._place(target, at, piece.size, wait_value, outgoing, rest), piece)
+            outgoing.take(target, at, piece.size)
             at += piece.size
             rest -= piece.size
             yield piece.size
 
-    def _fill(self, outgoing: _Outgoing, target: Target, at: int, piece: np.ndarray[Any, Any]) -> None:
-        assert outgoing.slot is not None and outgoing.slot.block is not None
+    def _place(
+        self, target: Target, at: int, nbytes: int, wait_value: int | None, outgoing: _Outgoing, rest: int
+    ) -> np.ndarray[Any, Any]:
+        """Where to write bytes for ``at`` of a target: there, or staging memory, which is sent first where it is full."""
+        if target.mapped is not None:
+            return np.frombuffer(target.mapped, np.uint8)[at : at + nbytes]
+        if outgoing.slot is not None and outgoing.used + nbytes > outgoing.room:
+            self._submit(outgoing, wait_value)
+        if outgoing.slot is None:
+            wanted = max(nbytes, min(rest, self._piece_bytes))
+            outgoing.slot, outgoing.room = self._slot("upload", wanted), wanted
+        assert outgoing.slot.block is not None
         staging = outgoing.slot.block.mapped
         assert staging is not None
-        np.copyto(np.frombuffer(staging, np.uint8)[outgoing.used : outgoing.used + piece.size], piece)
-        outgoing.copies.append((target, at, outgoing.used, piece.size))
-        outgoing.used += piece.size
+        return np.frombuffer(staging, np.uint8)[outgoing.used : outgoing.used + nbytes]
 
     def _submit(self, outgoing: _Outgoing, wait_value: int | None) -> int:
         """Hand what is in staging memory to the device; the timeline value at which it is there (0: nothing was)."""
