@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,17 +122,16 @@ def parse_source(text: str, file: str, include_dirs: Sequence[Path] = ()) -> Gls
     not found is left to the compiler, which says where it stands (or never compiles that branch). Raises
     `ShaderSourceError` for a file that cannot be read.
     """
-    home = Path(file).absolute().parent
-    dirs = [Path(folder).absolute() for folder in include_dirs]
-    index: dict[Path, int] = {}
-    pending: list[Path] = []
+    home = os.path.dirname(os.path.abspath(file))
+    dirs = [os.path.abspath(folder) for folder in include_dirs]
+    index: dict[str, int] = {}
+    pending: list[str] = []
 
-    def rewrite(content: str, folder: Path) -> str:
+    def rewrite(content: str, folder: str) -> str:
         def replace(match: re.Match[str]) -> str:
             for base in (folder, home, *dirs):
-                candidate = base / match["name"]
-                if candidate.is_file():
-                    candidate = candidate.resolve()
+                candidate = os.path.normpath(os.path.join(base, match["name"]))
+                if os.path.isfile(candidate):
                     if candidate not in index:
                         index[candidate] = len(index)
                         pending.append(candidate)
@@ -145,13 +145,14 @@ def parse_source(text: str, file: str, include_dirs: Sequence[Path] = ()) -> Gls
     while pending:
         path = pending.pop(0)
         content = _read(path)
-        includes.append(SourceFile(str(path), content, rewrite(content, path.parent)))
+        includes.append(SourceFile(path, content, rewrite(content, os.path.dirname(path))))
     return GlslSource(main, tuple(includes))
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | str) -> str:
     try:
-        return path.read_text(encoding="utf-8")  # universal newlines: a checkout's line ends do not change the key
+        with open(path, encoding="utf-8") as file:  # universal newlines: a checkout's line ends do not change the key
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ShaderSourceError(f"cannot read the GLSL file {path}: {error}") from error
 
