@@ -30,6 +30,21 @@ step() { # NAME SECONDS COMMAND...
 
 models() { "$python" -m tools.models --missing --out models "$@"; }
 
+bench() { # NAME ARGUMENTS...: of models against torch
+    local name=$1
+    shift
+    step "$name" 240 "$python" -m tools.bench --markdown --json "$out/$name.json" "$@"
+}
+
+variant() { # NAME MODEL,... OPTIONS...: the same models in another type or batch size
+    local name=$1 wanted=${2//,/ } folder=models/$1
+    shift 2
+    # shellcheck disable=SC2086
+    "$python" -m tools.models --missing --out "$folder" "$@" $wanted >"$out/$name-models.log" 2>&1
+    # shellcheck disable=SC2086
+    bench "$name" --rounds 8 --peers vkep torch torch-graph --models $(printf "$folder/%s.onnx " $wanted)
+}
+
 for what in "${steps[@]}"; do
     case $what in
     tests) step tests 420 "$python" -m pytest -q -n "$jobs" tests/registry tests/device tests/memory tests/kernels tests/session tests/mixed ;;
@@ -41,8 +56,10 @@ for what in "${steps[@]}"; do
         ;;
     kernels) step kernels 420 "$python" -m tools.bench.gpu_ops --json "$out/kernels.json" ;;
     models)
-        step models 560 "$python" -m tools.bench --markdown --json "$out/models.json" --peers vkep vkep-ort torch torch-graph \
-            --models resnet50 mobilenetv2 bert_enc gpt2step
+        bench models --rounds 8 --peers vkep vkep-ort torch torch-graph --models resnet50 mobilenetv2 bert_enc gpt2step
+        variant float16 resnet50,mobilenetv2,bert_enc,gpt2step --float16
+        variant float16-32 resnet50,mobilenetv2,bert_enc --float16 --batch 32
+        variant float32-32 resnet50,mobilenetv2,bert_enc --batch 32
         ;;
     start)
         models resnet50 >"$out/start-model.log" 2>&1
