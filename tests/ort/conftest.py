@@ -144,12 +144,27 @@ def gpu_device(registered: Any) -> Any:
 
 
 @pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device memory that the host does not see, as on a discrete GPU: copies go through staging memory."""
+    from vkep.device.delegate import VulkanDelegate
+    from vkep.memory.device_arena import DeviceBlock
+    from vkep.memory.staging import StagingArena
+
+    seen = DeviceBlock.mapped.fget
+    assert seen is not None
+    monkeypatch.setattr(
+        DeviceBlock, "mapped", property(lambda b: seen(b) if isinstance(b._arena, StagingArena) else None)
+    )
+    monkeypatch.setattr(VulkanDelegate, "unified", property(lambda _: False))
+
+
+@pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Every copy between host and device while the test runs."""
     from vkep.ort.memory import MemoryDomain
 
     seen: list[str] = []
-    for name in ("upload", "download"):
+    for name in ("upload_all", "download_all"):
         original = getattr(MemoryDomain, name)
 
         def spy(self: Any, *args: Any, _name: str = name, _original: Any = original) -> Any:

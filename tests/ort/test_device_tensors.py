@@ -9,7 +9,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from gpu_shared.lease import DelegateLease
 from tests.ort.conftest import OpenSession, device_of, gpu_device, graph
+from vkep.memory.staging_ring import StagingRing
+from vkep.memory.upload import PIECE_BYTES
 
 DOUBLE = graph("g (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }")
 SQUARE = graph("g (float[2,3] x) => (float[2,3] y) { y = Mul(x, x) }")
@@ -48,6 +51,47 @@ def test_bound_inputs_and_outputs_are_not_copied(
     source.update_inplace(X * 10)
     made.run_with_iobinding(binding)
     np.testing.assert_array_equal(target.numpy(), 20 * X)
+
+
+def test_copies_are_seen(session: OpenSession, copies: list[str]) -> None:
+    session(DOUBLE).run(None, {"x": X})
+    assert copies == ["upload_all", "download_all"]
+
+
+@pytest.mark.usefixtures("staged")
+def test_inputs_go_up_together_and_outputs_come_down_together(
+    session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three submits for a run with numpy feeds, however many there are, and the copies are recorded once."""
+    count = 20
+    inputs = ", ".join(f"float[{3 + n}] x{n}" for n in range(count))
+    outputs = ", ".join(f"float[{3 + n}] y{n}" for n in range(count))
+    made = session(graph(f"g ({inputs}) => ({outputs}) {{ {' '.join(f'y{n} = Exp(x{n})' for n in range(count))} }}"))
+    submits, recordings = [], []
+    submit, record = DelegateLease.submit, StagingRing._record
+    monkeypatch.setattr(DelegateLease, "submit", lambda *a: submits.append(1) or submit(*a))
+    monkeypatch.setattr(StagingRing, "_record", lambda *a: recordings.append(1) or record(*a))
+    for run in range(4):
+        feeds = {f"x{n}": np.full(3 + n, n / count + run, np.float32) for n in range(count)}
+        submits.clear()
+        for n, y in enumerate(made.run(None, feeds)):
+            np.testing.assert_allclose(y, np.exp(feeds[f"x{n}"]), rtol=1e-5)
+        assert len(submits) == 3
+        recorded = len(recordings)
+        assert recorded <= 4, "each direction has two pieces in turn"
+    assert recorded >= 2
+
+
+@pytest.mark.usefixtures("staged")
+def test_more_than_a_piece_goes_up_and_comes_down(session: OpenSession) -> None:
+    size = 3 * PIECE_BYTES // 8
+    model = graph(
+        f"g (float[{size}] a, float[{size}] b) => (float[{size}] y, float[{size}] z) {{ y = Neg(a) z = Abs(b) }}"
+    )
+    a = np.arange(size, dtype=np.float32)
+    y, z = session(model).run(None, {"a": a, "b": -a})
+    np.testing.assert_array_equal(y, -a)
+    np.testing.assert_array_equal(z, a)
 
 
 def test_an_output_that_onnxruntime_allocates(session: OpenSession, registered: Any, on_gpu: OnGpu) -> None:

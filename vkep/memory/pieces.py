@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import mmap
 
-    from vkep.memory.upload import Target
+    from vkep.memory.staging_ring import Target
 
     HostData = np.ndarray[Any, Any] | bytes | bytearray | memoryview | mmap.mmap
 

@@ -7,41 +7,24 @@ Where the host sees the device memory itself (unified memory) the ring is left o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vkep.memory.device_arena import DeviceBlock
-from vkep.memory.pieces import as_bytes, check_range, pieces_of, size_of
-from vkep.memory.staging import StagingArena, shared_staging_arena
+from vkep.memory.pieces import check_range, pieces_of, size_of
+from vkep.memory.staging_ring import Copy, Slot, StagingRing, Target
 
 if TYPE_CHECKING:
-    from gpu_shared.commands import CommandBuffer
     from gpu_shared.lease import DelegateLease
-    from gpu_shared.memory import Buffer
-    from gpu_shared.timeline import PreparedSubmit
     from vkep.memory.pieces import HostData
 
 PIECE_BYTES = 16 << 20
 PIECES = 2
-
-
-class Target(Protocol):
-    """Where bytes lie on the device: a `DeviceBlock` is one."""
-
-    @property
-    def buffer(self) -> Buffer: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def mapped(self) -> memoryview | None: ...
 
 
 #: ``progress(bytes_done, bytes_total, label)``, called after each piece; what it raises stops the transfer
@@ -62,30 +45,39 @@ class Upload:
     fill: Callable[[np.ndarray[Any, Any]], bool] | None = None
 
 
-class _Slot:
-    """One piece of the ring: staging memory, and the command buffer of the copy in flight."""
+@dataclass(slots=True)
+class Download:
+    """One download of many: from byte ``offset`` of ``source`` to ``out``, contiguous and writable."""
 
-    def __init__(self, lease: DelegateLease) -> None:
-        self.block: DeviceBlock | None = None
-        self.commands: CommandBuffer = lease.allocate(f"{lease.name} transfer")
-        self.prepared: PreparedSubmit = lease.prepare([self.commands])
-        self.value = 0  #: the timeline value of the copy in flight; 0: none
+    source: Target
+    out: np.ndarray[Any, Any]
+    offset: int = 0
+    label: str = ""
 
 
 @dataclass(slots=True)
 class _Outgoing:
     """Pieces in staging memory that leave in one submit: where each goes, where it lies, and its size."""
 
-    slot: _Slot | None = None
+    slot: Slot | None = None
     room: int = 0
     used: int = 0
-    copies: list[tuple[Target, int, int, int]] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
 
     def take(self, target: Target, at: int, nbytes: int) -> None:
         """Note bytes that were written, unless they are where they belong."""
         if target.mapped is None:
             self.copies.append((target, at, self.used, nbytes))
             self.used += nbytes
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """Pieces that arrive with one submit: their copies, and where each goes on the host."""
+
+    used: int = 0
+    copies: list[Copy] = field(default_factory=list)
+    outs: list[tuple[np.ndarray[Any, Any], str]] = field(default_factory=list)
 
 
 class Uploader:
@@ -110,9 +102,7 @@ class Uploader:
         self._pieces = pieces
         self._lock = Lock()
         self._closed = False
-        self._rings: dict[str, list[_Slot]] = {"upload": [], "download": []}
-        self._arenas: dict[str, StagingArena] = {}
-        self._shared = ExitStack()
+        self._up, self._down = (StagingRing(lease, direction, pieces) for direction in ("upload", "download"))
 
     # ---- to the device ----
 
@@ -201,29 +191,16 @@ class Uploader:
             self._submit(outgoing, wait_value)
         if outgoing.slot is None:
             wanted = max(nbytes, min(rest, self._piece_bytes))
-            outgoing.slot, outgoing.room = self._slot("upload", wanted), wanted
-        assert outgoing.slot.block is not None
-        staging = outgoing.slot.block.mapped
-        assert staging is not None
-        return np.frombuffer(staging, np.uint8)[outgoing.used : outgoing.used + nbytes]
+            outgoing.slot, outgoing.room = self._up.take(wanted), wanted
+        return outgoing.slot.bytes[outgoing.used : outgoing.used + nbytes]
 
     def _submit(self, outgoing: _Outgoing, wait_value: int | None) -> int:
         """Hand what is in staging memory to the device; the timeline value at which it is there (0: nothing was)."""
         slot, outgoing.slot = outgoing.slot, None
         if slot is None:
             return 0
-        block, commands = slot.block, slot.commands
-        assert block is not None
-        commands.begin(one_time=True)
-        commands.barrier_before_transfer()
-        for target, at, start, nbytes in outgoing.copies:
-            commands.copy_buffer(block.buffer, target.buffer, nbytes, block.offset + start, target.offset + at)
-        commands.barrier_after_transfer()
-        commands.end()
-        outgoing.used = 0
-        outgoing.copies.clear()
-        slot.value = self._lease.submit(slot.prepared, wait_value)
-        return slot.value
+        copies, outgoing.copies, outgoing.used = outgoing.copies, [], 0
+        return self._up.send(slot, copies, wait_value)
 
     # ---- from the device ----
 
@@ -246,64 +223,66 @@ class Uploader:
             ValueError, TypeError: ``out`` does not fit.
             ArenaOutOfMemory: no staging memory. GpuError: the device failed.
         """
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"download of {label!r}: out: expected a numpy array, got {type(out).__name__}")
-        if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError(f"download of {label!r}: out: expected a C-contiguous, writable array; copy it before")
-        check_range("download", source, offset, out.nbytes, label)
-        target = as_bytes(out)
+        self.download_all([Download(source, out, offset, label)], wait_value=wait_value, progress=progress)
+
+    def download_all(
+        self, items: Sequence[Download], *, wait_value: int | None = None, progress: Progress | None = None
+    ) -> None:
+        """Fill each item's ``out``, small ones together; returns when all bytes are there. ``progress`` counts over all.
+
+        Raises: as ``download``; nothing is known of the arrays then.
+        """
+        for item in items:
+            _check_out(item)
+        total, done = sum(item.out.nbytes for item in items), 0
+        flying: deque[tuple[Slot, _Incoming]] = deque()
+        incoming = _Incoming()
+
+        def arrived(nbytes: int, label: str) -> None:
+            nonlocal done
+            done += nbytes
+            if progress is not None:
+                progress(done, total, label)
+
+        def receive() -> None:
+            slot, landed = flying.popleft()
+            self._lease.wait(slot.value)
+            assert slot.block is not None
+            slot.block.buffer.invalidate()
+            for (_, _, start, nbytes), (out, label) in zip(landed.copies, landed.outs, strict=True):
+                out[:] = slot.bytes[start : start + nbytes]
+                arrived(nbytes, label)
+
+        def fetch() -> None:
+            nonlocal incoming
+            if len(flying) == self._pieces:
+                receive()
+            slot = self._down.take(incoming.used)
+            self._down.send(slot, incoming.copies, wait_value)
+            flying.append((slot, incoming))
+            incoming = _Incoming()
+
         with self._lock:
             self._check_open()
-            if not target.size:
-                return
-            mapped = source.mapped
-            if mapped is not None:
+            if any(item.source.mapped is not None and item.out.size for item in items):
                 self._lease.wait(wait_value)
-                for start in range(0, target.size, self._piece_bytes):
-                    end = min(start + self._piece_bytes, target.size)
-                    target[start:end] = np.frombuffer(mapped, np.uint8)[offset + start : offset + end]
-                    if progress is not None:
-                        progress(end, target.size, label)
-                return
-            waiting: list[tuple[_Slot, int, int]] = []
-            for start in range(0, target.size, self._piece_bytes):
-                if len(waiting) == self._pieces:
-                    self._receive(*waiting.pop(0), target, label, progress)
-                end = min(start + self._piece_bytes, target.size)
-                waiting.append((self._fetch(source, offset + start, end - start, wait_value), start, end))
-            for slot, start, end in waiting:
-                self._receive(slot, start, end, target, label, progress)
-
-    def _fetch(self, source: Target, at: int, nbytes: int, wait_value: int | None) -> _Slot:
-        slot = self._slot("download", nbytes)
-        block, commands = slot.block, slot.commands
-        assert block is not None
-        commands.begin(one_time=True)
-        commands.barrier_before_transfer()
-        commands.copy_buffer(source.buffer, block.buffer, nbytes, source.offset + at, block.offset)
-        commands.barrier_to_host()
-        commands.end()
-        slot.value = self._lease.submit(slot.prepared, wait_value)
-        return slot
-
-    def _receive(
-        self,
-        slot: _Slot,
-        start: int,
-        end: int,
-        target: np.ndarray[Any, Any],
-        label: str,
-        progress: Progress | None,
-    ) -> None:
-        self._lease.wait(slot.value)
-        block = slot.block
-        assert block is not None
-        block.buffer.invalidate()
-        staging = block.mapped
-        assert staging is not None
-        target[start:end] = np.frombuffer(staging, np.uint8)[: end - start]
-        if progress is not None:
-            progress(end, target.size, label)
+            for item in items:
+                mapped, at = item.source.mapped, item.offset
+                for piece in pieces_of(item.out, self._piece_bytes):
+                    if mapped is not None:
+                        piece[:] = np.frombuffer(mapped, np.uint8)[at : at + piece.size]
+                        arrived(piece.size, item.label)
+                    else:
+                        if incoming.used + piece.size > self._piece_bytes:
+                            fetch()
+                        incoming.copies.append((item.source, at, incoming.used, piece.size))
+                        incoming.outs.append((piece, item.label))
+                        incoming.used += piece.size
+                    at += piece.size
+            if incoming.used:
+                fetch()
+            while flying:
+                receive()
 
     # ---- the ring ----
 
@@ -316,7 +295,8 @@ class Uploader:
         """Wait, and give the staging memory back to its arenas (a later transfer takes it anew)."""
         with self._lock:
             self._finish()
-            self._free_blocks()
+            self._up.free_blocks()
+            self._down.free_blocks()
 
     def close(self) -> None:
         """Wait for what is in flight, and give everything back. Idempotent."""
@@ -327,13 +307,8 @@ class Uploader:
             try:
                 self._finish()
             finally:  # a lost device touches nothing any more
-                self._free_blocks()
-                for ring in self._rings.values():
-                    for slot in ring:
-                        slot.commands.close()
-                    ring.clear()
-                self._arenas.clear()
-                self._shared.close()
+                self._up.close()
+                self._down.close()
 
     def __enter__(self) -> Uploader:
         return self
@@ -348,39 +323,15 @@ class Uploader:
             raise ValueError(f"the uploader of lease {self._lease.name!r} is closed")
 
     def _finish(self) -> None:
-        value = max((slot.value for ring in self._rings.values() for slot in ring), default=0)
+        value = max(self._up.last_value, self._down.last_value)
         if value:
             self._lease.wait(value)
 
-    def _free_blocks(self) -> None:
-        for ring in self._rings.values():
-            for slot in ring:
-                if slot.block is not None:
-                    slot.block.free()
-                    slot.block = None
-        for arena in self._arenas.values():
-            arena.shrink()
 
-    def _slot(self, direction: str, nbytes: int) -> _Slot:
-        """A slot that is not in flight, with at least ``nbytes`` of staging memory: a new one, or the oldest."""
-        ring = self._rings[direction]
-        if len(ring) < self._pieces:
-            slot = _Slot(self._lease)
-        else:
-            slot = ring.pop(0)
-            if slot.value:
-                self._lease.wait(slot.value)
-        ring.append(slot)
-        if slot.block is None or slot.block.size < nbytes:
-            if slot.block is not None:
-                slot.block.free()
-                slot.block = None
-            slot.block = self._arena(direction).alloc(nbytes)
-        return slot
-
-    def _arena(self, direction: str) -> StagingArena:
-        arena = self._arenas.get(direction)
-        if arena is None:
-            shared = shared_staging_arena(self._lease.context, direction)
-            arena = self._arenas[direction] = self._shared.enter_context(shared)
-        return arena
+def _check_out(item: Download) -> None:
+    out = item.out
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"download of {item.label!r}: out: expected a numpy array, got {type(out).__name__}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(f"download of {item.label!r}: out: expected a C-contiguous, writable array; copy it before")
+    check_range("download", item.source, item.offset, out.nbytes, item.label)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpu_shared.errors import GpuError
 from vkep.ort.boundary import NULL, CStruct, ffi, status, value
-from vkep.ort.memory import MemoryDomain, domain_of
+from vkep.ort.memory import Bytes, MemoryDomain, domain_of
 from vkep.ort.tensors import address, byte_count, describe, host_bytes
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
 
     @status
     def CopyTensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
-        for index in range(count):
-            copy_tensor(describe(self._ort, sources[index]), describe(self._ort, targets[index]))
+        copy_tensors((describe(self._ort, sources[i]), describe(self._ort, targets[i])) for i in range(count))
 
     @value(None)
     def Release(self) -> None:
@@ -139,26 +138,38 @@ class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
         )
 
 
-def copy_tensor(source: Any, target: Any) -> None:
-    """Copy one described tensor to another of the same size, wherever they lie."""
-    nbytes = byte_count(source)
-    if byte_count(target) != nbytes:
-        raise ValueError(f"copying a tensor of {nbytes} bytes to one of {byte_count(target)}")
-    if not nbytes:
-        return
-    if source.on_device and target.on_device:
-        origin, goal = address(source.data), address(target.data)
-        if domain_of(origin) is domain_of(goal):
-            domain_of(origin).copy(origin, goal, nbytes)
+def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Copy described tensors to others of the same sizes, wherever they lie: all that go to a device, or come from it, with
+    one submit. ``pairs`` depend on nothing among them. Raises `ValueError`, `TypeError`, `GpuError`.
+    """
+    up: dict[MemoryDomain, list[tuple[int, Bytes]]] = {}
+    down: dict[MemoryDomain, list[tuple[int, Bytes]]] = {}
+    for source, target in pairs:
+        nbytes = byte_count(source)
+        if byte_count(target) != nbytes:
+            raise ValueError(f"copying a tensor of {nbytes} bytes to one of {byte_count(target)}")
+        if not nbytes:
+            continue
+        if source.on_device and target.on_device:
+            _copy_on_devices(address(source.data), address(target.data), nbytes)
+        elif target.on_device:
+            goal = address(target.data)
+            up.setdefault(domain_of(goal), []).append((goal, host_bytes(source.data, nbytes)))
+        elif source.on_device:
+            origin = address(source.data)
+            down.setdefault(domain_of(origin), []).append((origin, host_bytes(target.data, nbytes)))
         else:
-            through = np.empty(nbytes, np.uint8)
-            domain_of(origin).download(origin, through)
-            domain_of(goal).upload(goal, through)
-    elif target.on_device:
-        goal = address(target.data)
-        domain_of(goal).upload(goal, host_bytes(source.data, nbytes))
-    elif source.on_device:
-        origin = address(source.data)
-        domain_of(origin).download(origin, host_bytes(target.data, nbytes))
+            host_bytes(target.data, nbytes)[:] = host_bytes(source.data, nbytes)
+    for domain, items in up.items():
+        domain.upload_all(items)
+    for domain, items in down.items():
+        domain.download_all(items)
+
+
+def _copy_on_devices(origin: int, goal: int, nbytes: int) -> None:
+    if domain_of(origin) is domain_of(goal):
+        domain_of(origin).copy(origin, goal, nbytes)
     else:
-        host_bytes(target.data, nbytes)[:] = host_bytes(source.data, nbytes)
+        through = np.empty(nbytes, np.uint8)
+        domain_of(origin).download(origin, through)
+        domain_of(goal).upload(goal, through)

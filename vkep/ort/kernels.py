@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vkep import dtypes
-from vkep.ort.allocator import copy_tensor
+from vkep.ort.allocator import copy_tensors
 from vkep.ort.boundary import NULL, CStruct, OrtError, entry_point, ffi, lib, status, value
 from vkep.ort.options import EP_NAME
 from vkep.ort.tensors import describe, shape_of
@@ -68,7 +68,7 @@ class CopyKernel(CStruct, struct="OrtKernelImpl"):
         shape = shape_of(source)
         target, dims = ffi.new("VkepTensor *"), ffi.new("int64_t[]", list(shape) or [0])
         ort.check(lib.vkep_output(ort.api, ort.ep_api, context, 0, dims, len(shape), target))
-        copy_tensor(source, target)
+        copy_tensors([(source, target)])
 
     @value(None)
     def Release(self) -> None:

@@ -21,7 +21,7 @@ from vkep.dtypes import DType
 from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.memory.records import ArenaOutOfMemory
-from vkep.memory.upload import Uploader
+from vkep.memory.upload import Download, Upload, Uploader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,29 +172,37 @@ class MemoryDomain:
 
     def upload(self, pointer: int, data: Bytes) -> None:
         """Copy contiguous bytes in; work submitted later sees them. ``data`` may go on return."""
-        if not data.nbytes:
-            return
-        block, offset = self.find(pointer)
-        mapped = block.mapped
-        if mapped is not None:  # unified memory: the host writes it itself, once the GPU reads it no more
-            self.lease.wait()
+        self.upload_all([(pointer, data)])
+
+    def upload_all(self, items: Sequence[tuple[int, Bytes]]) -> None:
+        """As `upload`, for several pointers with one submit."""
+        uploads: list[Upload] = []
+        waited = False
+        for pointer, data in items:
+            if not data.nbytes:
+                continue
+            block, offset = self.find(pointer)
+            mapped = block.mapped
+            if mapped is None:
+                uploads.append(Upload(block, data, data.nbytes, offset))
+                continue
+            if not waited:  # unified memory: the host writes it itself, once the GPU reads it no more
+                self.lease.wait()
+                waited = True
             np.frombuffer(mapped, np.uint8, data.nbytes, offset)[:] = data
-        else:
+        if uploads:
             with self._lock:
-                self._uploader.upload(block, data, offset=offset)
+                self._uploader.upload_all(uploads, sum(u.nbytes for u in uploads))
 
     def download(self, pointer: int, out: Bytes) -> None:
         """Copy bytes out, when everything submitted so far is done."""
-        if not out.nbytes:
-            return
-        block, offset = self.find(pointer)
-        mapped = block.mapped
-        if mapped is not None:
-            self.lease.wait()
-            out[:] = np.frombuffer(mapped, np.uint8, out.nbytes, offset)
-        else:
-            with self._lock:
-                self._uploader.download(block, out, offset=offset)
+        self.download_all([(pointer, out)])
+
+    def download_all(self, items: Sequence[tuple[int, Bytes]]) -> None:
+        """As `download`, from several pointers with one submit and one wait."""
+        places = [(*self.find(pointer), out) for pointer, out in items if out.nbytes]
+        with self._lock:
+            self._uploader.download_all([Download(block, out, offset) for block, offset, out in places])
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
         """Copy on the device, in order with what is submitted before and after."""

@@ -1,0 +1,138 @@
+"""Staging memory for transfers in one direction: a few pieces that take turns, each with the copies in flight from or to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from vkep.memory.device_arena import DeviceBlock
+from vkep.memory.staging import StagingArena, shared_staging_arena
+
+if TYPE_CHECKING:
+    from gpu_shared.commands import CommandBuffer
+    from gpu_shared.lease import DelegateLease
+    from gpu_shared.memory import Buffer
+    from gpu_shared.timeline import PreparedSubmit
+
+
+class Target(Protocol):
+    """Where bytes lie on the device: a `DeviceBlock` is one."""
+
+    @property
+    def buffer(self) -> Buffer: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mapped(self) -> memoryview | None: ...
+
+
+#: device memory, a byte offset in it, one in the slot, and a number of bytes
+Copy = tuple[Target, int, int, int]
+
+
+class Slot:
+    """One piece of a ring: staging memory, and the copies that were last sent with it."""
+
+    def __init__(self, lease: DelegateLease) -> None:
+        self.block: DeviceBlock | None = None
+        self.commands: CommandBuffer = lease.allocate(f"{lease.name} transfer")
+        self.prepared: PreparedSubmit = lease.prepare([self.commands])
+        self.value = 0  #: the timeline value of the copies in flight; 0: none
+        self.recorded: list[tuple[Buffer, int, int, int]] = []
+
+    @property
+    def bytes(self) -> np.ndarray[Any, Any]:
+        """The staging memory, as uint8."""
+        assert self.block is not None
+        mapped = self.block.mapped
+        assert mapped is not None
+        return np.frombuffer(mapped, np.uint8)
+
+    def free(self) -> None:
+        if self.block is not None:
+            self.block.free()
+        self.block, self.recorded = None, []
+
+
+class StagingRing:
+    """``pieces`` slots for ``direction`` ("upload", "download"). Not thread-safe: its owner locks."""
+
+    def __init__(self, lease: DelegateLease, direction: str, pieces: int) -> None:
+        self._lease, self._direction, self._pieces = lease, direction, pieces
+        self._slots: list[Slot] = []
+        self._arena: StagingArena | None = None
+        self._shared = ExitStack()
+
+    def take(self, nbytes: int) -> Slot:
+        """A slot that is not in flight, with at least ``nbytes`` of staging memory: a new one, or the oldest.
+
+        Raises `ArenaOutOfMemory`, `DeviceLostError`.
+        """
+        if len(self._slots) < self._pieces:
+            slot = Slot(self._lease)
+        else:
+            slot = self._slots.pop(0)
+            if slot.value:
+                self._lease.wait(slot.value)
+        self._slots.append(slot)
+        if slot.block is None or slot.block.size < nbytes:
+            slot.free()
+            if self._arena is None:
+                shared = shared_staging_arena(self._lease.context, self._direction)
+                self._arena = self._shared.enter_context(shared)
+            slot.block = self._arena.alloc(nbytes)
+        return slot
+
+    def send(self, slot: Slot, copies: Sequence[Copy], wait_value: int | None) -> int:
+        """Submit copies between a slot and the device; returns their timeline value. Those that the slot carried the last time
+        are not recorded anew: what runs again and again moves the same bytes.
+        """
+        block = slot.block
+        assert block is not None
+        wanted = [(t.buffer, t.offset + at, block.offset + start, nbytes) for t, at, start, nbytes in copies]
+        if wanted != slot.recorded:
+            slot.recorded = []  # in case that recording fails
+            self._record(slot.commands, block.buffer, wanted)
+            slot.recorded = wanted
+        slot.value = self._lease.submit(slot.prepared, wait_value)
+        return slot.value
+
+    def _record(self, commands: CommandBuffer, staging: Buffer, copies: Sequence[tuple[Buffer, int, int, int]]) -> None:
+        commands.begin()
+        commands.barrier_before_transfer()
+        for buffer, at, start, nbytes in copies:
+            if self._direction == "upload":
+                commands.copy_buffer(staging, buffer, nbytes, start, at)
+            else:
+                commands.copy_buffer(buffer, staging, nbytes, at, start)
+        if self._direction == "upload":
+            commands.barrier_after_transfer()
+        else:
+            commands.barrier_to_host()
+        commands.end()
+
+    @property
+    def last_value(self) -> int:
+        """The timeline value at which nothing is in flight."""
+        return max((slot.value for slot in self._slots), default=0)
+
+    def free_blocks(self) -> None:
+        """Give the staging memory back; nothing may be in flight."""
+        for slot in self._slots:
+            slot.free()
+        if self._arena is not None:
+            self._arena.shrink()
+
+    def close(self) -> None:
+        """Give everything back; nothing may be in flight."""
+        self.free_blocks()
+        for slot in self._slots:
+            slot.commands.close()
+        self._slots.clear()
+        self._arena = None
+        self._shared.close()
