@@ -126,8 +126,9 @@ float next_powers(uint set, uint at, uint row, uint share, uint key, bool whole)
             if (BIAS != 0) {
                 uint column = BIAS == 1 ? min(key + k + c, args.keys - 1) : 0;
                 Bias bias = Bias(operand(args.bias, 3));
-                float b = float(bias.v[bias0 + line * args.bias_row + column]);
-                score += isinf(b) ? b : max(LOG2_E * b, LOWEST_FINITE);  // a row of the lowest finite bias sees all keys alike
+                float b = float(bias.v[bias0 + line * args.bias_row + column]), added = LOG2_E * b;
+                // -infinity hides NaN too; a row of the lowest finite bias sees all keys alike
+                score = b == LOWEST ? LOWEST : score + (added == LOWEST ? LOWEST_FINITE : added);
             }
             int place = int(key + k + c);
             v[i + c] = whole || (place >= first && place < end) ? score : LOWEST;

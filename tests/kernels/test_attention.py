@@ -233,6 +233,22 @@ def test_nan_fills_its_own_row_only(gpu: Harness, kernel: Any, rng: np.random.Ge
     assert np.isfinite(got).all()
 
 
+def test_nan_of_a_bias_stays_and_that_of_a_hidden_key_does_not(
+    gpu: Harness, kernel: Any, rng: np.random.Generator
+) -> None:
+    case = Case(40, 90, bias=(1, 1, 40, 90))
+    q, k, v, bias = data(case, "float16", rng)
+    k[:, :, 17] = np.nan
+    bias[..., 17] = -np.inf
+    bias[0, 0, 13, 5] = np.nan
+    got = run(gpu, kernel, case, "float16", (q, k, v, bias))
+    assert np.isnan(got[:, :, 13]).all()
+    k[:, :, 17] = bias[0, 0, 13, 5] = got[:, :, 13] = 0
+    wanted = expected(case, q, k, v, bias)
+    wanted[:, :, 13] = 0
+    check(got, wanted)
+
+
 def test_large_scores_do_not_overflow(gpu: Harness, kernel: Any, rng: np.random.Generator) -> None:
     case = Case(40, 130)
     q, k, v, _ = data(case, "float16", rng)
@@ -269,10 +285,12 @@ class TestSelection:
         assert takes_attention(problem, GPU)
         assert not takes_attention(problem, dataclasses.replace(GPU, device_type="cpu"))
 
-    def test_without_matrices_only_scores_beyond_the_caches_are_left_out(self) -> None:
-        for heads, length, size, taken in ((12, 128, 64, False), (16, 2048, 64, True), (16, 2048, 128, False)):
-            case = Case(length, length, size, size, heads=heads, kv_heads=heads)
-            assert takes_attention(case.problem("float32"), GPU) is taken
+    @pytest.mark.parametrize(
+        ("dtype", "size", "taken"), [("float16", 64, True), ("float16", 128, False), ("float32", 64, False)]
+    )
+    def test_heads_and_types_that_gain_by_it(self, dtype: str, size: int, taken: bool) -> None:
+        case = Case(2048, 2048, size, size, heads=16, kv_heads=16)
+        assert takes_attention(case.problem(dtype), GPU) is taken
 
     def test_float16_is_computed_on_matrices(self) -> None:
         given = (GPU, *(None,) * 6)

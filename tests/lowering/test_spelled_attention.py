@@ -280,6 +280,31 @@ def _some_of_the_keys(g: Spelling) -> None:
     g.add("MatMul", g.add("Slice", p, begin, end, axis), values, into="y")
 
 
+def _softmax_of_other_rows(g: Spelling) -> None:
+    """Half a row each, though the products and the bias are of whole ones."""
+    g.k, g.v = g.normal(BATCH, HEADS, 6, SIZE), g.normal(BATCH, HEADS, 6, 4)
+    halves = g.add("Add", g.scores(), g.normal(QUERIES, 6))
+    halves = g.add("Reshape", halves, g.constant((BATCH, HEADS, 2 * QUERIES, 3), np.int64))
+    p = g.add("Softmax", halves, axis=-1)
+    g.add("MatMul", g.add("Reshape", p, g.constant((BATCH, HEADS, QUERIES, 6), np.int64)), g.v, into="y")
+
+
+def _many_steps(g: Spelling) -> None:
+    """More than functions may call themselves."""
+    scores, bias = g.scores(), g.normal(QUERIES, KEYS)
+    for _ in range(1200):
+        scores = g.add("Add", scores, bias)
+    g.mix(scores)
+
+
+def _added_to_itself(g: Spelling) -> None:
+    """So often that there are more ways to the beginning than time."""
+    scores = g.input(g.rng.normal(0, 2.0**-60, SCORES).astype(g.dtype))
+    for _ in range(60):
+        scores = g.add("Add", scores, scores)
+    g.mix(scores)
+
+
 def _integers(g: Spelling) -> None:
     q, k = (g.input(g.rng.integers(-9, 9, shape, np.int8)) for shape in ((3, SIZE), (SIZE, KEYS)))
     g.v = g.normal(KEYS, 4)
@@ -301,8 +326,9 @@ def _finite_in_two_masks(g: Spelling) -> None:
     [
         _read_twice, _scores_given, _probabilities_given, _other_axis, _logarithms, _scaled_after_a_bias,
         _scaled_by_an_input, _a_bias_that_widens, _little_hidden, _other_guard, _changed_probabilities,
-        _turned_probabilities, _probabilities_on_the_right, _some_of_the_keys, _integers, _no_product,
-        _finite_in_two_masks, pytest.param(_hidden(-1e4), id="finite, not known while planning"),
+        _turned_probabilities, _probabilities_on_the_right, _some_of_the_keys, _softmax_of_other_rows,
+        _many_steps, _added_to_itself, _integers, _no_product, _finite_in_two_masks,
+        pytest.param(_hidden(-1e4), id="finite, not known while planning"),
         pytest.param(_causal(-1e4, biased=True), id="finite and biased"),
     ],
 )  # fmt: skip

@@ -101,6 +101,16 @@ def test_broadcasting(open_session: Open, rng: np.random.Generator, shapes: Any,
         _check(open_session, op, [a, b])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("op", [*BINARY, "Max", "Less", "GreaterOrEqual", "Pow", "Mod"])
+def test_a_constant_of_one_element_may_add_axes(open_session: Open, op: str, dtype: Any) -> None:
+    more = {"fmod": 1} if op == "Mod" and dtype == np.float32 else {}
+    one = np.full((1, 1, 1), 5, dtype)
+    for x in (np.array([[1, 2, 3], [4, 5, 6]], dtype), np.array(3, dtype)):
+        _check(open_session, op, [x, one], constants=(1,), **more)
+        _check(open_session, op, [one, x], constants=(0,), **more)
+
+
 @pytest.mark.parametrize("op", [*BINARY, "Max", "Min", "Less", "Equal", "Pow", "PRelu"])
 def test_binary_special_values(open_session: Open, op: str) -> None:
     values = SPECIAL.astype(np.float32)
@@ -307,6 +317,12 @@ def test_softmax(open_session: Open, rng: np.random.Generator, shape: Any, axis:
 def test_softmax_of_large_values(open_session: Open) -> None:
     x = np.array([[1e30, 1e30, 0], [-np.inf, 0, 0], [1000, 0, -1000]], np.float32)
     _check(open_session, "Softmax", [x])
+
+
+@pytest.mark.parametrize("constants", [(), (1, 2, 3, 4)])
+def test_batch_norm_of_one_axis_has_one_channel(open_session: Open, constants: tuple[int, ...]) -> None:
+    parts = [np.float32([value]) for value in (2.0, 0.5, 1.0, 3.0)]
+    _check(open_session, "BatchNormalization", [np.arange(5, dtype=np.float32), *parts], constants=constants)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

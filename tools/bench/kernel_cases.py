@@ -66,14 +66,16 @@ class Sizes:
     batches: tuple[int, ...]
     dtypes: tuple[str, ...] = ("float32", "float16")
     convolutions: int | None = None  #: only the first so many of each network
-    attention: int = 0  #: a longer sequence for attention, both in one dispatch and with scores in memory
+    attention: tuple[tuple[int, int, int], ...] = ()  #: heads, length, size: in one dispatch, and with scores in memory
 
     @classmethod
     def of(cls, device_type: str) -> Sizes:
         """What keeps a large GPU busy, or a CPU not too long."""
         if device_type == "cpu":
             return cls(1 << 22, (256, 512, 1024), (1,), ("float32",))
-        return cls(1 << 26, (1024, 2048, 4096, 8192), (1, 32), attention=2048)
+        return cls(
+            1 << 26, (1024, 2048, 4096, 8192), (1, 32), attention=((384, 128, 64), (16, 2048, 64), (16, 2048, 128))
+        )
 
     @classmethod
     def smallest(cls) -> Sizes:
@@ -100,9 +102,9 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         for size in sizes.products:
             yield matmul_case(size, size, size, dtype)
     for dtype in reversed(sizes.dtypes):
-        for size in (64, 128) if sizes.attention else ():
+        for shape in sizes.attention:
             for in_memory in (False, True):
-                yield attention_case(16, sizes.attention, size, dtype, in_memory)
+                yield attention_case(*shape, dtype, in_memory)
         for batch in sizes.batches:
             yield attention_case(12 * batch, 128, 64, dtype)
             for c, size, oc, kernel, stride in RESNET50_CONVS[: sizes.convolutions]:
@@ -259,9 +261,9 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
     return Case(f"matmul {m}x{n}x{k} {dtype}", make, torch_run, flops=2 * m * n * k)
 
 
-def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bool = False) -> Case:
-    """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.attend` chooses, or those with all scores in
-    memory.
+def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bool | None = None) -> Case:
+    """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.attend` chooses, or (``in_memory``) those with all
+    scores in memory, or (not) the one without.
     """
     kind, itemsize = DTYPES[dtype].numpy, DTYPES[dtype].itemsize
     alpha, row = 1 / math.sqrt(size), (0, length * size, size)
@@ -279,7 +281,7 @@ def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bo
         values = np.random.default_rng(3).standard_normal((3, heads, length, size), np.float32).astype(kind)
         q, k, v = (timer.operand(part) for part in values)
         y = timer.operand(nbytes=values[0].nbytes)
-        if not in_memory and takes_attention(fused, timer.caps):
+        if takes_attention(fused, timer.caps) if in_memory is None else not in_memory:
             return attention(fused, timer.caps, q, k, v, None, None, y), [q, k, v, y]
         s, p = (timer.operand(nbytes=heads * length * length * itemsize) for _ in range(2))
         calls = [
@@ -293,7 +295,7 @@ def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bo
         q, k, v = torch.randn((3, 1, heads, length, size), device="cuda", dtype=getattr(torch, dtype))
         return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
-    way = ", scores in memory" if in_memory else ""
+    way = {None: "", False: ", one dispatch", True: ", scores in memory"}[in_memory]
     return Case(f"attention {heads}x{length}x{size} {dtype}{way}", make, torch_run, flops=scores.flops + mixture.flops)
 
 

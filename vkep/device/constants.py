@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpu_shared.errors import GpuError
 from vkep.graph.weights import Weight
 from vkep.memory.device_arena import DeviceArena, DeviceBlock
 from vkep.memory.upload import Upload, Uploader
@@ -96,6 +98,8 @@ class ConstantStore:
             uploader.finish()
             uploader.trim()
         except BaseException:
+            with contextlib.suppress(GpuError):  # copies in flight must not land in memory that is someone else's
+                uploader.finish()
             for batch in batches:
                 batch.block.free()
             raise

@@ -31,8 +31,8 @@ _LONGEST_CHAIN = 32
 #: 32-bit registers for a lane's matrices: more would spill
 _MATRIX_REGISTERS = 200
 _LANE_COLUMNS = 8
-#: without cooperative matrices the products' own tiles are faster, until their scores leave the caches; and with larger heads
-_FEWEST_SCORE_BYTES, _LARGEST_SIZE = 64 << 20, 64
+#: larger heads leave too few registers for a subgroup's matrices: scores in memory are faster
+_LARGEST_SIZE = 64
 _LOG2_E = math.log2(math.e)
 
 _OPERANDS = (*(Operand(name) for name in ("q", "k", "v", "bias", "origin")), Operand("y", writes=True))
@@ -197,19 +197,18 @@ def attention(problem: AttentionProblem, caps: DeviceCapabilities, *operands: An
 
 
 def takes_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
-    """Whether `attention` is the better way than scores in memory, by what was measured (docs/performance-gpu-notes.md)."""
-    if is_cpu(caps) or problem.queries < MIN_QUERIES:
+    """Whether `attention` is the better way than scores in memory, by what was measured (docs/performance-gpu-notes.md).
+
+    Only on cooperative matrices: arithmetic in registers is faster in the products' own tiles, whose scores blocks of queries
+    keep small.
+    """
+    if is_cpu(caps) or problem.queries < MIN_QUERIES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
         return False
     limits = caps.max_workgroup_count
     if problem.heads > limits[1] or problem.batch > limits[2]:
         return False
     shape = _shape(problem, caps)
     tile = _cooperative_tile(problem, caps, shape) if shape is not None else None
-    if tile is None:
-        scores = problem.batch * problem.heads * problem.queries * problem.keys * element_type(problem.dtype).itemsize
-        if scores < _FEWEST_SCORE_BYTES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
-            return False
-        tile = _tiled_tile(problem, caps)
     if tile is None:
         return False
     busy = 4 * _groups(problem, tile) >= _to_fill(caps)

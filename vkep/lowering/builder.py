@@ -127,6 +127,8 @@ class Builder:
         if dtype is None:
             tensors = [out] if out is not None else [t for a in args for t in _tensors(a)]
             dtype = tensors[0].dtype
+        if shape is None and out is None:  # also of scalar constants, which are no tensors of the expression
+            shape = _broadcast([t for a in args for t in _tensors(a)])
         result = self.expr(template, *args, ctype=dtype.glsl_compute)
         if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type would
             result = ex.Expr(dtype.glsl_compute, ex.rounded(dtype, "{0}"), (result,))
@@ -140,11 +142,7 @@ class Builder:
         A new tensor has its channels last where a tensor of its size that it is computed from has.
         """
         if shape is None and out is None:
-            shapes = [tensor.shape for tensor in ex.tensors(result)]
-            try:
-                shape = broadcast_shapes(*shapes)
-            except ValueError:
-                raise Decline(f"shapes {shapes} do not broadcast") from None
+            shape = _broadcast(ex.tensors(result))
         shape = out.shape if out is not None else tuple(shape or ())
         if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
             raise Decline(f"a result of shape {shape}; the kernels take 0 to 2**31 - 1 elements")
@@ -295,6 +293,14 @@ def _tensors(operand: Operand) -> Sequence[Tensor]:
     if isinstance(operand, Tensor):
         return (operand,)
     return ex.tensors(operand) if isinstance(operand, ex.Expr) else ()
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    shapes = [tensor.shape for tensor in tensors]
+    try:
+        return broadcast_shapes(*shapes)
+    except ValueError:
+        raise Decline(f"shapes {shapes} do not broadcast") from None
 
 
 def _opaque(dtype: DType) -> bool:

@@ -17,6 +17,8 @@ from vkep.lowering.tensor import Storage, Tensor
 
 #: expressions of the operators (`vkep.ops.arithmetic`)
 _ADD, _MUL, _DIV, WHERE = "({0} + {1})", "({0} * {1})", "exact_quotient({0}, {1})", "({0} ? {1} : {2})"
+#: operations from scores to a softmax that are followed: more are no attention's (and the search calls itself)
+MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,9 @@ class Search:
         if scores is None or not scores.is_ordered:
             return None
         ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
+        row = softmax.outputs[0].shape[-1]  # views may group the scores in other rows before and behind it
         shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
-        fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes))
+        fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes) if shape[-1:] == (row,))
         spelled = next((spelled for spelled in fits if spelled is not None), None)
         return replace(spelled, merged=self._merged(spelled.out)) if spelled is not None else None
 
@@ -144,13 +147,13 @@ class Search:
         strides = zip(read.shape, read.strides, turned.strides, strict=True)
         return op if all(dim == 1 or one == other for dim, one, other in strides) else None
 
-    def _scores(self, made: Tensor, reader: Op) -> _Scores | None:
+    def _scores(self, made: Tensor, reader: Op, left: int = MOST_STEPS) -> _Scores | None:
         op = self._maker(made, [reader])
         if isinstance(op, KernelOp):
             return _Scores(op) if op.role == "product" else None
-        if op is not None:
+        if op is not None and left:
             for before, step in _readings(op):
-                scores = self._scores(before, op)
+                scores = self._scores(before, op, left - 1)
                 if scores is not None:
                     scores.steps.append((op, step))
                     return scores
@@ -172,7 +175,7 @@ def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
                 yield of, _Scaled(number)
             elif template == _DIV and number and scores is args[0]:
                 yield of, _Scaled(1.0 / number)
-            elif template == _ADD and bias is not None:
+            elif template == _ADD and bias is not None and bias.storage is not of.storage:
                 yield of, Biased(bias)
     elif template == WHERE and (condition := _tensor(args[0])) is not None:
         for scores, other, when in ((args[1], args[2], False), (args[2], args[1], True)):

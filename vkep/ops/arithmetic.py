@@ -134,7 +134,7 @@ def pow_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     result = b.expr("({0} < 0.0 ? {2} : {1})", base, size, negative)
     if x.dtype.kind != "float":
         result = b.expr(f"{x.dtype.glsl_compute}(round({{0}}))", result, ctype=x.dtype.glsl_compute)
-    return b.store(result, x.dtype)
+    return b.store(result, x.dtype, shape=_broadcast(b, (x, y)))
 
 
 def _integer_power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def _integer_power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         result = b.expr("({0} > {3} && ({0} & {4}) != {3} ? {1} * {2} : {1})", left, result, base, 0, 1)
         base = b.expr("({0} * {0})", base)
         left = b.expr("({0} > {1} ? {0} >> 1 : {0})", left, 0)
-    return b.store(result, x.dtype)
+    return b.store(result, x.dtype, shape=_broadcast(b, (x, y)))
 
 
 @operator("Pow", since=1, until=6, types={"T": every("Pow", among=SINGLE)})
@@ -161,10 +161,9 @@ def mod(b: Builder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
     if x.dtype.kind == "float":
         return _float_mod(b, x, y, bool(fmod))
     rest = b.expr("({1} == {2} ? {2} : {0} - {1} * ({0} / {1}))", x, y, 0)
-    if fmod or x.dtype.kind == "uint":
-        return b.store(rest, x.dtype)
-    # the sign of the divisor, as Python's %
-    return b.store(b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? {0} + {1} : {0})", rest, y, 0), x.dtype)
+    if not fmod and x.dtype.kind != "uint":  # the sign of the divisor, as Python's %
+        rest = b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? {0} + {1} : {0})", rest, y, 0)
+    return b.store(rest, x.dtype, shape=_broadcast(b, (x, y)))
 
 
 def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
@@ -182,7 +181,8 @@ def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
         )
         rest = b.expr("({0} == {2} ? ({1} < {2} ? -abs({0}) : abs({0})) : {0})", moved, d, 0)
     invalid = b.expr("(isnan({0}) || isnan({1}) || isinf({0}) || {1} == {2})", a, d, 0, ctype="bool")
-    return b.store(b.expr(f"({{1}} ? {nan} : {{0}})", rest, invalid), x.dtype)
+    result = b.expr(f"({{1}} ? {nan} : {{0}})", rest, invalid)
+    return b.store(result, x.dtype, shape=_broadcast(b, (x, y)))
 
 
 # ---- bits

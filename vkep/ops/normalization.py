@@ -50,8 +50,8 @@ _declare_softmax("LogSoftmax", log=True)
 
 
 def _per_channel(b: Builder, values: Tensor, rank: int) -> Tensor:
-    """A vector over axis 1, shaped to broadcast."""
-    return b.reshape(values, [1, values.size, *([1] * (rank - 2))])
+    """A vector over axis 1, shaped to broadcast; what has one axis has one channel."""
+    return b.reshape(values, [1, values.size, *([1] * (rank - 2))] if rank > 1 else [values.size])
 
 
 def _batch_norm(
