@@ -2,7 +2,7 @@
 # What a release is tried with on a real GPU: each step's output goes to a file of its own, and a step that fails or takes
 # too long does not stop the others. What is not installed (onnxruntime, torch) its steps skip or leave out.
 #
-#   tools/check_gpu.sh OUT [STEP ...]      steps: tests ort soak suite kernels models start tune (default: all)
+#   tools/check_gpu.sh OUT [STEP ...]      steps: tests ort soak suite kernels tiles models start tune (default: all)
 #
 # VKEP_JOBS (default: one fewer than the cores) workers run the suites; VKEP_PYTHON is the interpreter.
 set -uo pipefail
@@ -14,7 +14,7 @@ fi
 out=$1
 shift
 steps=("$@")
-((${#steps[@]})) || steps=(tests ort soak suite kernels models start tune)
+((${#steps[@]})) || steps=(tests ort soak suite kernels tiles models start tune)
 python=${VKEP_PYTHON:-python}
 jobs=${VKEP_JOBS:-$(($(nproc) > 2 ? $(nproc) - 1 : 1))}
 mkdir -p "$out"
@@ -55,6 +55,7 @@ for what in "${steps[@]}"; do
         step suite-ort 560 "$python" -m tools.backend_suite --through ort --check --quiet --jobs "$jobs"
         ;;
     kernels) step kernels 420 "$python" -m tools.bench.gpu_ops --json "$out/kernels.json" ;;
+    tiles) step tiles 560 "$python" -m tools.bench.tiles --json "$out/tiles.json" ;;
     models)
         bench models --rounds 8 --peers vkep vkep-ort torch torch-graph --models resnet50 mobilenetv2 bert_enc gpt2step
         variant float16 resnet50,mobilenetv2,bert_enc,gpt2step --float16

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.bench import tiles
 from tools.bench.__main__ import main
 from tools.bench.gpu_ops import Measured, measure_kernels
 from tools.bench.kernel_cases import Sizes, cases
@@ -35,6 +36,20 @@ def test_single_operators_are_one_command(tmp_path: Path) -> None:
     kernels = json.loads(report.read_text())["kernels"]
     assert [k["name"] for k in kernels] == ["add float32 256Ki", "matmul 64x64x64 float32"]
     assert all(k["vkep_ms"] > 0 and k["of_limit"] > 0 and k["torch_ms"] is None and not k["failed"] for k in kernels)
+
+
+def test_every_tiling_of_the_smallest_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "tiles.json"
+    assert tiles.main(["--smallest", "--only", "matmul", "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert {t["name"] for t in found} == {"matmul 64x64x64 float32"}
+    for tilings in found:
+        times = [ms for _, ms in tilings["candidates"]]
+        assert len(times) > 1 and min(times) > 0 and tilings["chosen_ms"] > 0
+        choices = [tuple(choice) for choice, _ in tilings["candidates"]]
+        assert len(set(choices)) == len(choices)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(found) + 1 and "on average" in printed[-1]
 
 
 def test_every_kernel_of_the_bench_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -247,8 +248,7 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
     kind = DTYPES[dtype].numpy
 
     def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
-        rng = np.random.default_rng(1)
-        a, b = (timer.operand(rng.standard_normal(s, np.float32).astype(kind)) for s in ((m, k), (k, n)))
+        a, b = (timer.operand(_normal(seed, s, kind)) for seed, s in enumerate(((m, k), (k, n))))
         y = timer.operand(nbytes=m * n * np.dtype(kind).itemsize)
         problem = MatMulProblem(m, n, k, (m * k, k, 1), (k * n, n, 1), dtype=dtype, alignment=16)
         return matmul(problem, timer.caps, a, b, y, None, timer.scratch), [a, b, y]
@@ -259,6 +259,12 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
         return lambda: torch.mm(a, b, out=y)
 
     return Case(f"matmul {m}x{n}x{k} {dtype}", make, torch_run, flops=2 * m * n * k)
+
+
+@functools.lru_cache(2)
+def _normal(seed: int, shape: tuple[int, ...], kind: Any) -> np.ndarray:
+    """Random data; the last ones are kept, for the same operator with another tiling."""
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(kind)
 
 
 def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bool | None = None) -> Case:
@@ -328,9 +334,8 @@ def conv_case(
     )
 
     def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
-        rng = np.random.default_rng(2)
         shapes = ((batch, c, size, size), (oc, c // groups, kernel, kernel))
-        x, w = (timer.operand(rng.standard_normal(s, np.float32).astype(kind)) for s in shapes)
+        x, w = (timer.operand(_normal(seed, s, kind)) for seed, s in enumerate(shapes))
         y = timer.operand(nbytes=batch * problem.y_batch * np.dtype(kind).itemsize)
         chosen = conv_last if takes_channels_last(problem, timer.caps) else conv  # as lowering chooses
         return chosen(problem, timer.caps, x, w, y, None, timer.scratch, timer.prepack(w)), [x, w, y]
