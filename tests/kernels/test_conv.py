@@ -166,6 +166,16 @@ def test_grids_folded_at_the_devices_limit(
     check(gpu, limited, SHAPES[name], rng, fused=True)
 
 
+def _tuned(p: ConvProblem, winograd_wins: bool) -> dict[str, tuple[int, ...]]:
+    return {f"winograd {p.n} {p.c} {p.oc} {p.oh} {p.ow}": (int(winograd_wins),)}
+
+
+@pytest.mark.parametrize("name", ["winograd", "winograd uneven", "winograd deep"])
+def test_winograd_on_a_gpu(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
+    """Chosen there for long convolutions only; here by a tuned choice."""
+    check(gpu, dataclasses.replace(family, tuned=_tuned(SHAPES[name], True)), SHAPES[name], rng, fused=True)
+
+
 def test_padding_is_zero_whatever_surrounds_the_tensor(
     gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
 ) -> None:
@@ -194,6 +204,13 @@ class TestWithoutDevice:
             "winograd_output.comp",
         ]
         assert sources(SHAPES["3x3"], GPU)[0] == "conv_tiled.comp"
+        long = problem((32, 128, 28, 28), 128, pads=(1, 1, 1, 1))
+        on_gpu = ["winograd_input.comp", "matmul_tiled.comp", "winograd_output.comp"]
+        assert sources(long, GPU) == on_gpu
+        assert sources(dataclasses.replace(long, n=1), GPU)[0] == "conv_tiled.comp"
+        assert sources(dataclasses.replace(long, dtype="float16"), GPU)[0] != on_gpu[0]
+        assert sources(dataclasses.replace(long, n=2048), GPU)[0] == "conv_tiled.comp", "gigabytes of points"
+        assert sources(long, dataclasses.replace(GPU, tuned=_tuned(long, False)))[0] == "conv_tiled.comp"
         assert sources(SHAPES["deep and small"], GPU) == ["conv_tiled.comp", "matmul_reduce.comp"]
         for caps in (CPU, GPU):
             assert sources(SHAPES["depthwise multiplier"], caps) == ["conv_depthwise.comp"]

@@ -123,6 +123,8 @@ def conv(
         if scratch is not None and prepack is not None and winograd.fits(problem):
             return winograd.winograd(problem, caps, x, y, epilogue, scratch, prepack)
         return [_subgroup(problem, caps, x, w, y, epilogue, prepack)]
+    if scratch is not None and prepack is not None and winograd.fits_gpu(problem, caps):
+        return winograd.winograd(problem, caps, x, y, epilogue, scratch, prepack)
     cooperative = conv_cooperative(problem, caps, x, w, y, epilogue, scratch, prepack)
     return _tiled(problem, caps, x, w, y, epilogue, scratch) if cooperative is None else cooperative
 

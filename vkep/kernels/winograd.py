@@ -8,6 +8,7 @@ Winograd Convolution for Deep Neural Networks", TOMS 2020). Measured relative to
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,19 @@ from vkep.kernels.conv_problem import ConvProblem
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.matmul import MATMUL_SUBGROUP
-from vkep.kernels.tiles import STORAGE, Prepack, Scratch, ceil_div, flat_grid, storage_type, subgroup_tile, tile_grid
+from vkep.kernels.matmul import MATMUL_SUBGROUP, MatMulProblem, matmul
+from vkep.kernels.tiles import (
+    STORAGE,
+    Prepack,
+    Scratch,
+    ceil_div,
+    flat_grid,
+    storage_type,
+    subgroup_tile,
+    tile_grid,
+    uses_subgroup_tiles,
+)
+from vkep.kernels.tuning import chosen
 
 _VARIANTS = tuple({"T": t} for t in STORAGE.values())
 
@@ -57,6 +69,9 @@ _MIN_TILES, _MIN_CHANNELS = 9, 16
 #: computed over wanted pixels: beyond this the tiles' overhang eats the gain
 _MAX_OVERHANG = 1.5
 
+#: on a GPU: operations below which the direct sum takes no longer than the waits between three dispatches, and bytes of points
+_LEAST_FLOPS, _MOST_POINT_BYTES = 1 << 30, 1 << 29
+
 _ROOTS = (0.0, np.sqrt(0.5), -np.sqrt(0.5), np.sqrt(2.0), -np.sqrt(2.0))
 #: the weights' transform: values of a quadratic at the points, over the product of differences to the other points
 WEIGHT_TRANSFORM = np.array(
@@ -76,6 +91,19 @@ def fits(problem: ConvProblem) -> bool:
         and problem.n * tiles >= _MIN_TILES
         and tiles * _TILE**2 <= _MAX_OVERHANG * problem.oh * problem.ow
     )
+
+
+def fits_gpu(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
+    """Whether a convolution is one that this computes on a GPU, in place of `fits` for other devices: in float32 where the direct
+    sum is long (three dispatches wait for each other) and the points are not too many. `vkep tune` may know better.
+    """
+    rows = problem.n * ceil_div(problem.oh, _TILE) * ceil_div(problem.ow, _TILE)
+    point_bytes = 4 * _POINTS**2 * max(problem.c, problem.oc) * rows
+    if problem.dtype != "float32" or not fits(problem) or point_bytes > _MOST_POINT_BYTES:
+        return False
+    sizes = (problem.n, problem.c, problem.oc, problem.oh, problem.ow)
+    tuned = chosen(caps, lambda: [(0,), (1,)], "winograd", *sizes)
+    return problem.flops >= _LEAST_FLOPS if tuned is None else bool(tuned[0])
 
 
 def winograd(
@@ -110,10 +138,39 @@ def winograd(
         defines=storage,
         local_size=(_LOCAL, 1, 1),
     )
+    multiply = _in_panels if uses_subgroup_tiles(caps) else _in_tiles
+    from_points = WINOGRAD_OUTPUT.call(
+        grid=flat_grid(problem.oc * rows, _LOCAL, caps, "conv"),
+        operands={"products": products, "y": y},
+        params={
+            **geometry,
+            "height": problem.oh,
+            "width": problem.ow,
+            "channels": problem.oc,
+            "total": problem.oc * rows,
+            "y_batch": problem.y_batch,
+        },
+        local_size=(_LOCAL, 1, 1),
+        **call_arguments(epilogue, storage),
+    )
+    return [to_points, *multiply(problem, caps, rows, points, products, scratch, prepack), from_points]
+
+
+def _in_panels(
+    problem: ConvProblem,
+    caps: DeviceCapabilities,
+    rows: int,
+    points: Any,
+    products: Any,
+    scratch: Scratch,
+    prepack: Prepack,
+) -> list[KernelCall]:
+    """The products on a CPU driver, from weights in panels."""
+    batch = _POINTS**2
     tile = subgroup_tile(rows, problem.oc, batch, caps, packed=True)
     panels = ceil_div(problem.oc, tile.columns)
     panel = problem.c * tile.columns
-    multiply = MATMUL_SUBGROUP.call(
+    product = MATMUL_SUBGROUP.call(
         grid=tile_grid(ceil_div(rows, tile.rows), panels, batch, caps, "conv"),
         operands={
             "a": points,
@@ -149,21 +206,36 @@ def winograd(
         subgroup_size=tile.required_subgroup_size,
         flops=problem.flops,  # of the convolution that it stands for
     )
-    from_points = WINOGRAD_OUTPUT.call(
-        grid=flat_grid(problem.oc * rows, _LOCAL, caps, "conv"),
-        operands={"products": products, "y": y},
-        params={
-            **geometry,
-            "height": problem.oh,
-            "width": problem.ow,
-            "channels": problem.oc,
-            "total": problem.oc * rows,
-            "y_batch": problem.y_batch,
-        },
-        local_size=(_LOCAL, 1, 1),
-        **call_arguments(epilogue, storage),
+    return [product]
+
+
+def _in_tiles(
+    problem: ConvProblem,
+    caps: DeviceCapabilities,
+    rows: int,
+    points: Any,
+    products: Any,
+    scratch: Scratch,
+    prepack: Prepack,
+) -> list[KernelCall]:
+    """The products on a GPU: for each point weights [oc, c] by the input's [c, tiles of all images]."""
+    product = MatMulProblem(
+        problem.oc,
+        rows,
+        problem.c,
+        (problem.oc * problem.c, problem.c, 1),
+        (problem.c * rows, rows, 1),
+        (problem.oc * rows, rows, 1),
+        batch=_POINTS**2,
+        alignment=16,
     )
-    return [to_points, multiply, from_points]
+    weights = prepack(
+        lambda weights: pack_points(weights, problem.c, 1).reshape(_POINTS**2, problem.oc, problem.c),
+        f"winograd-{problem.c}",
+    )
+    calls = matmul(product, caps, weights, points, products, None, scratch)
+    calls[0] = replace(calls[0], flops=problem.flops)  # of the convolution that it stands for
+    return calls
 
 
 def pack_points(weights: np.ndarray, channels: int, columns: int) -> np.ndarray:
