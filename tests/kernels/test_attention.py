@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
 from vkep.kernels.attention import (
     COOPERATIVE_TILES,
@@ -25,17 +26,6 @@ from vkep.kernels.attention import (
     takes_attention,
 )
 from vkep.kernels.cooperative_tiles import float16_shape
-
-HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
-GPU = DeviceCapabilities.for_tests(
-    device_type="discrete",
-    features=FEATURE_NAMES,
-    cooperative_matrix_shapes=(HALF,),
-    subgroup_size=32,
-    min_subgroup_size=32,
-    max_subgroup_size=32,
-    max_shared_memory_bytes=49152,
-)
 
 
 @dataclass(frozen=True)

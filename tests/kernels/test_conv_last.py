@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, Tensor
-from tests.kernels.test_cooperative import GPU, HALF, relative_error, scratch
+from tests.kernels.test_cooperative import relative_error, scratch
 from vkep.kernels.conv_last import (
     CONV_DEPTHWISE_LAST,
     CONV_LAST,

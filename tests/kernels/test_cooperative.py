@@ -8,24 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
+from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, Tensor
 from vkep.kernels.conv import conv
 from vkep.kernels.conv_problem import ConvProblem
 from vkep.kernels.cooperative import conv_cooperative, matmul_cooperative, pack_taps_first
 from vkep.kernels.cooperative_tiles import CONV_TILES, MATMUL_TILES, cooperative_tiling, float16_shape, tiling_of
 from vkep.kernels.matmul import MatMulProblem, matmul
-
-HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
-GPU = DeviceCapabilities.for_tests(
-    device_type="discrete",
-    features=FEATURE_NAMES,
-    cooperative_matrix_shapes=(HALF,),
-    subgroup_size=32,
-    min_subgroup_size=32,
-    max_subgroup_size=32,
-    max_shared_memory_bytes=49152,
-)
 
 
 def scratch(nbytes: int) -> Tensor:

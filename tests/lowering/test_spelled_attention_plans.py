@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU
 from tests.lowering.spelled import Spelling
 from tools.models.catalog import Options, build_model
 from vkep.dtypes import from_onnx
@@ -20,15 +21,6 @@ from vkep.ops import attend
 from vkep.plan.records import Plan
 
 CPU = DeviceCapabilities.for_tests()
-GPU = DeviceCapabilities.for_tests(
-    device_type="discrete",
-    features=FEATURE_NAMES,
-    cooperative_matrix_shapes=(CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32"),),
-    subgroup_size=32,
-    min_subgroup_size=32,
-    max_subgroup_size=32,
-    max_shared_memory_bytes=49152,
-)
 
 
 def _plan(proto: onnx.ModelProto, caps: DeviceCapabilities) -> Plan:

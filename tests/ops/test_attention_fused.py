@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU
 from vkep.dtypes import DTYPES
 from vkep.graph import load_model
 from vkep.lowering.infer import Known
@@ -17,15 +18,6 @@ from vkep.lowering.partition import lower
 from vkep.lowering.program import IslandStep, ValueSpec
 from vkep.plan.records import Plan
 
-GPU = DeviceCapabilities.for_tests(
-    device_type="discrete",
-    features=FEATURE_NAMES,
-    cooperative_matrix_shapes=(CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32"),),
-    subgroup_size=32,
-    min_subgroup_size=32,
-    max_subgroup_size=32,
-    max_shared_memory_bytes=49152,
-)
 CPU = DeviceCapabilities.for_tests()
 HEADS = (2, 8, 128, 64)
 QKV = dict.fromkeys("qkv", ("float16", HEADS))

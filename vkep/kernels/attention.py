@@ -333,7 +333,7 @@ def _to_fill(caps: DeviceCapabilities) -> int:
 def _chosen(
     problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile]
 ) -> AttentionTile | None:
-    """The largest tile of which there are enough to fill the device, else the one with the most workgroups."""
+    """The first tile of which there are enough to fill the device, else the one with the most workgroups."""
     sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
     tuned = chosen(caps, lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
     if tuned is not None:

@@ -79,9 +79,15 @@ WEIGHT_TRANSFORM = np.array(
 )
 
 
+def _tiles(problem: ConvProblem) -> tuple[int, int]:
+    """In a row of an image, and in an image."""
+    columns = ceil_div(problem.ow, _TILE)
+    return columns, ceil_div(problem.oh, _TILE) * columns
+
+
 def fits(problem: ConvProblem) -> bool:
-    """Whether a convolution is one that this computes, and faster than the direct sum."""
-    tiles = ceil_div(problem.oh, _TILE) * ceil_div(problem.ow, _TILE)
+    """Whether a convolution is one that this computes, and on a CPU driver faster than the direct sum."""
+    _, tiles = _tiles(problem)
     return (
         (problem.kh, problem.kw, problem.kd, problem.d) == (3, 3, 1, 1)
         and problem.stride == problem.dilation == (1, 1)
@@ -94,11 +100,10 @@ def fits(problem: ConvProblem) -> bool:
 
 
 def fits_gpu(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
-    """Whether a convolution is one that this computes on a GPU, in place of `fits` for other devices: in float32 where the direct
-    sum is long (three dispatches wait for each other) and the points are not too many. `vkep tune` may know better.
+    """As `fits`, for a GPU: in float32 where the direct sum is long (three dispatches wait for each other) and the points are
+    not too many. `vkep tune` may know better.
     """
-    rows = problem.n * ceil_div(problem.oh, _TILE) * ceil_div(problem.ow, _TILE)
-    point_bytes = 4 * _POINTS**2 * max(problem.c, problem.oc) * rows
+    point_bytes = 4 * _POINTS**2 * max(problem.c, problem.oc) * problem.n * _tiles(problem)[1]
     if problem.dtype != "float32" or not fits(problem) or point_bytes > _MOST_POINT_BYTES:
         return False
     sizes = (problem.n, problem.c, problem.oc, problem.oh, problem.ow)
@@ -116,8 +121,7 @@ def winograd(
     prepack: Prepack,
 ) -> list[KernelCall]:
     """The three dispatches of a convolution that `fits`: transform the input, 36 matrix products, transform back."""
-    columns = ceil_div(problem.ow, _TILE)
-    tiles = ceil_div(problem.oh, _TILE) * columns
+    columns, tiles = _tiles(problem)
     rows = problem.n * tiles  # of each of the 36 products; its columns are output channels, its k input channels
     batch = _POINTS**2
     geometry = {**magic_params("columns", columns), **magic_params("tiles", tiles), **magic_params("images", problem.n)}
@@ -138,7 +142,10 @@ def winograd(
         defines=storage,
         local_size=(_LOCAL, 1, 1),
     )
-    multiply = _in_panels if uses_subgroup_tiles(caps) else _in_tiles
+    if uses_subgroup_tiles(caps):
+        multiply = [_in_panels(problem, caps, rows, points, products, prepack)]
+    else:
+        multiply = _in_tiles(problem, caps, rows, points, products, scratch, prepack)
     from_points = WINOGRAD_OUTPUT.call(
         grid=flat_grid(problem.oc * rows, _LOCAL, caps, "conv"),
         operands={"products": products, "y": y},
@@ -153,24 +160,18 @@ def winograd(
         local_size=(_LOCAL, 1, 1),
         **call_arguments(epilogue, storage),
     )
-    return [to_points, *multiply(problem, caps, rows, points, products, scratch, prepack), from_points]
+    return [to_points, *multiply, from_points]
 
 
 def _in_panels(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    rows: int,
-    points: Any,
-    products: Any,
-    scratch: Scratch,
-    prepack: Prepack,
-) -> list[KernelCall]:
+    problem: ConvProblem, caps: DeviceCapabilities, rows: int, points: Any, products: Any, prepack: Prepack
+) -> KernelCall:
     """The products on a CPU driver, from weights in panels."""
     batch = _POINTS**2
     tile = subgroup_tile(rows, problem.oc, batch, caps, packed=True)
     panels = ceil_div(problem.oc, tile.columns)
     panel = problem.c * tile.columns
-    product = MATMUL_SUBGROUP.call(
+    return MATMUL_SUBGROUP.call(
         grid=tile_grid(ceil_div(rows, tile.rows), panels, batch, caps, "conv"),
         operands={
             "a": points,
@@ -206,7 +207,6 @@ def _in_panels(
         subgroup_size=tile.required_subgroup_size,
         flops=problem.flops,  # of the convolution that it stands for
     )
-    return [product]
 
 
 def _in_tiles(

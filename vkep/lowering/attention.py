@@ -138,7 +138,6 @@ def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: He
     at_once = rows.sum(1) == ends - starts
     if not (at_once & (starts == (queries + first).clip(0)) & (ends == (queries + end).clip(None, heads.keys))).all():
         return False
-    mask.first = first if first + heads.queries > 1 else None  # None: the last query sees the first key
-    mask.end = end if end < heads.keys else None  # None: the first query sees the last key
-    mask.window = Window((condition,), mask.first, mask.end, None)
+    bounded_before, bounded_after = first + heads.queries > 1, end < heads.keys  # else the last or first query sees all
+    mask.window = Window((condition,), first if bounded_before else None, end if bounded_after else None, None)
     return True

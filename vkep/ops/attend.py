@@ -21,10 +21,9 @@ from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
 from vkep.lowering.lir import Target
 from vkep.lowering.tensor import Tensor, alignment
-from vkep.ops.attend_fused import attend_fused
+from vkep.ops.attend_fused import MINUS_INFINITY, attend_fused
 from vkep.ops.contraction import matrix_product
 
-_MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
 #: bytes of scores from which queries are attended to in blocks of no more: enough to fill a large GPU, and a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
 #: a block has a multiple of so many queries, rows of the products' tiles, unless its scores were larger than this
@@ -51,16 +50,23 @@ class Mask:
     """Which keys a query sees: every condition must hold, and those of the window; biases are added to the scores.
 
     Tensors broadcast to [batch, kv heads, queries of a head, queries, keys]. ``may_hide_rows`` says that a query may see
-    no key at all: its probabilities are zero then. Query i sees no key before ``i + first`` and none from ``i + end`` on (None:
-    no bound is known); the conditions say so too, and this is for leaving out keys that no query of a block sees.
+    no key at all: its probabilities are zero then.
     """
 
     window: Window | None = None
     conditions: list[Expr] = field(default_factory=list)
     biases: list[Tensor] = field(default_factory=list)
     may_hide_rows: bool = False
-    first: int | None = None
-    end: int | None = None
+
+    @property
+    def first(self) -> int | None:
+        """Query i sees no key before ``i + first`` (None: no bound is known when planning)."""
+        return self.window.first if self.window is not None and self.window.origin is None else None
+
+    @property
+    def end(self) -> int | None:
+        """Query i sees no key from ``i + end`` on (None: no bound is known when planning)."""
+        return self.window.end if self.window is not None and self.window.origin is None else None
 
     def keys_of(self, start: int, count: int, keys: int) -> tuple[int, int]:
         """The keys, first and end, that ``count`` queries from ``start`` on may see; at least one, where there are any."""
@@ -99,7 +105,7 @@ class Mask:
         """Whether a key is seen; ``with_biases`` also where a bias of minus infinity hides it."""
         parts = [*(self.window.conditions if self.window is not None else ()), *self.conditions]
         if with_biases:
-            parts += [b.expr(f"({{0}} != {_MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
+            parts += [b.expr(f"({{0}} != {MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
         result: Expr | None = None
         for part in parts:
             result = part if result is None else b.expr("({0} && {1})", result, part)
@@ -290,7 +296,7 @@ def _attend_block(
         value = b.expr("({0} + {1})", value, bias)
     allowed = mask.allowed(b)
     if allowed is not None:
-        value = b.expr(f"({{0}} ? {{1}} : {_MINUS_INFINITY})", allowed, value, ctype="float")
+        value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", allowed, value, ctype="float")
     scores = b.store(stage(2, value), q.dtype, shape=heads.shape)
     probabilities = _softmax(b, scores, heads, scoring.sink)
     seen = mask.allowed(b, with_biases=True) if mask.may_hide_rows else None
@@ -350,8 +356,6 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
     start = offset if isinstance(offset, int) else 0
     first, end = (start - left if left >= 0 else None), (start + right + 1 if right >= 0 else None)
     mask.window = Window(tuple(conditions), first, end, None if isinstance(offset, int) else offset)
-    if isinstance(offset, int):
-        mask.first, mask.end = first, end
     # with a window to the left and fewer keys than positions, the last queries see nothing
     known = isinstance(offset, int) and offset >= 0 and offset + heads.queries <= heads.keys
     mask.may_hide_rows = not known and not (left < 0 and isinstance(offset, int) and offset >= 0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: a mask that is written to memory for the kernel to read is at most so large, and at most this part of the scores
 MASK_BYTES, MASK_PART = 64 << 20, 1 / 4
-_MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
+MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
 _FLOATS = ("float32", "float16")
 _NO_STRIDES = (0, 0, 0)  # of what has no place yet
 
@@ -39,7 +39,7 @@ def attend_fused(
     y = b.empty(q.dtype, (batch, queries, q_heads, v.shape[3]) if merged else (*q.shape[:3], v.shape[3]))
     window = mask.window
     origin = window.origin if window is not None else None
-    first, end = (mask.first, mask.end) if window is None or origin is None else (window.first, window.end)
+    first, end = (None, None) if window is None else (window.first, window.end)
     problem = AttentionProblem(
         *(batch, q_heads, heads.kv_heads, queries, heads.keys, size, v.shape[3]),
         *(_NO_STRIDES,) * 3,
@@ -111,7 +111,7 @@ def _biases(b: Builder, mask: Mask, heads: Heads, dtype: DType) -> list[Tensor] 
     for bias in mask.biases:
         value = b.expr("({0} + {1})", value, bias, ctype="float")
     for condition in mask.conditions:
-        value = b.expr(f"({{0}} ? {{1}} : {_MINUS_INFINITY})", condition, value, ctype="float")
+        value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", condition, value, ctype="float")
     return [b.store(value, kind, out=out)]
 
 

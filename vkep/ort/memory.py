@@ -176,22 +176,12 @@ class MemoryDomain:
 
     def upload_all(self, items: Sequence[tuple[int, Bytes]]) -> None:
         """As `upload`, for several pointers with one submit."""
-        uploads: list[Upload] = []
-        waited = False
-        for pointer, data in items:
-            if not data.nbytes:
-                continue
-            block, offset = self.find(pointer)
-            mapped = block.mapped
-            if mapped is None:
-                uploads.append(Upload(block, data, data.nbytes, offset))
-                continue
-            if not waited:  # unified memory: the host writes it itself, once the GPU reads it no more
-                self.lease.wait()
-                waited = True
-            np.frombuffer(mapped, np.uint8, data.nbytes, offset)[:] = data
-        if uploads:
+        seen, hidden = self._places(items)
+        for place, data in seen:
+            place[:] = data
+        if hidden:
             with self._lock:
+                uploads = [Upload(block, data, data.nbytes, offset) for block, offset, data in hidden]
                 self._uploader.upload_all(uploads, sum(u.nbytes for u in uploads))
 
     def download(self, pointer: int, out: Bytes) -> None:
@@ -200,9 +190,32 @@ class MemoryDomain:
 
     def download_all(self, items: Sequence[tuple[int, Bytes]]) -> None:
         """As `download`, from several pointers with one submit and one wait."""
-        places = [(*self.find(pointer), out) for pointer, out in items if out.nbytes]
-        with self._lock:
-            self._uploader.download_all([Download(block, out, offset) for block, offset, out in places])
+        seen, hidden = self._places(items)
+        for place, out in seen:
+            out[:] = place
+        if hidden:
+            with self._lock:
+                self._uploader.download_all([Download(block, out, offset) for block, offset, out in hidden])
+
+    def _places(
+        self, items: Sequence[tuple[int, Bytes]]
+    ) -> tuple[list[tuple[Bytes, Bytes]], list[tuple[AnyBlock, int, Bytes]]]:
+        """For each item that is not empty, its place as bytes where the host sees that memory (the GPU is done with it then),
+        else its block and offset. The `Uploader` takes both, but its pieces would be in the way of each run on a CPU driver.
+        """
+        seen: list[tuple[Bytes, Bytes]] = []
+        hidden: list[tuple[AnyBlock, int, Bytes]] = []
+        for pointer, data in items:
+            if data.nbytes:
+                block, offset = self.find(pointer)
+                mapped = block.mapped
+                if mapped is None:
+                    hidden.append((block, offset, data))
+                else:
+                    seen.append((np.frombuffer(mapped, np.uint8, data.nbytes, offset), data))
+        if seen:
+            self.lease.wait()
+        return seen, hidden
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
         """Copy on the device, in order with what is submitted before and after."""
