@@ -298,9 +298,10 @@ class SharedGpuContext:
         """A command pool for one delegate: pools are never shared, they are for one thread at a time."""
         return CommandPool(self.device, label=label)
 
-    def lease(self, name: str, sync_mode: SyncMode | str | None = None) -> DelegateLease:
-        """A delegate's stay on this context. ``sync_mode`` defaults to the context's."""
-        return DelegateLease(self, name, self.sync_mode if sync_mode is None else SyncMode(sync_mode))
+    def lease(self, name: str, sync_mode: SyncMode | str | None = None, *, copies_only: bool = False) -> DelegateLease:
+        """A delegate's stay on this context. ``sync_mode`` defaults to the context's; ``copies_only``: see `DelegateLease`."""
+        mode = self.sync_mode if sync_mode is None else SyncMode(sync_mode)
+        return DelegateLease(self, name, mode, copies_only=copies_only)
 
     @contextlib.contextmanager
     def with_locked_queue(self) -> Iterator[Any]:

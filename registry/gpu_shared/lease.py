@@ -24,11 +24,14 @@ class DelegateLease:
     """One delegate on one context: holds the context alive and owns a command pool (used by one thread at a time).
 
     Made by `SharedGpuContext.lease`. `submit` applies the sync mode at the boundary to another delegate's region (see
-    `gpu_shared.compile_spec`). Logs init, execute and destroy at debug level to the logger ``gpu_shared.delegate``.
+    `gpu_shared.compile_spec`). With ``copies_only`` what it submits is no region: copies that begin and end with barriers
+    against shaders and copies, so that nobody waits at them. Logs init, execute and destroy at debug level to the logger
+    ``gpu_shared.delegate``.
     """
 
-    def __init__(self, context: SharedGpuContext, name: str, sync_mode: SyncMode) -> None:
+    def __init__(self, context: SharedGpuContext, name: str, sync_mode: SyncMode, *, copies_only: bool = False) -> None:
         self.name = name
+        self._copies_only = copies_only
         self.sync_mode = sync_mode
         self._context: SharedGpuContext | None = context
         self._generation = vk.generation
@@ -87,11 +90,14 @@ class DelegateLease:
         if prepared.timeline is not context.timeline:
             raise ValueError(f"lease {self.name!r}: the submit was prepared for another context's timeline")
         with context.device.queue_lock:
-            if self.sync_mode is SyncMode.TIMELINE:
-                last = context.timeline.submitted
-                if last != self._last_value:  # someone else submitted since this delegate's last region
-                    wait_value = last
-            value = self._last_value = prepared.submit(wait_value)
+            if self._copies_only:
+                value = prepared.submit(wait_value, region=False)
+            else:
+                if self.sync_mode is SyncMode.TIMELINE:
+                    last = context.timeline.last_region
+                    if last != self._last_value:  # someone else's, since this delegate's last region
+                        wait_value = last
+                value = self._last_value = prepared.submit(wait_value)
             self._executions += 1
             if self.sync_mode is SyncMode.QUEUE_WAIT_IDLE:
                 context.wait_idle()

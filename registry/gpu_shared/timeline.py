@@ -25,6 +25,7 @@ class TimelineState:
     def __init__(self, raw: Any, device_raw: Any, functions: vk.Functions, start: int, reaper: Reaper) -> None:
         self.raw, self._device_raw, self._functions, self._reaper = raw, device_raw, functions, reaper
         self.submitted = start  #: highest value that a submit has promised
+        self.last_region = start  #: of those, the last that was no copy on its own
         self.completed = start  #: highest value seen
         self.lost: DeviceLostError | None = None
         self.destroyed = False
@@ -101,6 +102,11 @@ class Timeline(Handle):
     def submitted(self) -> int:
         """The value that the last submit signals (0: none yet)."""
         return self._state.submitted
+
+    @property
+    def last_region(self) -> int:
+        """The value that the last submit signals that was a delegate's region, not copies on their own (0: none yet)."""
+        return self._state.last_region
 
     @property
     def completed(self) -> int:
@@ -186,6 +192,7 @@ class Timeline(Handle):
             if result < 0:
                 state.submitted = value - 1
                 state.fail(result, "vkQueueSubmit")
+            state.last_region = value
         return value
 
 
@@ -224,8 +231,8 @@ class PreparedSubmit:
         self._submit = device.fn.vkQueueSubmit
         self._null_fence = ffi.NULL
 
-    def submit(self, wait_value: int | None = None) -> int:
-        """Send to the queue; returns the timeline value that it signals.
+    def submit(self, wait_value: int | None = None, *, region: bool = True) -> int:
+        """Send to the queue; returns the timeline value that it signals. ``region``: see `Timeline.last_region`.
 
         With ``wait_value`` the GPU first waits for that value of the timeline, with all memory effects. Raises
         `DeviceLostError` (sticky), `GpuError`, `ClosedError`.
@@ -257,4 +264,6 @@ class PreparedSubmit:
             if result < 0:
                 state.submitted = value - 1
                 state.fail(result, "vkQueueSubmit")
+            if region:
+                state.last_region = value
             return value

@@ -161,15 +161,14 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Every copy between host and device while the test runs."""
-    from vkep.ort.memory import MemoryDomain
+    from vkep.ort.transfers import Transfers
 
     seen: list[str] = []
-    for name in ("upload_all", "download_all"):
-        original = getattr(MemoryDomain, name)
+    run = Transfers.run
 
-        def spy(self: Any, *args: Any, _name: str = name, _original: Any = original) -> Any:
-            seen.append(_name)
-            return _original(self, *args)
+    def spy(self: Any, *args: Any) -> Any:
+        seen.append(self.direction)
+        return run(self, *args)
 
-        monkeypatch.setattr(MemoryDomain, name, spy)
+    monkeypatch.setattr(Transfers, "run", spy)
     return seen

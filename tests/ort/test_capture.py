@@ -41,13 +41,13 @@ def computes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from vkep.ort.fused import FusedNode
 
     seen: list[str] = []
-    original = FusedNode._run
+    original = FusedNode.Compute
 
     def spy(self: Any, *args: Any) -> None:
         seen.append(self.name)
         original(self, *args)
 
-    monkeypatch.setattr(FusedNode, "_run", spy)
+    monkeypatch.setattr(FusedNode, "Compute", spy)
     return seen
 
 

@@ -106,13 +106,12 @@ def test_small_partitions_go_elsewhere(
 def test_what_the_converter_refuses_goes_to_vulkan(
     session: OpenSession, kinds: Kinds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.session import graphs
-    from vkep.vgf import ConvertError
+    from vkep import vgf
 
     def refuse(_mlir: str) -> bytes:
-        raise ConvertError("not today")
+        raise vgf.ConvertError("not today")
 
-    monkeypatch.setattr(graphs, "mlir_to_vgf", refuse)
+    monkeypatch.setattr(vgf, "mlir_to_vgf", refuse)
     made = session(MODEL, prefer="vgf_first")
     assert kinds() == [[ISLAND]]
     check(made)

@@ -150,6 +150,24 @@ def test_none_mode_adds_no_waits(context):
     assert recorder.waits == [None, None, 1]
 
 
+def test_copies_wait_for_nobody_and_nobody_for_them(context):
+    recorder = Recorder(context.device.fn.vkQueueSubmit)
+    with (
+        context.lease("a") as a,
+        context.lease("b") as b,
+        context.lease("copies", copies_only=True) as copies,
+    ):
+        a.submit(region(a, recorder))
+        copies.submit(region(copies, recorder))
+        a.submit(region(a, recorder))  # 3: its own region before is the last
+        assert copies.submit(region(copies, recorder)) == 4
+        assert b.submit(region(b, recorder)) == 5
+        copies.submit(region(copies, recorder), wait_value=5)
+        b.wait()
+        assert (context.timeline.submitted, context.timeline.last_region) == (6, 5)
+    assert recorder.waits == [None, None, None, None, 3, 5]
+
+
 def test_a_submit_of_another_context_is_refused(context, gpu):
     with SharedGpuContext.create(device=gpu) as other, other.lease("x") as theirs, context.lease("y") as ours:
         submit = theirs.prepare([theirs.allocate().begin().end()])

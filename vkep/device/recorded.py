@@ -244,13 +244,27 @@ class RecordedPlan:
             else:
                 addresses[self._outputs[k]] = self._host_ports[1].addresses[k]
                 down = True
-        moved = addresses != self._bound or bool(self._fresh)
-        if moved:
-            for i, slot in enumerate(self.plan.slots):
-                self._slots[i] = addresses[slot.port] + slot.addend if slot.port != FRESH else secrets.randbits(64)
-            self._bound = addresses
+        slots = self._bind(addresses)
         staged = not self._delegate.unified
-        return (moved and staged and bool(self.plan.slots), up and staged, down and staged)
+        return (slots, up and staged, down and staged)
+
+    def _bind(self, addresses: list[int]) -> bool:
+        """Have the plan's slots point to ``addresses``, in port order; whether the device is to be sent new slots."""
+        if addresses == self._bound and not self._fresh:
+            return False
+        for i, slot in enumerate(self.plan.slots):
+            self._slots[i] = addresses[slot.port] + slot.addend if slot.port != FRESH else secrets.randbits(64)
+        self._bound = addresses
+        return bool(self.plan.slots) and not self._delegate.unified
+
+    def run_at(self, addresses: list[int]) -> int:
+        """Send a run off whose ports all lie on the device, at ``addresses`` in port order; returns its timeline value. What
+        lies there stays until then. Raises `DeviceLostError`, `GpuError`.
+        """
+        lease = self._delegate.lease
+        lease.wait(self._last)
+        self._last = value = lease.submit(self._submit_for((self._bind(addresses), False, False)))
+        return value
 
     def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
         """What `stage` made ready was sent off, and is done at the timeline value."""

@@ -74,6 +74,14 @@ class PlanRunner:
         with self.recording() as recorded:
             return recorded.run(inputs, outputs)
 
+    def run_at(self, addresses: list[int]) -> int:
+        """See `RecordedPlan.run_at`."""
+        recorded = self._take()
+        try:
+            return recorded.run_at(addresses)
+        finally:
+            self._give(recorded)
+
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""
         with self.recording() as recorded:

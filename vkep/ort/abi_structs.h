@@ -194,14 +194,45 @@ typedef struct VkepTensor {
   size_t bytes;         /* in ONNX Runtime's memory, where elements narrower than a byte are packed; 0 for texts */
 } VkepTensor;
 
+/* A run's inputs and outputs that lie on the device as its plan takes them: the address (device pointers carry the number of
+ * their memory domain from bit `shift` on, see memory.py), or 0 for what lies elsewhere, in another domain than `domain`,
+ * or at no multiple of `alignment`. */
+typedef struct VkepDomain {
+  uint64_t domain;
+  uint32_t shift;
+  uint32_t alignment;
+} VkepDomain;
+
 /* Reads inputs `which` of a run; writes (type, rank, dims) of each to `signature` and returns its length, or -1 with
  * *status set. The signature needs room for count * 18 numbers, and no tensor may have more than 16 dimensions. */
 int64_t vkep_gather(const OrtApi *, const OrtEpApi *, const OrtKernelContext *, size_t count, const size_t *which,
-    VkepTensor *out, int64_t *signature, OrtStatus **status);
+    const VkepDomain *, VkepTensor *out, uint64_t *addresses, int64_t *signature, OrtStatus **status);
 
 /* Makes output `index` of a run. */
 OrtStatus *vkep_output(const OrtApi *, const OrtEpApi *, OrtKernelContext *, size_t index, const int64_t *dims,
     size_t rank, VkepTensor *out);
 
+/* Makes outputs `which` of a run; `dims` has those of each in turn. */
+OrtStatus *vkep_outputs(const OrtApi *, const OrtEpApi *, OrtKernelContext *, size_t count, const size_t *which,
+    const VkepDomain *, const int64_t *dims, const size_t *ranks, uint64_t *addresses);
+
 /* What a tensor value is and where it lies. */
 OrtStatus *vkep_tensor(const OrtApi *, const OrtEpApi *, const OrtValue *, VkepTensor *out);
+
+/* The same of `count` pairs: source, target, source, target. */
+OrtStatus *vkep_pairs(const OrtApi *, const OrtEpApi *, const OrtValue *const *sources, OrtValue *const *targets,
+    size_t count, VkepTensor *out);
+
+/* Copies host memory without Python's lock. */
+void vkep_copy(void *target, const void *source, size_t bytes);
+
+/* OrtDataTransferImpl, and whose memory it copies: that of GPUs of `vendors`. */
+typedef struct VkepTransfer {
+  OrtDataTransferImpl transfer;
+  const OrtEpApi *ep_api;
+  size_t count;
+  uint32_t vendors[16];
+} VkepTransfer;
+
+/* OrtDataTransferImpl.CanCopy of a VkepTransfer: ONNX Runtime asks before every copy. */
+_Bool vkep_can_copy(const OrtDataTransferImpl *, const OrtMemoryDevice *source, const OrtMemoryDevice *target);

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import GpuError
-from vkep.ort.boundary import NULL, CStruct, ffi, status, value
-from vkep.ort.memory import Bytes, MemoryDomain, domain_of
-from vkep.ort.tensors import address, byte_count, describe, host_bytes
+from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
+from vkep.ort.memory import MemoryDomain, domain_of
+from vkep.ort.tensors import address, byte_count
+from vkep.ort.transfers import Item
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -102,48 +103,36 @@ class ArenaAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
 
 
 class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
-    """Copies between host memory and vkep's device memory, and within the latter."""
+    """Copies between host memory and vkep's device memory, and within the latter. `CanCopy` is C (`VkepTransfer`)."""
+
+    room = "VkepTransfer"
 
     def __init__(self, ort: Ort, vendor_ids: frozenset[int]) -> None:
         super().__init__()
-        self._ort, self._vendor_ids = ort, vendor_ids
-
-    @value(False)
-    def CanCopy(self, source: Any, target: Any) -> bool:
-        if self._is_host(source):
-            return self._is_ours(target)
-        return self._is_ours(source) and (self._is_host(target) or self._is_ours(target))
+        self._ort = ort
+        self._memory.ep_api = ort.ep_api
+        self._memory.vendors = sorted(vendor_ids)  # IndexError: more than it has room for
+        self._memory.count = len(vendor_ids)
+        self.pointer.CanCopy = ffi.addressof(lib, "vkep_can_copy")
 
     @status
     def CopyTensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
-        copy_tensors((describe(self._ort, sources[i]), describe(self._ort, targets[i])) for i in range(count))
+        ort = self._ort
+        tensors = ffi.new("VkepTensor[]", 2 * count)
+        ort.check(lib.vkep_pairs(ort.api, ort.ep_api, sources, targets, count, tensors))
+        copy_tensors([(tensors[2 * i], tensors[2 * i + 1]) for i in range(count)])
 
     @value(None)
     def Release(self) -> None:
         self.release()
-
-    def _is_ours(self, device: Any) -> bool:
-        ep_api = self._ort.ep_api
-        return (
-            ep_api.MemoryDevice_GetDeviceType(device) == GPU
-            and ep_api.MemoryDevice_GetMemoryType(device) == DEFAULT_MEMORY
-            and ep_api.MemoryDevice_GetVendorId(device) in self._vendor_ids
-        )
-
-    def _is_host(self, device: Any) -> bool:
-        ep_api = self._ort.ep_api
-        return (
-            ep_api.MemoryDevice_GetDeviceType(device) == CPU
-            or ep_api.MemoryDevice_GetMemoryType(device) == HOST_ACCESSIBLE
-        )
 
 
 def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Copy described tensors to others of the same sizes, wherever they lie: all that go to a device, or come from it, with
     one submit. ``pairs`` depend on nothing among them. Raises `ValueError`, `TypeError`, `GpuError`.
     """
-    up: dict[MemoryDomain, list[tuple[int, Bytes]]] = {}
-    down: dict[MemoryDomain, list[tuple[int, Bytes]]] = {}
+    up: dict[MemoryDomain, list[Item]] = {}
+    down: dict[MemoryDomain, list[Item]] = {}
     for source, target in pairs:
         nbytes = byte_count(source)
         if byte_count(target) != nbytes:
@@ -154,16 +143,16 @@ def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
             _copy_on_devices(address(source.data), address(target.data), nbytes)
         elif target.on_device:
             goal = address(target.data)
-            up.setdefault(domain_of(goal), []).append((goal, host_bytes(source.data, nbytes)))
+            up.setdefault(domain_of(goal), []).append((goal, source.data, nbytes))
         elif source.on_device:
             origin = address(source.data)
-            down.setdefault(domain_of(origin), []).append((origin, host_bytes(target.data, nbytes)))
+            down.setdefault(domain_of(origin), []).append((origin, target.data, nbytes))
         else:
-            host_bytes(target.data, nbytes)[:] = host_bytes(source.data, nbytes)
+            lib.vkep_copy(target.data, source.data, nbytes)
     for domain, items in up.items():
-        domain.upload_all(items)
+        domain.uploads.run(items)
     for domain, items in down.items():
-        domain.download_all(items)
+        domain.downloads.run(items)
 
 
 def _copy_on_devices(origin: int, goal: int, nbytes: int) -> None:

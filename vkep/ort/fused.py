@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,15 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.device.external import ALIGNMENT
+from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Model
 from vkep.graph.weights import pack, unpack
 from vkep.lowering.infer import Known
 from vkep.lowering.program import HostValue, Program, ValueSpec
-from vkep.ort.boundary import CStruct, ffi, lib, status, value
+from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
 from vkep.ort.graph import OrtWeight
-from vkep.ort.memory import PointerTensor, domain_of
+from vkep.ort.memory import NUMBER_SHIFT, PointerTensor, domain_of
 from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
@@ -39,7 +41,13 @@ class _Details:
     the outputs that islands make.
     """
 
-    def __init__(self, executable: Executable, layout: Sequence[tuple[Any, tuple[int, ...], int]]) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        layout: Sequence[tuple[Any, tuple[int, ...], int]],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+    ) -> None:
         self.layout = layout
         self.ports: dict[str, Port] = {}
         for step in executable.steps:
@@ -48,6 +56,44 @@ class _Details:
             elif isinstance(step, GraphExecutor):
                 made = (Port(p.name, p.dtype.name, p.shape, p.nbytes, is_input=False) for p in step.graph.outputs)
                 self.ports.update({p.name: p for p in made})
+        self.on_device: _OnDevice | None = None
+        island = executable.sole_island
+        if island is not None and not any(DTYPES[p.dtype].sub_byte_bits for p in island.plan.ports):
+            with contextlib.suppress(KeyError):  # an output that is also an input, or folded
+                self.on_device = _OnDevice(island, inputs, outputs)
+
+
+class _Scratch:
+    """What a run writes down about its tensors."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.tensors = ffi.new("VkepTensor[]", max(1, inputs))
+        self.signature = ffi.new("int64_t[]", max(1, inputs) * _MAX_NUMBERS)
+        self.addresses = ffi.new("uint64_t[]", inputs + outputs)
+        self.failed = ffi.new("OrtStatus **")
+
+
+class _OnDevice:
+    """Runs an executable that is one island, where all inputs and outputs lie in the session's device memory: their addresses
+    are all that such a run needs to know.
+    """
+
+    def __init__(self, island: IslandExecutor, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """Raises `KeyError` where a port of the island is no input or output of the fused node."""
+        self._run_at = island.runner.run_at
+        ports = {p.name: p for p in island.plan.outputs}
+        made = [(i, ports[name]) for i, name in enumerate(outputs) if name]
+        self.count = len(made)
+        self.which = ffi.new("size_t[]", [i for i, _ in made])
+        self.ranks = ffi.new("size_t[]", [len(port.shape) for _, port in made])
+        self.dims = ffi.new("int64_t[]", [d for _, port in made for d in port.shape] or [0])
+        places = {name: i for i, name in enumerate(inputs)}
+        places |= {port.name: len(inputs) + k for k, (_, port) in enumerate(made)}
+        self._order = [places[port.name] for port in island.plan.ports]
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """``addresses`` of the inputs, then of the outputs."""
+        self._run_at([addresses[i] for i in self._order])
 
 
 class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
@@ -85,7 +131,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]
         self._which = ffi.new("size_t[]", which)
-        self._scratch: list[tuple[Any, Any]] = []
+        self._scratch: list[_Scratch] = []
+        self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         self.cache = ExecutableCache(runtime.options.plan_cache_size)
         infos = {v.name: v for v in graph.inputs}
         if all(infos[n].is_static for n in self._names if n in infos):
@@ -117,18 +164,45 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
     @status
     def Compute(self, state: Any, context: Any) -> None:
         ort = self.runtime.ort
-        scratch = self._scratch.pop() if self._scratch else self._new_scratch()
-        tensors, signature = scratch
+        scratch = self._scratch.pop() if self._scratch else _Scratch(len(self._names), len(self.outputs))
         try:
-            failed = ffi.new("OrtStatus **")
+            count, addresses = len(self._names), scratch.addresses
             length = lib.vkep_gather(
-                ort.api, ort.ep_api, context, len(self._names), self._which, tensors, signature, failed
+                ort.api,
+                ort.ep_api,
+                context,
+                count,
+                self._which,
+                self._domain,
+                scratch.tensors,
+                addresses,
+                scratch.signature,
+                scratch.failed,
             )
             if length < 0:
-                ort.check(failed[0])
-            key = ffi.buffer(signature, 8 * length)[:]
+                ort.check(scratch.failed[0])
+            key = ffi.buffer(scratch.signature, 8 * length)[:]
             with self.cache.use(key, lambda: self._make(key)) as executable:
-                self._run(executable, key, tensors, context)
+                known = self._details[executable].on_device
+                if known is not None and not self.runtime.captures.recording and not self.runtime.profilers:
+                    made = lib.vkep_outputs(
+                        ort.api,
+                        ort.ep_api,
+                        context,
+                        known.count,
+                        known.which,
+                        self._domain,
+                        known.dims,
+                        known.ranks,
+                        addresses + count,
+                    )
+                    if made != NULL:
+                        ort.check(made)
+                    found = ffi.unpack(addresses, count + known.count)
+                    if 0 not in found:
+                        known.run(found)
+                        return
+                self._run(executable, key, scratch.tensors, context)
         finally:
             self._scratch.append(scratch)
 
@@ -142,10 +216,6 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     # ---- inside
 
-    def _new_scratch(self) -> tuple[Any, Any]:
-        count = max(1, len(self._names))
-        return ffi.new("VkepTensor[]", count), ffi.new("int64_t[]", count * _MAX_NUMBERS)
-
     def _run(self, executable: Executable, key: bytes, tensors: Any, context: Any) -> None:
         details = self._details[executable]
         values: dict[str, Any] = {}
@@ -158,7 +228,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             if port is None:
                 continue
             made = self._output(context, index, port.shape)
-            dtype = dtypes.DTYPES[port.dtype]
+            dtype = DTYPES[port.dtype]
             if dtype.sub_byte_bits:
                 waiting.append((name, made))  # packed on the host
             elif made.on_device:
@@ -257,7 +327,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 logger.warning(
                     "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
                 )
-        self._details[executable] = _Details(executable, layout)
+        self._details[executable] = _Details(executable, layout, self._names, self.outputs)
         return executable
 
     def _ready(self, program: Program) -> Executable | None:

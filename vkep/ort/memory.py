@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from vkep.dtypes import DType
 from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.memory.records import ArenaOutOfMemory
-from vkep.memory.upload import Download, Upload, Uploader
+from vkep.memory.upload import Uploader
+from vkep.ort.boundary import ffi
+from vkep.ort.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +51,15 @@ class MemoryDomain:
     def __init__(self, context: SharedGpuContext, config: ArenaConfig | None, number: int) -> None:
         self.context = context
         self.number = number
+        self._tag = number << NUMBER_SHIFT
         self.users = 0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._bases: list[int] = []
         self._blocks: dict[int, tuple[AnyBlock, int]] = {}  # address -> block, size class (0: none)
-        self._spares: dict[int, list[DeviceBlock]] = {}
+        self._spares: dict[int, list[tuple[int, DeviceBlock]]] = {}  # size class -> heap by address
         self._spare_bytes = 0
         self._gave_back = False  #: whether the arena got anything back since `run_ended`
-        self.lease = context.lease("onnxruntime memory")
+        self.lease = context.lease("onnxruntime memory", copies_only=True)
         try:
             self._shared = shared_device_arena(context, config)
             self.arena: DeviceArena = self._shared.value
@@ -63,17 +67,23 @@ class MemoryDomain:
         except BaseException:
             self.lease.close()
             raise
+        self.uploads = Transfers(self, "upload", self._uploader)
+        self.downloads = Transfers(self, "download", self._uploader)
 
     # ---- blocks
 
     def alloc(self, nbytes: int) -> int:
         """A pointer to ``nbytes``. Raises `ArenaOutOfMemory`, `GpuError`."""
         size = -(-nbytes // _GRAIN) * _GRAIN
-        with self._lock:
+        with self.lock:
             spares = self._spares.get(size)
             if spares:
+                # the lowest: the next run's tensors lie where this one's did, in whatever order they were given back
+                address, block = heappop(spares)
                 self._spare_bytes -= size
-                return self._enter(spares.pop(), size)
+                self._blocks[address] = (block, size)
+                insort(self._bases, address)
+                return address | self._tag
         try:
             block = self.arena.alloc(size, self.context.timeline)
         except ArenaOutOfMemory:
@@ -89,13 +99,13 @@ class MemoryDomain:
     def free(self, pointer: int) -> None:
         """Give a block back; the memory is used again when the GPU is done with what was submitted so far."""
         address = pointer & _ADDRESS_MASK
-        with self._lock:
+        with self.lock:
             block, size = self._blocks.pop(address, (None, 0))
             if block is None:
                 raise ValueError(f"no block starts at {pointer:#x} (freed before?)")
             del self._bases[bisect_left(self._bases, address)]
             if size and isinstance(block, DeviceBlock) and self._spare_bytes + size <= _MOST_SPARE_BYTES:
-                self._spares.setdefault(size, []).append(block)
+                heappush(self._spares.setdefault(size, []), (address, block))
                 self._spare_bytes += size
                 return
         timeline = self.context.timeline
@@ -112,12 +122,14 @@ class MemoryDomain:
 
     def trim(self) -> int:
         """Give the blocks kept for the next allocation of their size back to the arena; returns their bytes."""
-        with self._lock:
+        with self.lock:
             spares, self._spares = self._spares, {}
             freed, self._spare_bytes = self._spare_bytes, 0
         timeline = self.context.timeline
+        self.uploads.trim()
+        self.downloads.trim()
         for blocks in spares.values():
-            for block in blocks:
+            for _, block in blocks:
                 block.free(stream=timeline, sync_value=timeline.submitted)
         self._gave_back = True
         return freed
@@ -133,10 +145,10 @@ class MemoryDomain:
             raise GpuError(
                 "allocating for ONNX Runtime", hint=f"the device's address {block.address:#x} has over 48 bits"
             )
-        with self._lock:
+        with self.lock:
             self._blocks[block.address] = (block, size)
             insort(self._bases, block.address)
-        return block.address | self.number << NUMBER_SHIFT
+        return block.address | self._tag
 
     def adopt(self, block: ExternalBlock) -> int:
         """A pointer to imported memory, until `disown`."""
@@ -145,14 +157,17 @@ class MemoryDomain:
     def disown(self, pointer: int) -> None:
         """Forget imported memory."""
         address = pointer & _ADDRESS_MASK
-        with self._lock:
+        with self.lock:
             if self._blocks.pop(address, None) is not None:
                 del self._bases[bisect_left(self._bases, address)]
 
     def find(self, pointer: int) -> tuple[AnyBlock, int]:
         """The block that a pointer points into, and the byte offset. Raises `ValueError`."""
         address = pointer & _ADDRESS_MASK
-        with self._lock:
+        here = self._blocks.get(address)
+        if here is not None:
+            return here[0], 0
+        with self.lock:
             at = bisect_right(self._bases, address) - 1
             block = self._blocks[self._bases[at]][0] if at >= 0 else None
         if block is None or address >= block.address + block.size:
@@ -161,7 +176,7 @@ class MemoryDomain:
 
     def holding(self, pointer: int) -> object:
         """Stands for the allocation that a pointer points into, until it is freed. Raises `ValueError`."""
-        with self._lock:
+        with self.lock:
             return self._blocks[self.find(pointer)[0].address]
 
     @property
@@ -172,57 +187,20 @@ class MemoryDomain:
 
     def upload(self, pointer: int, data: Bytes) -> None:
         """Copy contiguous bytes in; work submitted later sees them. ``data`` may go on return."""
-        self.upload_all([(pointer, data)])
-
-    def upload_all(self, items: Sequence[tuple[int, Bytes]]) -> None:
-        """As `upload`, for several pointers with one submit."""
-        seen, hidden = self._places(items)
-        for place, data in seen:
-            place[:] = data
-        if hidden:
-            with self._lock:
-                uploads = [Upload(block, data, data.nbytes, offset) for block, offset, data in hidden]
-                self._uploader.upload_all(uploads, sum(u.nbytes for u in uploads))
+        if data.nbytes:
+            self.uploads.run([(pointer, ffi.from_buffer(data), data.nbytes)])
 
     def download(self, pointer: int, out: Bytes) -> None:
         """Copy bytes out, when everything submitted so far is done."""
-        self.download_all([(pointer, out)])
-
-    def download_all(self, items: Sequence[tuple[int, Bytes]]) -> None:
-        """As `download`, from several pointers with one submit and one wait."""
-        seen, hidden = self._places(items)
-        for place, out in seen:
-            out[:] = place
-        if hidden:
-            with self._lock:
-                self._uploader.download_all([Download(block, out, offset) for block, offset, out in hidden])
-
-    def _places(
-        self, items: Sequence[tuple[int, Bytes]]
-    ) -> tuple[list[tuple[Bytes, Bytes]], list[tuple[AnyBlock, int, Bytes]]]:
-        """For each item that is not empty, its place as bytes where the host sees that memory (the GPU is done with it then),
-        else its block and offset. The `Uploader` takes both, but its pieces would be in the way of each run on a CPU driver.
-        """
-        seen: list[tuple[Bytes, Bytes]] = []
-        hidden: list[tuple[AnyBlock, int, Bytes]] = []
-        for pointer, data in items:
-            if data.nbytes:
-                block, offset = self.find(pointer)
-                mapped = block.mapped
-                if mapped is None:
-                    hidden.append((block, offset, data))
-                else:
-                    seen.append((np.frombuffer(mapped, np.uint8, data.nbytes, offset), data))
-        if seen:
-            self.lease.wait()
-        return seen, hidden
+        if out.nbytes:
+            self.downloads.run([(pointer, ffi.from_buffer(out, require_writable=True), out.nbytes)])
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
         """Copy on the device, in order with what is submitted before and after."""
         if not nbytes:
             return
         (from_block, from_offset), (to_block, to_offset) = self.find(source), self.find(target)
-        with self._lock:
+        with self.lock:
             commands = self.lease.allocate("onnxruntime copy")
             commands.begin(one_time=True)
             commands.barrier_before_transfer()
@@ -253,6 +231,8 @@ class MemoryDomain:
             del _domains[self.number]
         self._uploader.close()
         self.trim()
+        self.uploads.close()
+        self.downloads.close()
         for block, _size in self._blocks.values():
             block.free()
         self._blocks.clear()

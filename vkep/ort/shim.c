@@ -23,17 +23,38 @@ OrtStatus *vkep_tensor(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue
   return describe(api, ep_api, value, out);
 }
 
+OrtStatus *vkep_pairs(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue *const *sources,
+                      OrtValue *const *targets, size_t count, VkepTensor *out) {
+  for (size_t i = 0; i < count; ++i) {
+    OrtStatus *status = describe(api, ep_api, sources[i], &out[2 * i]);
+    if (status == NULL) status = describe(api, ep_api, targets[i], &out[2 * i + 1]);
+    if (status != NULL) return status;
+  }
+  return NULL;
+}
+
+void vkep_copy(void *target, const void *source, size_t bytes) { memcpy(target, source, bytes); }
+
+static uint64_t address(const VkepDomain *domain, const VkepTensor *tensor) {
+  uint64_t pointer = (uint64_t)(uintptr_t)tensor->data, top = domain->domain << domain->shift;
+  uint64_t at = pointer - top;
+  return tensor->on_device && pointer >= top && at >> domain->shift == 0 && at % domain->alignment == 0 ? at : 0;
+}
+
 int64_t vkep_gather(const OrtApi *api, const OrtEpApi *ep_api, const OrtKernelContext *context, size_t count,
-                    const size_t *which, VkepTensor *out, int64_t *signature, OrtStatus **status) {
+                    const size_t *which, const VkepDomain *domain, VkepTensor *out, uint64_t *addresses,
+                    int64_t *signature, OrtStatus **status) {
   int64_t *at = signature;
   for (size_t i = 0; i < count; ++i) {
     const OrtValue *value = NULL;
     memset(&out[i], 0, sizeof out[i]);
+    addresses[i] = 0;
     *status = api->KernelContext_GetInput(context, which[i], &value);
     if (*status != NULL) return -1;
     if (value != NULL) {
       *status = describe(api, ep_api, value, &out[i]);
       if (*status != NULL) return -1;
+      addresses[i] = address(domain, &out[i]);
     }
     if (out[i].rank > 16) {
       *status = api->CreateStatus(2, "vkep: an input has more than 16 dimensions");
@@ -55,6 +76,37 @@ OrtStatus *vkep_output(const OrtApi *api, const OrtEpApi *ep_api, OrtKernelConte
   memset(out, 0, sizeof *out);
   if (status != NULL || value == NULL) return status;
   return describe(api, ep_api, value, out);
+}
+
+OrtStatus *vkep_outputs(const OrtApi *api, const OrtEpApi *ep_api, OrtKernelContext *context, size_t count,
+                        const size_t *which, const VkepDomain *domain, const int64_t *dims, const size_t *ranks,
+                        uint64_t *addresses) {
+  for (size_t i = 0; i < count; dims += ranks[i++]) {
+    VkepTensor made;
+    OrtStatus *status = vkep_output(api, ep_api, context, which[i], dims, ranks[i], &made);
+    if (status != NULL) return status;
+    addresses[i] = address(domain, &made);
+  }
+  return NULL;
+}
+
+static int is_ours(const VkepTransfer *mine, const OrtMemoryDevice *device) {
+  if (mine->ep_api->MemoryDevice_GetDeviceType(device) != 1 || mine->ep_api->MemoryDevice_GetMemoryType(device) != 0)
+    return 0;
+  uint32_t vendor = mine->ep_api->MemoryDevice_GetVendorId(device);
+  for (size_t i = 0; i < mine->count; ++i)
+    if (mine->vendors[i] == vendor) return 1;
+  return 0;
+}
+
+static int is_host(const VkepTransfer *mine, const OrtMemoryDevice *device) {
+  return mine->ep_api->MemoryDevice_GetDeviceType(device) == 0 || mine->ep_api->MemoryDevice_GetMemoryType(device) == 5;
+}
+
+_Bool vkep_can_copy(const OrtDataTransferImpl *transfer, const OrtMemoryDevice *source, const OrtMemoryDevice *target) {
+  const VkepTransfer *mine = (const VkepTransfer *)transfer;
+  if (is_host(mine, source)) return is_ours(mine, target);
+  return is_ours(mine, source) && (is_host(mine, target) || is_ours(mine, target));
 }
 
 #ifndef START_PYTHON /* embed.c has one */

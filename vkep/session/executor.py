@@ -76,6 +76,12 @@ class Executable:
         self._frames = frames
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
 
+    @property
+    def sole_island(self) -> IslandExecutor | None:
+        """The island that is all there is of the program; None where there is more."""
+        step = self.steps[0] if len(self.steps) == 1 else None
+        return step if isinstance(step, IslandExecutor) and self._frames is None and not self.constants else None
+
     def run(self, values: Values, targets: Targets) -> None:
         """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go."""
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller's to change

@@ -1,0 +1,135 @@
+"""Memory of ONNX Runtime's, and copies to and from it, without a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from gpu_shared import SharedGpuContext
+from vkep.ort.memory import MemoryDomain, acquire
+from vkep.ort.transfers import _MOST_ROUTES, MOST_STAGED, Transfers
+
+
+@pytest.fixture(params=["seen", "staged"])
+def domain(request: pytest.FixtureRequest) -> Iterator[MemoryDomain]:
+    """Of a driver whose device memory the host sees (if it does), and of one whose it does not."""
+    if request.param == "staged":
+        request.getfixturevalue("staged")
+    with SharedGpuContext.create() as context:
+        made = acquire(context)
+        yield made
+        made.release()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The direction of each route that is prepared while the test runs."""
+    seen: list[str] = []
+    make = Transfers._make
+    monkeypatch.setattr(Transfers, "_make", lambda self, *a: seen.append(self.direction) or make(self, *a))
+    return seen
+
+
+def filled(number: int, nbytes: int = 1000) -> np.ndarray:
+    return np.full(nbytes, number % 251, np.uint8)
+
+
+def read(domain: MemoryDomain, pointer: int, nbytes: int = 1000) -> np.ndarray:
+    out = np.zeros(nbytes, np.uint8)
+    domain.download(pointer, out)
+    return out
+
+
+def test_the_same_copies_are_prepared_once(domain: MemoryDomain, made: list[str]) -> None:
+    pointer = domain.alloc(1000)
+    for number in range(3):
+        domain.upload(pointer, filled(number))
+        np.testing.assert_array_equal(read(domain, pointer), filled(number))
+    assert made == ["upload", "download"]
+    domain.free(pointer)
+
+
+def test_parts_of_a_block(domain: MemoryDomain) -> None:
+    pointer = domain.alloc(1000)
+    domain.upload(pointer, filled(1))
+    domain.upload(pointer + 99, filled(2, 7))
+    expected = filled(1)
+    expected[99:106] = 2
+    np.testing.assert_array_equal(read(domain, pointer), expected)
+    np.testing.assert_array_equal(read(domain, pointer + 100, 10), expected[100:110])
+    domain.free(pointer)
+
+
+def test_another_block_at_the_same_address(domain: MemoryDomain, made: list[str]) -> None:
+    """What was prepared for memory that the arena has had back meanwhile is not used for the block that lies there now."""
+    pointer = domain.alloc(1000)
+    domain.upload(pointer, filled(1))
+    domain.free(pointer)
+    domain.shrink()
+    again = domain.alloc(1000)
+    domain.upload(again, filled(2))
+    np.testing.assert_array_equal(read(domain, again), filled(2))
+    assert made == ["upload", "upload", "download"]
+    domain.free(again)
+
+
+def test_blocks_come_in_the_same_order_again(domain: MemoryDomain) -> None:
+    first = [domain.alloc(1000) for _ in range(4)]
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        for index in order:
+            domain.free(first[index])
+        assert [domain.alloc(1000) for _ in range(4)] == sorted(first)
+        first.sort()
+    for pointer in first:
+        domain.free(pointer)
+
+
+def test_only_so_many_stay_prepared(domain: MemoryDomain) -> None:
+    pointers = [domain.alloc(1000) for _ in range(_MOST_ROUTES + 3)]
+    for number, pointer in enumerate(pointers):
+        domain.upload(pointer, filled(number))
+    assert len(domain.uploads._routes) == _MOST_ROUTES
+    for number, pointer in enumerate(pointers):
+        np.testing.assert_array_equal(read(domain, pointer), filled(number))
+        domain.free(pointer)
+    domain.trim()
+    assert not domain.uploads._routes and not domain.downloads._routes
+
+
+def test_more_than_is_staged_at_once(domain: MemoryDomain) -> None:
+    nbytes = 2 * MOST_STAGED + 5
+    data = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    pointer = domain.alloc(nbytes)
+    domain.upload(pointer, data)
+    np.testing.assert_array_equal(read(domain, pointer, nbytes), data)
+    domain.free(pointer)
+
+
+def test_threads_that_copy_the_same_and_their_own(domain: MemoryDomain) -> None:
+    shared = domain.alloc(1000)
+    domain.upload(shared, filled(7))
+
+    def work(number: int) -> None:
+        mine = domain.alloc(1000)
+        for turn in range(50):
+            domain.upload(mine, filled(number + turn))
+            np.testing.assert_array_equal(read(domain, shared), filled(7))
+            np.testing.assert_array_equal(read(domain, mine), filled(number + turn))
+        domain.free(mine)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    domain.free(shared)
+
+
+def test_a_pointer_into_no_block(domain: MemoryDomain) -> None:
+    pointer = domain.alloc(1000)
+    domain.upload(pointer, filled(1))
+    domain.free(pointer)
+    with pytest.raises(ValueError, match="lies in no block"):
+        domain.upload(pointer, filled(1))
+    with pytest.raises(ValueError, match="no block starts"):
+        domain.free(pointer)

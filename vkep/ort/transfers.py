@@ -1,0 +1,206 @@
+"""Copies between host memory and device memory that runs repeat: prepared once for certain blocks, then a copy and a submit.
+
+ONNX Runtime hands a run's inputs over together, and its outputs, and from run to run they lie in the same memory (the domain
+gives its lowest free block of a size first). So staging memory, the recorded copies and the submit stay for the next time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep.memory.staging import StagingArena, shared_staging_arena
+from vkep.memory.upload import Download, Upload, Uploader
+from vkep.ort.boundary import ffi, lib
+
+if TYPE_CHECKING:
+    from gpu_shared.commands import CommandBuffer
+    from gpu_shared.timeline import PreparedSubmit
+    from vkep.device.external import ExternalBlock
+    from vkep.memory.device_arena import DeviceBlock
+    from vkep.ort.memory import MemoryDomain
+
+#: a device pointer, host memory (a cffi pointer), and bytes, more than 0
+Item = tuple[int, Any, int]
+#: more goes in pieces: the host copies one while another travels
+MOST_STAGED = 4 << 20
+_MOST_ROUTES = 16
+_ALIGNMENT = 16
+
+
+@dataclass(slots=True)
+class Route:
+    """How the bytes of certain blocks travel. ``places``: where the host reads or writes each item's."""
+
+    blocks: list[DeviceBlock | ExternalBlock]
+    places: list[Any] = field(default_factory=list)
+    mapped: list[Any] = field(default_factory=list)  #: keeps the memory that ``places`` point into
+    direct: bool = False  #: whether a place is device memory itself
+    staging: DeviceBlock | None = None
+    commands: CommandBuffer | None = None
+    prepared: PreparedSubmit | None = None  #: None: nothing goes through staging memory
+    value: int = 0  #: the timeline value of the copies sent last
+
+    def close(self) -> None:
+        """Nothing may be in flight."""
+        self.places, self.mapped, self.prepared = [], [], None
+        if self.commands is not None:
+            self.commands.close()
+        if self.staging is not None:
+            self.staging.free()
+
+
+class Transfers:
+    """The copies of one ``direction`` ("upload", "download") of a memory domain. Thread-safe."""
+
+    def __init__(self, domain: MemoryDomain, direction: str, uploader: Uploader) -> None:
+        self._domain, self.direction, self._uploader = domain, direction, uploader
+        self._up = direction == "upload"
+        self._routes: OrderedDict[tuple[int, ...], Route] = OrderedDict()  #: those that no thread uses now
+        self._shared = ExitStack()
+        self._arena: StagingArena | None = None
+
+    def run(self, items: Sequence[Item]) -> None:
+        """Copy all items, with one submit. What goes up is seen by work that is submitted later, and its host memory may go; what
+        comes down is there on return.
+
+        Raises `ValueError` for a pointer into no block, `ArenaOutOfMemory`, `GpuError`.
+        """
+        domain = self._domain
+        key = tuple([number for pointer, _, nbytes in items for number in (pointer, nbytes)])
+        with domain.lock:
+            route = self._routes.pop(key, None)
+            if route is not None:
+                for block, (pointer, _, _) in zip(route.blocks, items, strict=True):
+                    if domain.find(pointer)[0] is not block:  # it was given back since
+                        self._close(route)
+                        route = None
+                        break
+            if route is None:
+                found = [domain.find(pointer) for pointer, _, _ in items]
+                if sum(i[2] for i, f in zip(items, found, strict=True) if f[0].mapped is None) > MOST_STAGED:
+                    self._in_pieces(items, found)
+                    return
+                route = self._make(items, found)
+        try:
+            copy = self._send if self._up else self._fetch
+            copy(route, items)
+        finally:
+            self._keep(key, route)
+
+    def _send(self, route: Route, items: Sequence[Item]) -> None:
+        lease = self._domain.lease
+        lease.wait(None if route.direct else route.value)  # what was submitted may still read what the host writes now
+        for place, (_, host, nbytes) in zip(route.places, items, strict=True):
+            lib.vkep_copy(place, host, nbytes)
+        if route.prepared is not None:
+            route.value = lease.submit(route.prepared)
+
+    def _fetch(self, route: Route, items: Sequence[Item]) -> None:
+        lease = self._domain.lease
+        if route.prepared is not None:
+            route.value = lease.submit(route.prepared)
+        lease.wait(None if route.direct else route.value)
+        if route.staging is not None:
+            route.staging.buffer.invalidate()
+        for place, (_, host, nbytes) in zip(route.places, items, strict=True):
+            lib.vkep_copy(host, place, nbytes)
+
+    # ---- routes
+
+    def _make(self, items: Sequence[Item], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]) -> Route:
+        route = Route([block for block, _ in found])
+        try:
+            staged: list[tuple[int, int, int]] = []  # item, byte in the staging memory, bytes
+            used = 0
+            for number, (block, offset) in enumerate(found):
+                mapped, nbytes = block.mapped, items[number][2]
+                if mapped is None:
+                    route.places.append(used)
+                    staged.append((number, used, nbytes))
+                    used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+                else:
+                    route.mapped.append(ffi.from_buffer(mapped))
+                    route.places.append(route.mapped[-1] + offset)
+                    route.direct = True
+            if staged:
+                self._stage(route, found, staged, used)
+        except BaseException:
+            route.close()
+            raise
+        return route
+
+    def _stage(
+        self,
+        route: Route,
+        found: Sequence[tuple[DeviceBlock | ExternalBlock, int]],
+        staged: Sequence[tuple[int, int, int]],
+        nbytes: int,
+    ) -> None:
+        lease = self._domain.lease
+        if self._arena is None:
+            self._arena = self._shared.enter_context(shared_staging_arena(lease.context, self.direction))
+        staging = route.staging = self._arena.alloc(nbytes)
+        memory = ffi.from_buffer(staging.mapped)
+        route.mapped.append(memory)
+        commands = route.commands = lease.allocate(f"onnxruntime {self.direction}")
+        commands.begin()
+        commands.barrier_before_transfer()
+        for number, start, size in staged:
+            block, offset = found[number]
+            route.places[number] = memory + start
+            host, device = (staging.buffer, staging.offset + start), (block.buffer, block.offset + offset)
+            (source, source_at), (target, target_at) = (host, device) if self._up else (device, host)
+            commands.copy_buffer(source, target, size, source_at, target_at)
+        if self._up:
+            commands.barrier_after_transfer()
+        else:
+            commands.barrier_to_host()
+        commands.end()
+        route.prepared = lease.prepare([commands])
+
+    def _keep(self, key: tuple[int, ...], route: Route) -> None:
+        with self._domain.lock:
+            other = self._routes.pop(key, None)  # a second thread's, which copied the same
+            if other is not None:
+                self._close(other)
+            self._routes[key] = route
+            while len(self._routes) > _MOST_ROUTES:
+                self._close(self._routes.popitem(last=False)[1])
+
+    def _close(self, route: Route) -> None:
+        try:
+            self._domain.lease.wait(route.value)
+        finally:  # a lost device touches nothing any more
+            route.close()
+
+    def _in_pieces(self, items: Sequence[Item], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]) -> None:
+        arrays = [np.frombuffer(ffi.buffer(host, nbytes), np.uint8) for _, host, nbytes in items]
+        if self._up:
+            uploads = [Upload(b, data, data.nbytes, at) for (b, at), data in zip(found, arrays, strict=True)]
+            self._uploader.upload_all(uploads, sum(data.nbytes for data in arrays))
+        else:
+            downloads = [Download(b, out, at) for (b, at), out in zip(found, arrays, strict=True)]
+            self._uploader.download_all(downloads)
+
+    # ---- life
+
+    def trim(self) -> None:
+        """Give staging memory and recorded copies back; later copies make them anew. Raises `DeviceLostError`."""
+        with self._domain.lock:
+            while self._routes:
+                self._close(self._routes.popitem()[1])
+            if self._arena is not None:
+                self._arena.shrink()
+
+    def close(self) -> None:
+        try:
+            self.trim()
+        finally:
+            self._arena = None
+            self._shared.close()
