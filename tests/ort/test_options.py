@@ -129,7 +129,7 @@ def test_what_a_run_raises_reaches_the_user(session: OpenSession, monkeypatch: p
         raise KeyboardInterrupt("told to stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fused.FusedNode, "_run", fail)
+        patch.setattr(fused._OnDevice, "run", fail)
         with pytest.raises(Exception, match="vkep: KeyboardInterrupt: told to stop"):
             made.run(None, {"x": X})
     np.testing.assert_array_equal(made.run(None, {"x": X})[0], 2 * X)
