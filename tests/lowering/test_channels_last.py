@@ -88,7 +88,8 @@ def test_without_weights_known_it_stays_as_it_is() -> None:
     assert kernels_on_a_gpu(model)["conv_last.comp"] == 0
 
 
-def test_results(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """On any device: 1x1 convolutions are products, which need no cooperative matrices, and so are depthwise ones."""
 
     def takes(problem: vkep.kernels.conv_last.ConvProblem, caps: object) -> bool:
@@ -96,6 +97,10 @@ def test_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(vkep.kernels.conv_last, "takes_channels_last", takes)
     monkeypatch.setattr(vkep.ops.convolution, "takes_channels_last", takes)
+    return monkeypatch
+
+
+def test_results(anywhere: pytest.MonkeyPatch) -> None:
     model = residual_network(kernel=1)
     x = RNG.standard_normal((2, 16, 8, 8)).astype(np.float16)
     with vkep.InferenceSession(model, fallback="error") as session:
@@ -103,8 +108,29 @@ def test_results(monkeypatch: pytest.MonkeyPatch) -> None:
         sources = {p.shader.source for p in island.plan.pipelines}
         assert "conv_depthwise_last.comp" in sources and "conv_depthwise.comp" not in sources
         found = session.run(None, {"x": x})
-    monkeypatch.undo()
+    anywhere.undo()
     with vkep.InferenceSession(model, fallback="error") as session:
         expected = session.run(None, {"x": x})
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine.astype(np.float32), other.astype(np.float32), rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_softmax_over_the_image_as_before_version_13() -> None:
+    """It takes the axes from height on together, which lie in the middle of [n, h, w, c]; its result lies as [n, c, h, w]."""
+    w = RNG.standard_normal((5, 3, 1, 1)).astype(np.float16)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["t"]), helper.make_node("Softmax", ["t"], ["y"], axis=2)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [2, 3, 4, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, 5, 4, 6])],
+        [numpy_helper.from_array(w, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=7)
+    x = RNG.standard_normal((2, 3, 4, 6)).astype(np.float16)
+    with vkep.InferenceSession(model, fallback="error") as session:
+        found = session.run(None, {"x": x})[0].astype(np.float32)
+    scores = np.einsum("oi,nihw->nohw", w[:, :, 0, 0].astype(np.float32), x.astype(np.float32)).reshape(2, 5, 24)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = powers / powers.sum(-1, keepdims=True)
+    np.testing.assert_allclose(found.reshape(2, 5, 24), expected, rtol=5e-3, atol=5e-4)

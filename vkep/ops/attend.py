@@ -8,21 +8,18 @@ block reads only the keys that its queries may see.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import is_cpu
-from vkep.kernels.softmax import softmax
 from vkep.lowering import expr as ex
 from vkep.lowering.builder import Builder
 from vkep.lowering.expr import Expr
-from vkep.lowering.lir import Target
-from vkep.lowering.tensor import Tensor, alignment
+from vkep.lowering.tensor import Tensor
 from vkep.ops.attend_fused import MINUS_INFINITY, attend_fused
 from vkep.ops.contraction import matrix_product
+from vkep.ops.normalization import softmax_over
 
 #: bytes of scores from which queries are attended to in blocks of no more: enough to fill a large GPU, and a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
@@ -322,14 +319,7 @@ def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> T
         column = b.reshape(b.cast(sink, scores.dtype), (1, heads.kv_heads, heads.group, 1, 1))
         b.copy(column.expand((*heads.shape[:4], 1)), out=wide.slice(4, heads.keys, 1))
         scores = wide
-    out = b.empty(scores.dtype, scores.shape)
-    outer = math.prod(heads.shape[:4])
-
-    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], _: object) -> list[KernelCall]:
-        aligned = alignment(i[0], o[0])
-        return softmax(outer, keys, 1, scores.dtype.name, t.caps, i[0], o[0], log=False, alignment=aligned)
-
-    b.kernel([b.contiguous(scores)], [out], emit, flops=4 * scores.size)
+    out = softmax_over(b, b.contiguous(scores), math.prod(heads.shape[:4]), keys, 1)
     return out if sink is None else b.contiguous(out.slice(4, 0, heads.keys))
 
 

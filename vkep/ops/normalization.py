@@ -16,19 +16,29 @@ from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator
 
 
-def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
-    dense, outer, axis, inner = middle(b, x, list(axes))
+def softmax_over(
+    b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False, role: str = ""
+) -> Tensor:
+    """Softmax over the middle axis of ``x``, dense and read as [outer, axis, inner]. ``role``: what the search for attention
+    that is spelled out knows it by ("": it is not looked at).
+    """
     out = b.empty(x.dtype, x.shape)
     b.kernel(
-        [dense],
+        [x],
         [out],
         lambda t, i, o, _: softmax(
             outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], log=log, alignment=alignment(i[0], o[0])
         ),
         flops=4 * x.size,
-        role="softmax" if inner == 1 and x.shape[-1:] == (axis,) and not log else "",
+        role=role,
     )
     return out
+
+
+def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
+    dense, outer, axis, inner = middle(b, b.contiguous(x), list(axes))  # in the order of x's axes, as the result is
+    role = "softmax" if inner == 1 and x.shape[-1:] == (axis,) and not log else ""
+    return softmax_over(b, dense, outer, axis, inner, log=log, role=role)
 
 
 def _declare_softmax(op_type: str, log: bool) -> None:
