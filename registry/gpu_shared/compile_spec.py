@@ -17,7 +17,6 @@ Sync modes say what happens at the boundary between two delegates' regions, on o
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -199,6 +198,8 @@ def _split_item(item: Any, where: str) -> tuple[str, Any]:
 
 
 def _did_you_mean(got: str, allowed: Iterable[str]) -> str:
+    import difflib  # for the message alone
+
     close = difflib.get_close_matches(got, list(allowed), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,6 +99,8 @@ def _write(path: Path, text: str) -> None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if path.read_text(encoding="utf-8") == text:
             return
+    import tempfile
+
     # another process may be reading it: never a half-written file
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".manifest")
     try:

@@ -1,4 +1,4 @@
-"""The one module that imports ``vulkan``: raw functions, structures that keep what they point at alive, results as
+"""The one module that uses the package ``vulkan``: raw functions, structures that keep what they point at alive, results as
 exceptions.
 
 Importing this module loads nothing. The first use of ``vk.ffi``, ``vk.lib``, a ``vk.VK_*`` constant or any function
@@ -7,11 +7,14 @@ here loads the Vulkan loader, and raises `DriverNotFoundError` where there is no
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import functools
+import importlib.util
 import itertools
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gpu_shared import arm_abi
@@ -37,6 +40,9 @@ INSTALL_HINT = (
     "for drivers, the CPU driver lavapipe among them; NVIDIA's driver package brings its own)"
 )
 
+#: the loader library on Linux, Windows and macOS
+LOADER_NAMES = ("libvulkan.so.1", "vulkan-1.dll", "libvulkan.dylib")
+
 #: structures newer than the package's headers: C text (``python -m tools.structures`` compiles it) and, by name, the sType
 EXTRA_CDEF = """
 typedef struct VkPhysicalDeviceShaderBfloat16FeaturesKHR {
@@ -56,7 +62,7 @@ COMPONENT_TYPES = {
 SCOPES = {1: "device", 2: "workgroup", 3: "subgroup", 5: "queue_family"}
 
 _load_lock = threading.Lock()
-_package: Any = None
+_loaded: _Loaded | None = None
 #: counts forks: a handle made under another generation belongs to another process
 generation = 0
 _used_in_generation: int | None = None
@@ -72,32 +78,55 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def load() -> Any:
-    """The loaded ``vulkan`` package. Raises `DriverNotFoundError` when the loader library is missing."""
-    global _package
-    if _package is None:
+class _Loaded:
+    """The package's cffi types and the loader library. Constants are the library's attributes."""
+
+    def __init__(self, ffi: Any) -> None:
+        self.ffi = ffi
+        for name in LOADER_NAMES:
+            with contextlib.suppress(OSError):
+                self.lib = ffi.dlopen(name)
+                return
+        raise DriverNotFoundError(
+            "loading the Vulkan loader", hint=f"{INSTALL_HINT} (there is no {', '.join(LOADER_NAMES)})"
+        )
+
+
+def load() -> _Loaded:
+    """The types and the loader. Raises `DriverNotFoundError` where the loader library is missing, or the package."""
+    global _loaded
+    if _loaded is None:
         with _load_lock:
-            if _package is None:
-                try:
-                    package = importlib.import_module("vulkan")
-                except OSError as error:
-                    raise DriverNotFoundError("loading the Vulkan loader", hint=f"{INSTALL_HINT} ({error})") from error
-                except ModuleNotFoundError as error:
-                    if error.name != "vulkan":
-                        raise
-                    raise DriverNotFoundError(
-                        "importing the Python package 'vulkan'", hint="install it: pip install vulkan"
-                    ) from error
-                globals()["ffi"], globals()["lib"] = package.ffi, package.lib
-                _package = package
-    return _package
+            if _loaded is None:
+                loaded = _Loaded(_package_types())
+                globals()["ffi"], globals()["lib"] = loaded.ffi, loaded.lib
+                _loaded = loaded
+    return _loaded
+
+
+def _package_types() -> Any:
+    """The ``vulkan`` package's cffi instance. The package itself would bring 20 000 lines of wrappers that are not called
+    here, which takes 15 ms: the module with the types is imported alone.
+    """
+    package = importlib.util.find_spec("vulkan")
+    if package is None or not package.submodule_search_locations:
+        raise DriverNotFoundError("importing the Python package 'vulkan'", hint="install it: pip install vulkan")
+    path = Path(next(iter(package.submodule_search_locations))) / "_vulkancache.py"
+    spec = importlib.util.spec_from_file_location("gpu_shared._vulkan_types", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DriverNotFoundError(
+            "importing the Python package 'vulkan'", hint=f"it has no {path.name}: pip install 'vulkan>=1.3.275'"
+        )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ffi
 
 
 def __getattr__(name: str) -> Any:
     if name in ("ffi", "lib") or name.startswith("VK_"):
-        package = load()
+        loaded = load()
         try:
-            value = getattr(package, name)
+            value = getattr(loaded if name in ("ffi", "lib") else loaded.lib, name)
         except AttributeError:
             raise AttributeError(f"the vulkan package (headers 1.3.275) has no {name}") from None
         globals()[name] = value
@@ -170,13 +199,17 @@ class Struct:
         return getattr(self.ptr, name)
 
 
+@functools.cache
+def _structure_types() -> dict[str, int]:
+    """sTypes by the structures' names in lower case: VkSubmitInfo2's is VK_STRUCTURE_TYPE_SUBMIT_INFO_2."""
+    values = load().ffi.typeof("VkStructureType").relements
+    return {name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", "").lower(): v for name, v in values.items()}
+
+
 def _structure_type(name: str) -> int | None:
     if name in _EXTRA_STYPE:
         return _EXTRA_STYPE[name]
-    # the package's constructor functions carry the sType as their first default
-    constructor = getattr(load(), name, None)
-    defaults = getattr(constructor, "__defaults__", None)
-    return defaults[0] if defaults else None
+    return _structure_types().get(name.removeprefix("Vk").lower())
 
 
 def make(type_name: str, **fields: Any) -> Struct:
@@ -266,11 +299,11 @@ class Functions:
         self._raw, self._loader, self._label = raw, loader, label
 
     def __getattr__(self, name: str) -> Any:
-        package = load()
-        address = getattr(package.lib, self._loader)(self._raw, name.encode())
-        if address == package.ffi.NULL:
+        loaded = load()
+        address = getattr(loaded.lib, self._loader)(self._raw, name.encode())
+        if address == loaded.ffi.NULL:
             raise GpuError(self._loader, label=self._label, hint=f"the driver has no {name}; is its extension enabled?")
-        api = extra_ffi() if name in arm_abi.FUNCTIONS else package.ffi
+        api = extra_ffi() if name in arm_abi.FUNCTIONS else loaded.ffi
         function = api.cast("PFN_" + name, address)
         self.__dict__[name] = function
         return function

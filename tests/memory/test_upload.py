@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import gpu_shared
 from tests.memory.model import MIB
-from vkep.memory import ArenaOutOfMemory
+from vkep.memory import ArenaOutOfMemory, upload
 from vkep.memory.device_arena import DeviceArena
 from vkep.memory.pieces import pieces_of
 from vkep.memory.staging import shared_staging_arena
@@ -198,27 +199,73 @@ def test_small_items_leave_together(lease, uploader, arena):
 
 def test_an_item_that_fills_its_place_is_not_opened(uploader, block_of):
     block, out = block_of(2 * PIECE), np.empty(2 * PIECE, np.uint8)
-    asked = []
+    asked, opened, calls = [], [], []
 
-    def fill(place):
-        asked.append(place.size)
-        place[:] = 7
-        return len(asked) > 1
+    def fill(does):
+        def write(place):
+            asked.append(place.size)
+            place[:] = 7
+            return does
 
-    def opened():
-        return np.full(sizes[len(asked) - 1], 3, np.uint8)
+        return write
 
-    sizes = [100, 200]
+    def data(size):
+        def read():
+            opened.append(size)
+            return np.full(size, 3, np.uint8)
+
+        return read
+
     uploader.upload(block, np.zeros(2 * PIECE, np.uint8))
-    items = [Upload(block, opened, size, 256 * n, fill=fill) for n, size in enumerate(sizes)]
-    items.append(
-        Upload(block, np.full(PIECE + 1, 5, np.uint8), PIECE + 1, 512, fill=fill)
-    )  # more than a piece: not asked
-    uploader.upload_all(items, 300 + PIECE + 1)
+    items = [
+        Upload(block, data(100), 100, 0, "opened", fill=fill(False)),
+        Upload(block, data(200), 200, 256, "filled", fill=fill(True)),
+        Upload(block, np.full(PIECE + 1, 5, np.uint8), PIECE + 1, 512, "large", fill=fill(True)),  # not asked
+    ]
+    uploader.upload_all(items, 301 + PIECE, progress=lambda *call: calls.append(call))
     uploader.download(block, out)
-    assert asked == sizes
+    assert (sorted(asked), opened) == ([100, 200], [100])
     assert (out[:100] == 3).all() and (out[256:456] == 7).all() and (out[512 : 513 + PIECE] == 5).all()
     assert not out[100:256].any() and not out[456:512].any()
+    assert {label for _, _, label in calls} == {"opened", "filled", "large"}
+    assert [done for done, _, _ in calls] == sorted(done for done, _, _ in calls)
+    assert calls[-1][:2] == (301 + PIECE, 301 + PIECE)
+
+
+def test_several_threads_fill_at_once_and_none_outlives_the_call(uploader, block_of, monkeypatch):
+    monkeypatch.setattr(upload, "READERS", 3)
+    together = threading.Barrier(3, timeout=30)
+    count, each = 24, PIECE // 6 // 16 * 16  # six to a piece
+    block, out = block_of(count * each), np.empty(count * each, np.uint8)
+
+    def fill(n):
+        def write(place):
+            together.wait()
+            place[:] = n + 1
+            return True
+
+        return write
+
+    items = [Upload(block, b"", each, n * each, fill=fill(n)) for n in range(count)]
+    uploader.upload_all(items, count * each)
+    assert not [t for t in threading.enumerate() if t.name.startswith("vkep-read")]
+    uploader.download(block, out)
+    assert np.array_equal(out, np.repeat(np.arange(1, count + 1, dtype=np.uint8), each))
+
+
+def test_a_fill_that_raises_stops_the_upload_and_leaves_the_uploader_usable(uploader, block_of):
+    block, out = block_of(PIECE), np.empty(PIECE, np.uint8)
+
+    def broken(place):
+        raise OSError("the file is gone")
+
+    items = [Upload(block, b"", 64, 64 * n, fill=broken) for n in range(40)]
+    with pytest.raises(OSError, match="the file is gone"):
+        uploader.upload_all(items, 64 * 40)
+    assert not [t for t in threading.enumerate() if t.name.startswith("vkep-read")]
+    uploader.upload(block, np.full(PIECE, 6, np.uint8))
+    uploader.download(block, out)
+    assert (out == 6).all()
 
 
 def test_more_bytes_than_announced_arrive(uploader, arena):

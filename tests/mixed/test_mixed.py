@@ -229,13 +229,12 @@ def test_a_graph_that_the_driver_refuses_goes_to_vulkan(opened: Any, graph_conte
 
 
 def test_without_the_converter_vulkan_runs_and_the_report_says_why(opened: Any, monkeypatch: Any) -> None:
-    from vkep.session import graphs
-    from vkep.vgf import ConvertError
+    from vkep.vgf import ConvertError, convert
 
     def missing() -> None:
         raise ConvertError("TOSA to VGF needs the package ai-ml-sdk-model-converter")
 
-    monkeypatch.setattr(graphs, "converter", missing)
+    monkeypatch.setattr(convert, "converter", missing)
     session = opened(prefer="vgf_first")
     assert places(session) == ["vulkan"] * 10
     assert "ai-ml-sdk-model-converter" in session.report().why_no_graphs

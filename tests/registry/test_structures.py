@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from gpu_shared import vk
@@ -24,3 +26,18 @@ def test_compiled_structures_are_those_of_the_text() -> None:
         assert _fields(compiled, name) == _fields(text, name)
     for name in text.list_types()[0]:
         assert compiled.typeof(name).kind == text.typeof(name).kind
+
+
+def test_structure_types_and_constants_are_the_packages(vulkan: object) -> None:
+    """Both are taken from its cffi types; its wrappers, which tell them too, are not loaded."""
+    import vulkan as package
+
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(vk.__file__).parent.glob("*.py"))
+    makers = {n: getattr(package, n, None) for n in re.findall(r'"(Vk[A-Za-z0-9]+)"', text) if n not in vk._EXTRA_STYPE}
+    types = {n: made.__defaults__[0] for n, made in makers.items() if made is not None and made.__defaults__}
+    typed = {n: number for n, number in types.items() if "sType" in dict(vk.load().ffi.typeof(n).fields)}
+    assert len(typed) > 30
+    assert {n: vk._structure_type(n) for n in typed} == typed
+    constants = set(re.findall(r"vk\.(VK_[A-Z0-9_]+)", text))
+    assert len(constants) > 20
+    assert {n: getattr(vk, n) for n in constants} == {n: getattr(package, n) for n in constants}

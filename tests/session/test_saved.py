@@ -259,7 +259,7 @@ def test_the_key_tells_apart_what_a_plan_follows_from(tmp_path: Path, monkeypatc
         key(path, policy=Policy(prefer="vgf_first")),
         key(path, policy=Policy(min_partition_size=3)),
     ]
-    monkeypatch.setattr(saved, "_made_by", lambda: ["another vkep"])
+    monkeypatch.setattr(saved, "made_by", lambda: ["another vkep"])
     others.append(key(path))
     assert len({base, *others}) == 1 + len(others) and None not in others
 

@@ -80,8 +80,8 @@ def test_one_context_opened_from_many_threads(vulkan: object, no_leak: Callable[
 def test_a_signature_is_planned_once_for_all_threads(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(DYNAMIC)
     planned = []
-    real = session._make
-    monkeypatch.setattr(session, "_make", lambda values: (planned.append(1), real(values))[1])
+    real = session._parts.make
+    monkeypatch.setattr(session._parts, "make", lambda values: (planned.append(1), real(values))[1])
     barrier = threading.Barrier(4)
 
     def work(_: int) -> None:

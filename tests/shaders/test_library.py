@@ -116,6 +116,35 @@ def test_compile_many_reports_progress_and_keeps_order(make_library: Callable[..
     assert len(counting.calls) == 6
 
 
+def test_compile_many_reads_caches_without_threads(
+    make_library: Callable[..., ShaderLibrary], counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that only hold one another up: a process with warm caches waits for this."""
+    requests = [(variant(UNUSED=str(i)), False) for i in range(3)]
+    make_library().compile_many(requests)
+    library = make_library()
+    held = library.spirv(*requests[0])
+    monkeypatch.setattr(library_module, "ThreadPoolExecutor", None)  # would be a TypeError
+    seen: list[tuple[int, int]] = []
+    shaders = library.compile_many(requests, progress=lambda done, total, _: seen.append((done, total)))
+    assert shaders[0] is held
+    assert library.spirv(*requests[1]) is shaders[1]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert len(counting.calls) == 3
+
+
+def test_compile_many_mixes_what_is_cached_with_what_is_not(
+    make_library: Callable[..., ShaderLibrary], counting
+) -> None:
+    requests = [(variant(UNUSED=str(i)), False) for i in range(4)]
+    make_library().compile_many(requests[::2])
+    seen: list[int] = []
+    shaders = make_library().compile_many(requests, progress=lambda done, total, _: seen.append(done))
+    assert [s.origin for s in shaders] == ["cache", "compiler", "cache", "compiler"]
+    assert [s.variant for s in shaders] == [request[0] for request in requests]
+    assert seen == [1, 2, 3, 4]
+
+
 def test_compile_many_builds_the_others_when_one_fails(make_library: Callable[..., ShaderLibrary], counting) -> None:
     library = make_library()
     bad = ShaderVariant("missing.comp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from vkep.shaders.compiler import Compiler
 from vkep.shaders.errors import InvalidSpirvError
 from vkep.shaders.library import ShaderLibrary
 from vkep.shaders.reflect import Binding, Member, SpecConstant, reflect
-from vkep.shaders.spirv import instructions, parse_words, strip_sources
+from vkep.shaders.spirv import instructions, parse_words, spec_constant_ids, strip_sources
 
 ARGUMENTS = (
     Member("x", "uvec2", 0, 8),
@@ -39,6 +40,12 @@ def module(compiler: Compiler) -> bytes:
     )
 
 
+def test_spec_constants_are_found_without_the_rest(module: bytes) -> None:
+    assert spec_constant_ids(module) == reflect(module).spec_ids == {"LOCAL_X": 1, "N": 4, "FLAG": 5, "SLOPE": 6}
+    with pytest.raises(InvalidSpirvError, match="malformed"):
+        spec_constant_ids(module[:20] + struct.pack("<I", 1 << 16 | 71) + module[20:])
+
+
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_the_template_of_the_contract(make_library: Callable[..., ShaderLibrary], in_memory: bool) -> None:
     shader = make_library().spirv(ShaderVariant("scale.comp"), in_memory)
@@ -48,6 +55,7 @@ def test_the_template_of_the_contract(make_library: Callable[..., ShaderLibrary]
     assert reflection.push_constant_bytes == (8 if in_memory else 24)
     assert reflection.argument_bytes == 24
     assert reflection.spec_ids == {"INDIRECT": 0, "LOCAL_X": 1, "LOCAL_Y": 2, "LOCAL_Z": 3, "TILE": 4}
+    assert shader.spec_ids == reflection.spec_ids
     assert reflection.local_size_ids == (1, 2, 3)
     assert reflection.version == (1, 6)
     assert reflection.entry_point == "main"
@@ -190,6 +198,8 @@ def test_random_damage_never_escapes_as_another_error(module: bytes, data: st.Da
         struct.pack_into(
             "<I", words, at, data.draw(st.sampled_from([0, 1, 2, 0xFFFFFFFF, 0x00040020]) | st.integers(0, 2**32 - 1))
         )
+    with contextlib.suppress(InvalidSpirvError):
+        spec_constant_ids(bytes(words))
     try:
         reflection = reflect(bytes(words))
     except InvalidSpirvError:

@@ -104,7 +104,7 @@ class KernelRunner:
     def _make(self, key: PipelineKey, call: KernelCall) -> ComputePipeline:
         shader = self.library.spirv(key.shader, key.arguments_in_memory)
         self.library.check(call.kernel, shader)
-        ids = {c.name: c.id for c in shader.reflection.spec_constants}
+        ids = shader.spec_ids
         pushed = ADDRESS_BYTES if key.arguments_in_memory else key.argument_bytes
         if pushed not in self._layouts:
             self._layouts[pushed] = PipelineLayout(self.device, pushed)

@@ -140,7 +140,7 @@ def shared_pipelines(context: SharedGpuContext, library: ShaderLibrary) -> Share
 
 
 def _spec_ids(key: PipelineKey, shader: CompiledShader) -> dict[int, int]:
-    ids = {c.name: c.id for c in shader.reflection.spec_constants}
+    ids = shader.spec_ids
     missing = [name for name, _ in key.spec if name not in ids]
     if missing:
         raise ShaderInterfaceError(

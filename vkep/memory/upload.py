@@ -7,8 +7,10 @@ Where the host sees the device memory itself (unified memory) the ring is left o
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 16 << 20
 PIECES = 2
-
+#: Threads that copy weights from the model's file to staging memory: one does not keep up with the bus.
+READERS = min(4, os.cpu_count() or 1)
 
 #: ``progress(bytes_done, bytes_total, label)``, called after each piece; what it raises stops the transfer
 Progress = Callable[[int, int, str], None]
@@ -34,7 +37,8 @@ Progress = Callable[[int, int, str], None]
 @dataclass(slots=True)
 class Upload:
     """One upload of many: ``data``, or a function that opens it in its turn, to byte ``offset`` of ``target``. Items of no
-    more than a piece are asked first to ``fill`` as many uint8s, in memory that the device reads; False: they did not.
+    more than a piece are asked first to ``fill`` as many uint8s, in memory that the device reads; False: they did not. Several
+    threads ask several items at once.
     """
 
     target: Target
@@ -59,16 +63,43 @@ class Download:
 class _Outgoing:
     """Pieces in staging memory that leave in one submit: where each goes, where it lies, and its size."""
 
+    arrived: Callable[[int, str], None]  #: told the bytes and label of what is written
     slot: Slot | None = None
     room: int = 0
     used: int = 0
     copies: list[Copy] = field(default_factory=list)
+    _readers: ThreadPoolExecutor | None = None
+    #: items that threads write now, and where to
+    _filling: deque[tuple[Upload, np.ndarray[Any, Any], Future[bool]]] = field(default_factory=deque)
+
+    def __enter__(self) -> _Outgoing:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """No thread writes to staging memory any more."""
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
 
     def take(self, target: Target, at: int, nbytes: int) -> None:
-        """Note bytes that were written, unless they are where they belong."""
+        """Note bytes that are written, unless it is where they belong."""
         if target.mapped is None:
             self.copies.append((target, at, self.used, nbytes))
             self.used += nbytes
+
+    def fill(self, item: Upload, how: Callable[[np.ndarray[Any, Any]], bool], place: np.ndarray[Any, Any]) -> None:
+        """Have a thread write an item."""
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="vkep-read")
+        self._filling.append((item, place, self._readers.submit(how, place)))
+        self.finish_filling(2 * READERS)
+
+    def finish_filling(self, left: int = 0) -> None:
+        """Wait until the threads have no more than ``left`` items, and write what they would not."""
+        while len(self._filling) > left:
+            item, place, filled = self._filling.popleft()
+            if not filled.result():
+                np.concatenate(list(pieces_of(_data(item), item.nbytes)), out=place)
+            self.arrived(item.nbytes, item.label)
 
 
 @dataclass(slots=True)
@@ -146,19 +177,24 @@ class Uploader:
 
         Raises: as ``upload``; what was handed to the device before stays there.
         """
-        done, outgoing = 0, _Outgoing()
-        with self._lock:
+        done, rest = 0, bytes_total
+
+        def arrived(nbytes: int, label: str) -> None:
+            nonlocal done
+            done += nbytes
+            if progress is not None:
+                progress(done, bytes_total, label)
+
+        with self._lock, _Outgoing(arrived) as outgoing:
             self._check_open()
             for item in items:
-                for nbytes in self._upload_item(item, wait_value, outgoing, bytes_total - done):
-                    done += nbytes
-                    if progress is not None:
-                        progress(done, bytes_total, item.label)
+                self._upload_item(item, wait_value, outgoing, rest)
+                rest -= item.nbytes
             return self._submit(outgoing, wait_value)
 
-    def _upload_item(self, item: Upload, wait_value: int | None, outgoing: _Outgoing, rest: int) -> Iterator[int]:
-        """Write one item to its target, or to where it leaves from: the bytes of each piece, of ``rest`` in all. Its data is
-        let go before the next item's opens.
+    def _upload_item(self, item: Upload, wait_value: int | None, outgoing: _Outgoing, rest: int) -> None:
+        """Have one item written to its target, or to where it leaves from; ``rest`` bytes are to come with it. Its data is let
+        go before the next item's opens.
         """
         target, at = item.target, item.offset
         check_range("upload", target, at, item.nbytes, item.label)
@@ -166,20 +202,15 @@ class Uploader:
             self._lease.wait(wait_value)
         if item.fill is not None and 0 < item.nbytes <= self._piece_bytes:
             place = self._place(target, at, item.nbytes, wait_value, outgoing, rest)
-            if item.fill(place):
-                outgoing.take(target, at, item.nbytes)
-                yield item.nbytes
-                return
-        data = item.data() if callable(item.data) else item.data
-        found = size_of(data)
-        if found != item.nbytes:
-            raise ValueError(f"upload of {item.label!r}: {item.nbytes} bytes announced, the data has {found}")
-        for piece in pieces_of(data, self._piece_bytes):
+            outgoing.take(target, at, item.nbytes)
+            outgoing.fill(item, item.fill, place)
+            return
+        for piece in pieces_of(_data(item), self._piece_bytes):
             np.copyto(self._place(target, at, piece.size, wait_value, outgoing, rest), piece)
             outgoing.take(target, at, piece.size)
             at += piece.size
             rest -= piece.size
-            yield piece.size
+            outgoing.arrived(piece.size, item.label)
 
     def _place(
         self, target: Target, at: int, nbytes: int, wait_value: int | None, outgoing: _Outgoing, rest: int
@@ -196,6 +227,7 @@ class Uploader:
 
     def _submit(self, outgoing: _Outgoing, wait_value: int | None) -> int:
         """Hand what is in staging memory to the device; the timeline value at which it is there (0: nothing was)."""
+        outgoing.finish_filling()
         slot, outgoing.slot = outgoing.slot, None
         if slot is None:
             return 0
@@ -326,6 +358,14 @@ class Uploader:
         value = max(self._up.last_value, self._down.last_value)
         if value:
             self._lease.wait(value)
+
+
+def _data(item: Upload) -> HostData:
+    data = item.data() if callable(item.data) else item.data
+    found = size_of(data)
+    if found != item.nbytes:
+        raise ValueError(f"upload of {item.label!r}: {item.nbytes} bytes announced, the data has {found}")
+    return data
 
 
 def _check_out(item: Download) -> None:

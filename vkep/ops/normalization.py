@@ -10,6 +10,7 @@ from vkep.dtypes import DTYPES
 from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_norm
 from vkep.kernels.softmax import softmax
 from vkep.lowering.builder import Builder
+from vkep.lowering.lir import Role
 from vkep.lowering.tensor import Tensor, alignment
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import middle, reduce_axes
@@ -17,7 +18,7 @@ from vkep.ops.registry import operator
 
 
 def softmax_over(
-    b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False, role: str = ""
+    b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False, role: Role = ""
 ) -> Tensor:
     """Softmax over the middle axis of ``x``, dense and read as [outer, axis, inner]. ``role``: what the search for attention
     that is spelled out knows it by ("": it is not looked at).
@@ -37,7 +38,7 @@ def softmax_over(
 
 def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
     dense, outer, axis, inner = middle(b, b.contiguous(x), list(axes))  # in the order of x's axes, as the result is
-    role = "softmax" if inner == 1 and x.shape[-1:] == (axis,) and not log else ""
+    role: Role = "softmax" if inner == 1 and x.shape[-1:] == (axis,) and not log else ""
     return softmax_over(b, dense, outer, axis, inner, log=log, role=role)
 
 

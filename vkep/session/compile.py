@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_shared.compile_spec import SyncMode
-from vkep.device.datagraph import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.runner import PlanRunner
 from vkep.errors import UnsupportedModelError
@@ -25,6 +25,9 @@ from vkep.session.kompute import KpRunner
 from vkep.session.options import SessionOptions, plans_folder, spirv_folder
 from vkep.session.saved import SavedPlans, plan_key
 from vkep.shaders.library import ShaderLibrary
+
+if TYPE_CHECKING:
+    from vkep.device.datagraph import VgfDelegate
 
 logger = logging.getLogger("vkep.session")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
+from gpu_shared import vk
+from gpu_shared.compile_spec import ContextMode
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.context_registry import SharedGpuContextRegistry
-from gpu_shared.errors import ContextIncompatibleError
+from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
-from vkep.device.vgf_context import graph_support
 from vkep.session.options import SessionOptions
 
 logger = logging.getLogger("vkep.session")
@@ -24,6 +28,8 @@ def resolve_context(options: SessionOptions) -> SharedGpuContext:
     def create() -> SharedGpuContext:
         layers: dict[str, Any] = {}
         if options.wants_graphs:
+            from vkep.device.vgf_context import graph_support
+
             support = graph_support(options.device)
             layers = support.arguments
             if support.reason:
@@ -41,3 +47,47 @@ def resolve_context(options: SessionOptions) -> SharedGpuContext:
                 hint=f"the session asks for {wanted.name}: use another token or group for another device",
             )
     return context
+
+
+class ContextAhead:
+    """A session's context, which a thread opens while the session imports what it needs and reads its model: most of that
+    time is the driver's. A context manager: when it is left the thread has ended, and where an error left it no context
+    stays.
+    """
+
+    def __init__(self, options: SessionOptions, context: SharedGpuContext | None = None, *, start: bool = True) -> None:
+        """``context`` is the one to use, where there is one already; without ``start`` none is opened before `result`."""
+        self._options, self._context, self._start = options, context, start
+        self._threads = ExitStack()
+        self._opening: Future[SharedGpuContext] | None = None
+
+    def __enter__(self) -> ContextAhead:
+        if self._start and self._context is None and not self._is_there():
+            # The thread is to be in the driver soon, and two threads that import wait for one another.
+            with contextlib.suppress(GpuError):  # said by `result`
+                vk.load()
+                vk.extra_ffi()
+            pool = self._threads.enter_context(ThreadPoolExecutor(1, thread_name_prefix="vkep-context"))
+            self._opening = pool.submit(resolve_context, self._options)
+        return self
+
+    def _is_there(self) -> bool:
+        """Whether to find the context takes no time, or fails."""
+        spec = self._options.compile_spec()
+        if spec.mode is ContextMode.DISABLED:
+            return False
+        try:
+            found = SharedGpuContextRegistry.get().lookup(spec)
+        except GpuError:  # said by `result`
+            return True
+        return found is not None or spec.mode is ContextMode.LOOKUP_ONLY
+
+    def result(self) -> SharedGpuContext:
+        """The context. Raises as `resolve_context`."""
+        if self._context is not None:
+            return self._context
+        return resolve_context(self._options) if self._opening is None else self._opening.result()
+
+    def __exit__(self, *exc: object) -> None:
+        self._threads.close()
+        self._context = self._opening = None  # and with it a context that nobody asked for

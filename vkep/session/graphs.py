@@ -11,8 +11,6 @@ import numpy as np
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
-from vkep.device.datagraph import GraphTensor, VgfDelegate, VgfRunner
-from vkep.device.datagraph_weights import SharedWeights
 from vkep.device.tensor import DeviceTensor
 from vkep.device.vgf_context import graph_source, why_no_graphs
 from vkep.errors import VkepError
@@ -21,10 +19,11 @@ from vkep.lowering.delegates import Policy
 from vkep.lowering.program import VgfStep
 from vkep.session.chain import Staged
 from vkep.session.options import SessionOptions
-from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
-from vkep.vgf.convert import converter
 
 if TYPE_CHECKING:
+    from gpu_shared.compile_spec import SyncMode
+    from vkep.device.datagraph import GraphTensor, VgfDelegate
+    from vkep.device.delegate import VulkanDelegate
     from vkep.tosa.lower import TosaPort
 
 logger = logging.getLogger("vkep.session")
@@ -42,6 +41,8 @@ def session_policy(options: SessionOptions, context: SharedGpuContext) -> Policy
     """The policy of a session, with the reason where the VGF delegate takes no part."""
     reason = why_no_graphs(context)
     if not reason:
+        from vkep.vgf.convert import ConvertError, converter
+
         try:
             converter()
         except ConvertError as error:
@@ -56,11 +57,22 @@ def session_policy(options: SessionOptions, context: SharedGpuContext) -> Policy
     )
 
 
+def vgf_delegate(memory: VulkanDelegate, sync_mode: SyncMode | str | None) -> VgfDelegate:
+    """The VGF delegate of a session whose policy lets it take part. Most sessions' does not: they do without its imports."""
+    from vkep.device.datagraph import VgfDelegate
+
+    return VgfDelegate(memory, sync_mode=sync_mode)
+
+
 class GraphExecutor:
     """A data graph of a program: converted, compiled by the driver, and run on the tensors of a frame."""
 
     def __init__(self, step: VgfStep, delegate: VgfDelegate) -> None:
         """Raises `GraphRefused` where the converter or the driver refuses the graph."""
+        from vkep.device.datagraph import VgfRunner
+        from vkep.device.datagraph_weights import SharedWeights
+        from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
+
         self.graph, self.nodes = step.graph, step.nodes
         self.inputs = tuple(p.name for p in step.graph.inputs)
         self.outputs = tuple(p.name for p in step.graph.outputs)

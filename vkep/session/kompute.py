@@ -11,17 +11,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkep.errors import VkepError
-from vkep.lowering.kompute import MISSING
 from vkep.lowering.program import KpCall, KpStep
 from vkep.plan.records import ShaderVariant
-from vkep.session.report import KomputeReport
 from vkep.shaders.library import ShaderLibrary
-from vkep.shaders.reflect import reflect
+
+if TYPE_CHECKING:
+    from vkep.session.report import KomputeReport
 
 logger = logging.getLogger("vkep.kompute")
 Array = np.ndarray[Any, Any]
@@ -82,6 +82,8 @@ def import_kp() -> Any:
     try:
         import kp
     except ImportError as error:
+        from vkep.lowering.kompute import MISSING
+
         raise KomputeError(f"{MISSING} ({error})") from error
     finally:
         root.handlers[:] = before
@@ -165,6 +167,8 @@ class KpRunner:
         sizes = {
             n: int(np.prod(shape, dtype=np.int64)) * np.dtype(d).itemsize for n, (d, shape) in self.step.specs.items()
         }
+        from vkep.session.report import KomputeReport
+
         return KomputeReport(
             nodes=len(self.step.nodes),
             device=self.device_name,
@@ -202,6 +206,8 @@ def _spirv(call: KpCall, library: ShaderLibrary) -> bytes:
             code = shader.read_bytes() if isinstance(shader, Path) else shader
         except OSError as error:
             raise KomputeError(f"{call.node.title}: {error}") from error
+        from vkep.shaders.reflect import reflect
+
         interface = reflect(code)
     count = len(call.inputs) + len(call.outputs)
     bound = {(b.set, b.binding) for b in interface.bindings}

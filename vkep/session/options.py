@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
 from vkep.lowering.delegates import PREFERENCES
-from vkep.memory.config import ArenaConfig
+
+if TYPE_CHECKING:
+    from vkep.memory.config import ArenaConfig
 
 #: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)
 Progress = Callable[[str, int, int, str], None]
@@ -95,6 +97,8 @@ class SessionOptions:
 
     def arena_config(self) -> ArenaConfig | None:
         """The arena's configuration; None where nothing is said."""
+        from vkep.memory.config import ArenaConfig  # brings the arena, which the way to opening the device does without
+
         return ArenaConfig.from_options(self.arena) if self.arena else None
 
 

@@ -93,7 +93,7 @@ def plan_key(
         signature.append((info.name, spec.dtype.name, spec.shape))
     text = json.dumps(
         (
-            _made_by(),
+            made_by(),
             model.file_identity,
             sorted(files),
             signature,
@@ -107,7 +107,7 @@ def plan_key(
 
 
 @functools.cache
-def _made_by() -> list[str]:
+def made_by() -> list[str]:
     """vkep's own files, and the packages whose folding and schemas a plan depends on."""
     code = digest_of_files(Path(__file__).parents[1], (".py", ".pyc"))
     return [code, shader_digest(), np.__version__, onnx.__version__, ml_dtypes.__version__]

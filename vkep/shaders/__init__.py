@@ -1,4 +1,6 @@
-"""GLSL to checked SPIR-V: compiler wrapper, content-addressed cache, reflection. Pure: no Vulkan here."""
+"""GLSL to checked SPIR-V: compiler wrapper, content-addressed cache. Pure: no Vulkan here. ``reflect``, which a session whose
+shaders are cached does without, is imported by its own name.
+"""
 
 from vkep.shaders.compiler import Compiler, find_compiler
 from vkep.shaders.errors import (
@@ -11,7 +13,6 @@ from vkep.shaders.errors import (
     ShaderSourceError,
 )
 from vkep.shaders.library import CompiledShader, ShaderLibrary
-from vkep.shaders.reflect import Reflection, reflect
 from vkep.shaders.source import glsl_root
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "CompilerNotFoundError",
     "Diagnostic",
     "InvalidSpirvError",
-    "Reflection",
     "ShaderCompileError",
     "ShaderError",
     "ShaderInterfaceError",
@@ -28,5 +28,4 @@ __all__ = [
     "ShaderSourceError",
     "find_compiler",
     "glsl_root",
-    "reflect",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -10,16 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, overload
 
 from vkep.kernels.kernel import Kernel, Operand
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.cache import PrebuiltSpirv, SpirvCache
 from vkep.shaders.compiler import find_compiler
 from vkep.shaders.errors import CompilerNotFoundError, ShaderInterfaceError
-from vkep.shaders.interface import differences
-from vkep.shaders.reflect import Reflection, reflect
 from vkep.shaders.source import GlslSource, find_source, glsl_root, read_source
+from vkep.shaders.spirv import spec_constant_ids
+
+if TYPE_CHECKING:
+    from vkep.shaders.reflect import Reflection
 
 _log = logging.getLogger(__name__)
 
@@ -35,16 +38,27 @@ class SourceCompiler(Protocol):
     def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledShader:
-    """The SPIR-V of one variant and its interface."""
+    """The SPIR-V of one variant and its interface, which is read when it is asked for."""
 
     variant: ShaderVariant
     arguments_in_memory: bool
     words: bytes  #: the SPIR-V module, little-endian
-    reflection: Reflection
     key: str  #: digest of source and definitions, independent of the compiler
     origin: str  #: "prebuilt", "cache" (disk) or "compiler"
+
+    @functools.cached_property
+    def reflection(self) -> Reflection:
+        """The whole interface. Raises `InvalidSpirvError`."""
+        from vkep.shaders.reflect import reflect  # what makes pipelines of cached modules does without
+
+        return reflect(self.words)
+
+    @functools.cached_property
+    def spec_ids(self) -> dict[str, int]:
+        """The spec constants' ids by name. Raises `InvalidSpirvError`."""
+        return spec_constant_ids(self.words)
 
 
 Request = tuple[ShaderVariant, bool]
@@ -152,10 +166,19 @@ class ShaderLibrary:
             raise ValueError(f"jobs is the number of compilers at a time, at least 1; got {jobs}")
         results: dict[Request, CompiledShader | Exception] = {}
         unique = list(dict.fromkeys((variant, bool(in_memory)) for variant, in_memory in requests))
+        for request in unique:  # here: threads that only read caches would wait for one another
+            cached = self._cached(request)
+            if cached is not None:
+                results[request] = cached
+                if progress is not None:
+                    progress(len(results), len(unique), request[0])
+        missing = [request for request in unique if request not in results]
+        if not missing:
+            return [results[variant, bool(in_memory)] for variant, in_memory in requests]
         with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1, thread_name_prefix="vkep-glsl") as pool:
-            futures = {pool.submit(self.spirv, *request): request for request in unique}
+            futures = {pool.submit(self.spirv, *request): request for request in missing}
             try:
-                for done, future in enumerate(as_completed(futures), start=1):
+                for done, future in enumerate(as_completed(futures), start=len(results) + 1):
                     request, error = futures[future], future.exception()
                     if error is not None and not isinstance(error, Exception):
                         raise error
@@ -179,6 +202,8 @@ class ShaderLibrary:
         ``extra_operands`` and ``extra_params`` (name, type) are those that a fused expression adds; left out, they are
         read from the variant's EXTRA_OPERANDS and EXTRA_PARAMS definitions.
         """
+        from vkep.shaders.interface import differences
+
         found = differences(kernel, compiled.reflection, dict(compiled.variant.defines), extra_operands, extra_params)
         if compiled.reflection.arguments and compiled.reflection.arguments_in_memory != compiled.arguments_in_memory:
             place = {True: "memory", False: "push constants"}
@@ -194,7 +219,28 @@ class ShaderLibrary:
         with self._lock:
             self._shaders.clear()
 
-    def _build(self, variant: ShaderVariant, in_memory: bool) -> CompiledShader:
+    def _cached(self, request: Request) -> CompiledShader | None:
+        """The shader where nothing need be compiled for it. What goes wrong is for `spirv` to say."""
+        with self._lock:
+            held = self._shaders.get(request)
+        if held is not None:
+            return held.result() if held.done() and held.exception() is None else None
+        try:
+            compiled = self._build(*request, compile_missing=False)
+        except Exception:
+            return None
+        if compiled is not None:
+            made: Future[CompiledShader] = Future()
+            made.set_result(compiled)
+            with self._lock:
+                self._shaders.setdefault(request, made)
+        return compiled
+
+    @overload
+    def _build(self, variant: ShaderVariant, in_memory: bool) -> CompiledShader: ...
+    @overload
+    def _build(self, variant: ShaderVariant, in_memory: bool, *, compile_missing: bool) -> CompiledShader | None: ...
+    def _build(self, variant: ShaderVariant, in_memory: bool, *, compile_missing: bool = True) -> CompiledShader | None:
         source = self.source(variant)
         defines = dict(variant.defines)
         if in_memory:
@@ -209,7 +255,11 @@ class ShaderLibrary:
             full_key = hashlib.sha256(f"{key}\0{compiler.identity}".encode()).hexdigest()
             binary, origin = self.cache.load(full_key), "cache"
             if binary is None:
+                if not compile_missing:
+                    return None
                 _log.debug("compiling %s %s", variant.source, defines)
                 binary, origin = compiler.compile_source(source, defines), "compiler"
                 self.cache.store(full_key, binary)
-        return CompiledShader(variant, in_memory, binary, reflect(binary), key, origin)
+        compiled = CompiledShader(variant, in_memory, binary, key, origin)
+        compiled.spec_ids  # noqa: B018  # read here, by several threads, as every pipeline asks for them
+        return compiled

@@ -28,10 +28,8 @@ from vkep.shaders.constants import (
     std430,
 )
 from vkep.shaders.errors import InvalidSpirvError
-from vkep.shaders.spirv import CAPABILITIES, Instruction, Op, instructions, literal_string, parse_words
+from vkep.shaders.spirv import CAPABILITIES, LOCAL_SIZE_IDS, Instruction, Op, instructions, literal_string, parse_words
 
-#: spec constant ids of the workgroup size (docs/architecture.md, "Kernel contract")
-LOCAL_SIZE_IDS = {1: "LOCAL_X", 2: "LOCAL_Y", 3: "LOCAL_Z"}
 ARGUMENT_BLOCK = "ArgsBlock"  #: name of the block that shaders/args.glsl reads arguments from, when they lie in memory
 
 _PUSH_CONSTANT, _WORKGROUP, _PHYSICAL_STORAGE_BUFFER = 9, 4, 5349

@@ -10,6 +10,9 @@ from vkep.shaders.errors import InvalidSpirvError
 
 MAGIC = 0x07230203
 HEADER_WORDS = 5
+#: spec constant ids of the workgroup size (docs/architecture.md, "Kernel contract")
+LOCAL_SIZE_IDS = {1: "LOCAL_X", 2: "LOCAL_Y", 3: "LOCAL_Z"}
+_SPEC_ID = 1  # the decoration (SPIR-V specification 3.20)
 
 
 class Op:
@@ -83,6 +86,26 @@ def literal_string(words: tuple[int, ...]) -> tuple[str, int]:
         return raw[:end].decode("utf-8"), end // 4 + 1
     except UnicodeDecodeError as error:
         raise InvalidSpirvError(f"a literal string is not UTF-8: {error}") from error
+
+
+def spec_constant_ids(binary: bytes) -> dict[str, int]:
+    """The ids of a module's spec constants by name, as `vkep.shaders.reflect` reads them, from the first instructions alone: a
+    process that makes pipelines of cached modules waits for this. Raises `InvalidSpirvError` for malformed bytes.
+    """
+    names: dict[int, tuple[int, ...]] = {}
+    decorated: dict[int, int] = {}
+    for opcode, operands in instructions(parse_words(binary)):
+        try:
+            if opcode == Op.NAME:
+                names[operands[0]] = operands[1:]
+            elif opcode == Op.DECORATE and operands[1] == _SPEC_ID:
+                decorated[operands[0]] = operands[2]
+            elif Op.TYPE_BOOL <= opcode < Op.TYPE_FORWARD_POINTER or opcode == Op.FUNCTION:
+                break  # names and decorations come first (SPIR-V specification 2.4)
+        except IndexError as error:
+            raise InvalidSpirvError(f"an instruction is malformed: opcode {opcode}, operands {operands[:8]}") from error
+    named = {constant: literal_string(names[constant])[0] for constant in decorated if constant in names}
+    return {named.get(constant) or LOCAL_SIZE_IDS.get(id_, ""): id_ for constant, id_ in decorated.items()}
 
 
 def strip_sources(binary: bytes) -> bytes:
