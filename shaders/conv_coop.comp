@@ -127,6 +127,7 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
         }
     }
 }
+#define STORES_IN_A_LOOP
 #include "cooperative_tile.glsl"
 
 // channels and out_channels are those of one group; columns counts the pixels of all images.

@@ -64,7 +64,7 @@ void main() {
     x_units = Units(operand(args.x, 0));
     w_units = Units(operand(args.w, 1));
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
-        uint row = min(row0 + a_row_of(gl_LocalInvocationIndex + i * LANES), args.m - 1), pixel, x_out;
+        uint row = min(row0 + k_line_of(i), args.m - 1), pixel, x_out;
         uint image = fast_divmod(row, args.pixels, args.pixels_mul, args.pixels_shift, pixel);
         uint y_out = fast_divmod(pixel, args.out_width, args.out_width_mul, args.out_width_shift, x_out);
         row_image[i] = image * args.height * args.width * args.channels;

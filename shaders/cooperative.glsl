@@ -12,7 +12,7 @@ layout(constant_id = 8) const uint SUB_N = 32;
 layout(constant_id = 9) const uint MAT_M = 16;   // the cooperative matrices' shape: one that the device lists
 layout(constant_id = 10) const uint MAT_N = 16;
 layout(constant_id = 11) const uint MAT_K = 16;
-layout(constant_id = 12) const uint STAGES = 1;  // 2: a stage is filled while the other is read
+layout(constant_id = 12) const uint PARTS = 1;  // 2: a stage of 64 is loaded at once, and multiplied in two halves
 layout(constant_id = 13) const uint B_ALONG_K = 0;  // 1: b is staged with k running fastest
 layout(constant_id = 14) const uint PARTIAL = 0;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
@@ -25,19 +25,23 @@ const uint LANES = TILE_M / SUB_M * SUBGROUPS_N * SUBGROUP_LANES;
 const uint A_LOADS = TILE_M * TILE_K / 8 / LANES;
 const uint B_LOADS = TILE_N * TILE_K / 8 / LANES;
 
-// Units along k a line; lanes that store in one go (eight of them) take lines that lie in different banks at this pitch.
 const uint K_UNITS = TILE_K / 8;
-uint k_line_of(uint e) {
+const uint PART_K = TILE_K / PARTS;
+// Who loads what of an operand along k: a lane's i-th load is eight halves of one line. Lanes that store to shared memory in one
+// go (eight of them) take lines that lie in different banks. PARTS 2: eight lanes load 128 bytes of one line, which global
+// memory is fastest at; of each pair of loads, one is of the first half of k and one of the second, of lines four apart.
+uint k_line_of(uint i) {
+    uint lane = gl_LocalInvocationIndex, e = lane + i * LANES;
+    if (PARTS == 2) return i / 2 * (LANES / 4) + lane / 32 * 8 + lane / 8 % 4 + i % 2 * 4;
     return K_UNITS >= 8 ? e / K_UNITS : e / (8 * K_UNITS) * 8 + e / 8 % K_UNITS + K_UNITS * (e % 8 / K_UNITS);
 }
-uint a_row_of(uint e) { return k_line_of(e); }
-uint a_k_of(uint e) { return e % K_UNITS; }
+uint k_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % K_UNITS ^ (PARTS == 2 ? i % 2 * 4 : 0); }
 #ifdef LANES_ALONG_COLUMNS  // of a B that is staged along k: neighbouring lanes load neighbouring columns
-uint b_line_of(uint e) { return e % TILE_N; }
-uint b_unit_of(uint e) { return e / TILE_N; }
+uint b_line_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % TILE_N; }
+uint b_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) / TILE_N; }
 #else
-uint b_line_of(uint e) { return B_ALONG_K == 1 ? k_line_of(e) : e / (TILE_N / 8); }
-uint b_unit_of(uint e) { return e % (B_ALONG_K == 1 ? K_UNITS : TILE_N / 8); }
+uint b_line_of(uint i) { return B_ALONG_K == 1 ? k_line_of(i) : (gl_LocalInvocationIndex + i * LANES) / (TILE_N / 8); }
+uint b_unit_of(uint i) { return B_ALONG_K == 1 ? k_unit_of(i) : (gl_LocalInvocationIndex + i * LANES) % (TILE_N / 8); }
 #endif
 
 uint pack_halves(float a, float b) { return packFloat2x16(f16vec2(a, b)); }

@@ -16,7 +16,7 @@
 
 layout(constant_id = 18) const uint A_VECTOR = 1;
 layout(constant_id = 19) const uint B_VECTOR = 1;  // 2: along columns, in aligned groups of four
-layout(constant_id = 20) const uint BAND = 8;
+layout(constant_id = 20) const uint BAND = 16;
 
 TENSOR(T, Elements)
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer HalfUnits { uvec2 v[]; };

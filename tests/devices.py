@@ -15,4 +15,5 @@ GPU = DeviceCapabilities.for_tests(
     min_subgroup_size=32,
     max_subgroup_size=32,
     max_shared_memory_bytes=49152,
+    compute_units=132,
 )

@@ -109,6 +109,8 @@ class DeviceCapabilities:
     max_workgroup_count: tuple[int, int, int] = (65535, 65535, 65535)
     max_shared_memory_bytes: int = 32768
     max_push_constants_size: int = 128
+    #: cores that each run workgroups of their own; None where the driver does not tell
+    compute_units: int | None = None
     max_buffer_size: int = 2**31
     max_allocation_size: int = 2**31
     max_allocation_count: int = 4096
@@ -188,7 +190,8 @@ class DeviceCapabilities:
         lines = [
             f"{self.name} ({self.device_type}, {self.driver_name} {self.driver_info}, Vulkan {version})",
             f"  subgroup {self.subgroup_size} ({sizes}), workgroup up to {self.max_workgroup_invocations}, "
-            f"shared memory {self.max_shared_memory_bytes} B, push constants {self.max_push_constants_size} B",
+            f"shared memory {self.max_shared_memory_bytes} B, push constants {self.max_push_constants_size} B"
+            + ("" if self.compute_units is None else f", {self.compute_units} compute units"),
             f"  memory {self.device_local_bytes / 2**30:.1f} GiB"
             + (", unified" if self.host_visible_device_local else ""),
             f"  features: {', '.join(sorted(self.features)) or 'none'}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,6 +69,16 @@ FEATURE_STRUCTS: dict[str, tuple[tuple[int, int, int] | str, dict[str, str]]] = 
 }
 #: fields of VkPhysicalDeviceFeatures
 CORE_FEATURES = {"shaderFloat64": "float64", "shaderInt64": "int64", "shaderInt16": "int16"}
+#: extension -> its structure of properties, and the fields whose product is the number of cores
+CORE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "VK_NV_shader_sm_builtins": ("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV", ("shaderSMCount",)),
+    "VK_ARM_shader_core_builtins": ("VkPhysicalDeviceShaderCoreBuiltinsPropertiesARM", ("shaderCoreCount",)),
+    "VK_AMD_shader_core_properties2": ("VkPhysicalDeviceShaderCoreProperties2AMD", ("activeComputeUnitCount",)),
+    "VK_AMD_shader_core_properties": (
+        "VkPhysicalDeviceShaderCorePropertiesAMD",
+        ("shaderEngineCount", "shaderArraysPerEngineCount", "computeUnitsPerShaderArray"),
+    ),
+}
 #: what a device has without switching it on
 PROPERTY_FEATURES = frozenset({"subgroup_arithmetic", "subgroup_shuffle"})
 #: extensions that are switched on where they are to be had
@@ -158,6 +169,8 @@ def capabilities(instance_fn: vk.Functions, physical: Any, index: int = 0) -> De
         names += ["VkPhysicalDeviceVulkan11Properties", "VkPhysicalDeviceVulkan12Properties"]
     if api >= API_1_3:
         names += ["VkPhysicalDeviceVulkan13Properties"]
+    counts = next((CORE_COUNTS[name] for name in CORE_COUNTS if name in extensions), None)
+    names += [counts[0]] if counts is not None else []
     properties = {name: vk.make(name) for name in names}
     instance_fn.vkGetPhysicalDeviceProperties2(physical, vk.chain(*properties.values()).ptr)
     features_chain, feature_parts = feature_chain(api, extensions)
@@ -165,6 +178,9 @@ def capabilities(instance_fn: vk.Functions, physical: Any, index: int = 0) -> De
     features = {name for owner, field, name in _fields(feature_parts) if getattr(owner, field)}
 
     more: dict[str, Any] = {}
+    if counts is not None:
+        struct, fields = counts
+        more["compute_units"] = math.prod(getattr(properties[struct], name) for name in fields) or None
     if api >= API_1_2:
         p11, p12 = properties["VkPhysicalDeviceVulkan11Properties"], properties["VkPhysicalDeviceVulkan12Properties"]
         operations = (

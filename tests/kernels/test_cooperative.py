@@ -14,7 +14,15 @@ from tests.kernels.harness import Harness, Tensor
 from vkep.kernels.conv import conv
 from vkep.kernels.conv_problem import ConvProblem
 from vkep.kernels.cooperative import conv_cooperative, matmul_cooperative, pack_taps_first
-from vkep.kernels.cooperative_tiles import CONV_TILES, MATMUL_TILES, cooperative_tiling, float16_shape, tiling_of
+from vkep.kernels.cooperative_tiles import (
+    CONV_LAST_TILES,
+    CONV_TILES,
+    MATMUL_TILES,
+    CooperativeTile,
+    cooperative_tiling,
+    float16_shape,
+    tiling_of,
+)
 from vkep.kernels.matmul import MatMulProblem, matmul
 
 
@@ -70,6 +78,36 @@ class TestSelection:
         assert deep.splits * deep.split_k >= 2048 > (deep.splits - 1) * deep.split_k
         wide = cooperative_tiling(4096, 256, 256, 1, GPU, False, True)
         assert wide is not None and wide.splits == 1
+
+    def test_the_number_of_cores_decides_which_tiles_fill_the_last_wave(self) -> None:
+        rows = {
+            units: cooperative_tiling(25088, 128, 512, 1, dataclasses.replace(GPU, compute_units=units), False, False)
+            for units in (98, 132)
+        }  # 196 tiles of 128 rows, 262 of 96: two on every core of either
+        assert [t.tile.m for t in rows.values() if t] == [128, 96]
+        splits = cooperative_tiling(1568, 512, 4608, 1, GPU, False, True, CONV_LAST_TILES)
+        assert splits is not None and (splits.tile.m, splits.splits) == (128, 5)  # 260 workgroups for 264 places
+
+    def test_devices_that_do_not_tell_their_cores_are_taken_for_their_kind(self) -> None:
+        large, small = (dataclasses.replace(GPU, device_type=t, compute_units=None) for t in ("discrete", "integrated"))
+        told = dataclasses.replace(GPU, compute_units=128)
+        problem = (784, 128, 4608, 1)
+        chosen = [cooperative_tiling(*problem, caps, False, True) for caps in (large, told, small)]
+        assert chosen[0] == chosen[1] != chosen[2]
+
+    def test_halved_stages_are_of_64_and_whole_pairs_of_loads(self) -> None:
+        tile = next(t for t in MATMUL_TILES if t.parts == 2)
+        assert tile.runs_on(GPU, HALF, True)
+        assert not dataclasses.replace(tile, k=32).runs_on(GPU, HALF, True)
+        assert not dataclasses.replace(tile, prefetch=2).runs_on(GPU, HALF, True)
+        assert not dataclasses.replace(tile, m=16, n=64, sub_m=16, sub_n=16).runs_on(GPU, HALF, True)
+        assert tile.shared_bytes(HALF, True) == 16 * 2 * 128 * 5
+
+    def test_a_core_has_room_for_what_its_registers_and_memory_hold(self) -> None:
+        large, small = CooperativeTile(128, 128, 32, 64, 64), CooperativeTile(32, 64, 64, 16, 32)
+        assert large.workgroups_a_core(GPU, HALF, False) == 2
+        assert small.workgroups_a_core(GPU, HALF, False) == 3
+        assert small.workgroups_a_core(dataclasses.replace(GPU, max_shared_memory_bytes=16384), HALF, False) == 1
 
     @pytest.mark.parametrize(
         ("n", "alignment", "expected"), [(64, 16, (1, 1)), (60, 16, (2, 0)), (63, 16, (0, 0)), (64, 2, (0, 0))]
@@ -131,6 +169,33 @@ def test_products(
     problem = MatMulProblem(m, n, k, a_strides, b_strides, dtype="float16", alignment=16)
     stored = [Tensor(np.ascontiguousarray(t.T if flip else t)) for t, flip in zip((a, b), transposed, strict=True)]
     calls = matmul_cooperative(problem, matrices, stored[0], stored[1], y, None, scratch)
+    assert calls is not None
+    gpu.run(calls)
+    assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
+
+
+@pytest.mark.parametrize("tile", MATMUL_TILES, ids=str)
+@pytest.mark.parametrize(("k", "splits", "along_k"), [(448, 1, False), (448, 2, True), (64, 1, True), (104, 1, False)])
+def test_every_tile(
+    tile: CooperativeTile,
+    k: int,
+    splits: int,
+    along_k: bool,
+    gpu: Harness,
+    matrices: DeviceCapabilities,
+    rng: np.random.Generator,
+) -> None:
+    shape = float16_shape(matrices)
+    assert shape is not None
+    if not tile.runs_on(matrices, shape, along_k):
+        pytest.skip("the tile does not fit this device")
+    m, n = 296, 264
+    a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
+    y = Tensor.empty((m, n), np.float16)
+    problem = MatMulProblem(m, n, k, (0, k, 1), (0, 1, k) if along_k else (0, n, 1), dtype="float16", alignment=16)
+    stored = Tensor(np.ascontiguousarray(b.T) if along_k else b)
+    tiling = tiling_of(tile, shape, k, splits)
+    calls = matmul_cooperative(problem, matrices, Tensor(a), stored, y, None, scratch, tiling)
     assert calls is not None
     gpu.run(calls)
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from gpu_shared import query, vk
 from gpu_shared.capabilities import FEATURE_NAMES, REQUIRED_FEATURES, CooperativeMatrixShape, DeviceCapabilities
 
 
@@ -27,6 +28,21 @@ def test_json_round_trip():
     data = json.loads(device.to_json())
     assert data["extensions"] == ["VK_a", "VK_b"]
     assert DeviceCapabilities.from_dict(data) == device
+
+
+def test_the_number_of_cores_is_told_where_it_is_known():
+    assert DeviceCapabilities.for_tests().compute_units is None
+    assert "compute units" not in str(DeviceCapabilities.for_tests())
+    device = DeviceCapabilities.for_tests(compute_units=60)
+    assert "60 compute units" in str(device)
+    assert DeviceCapabilities.from_dict(json.loads(device.to_json())).compute_units == 60
+
+
+@pytest.mark.parametrize("extension", query.CORE_COUNTS)
+def test_core_counts_are_asked_of_structures_that_exist(gpu, extension):
+    struct, fields = query.CORE_COUNTS[extension]
+    made = vk.make(struct)
+    assert made.sType and all(getattr(made, field) == 0 for field in fields)
 
 
 def test_restriction_drops_what_is_off():

@@ -32,7 +32,7 @@ COOPERATIVE_SPEC = {
     "MAT_M": 16,
     "MAT_N": 16,
     "MAT_K": 16,
-    "STAGES": 1,
+    "PARTS": 1,
     "B_ALONG_K": 0,
     "PARTIAL": 0,
     "SUBGROUP_LANES": 32,
@@ -54,7 +54,7 @@ MATMUL_COOPERATIVE = Kernel(
         *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
         ("alpha", "float"),
     ),
-    spec={**COOPERATIVE_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 8},
+    spec={**COOPERATIVE_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 16},
     variants=(HALVES,),
 )
 CONV_COOPERATIVE = Kernel(

@@ -16,8 +16,8 @@ VECTOR = 8
 
 @dataclass(frozen=True)
 class CooperativeTile:
-    """``m`` by ``n`` results a workgroup, ``sub_m`` by ``sub_n`` a subgroup, ``k`` steps a stage; 1 or 2 stages in
-    shared memory, and ``prefetch`` on their way in registers.
+    """``m`` by ``n`` results a workgroup, ``sub_m`` by ``sub_n`` a subgroup, ``k`` steps a stage; ``prefetch`` stages on their
+    way in registers, or (``parts`` 2) one of 64 that is stored to shared memory and multiplied in two halves.
     """
 
     m: int
@@ -25,7 +25,7 @@ class CooperativeTile:
     k: int
     sub_m: int
     sub_n: int
-    stages: int = 1
+    parts: int = 1
     prefetch: int = 1
 
     @property
@@ -34,18 +34,28 @@ class CooperativeTile:
 
     def shared_bytes(self, shape: CooperativeMatrixShape, b_along_k: bool) -> int:
         """As the GLSL computes ``SHARED_UNITS``."""
-        line = self.n * (self.k // VECTOR + 1) if b_along_k else self.k * (self.n // VECTOR + 1)
-        staged = self.stages * (self.m * (self.k // VECTOR + 1) + line)
-        return 16 * max(staged, self.subgroups * shape.m * (self.sub_n // 4 + 1))
+        k = self.k // self.parts
+        staged = self.m * (k // VECTOR + 1) + (self.n * (k // VECTOR + 1) if b_along_k else k * (self.n // VECTOR + 1))
+        out_n = 32 if self.sub_n % 32 == 0 and 32 % shape.n == 0 else self.sub_n
+        return 16 * max(staged, self.subgroups * shape.m * (out_n // 4 + 2))
+
+    def workgroups_a_core(self, caps: DeviceCapabilities, shape: CooperativeMatrixShape, b_along_k: bool) -> int:
+        """How many run on a core at once. Its shared memory is taken for what one workgroup may have, as measured."""
+        lane = _LANE_REGISTERS + 3 * self.sub_m * self.sub_n // (2 * caps.subgroup_size)
+        by_registers = _CORE_REGISTERS // (self.subgroups * caps.subgroup_size * lane)
+        by_memory = caps.max_shared_memory_bytes // self.shared_bytes(shape, b_along_k)
+        return max(1, min(by_registers, by_memory))
 
     def runs_on(self, caps: DeviceCapabilities, shape: CooperativeMatrixShape, b_along_k: bool) -> bool:
         lanes = self.subgroups * caps.subgroup_size
         vectors = (self.m * self.k // VECTOR, self.n * self.k // VECTOR)
+        halved = self.k == 8 * VECTOR and self.prefetch == 1 and lanes % 32 == 0
         return (
             lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
             and self.shared_bytes(shape, b_along_k) <= caps.max_shared_memory_bytes
-            and not (self.sub_m % shape.m or self.sub_n % shape.n or self.k % shape.k)
-            and not any(count % lanes for count in vectors)
+            and not (self.sub_m % shape.m or self.sub_n % shape.n or (self.k // self.parts) % shape.k)
+            and not any(count % (lanes * self.parts) for count in vectors)
+            and (self.parts == 1 or halved)
         )
 
     def spec(self, shape: CooperativeMatrixShape, subgroup_size: int) -> dict[str, int]:
@@ -58,7 +68,7 @@ class CooperativeTile:
             "MAT_M": shape.m,
             "MAT_N": shape.n,
             "MAT_K": shape.k,
-            "STAGES": self.stages,
+            "PARTS": self.parts,
             "PREFETCH": self.prefetch,
             "SUBGROUP_LANES": subgroup_size,
         }
@@ -66,25 +76,25 @@ class CooperativeTile:
 
 @dataclass(frozen=True)
 class TileCost:
-    """What a tile costs, in multiply-adds that the fastest tile's workgroup does meanwhile: ``speed`` relative to that
-    one on a full device, and the least that a ``stage`` takes, however few workgroups share a core.
+    """What a tile costs: the ``speed`` of a core that is full of its workgroups (1: `_RATE`), and the least microseconds that a
+    ``stage`` takes, however few of them share a core.
     """
 
     speed: float
-    stage: float = 5.5e5
+    stage: float = 0.5
 
 
-#: Fitted to every tile's time on 46 products of ResNet-50 and BERT on a device of 132 cores
-#: (docs/performance-gpu-notes.md): the choice is within 4% of the best tile.
+#: Fitted, as all that follows, to the time of every tile and split of 45 products and convolutions of ResNet-50 and BERT on a
+#: device of 132 cores (docs/performance-gpu-notes.md): the choice is within 1.3% of the best on average.
 MATMUL_TILES = {
-    CooperativeTile(128, 128, 32, 64, 64, prefetch=2): TileCost(1.0, 3e3),
-    CooperativeTile(128, 128, 64, 64, 32): TileCost(0.99, 6.6e4),
-    CooperativeTile(96, 128, 32, 48, 64, prefetch=2): TileCost(0.9, 3e3),
-    CooperativeTile(128, 64, 32, 64, 32, prefetch=2): TileCost(0.64, 1.4e6),
-    CooperativeTile(96, 64, 32, 48, 64, prefetch=2): TileCost(0.69, 1.4e6),
-    CooperativeTile(64, 64, 64, 64, 32): TileCost(0.64, 8.5e5),
-    CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.48, 2e4),
-    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.24, 1e3),
+    CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(0.95, 0.6),
+    CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.8, 0.5),
+    CooperativeTile(96, 64, 32, 48, 64, prefetch=2): TileCost(0.704, 0.417),
+    CooperativeTile(64, 128, 32, 32, 64): TileCost(0.739, 0.35),
+    CooperativeTile(64, 64, 64, 64, 32): TileCost(0.64, 0.508),
+    CooperativeTile(64, 64, 64, 32, 32): TileCost(0.599, 0.377),
+    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.432, 0.285),
+    CooperativeTile(32, 32, 64, 16, 16): TileCost(0.46, 0.42),
 }
 #: convolutions that gather their columns one element at a time: tall tiles gather fewer for the same arithmetic
 CONV_TILES = {
@@ -96,22 +106,27 @@ CONV_TILES = {
 }
 #: convolutions with channels last, which gather rows in vectors
 CONV_LAST_TILES = {
-    CooperativeTile(128, 128, 64, 64, 32): TileCost(0.8),
-    CooperativeTile(128, 64, 64, 32, 32): TileCost(0.51),
-    CooperativeTile(64, 64, 64, 32, 32): TileCost(0.5),
-    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.42),
+    CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(0.84, 1.476),
+    CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.762, 1.086),
+    CooperativeTile(96, 64, 64, 48, 64, parts=2): TileCost(0.723, 1.24),
+    CooperativeTile(64, 64, 64, 32, 32, parts=2): TileCost(0.579, 0.596),
+    CooperativeTile(64, 64, 64, 32, 32): TileCost(0.517, 0.56),
+    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.432, 0.56),
 }
 _TABLES = {"matmul": MATMUL_TILES, "conv": CONV_TILES, "conv_last": CONV_LAST_TILES}
-#: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
-_WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
-_WORKGROUPS_TO_FILL_SMALL = 24
+#: where the driver does not tell: large GPUs have around a hundred cores, small ones around ten
+_COMPUTE_UNITS = {"discrete": 128, "virtual": 128}
+_COMPUTE_UNITS_SMALL = 12
+#: registers of a core, and what a lane holds besides its sums (one and a half times, with the operands)
+_CORE_REGISTERS, _LANE_REGISTERS = 65536, 50
 #: a split of k is at least this long, else adding the parts costs more than it brings
 _MIN_SPLIT_K = 128
-_SPLITS = (1, 2, 4, 8, 16)
-#: what adding the parts costs, in multiply-adds that one of the workgroups would do in that time: a dispatch (measured
-#: 4.5 us, at 1.1 million a microsecond), and a float of partial sums written and read again
-_REDUCE_COST = 5e6
-_PARTIAL_COST = 6.0
+_SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+#: multiply-adds of a core a microsecond; microseconds of a workgroup's start, of a result's store, of the dispatch that adds
+#: the parts of a split, and of a float of partial sums, written and read again by the whole device
+_RATE = 1.25e6
+_START, _STORE = 0.8, 6.83e-5
+_REDUCE, _PARTIAL = 2.95, 2.37e-6
 
 
 def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
@@ -154,8 +169,7 @@ def cooperative_tiling(
 ) -> CooperativeTiling | None:
     """The tile for ``batch`` products of m by n by k and the parts that k is split into; None where no tile runs.
 
-    The choice is the least estimated time: arithmetic of all workgroups, padding included, over a tile's speed, on a
-    device that takes so many workgroups at once (fewer leave it idle), and the cost of adding the parts.
+    The choice is the least estimated time (`_fastest`), or what was tuned for the problem on this device.
     """
     shape = float16_shape(caps)
     if shape is None:
@@ -163,27 +177,54 @@ def cooperative_tiling(
     kind = next((name for name, table in _TABLES.items() if table is tiles), "own")
     candidates = partial(cooperative_candidates, k, caps, b_along_k, may_split, tiles)
     tuned = chosen(caps, candidates, "cooperative", kind, m, n, k, batch, int(b_along_k))
-    if tuned is not None:
-        return tiling_of(CooperativeTile(*tuned[:-1]), shape, k, tuned[-1])
-    target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
+    if tuned is None:
+        tuned = _fastest(m, n, k, batch, caps, shape, b_along_k, may_split, tiles)
+    return None if tuned is None else tiling_of(CooperativeTile(*tuned[:-1]), shape, k, tuned[-1])
+
+
+def _fastest(
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    caps: DeviceCapabilities,
+    shape: CooperativeMatrixShape,
+    b_along_k: bool,
+    may_split: bool,
+    tiles: Mapping[CooperativeTile, TileCost],
+) -> Choice | None:
+    """The candidate of the least estimated time: waves of as many workgroups as the cores take at once, each as long as its
+    stages, with padding, and its stores; and the cost of adding the parts. Times of another device are all larger or smaller.
+    """
+    units = caps.compute_units or _COMPUTE_UNITS.get(caps.device_type, _COMPUTE_UNITS_SMALL)
     best: tuple[float, CooperativeTile, int] | None = None
     for tile, cost in tiles.items():
         if not tile.runs_on(caps, shape, b_along_k):
             continue
+        at_once = tile.workgroups_a_core(caps, shape, b_along_k)
         groups = batch * ceil_div(m, tile.m) * ceil_div(n, tile.n)
-        for splits in _SPLITS if may_split else (1,):
-            if splits > 1 and k < splits * _MIN_SPLIT_K:
-                break
-            stage = max(groups * splits / target, 1.0) * tile.m * tile.n * tile.k / cost.speed
-            time = ceil_div(ceil_div(k, splits), tile.k) * max(stage, cost.stage)
+        stage, store = tile.m * tile.n * tile.k / (_RATE * cost.speed), _STORE * tile.m * tile.n
+        for splits in _splits(tile, k, may_split):
+            stages = ceil_div(ceil_div(k, splits), tile.k)
+            full, rest = divmod(groups * splits, units * at_once)
+            time = full * (stages * max(at_once * stage, cost.stage) + _START + at_once * store)
+            if rest:
+                on_a_core = ceil_div(rest, units)
+                time += stages * max(on_a_core * stage, cost.stage) + _START + on_a_core * store
             if splits > 1:
-                time += _REDUCE_COST + _PARTIAL_COST * batch * m * n * splits
+                time += _REDUCE + _PARTIAL * batch * m * n * splits
             if best is None or time < best[0]:
                 best = (time, tile, splits)
-    if best is None:
-        return None
-    _, tile, splits = best
-    return tiling_of(tile, shape, k, splits)
+    return None if best is None else (*astuple(best[1]), best[2])
+
+
+def _splits(tile: CooperativeTile, k: int, may_split: bool) -> list[int]:
+    """Those of `_SPLITS` that cut k, in whole stages, into so many parts of some length."""
+    if not may_split or k < 2 * _MIN_SPLIT_K:
+        return [1]
+    stages = ceil_div(k, tile.k)
+    enough = [s for s in _SPLITS if k >= s * _MIN_SPLIT_K]
+    return [s for s in enough if ceil_div(stages, ceil_div(ceil_div(k, s), tile.k)) == s]
 
 
 def cooperative_candidates(
@@ -192,8 +233,7 @@ def cooperative_candidates(
     """The fields of a `CooperativeTile`, and splits, of every tiling that may be chosen for a problem."""
     shape = float16_shape(caps)
     fitting = [t for t in tiles if shape is not None and t.runs_on(caps, shape, b_along_k)]
-    splits = [s for s in _SPLITS if s == 1 or (may_split and k >= s * _MIN_SPLIT_K)]
-    return [(*astuple(t), s) for t in fitting for s in splits]
+    return [(*astuple(tile), splits) for tile in fitting for splits in _splits(tile, k, may_split)]
 
 
 def tiling_of(tile: CooperativeTile, shape: CooperativeMatrixShape, k: int, splits: int) -> CooperativeTiling:
