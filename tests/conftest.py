@@ -52,12 +52,17 @@ def vulkan() -> DeviceInfo:
         pytest.fail(f"no Vulkan driver (VKEP_ALLOW_NO_GPU=1 skips these tests): {error}")
 
 
+#: what the layer says of itself ("most likely a validation bug"): rarely, on a busy machine, where the host signals a timeline
+#: semaphore that the queue waits for
+_OF_THE_LAYER = {"UNASSIGNED-VkSemaphore-state-timeout"}
+
+
 @pytest.fixture(autouse=True)
 def validation_is_silent() -> Iterator[None]:
     """With VKEP_VALIDATION=1 the layers watch every test; what they say fails the test that made them say it."""
     before = len(_validation_log())
     yield
-    said = _validation_log()[before:]
+    said = [message for message in _validation_log()[before:] if message.message_id not in _OF_THE_LAYER]
     assert [str(message) for message in said] == []
 
 
