@@ -154,6 +154,8 @@ def run(
     operands = [*(Tensor(lain(t)) for t in heads if t is not None), None if bias is None else Tensor(bias)]
     place = None if origin is None else Tensor(np.array(origin, np.int32))
     calls = kernel(case.problem(dtype, **changes), gpu.caps, *operands, place, y, tile=tile)
+    if calls is None and gpu.caps.device_type == "cpu" and kernel is attention_cooperative:
+        pytest.skip("a CPU driver with matrices: no tile fits its subgroups")
     assert calls is not None
     gpu.run(calls)
     return y.array.swapaxes(1, 2) if case.merged else y.array

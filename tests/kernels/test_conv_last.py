@@ -19,7 +19,13 @@ from vkep.kernels.conv_last import (
     takes_channels_last,
 )
 from vkep.kernels.conv_problem import ConvProblem
-from vkep.kernels.cooperative_tiles import CONV_LAST_TILES, float16_shape, tiling_of
+from vkep.kernels.cooperative_tiles import (
+    CONV_LAST_TILES,
+    CooperativeTile,
+    CooperativeTiling,
+    float16_shape,
+    tiling_of,
+)
 
 DEPTHWISE = [
     ConvProblem(2, 32, 14, 14, 32, 3, 3, pads=(1, 1, 1, 1), groups=32, dtype="float16", alignment=16),
@@ -50,11 +56,18 @@ def convolved(x: np.ndarray, w: np.ndarray, p: ConvProblem) -> np.ndarray:
     return out
 
 
-def run(p: ConvProblem, gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+def run(
+    p: ConvProblem,
+    gpu: Harness,
+    caps: DeviceCapabilities,
+    rng: np.random.Generator,
+    tiling: CooperativeTiling | None = None,
+) -> tuple[np.ndarray, ...]:
     x = rng.standard_normal((p.n, p.h, p.w, p.c)).astype(np.float16)
     w = rng.standard_normal((p.oc, p.c // p.groups, p.kh, p.kw)).astype(np.float16)
     y = Tensor(Tensor.empty((p.n, p.oh, p.ow, p.oc), np.float16).array, offset=0 if p.alignment == 16 else 2)
-    calls = conv_last(p, caps, Tensor(x), Tensor(w), y, None, scratch, lambda transform, tag: Tensor(transform(w)))
+    packed = lambda transform, tag: Tensor(transform(w))  # noqa: E731
+    calls = conv_last(p, caps, Tensor(x), Tensor(w), y, None, scratch, packed, tiling)
     gpu.run(calls)
     return y.array, convolved(x, w, p)
 
@@ -74,9 +87,25 @@ def test_depthwise(problem: ConvProblem, gpu: Harness, rng: np.random.Generator)
 
 @pytest.mark.parametrize("problem", DENSE, ids=str)
 def test_dense(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> None:
-    if float16_shape(gpu.caps) is None:
-        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    if not takes_channels_last(problem, gpu.caps):
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums, or is a CPU")
     found, expected = run(problem, gpu, gpu.caps, rng)
+    assert relative_error(found, expected) < 1e-3
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("problem", [p for p in DENSE if p.kh == 3], ids=str)
+def test_dense_in_small_tiles(
+    problem: ConvProblem, splits: int, parts: int, gpu: Harness, rng: np.random.Generator
+) -> None:
+    """On a CPU driver with matrices too, which compiles small tiles in seconds."""
+    shape = float16_shape(gpu.caps)
+    if shape is None:
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    tile = CooperativeTile(32, 32, 64, 16, 16, parts=parts)
+    tiling = tiling_of(tile, shape, problem.c * problem.kh * problem.kw, splits)
+    found, expected = run(problem, gpu, dataclasses.replace(gpu.caps, device_type="discrete"), rng, tiling)
     assert relative_error(found, expected) < 1e-3
 
 
@@ -106,6 +135,9 @@ class TestSelection:
 
     def test_a_device_without_matrices_takes_none(self) -> None:
         assert not takes_channels_last(DENSE[0], dataclasses.replace(GPU, cooperative_matrix_shapes=()))
+
+    def test_a_driver_on_the_cpu_takes_none_though_it_has_matrices(self) -> None:
+        assert not takes_channels_last(DENSE[0], dataclasses.replace(GPU, device_type="cpu", subgroup_size=8))
 
     def test_splits_without_scratch_are_refused(self) -> None:
         tiling = tiling_of(next(iter(CONV_LAST_TILES)), HALF, 576, 4)

@@ -20,7 +20,7 @@ from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.partials import partial_sums, reduce_partials
-from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, flat_grid
+from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, flat_grid, uses_subgroup_tiles
 
 _X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
 CONV_LAST = Kernel(
@@ -54,6 +54,8 @@ def takes_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
     flat = problem.d == problem.kd == problem.od == 1
     whole = problem.c % VECTOR == 0 and problem.oc % VECTOR == 0 and min(problem.c, problem.oc) >= MIN_EDGE
     if problem.dtype != "float16" or not (flat and whole) or float16_shape(caps) is None:
+        return False
+    if uses_subgroup_tiles(caps):  # a driver on the CPU may list matrices too, and takes minutes to compile for them
         return False
     return problem.groups == 1 or (is_depthwise(problem) and problem.oc == problem.c)
 
