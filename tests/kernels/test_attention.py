@@ -99,9 +99,14 @@ CASES = [
 def kernel(request: pytest.FixtureRequest, gpu: Harness) -> Any:
     if request.param == "in registers":
         return attention_tiled
-    if float16_shape(gpu.caps) is None:
-        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    needs_matrices(gpu)
     return attention_cooperative
+
+
+def needs_matrices(gpu: Harness) -> None:
+    """Skip without matrices, and with those of a CPU driver, whose small subgroups no tile fits."""
+    if float16_shape(gpu.caps) is None or gpu.caps.device_type == "cpu":
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums, or is a CPU")
 
 
 def data(case: Case, dtype: str, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -154,8 +159,6 @@ def run(
     operands = [*(Tensor(lain(t)) for t in heads if t is not None), None if bias is None else Tensor(bias)]
     place = None if origin is None else Tensor(np.array(origin, np.int32))
     calls = kernel(case.problem(dtype, **changes), gpu.caps, *operands, place, y, tile=tile)
-    if calls is None and gpu.caps.device_type == "cpu" and kernel is attention_cooperative:
-        pytest.skip("a CPU driver with matrices: no tile fits its subgroups")
     assert calls is not None
     gpu.run(calls)
     return y.array.swapaxes(1, 2) if case.merged else y.array
@@ -179,8 +182,8 @@ def test_against_numpy(gpu: Harness, kernel: Any, rng: np.random.Generator, case
 def test_every_tile(gpu: Harness, rng: np.random.Generator, tile: AttentionTile) -> None:
     cooperative = tile in COOPERATIVE_TILES
     kernel = attention_cooperative if cooperative else attention_tiled
-    if cooperative and float16_shape(gpu.caps) is None:
-        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    if cooperative:
+        needs_matrices(gpu)
     dtype = "float16" if cooperative else "float32"
     size = 64 if cooperative else 32
     case = Case(150, 150, size=size, value_size=size, first=-70, end=20, bias=(1, 1, 150, 150))
