@@ -6,7 +6,8 @@
 //   uvec4 load_a(uint row, uint k, uint i)   eight halves along k of the workgroup's row (zero past the end of k); the
 //                                        lane's i-th of a stage, whose row (k_line_of(i)) is the same in every stage
 //   uvec4 load_b(uint column, uint k)    eight halves along k (B_ALONG_K) or along columns, likewise
-//   void begin_stage(uint k)             called by all lanes before the loads of a stage
+//   void begin_stage(uint k)             called by all lanes before the loads of a stage's a; those of b may come before it where
+//                                        b lies by rows, so that load_b must not need it there
 //   void store_eight(uint row, uint column, vec4 low, vec4 high)   takes eight results along a row, some past the edge;
 //                                        define STORES_IN_A_LOOP where it is long
 // and the workgroup has TILE_M / SUB_M * TILE_N / SUB_N full subgroups of SUBGROUP_LANES.

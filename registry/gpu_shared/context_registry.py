@@ -66,6 +66,11 @@ class SharedGpuContextRegistry:
         """
         return self._create(_key(spec), create_fn, reuse=False)
 
+    def is_making(self, spec: KeyLike) -> bool:
+        """Whether a context is being made under the key now."""
+        with self._lock:
+            return _key(spec) in self._creating
+
     def register_context(self, spec: KeyLike | None, context: SharedGpuContext) -> None:
         """Register a context that the application made; None takes the context's own key. The application holds it
         strongly.

@@ -7,8 +7,8 @@ here loads the Vulkan loader, and raises `DriverNotFoundError` where there is no
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import importlib
 import importlib.util
 import itertools
 import os
@@ -83,13 +83,14 @@ class _Loaded:
 
     def __init__(self, ffi: Any) -> None:
         self.ffi = ffi
+        reasons = []
         for name in LOADER_NAMES:
-            with contextlib.suppress(OSError):
+            try:
                 self.lib = ffi.dlopen(name)
                 return
-        raise DriverNotFoundError(
-            "loading the Vulkan loader", hint=f"{INSTALL_HINT} (there is no {', '.join(LOADER_NAMES)})"
-        )
+            except OSError as error:
+                reasons.append(str(error))
+        raise DriverNotFoundError("loading the Vulkan loader", hint=f"{INSTALL_HINT} ({'; '.join(reasons)})")
 
 
 def load() -> _Loaded:
@@ -113,10 +114,8 @@ def _package_types() -> Any:
         raise DriverNotFoundError("importing the Python package 'vulkan'", hint="install it: pip install vulkan")
     path = Path(next(iter(package.submodule_search_locations))) / "_vulkancache.py"
     spec = importlib.util.spec_from_file_location("gpu_shared._vulkan_types", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise DriverNotFoundError(
-            "importing the Python package 'vulkan'", hint=f"it has no {path.name}: pip install 'vulkan>=1.3.275'"
-        )
+    if spec is None or spec.loader is None or not path.is_file():  # a release that keeps them elsewhere
+        return importlib.import_module("vulkan").ffi
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.ffi

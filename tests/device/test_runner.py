@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_shared.errors import OutOfHostMemoryError
 from tests.session.models import ADD_RELU, DYNAMIC, MATMUL, model
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.recorded import RecordedPlan
@@ -88,3 +89,29 @@ def test_arguments_beyond_128_bytes_lie_in_memory(own_context: SharedGpuContext,
             }
             expected = -np.prod(np.broadcast_arrays(*feeds.values()), axis=0)
             np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_after_a_submit_that_failed_addresses_are_sent_anew(
+    session: InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device never got those of the run that failed, or no longer has those of the run before it."""
+    [island] = session.islands()
+    with session.device_tensor(X) as x, session.device_tensor(B) as b:
+        outputs = [session.empty_device_tensor((2, 3)) for _ in range(2)]
+        ports = {"x": x.address, "b": b.address}
+        addresses = [[ports.get(p.name, y.address) for p in island.plan.ports] for y in outputs]
+        island.runner.run_at(addresses[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(session._parts.delegate.lease, "submit", _no_memory)
+            with pytest.raises(OutOfHostMemoryError):
+                island.runner.run_at(addresses[1])
+        for y, where in zip(outputs, addresses, strict=True):
+            y.write(np.zeros((2, 3), np.float32))
+            island.runner.run_at(where)
+            np.testing.assert_array_equal(y.numpy(), np.maximum(X + B, 0))
+        for y in outputs:
+            y.close()
+
+
+def _no_memory(*_: object) -> int:
+    raise OutOfHostMemoryError("vkQueueSubmit")

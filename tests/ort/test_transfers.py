@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gpu_shared import SharedGpuContext
+import gpu_shared
+from gpu_shared import DeviceLostError, SharedGpuContext
 from vkep.ort.memory import MemoryDomain, acquire
 from vkep.ort.transfers import _MOST_ROUTES, MOST_STAGED, Transfers
 
@@ -43,12 +44,16 @@ def read(domain: MemoryDomain, pointer: int, nbytes: int = 1000) -> np.ndarray:
     return out
 
 
+def is_seen(domain: MemoryDomain, pointer: int) -> bool:
+    return domain.find(pointer)[0].mapped is not None
+
+
 def test_the_same_copies_are_prepared_once(domain: MemoryDomain, made: list[str]) -> None:
     pointer = domain.alloc(1000)
     for number in range(3):
         domain.upload(pointer, filled(number))
         np.testing.assert_array_equal(read(domain, pointer), filled(number))
-    assert made == ["upload", "download"]
+    assert made == ["upload", "download"] * (3 if is_seen(domain, pointer) else 1)
     domain.free(pointer)
 
 
@@ -76,6 +81,47 @@ def test_another_block_at_the_same_address(domain: MemoryDomain, made: list[str]
     domain.free(again)
 
 
+def test_memory_goes_when_its_block_is_given_back(domain: MemoryDomain) -> None:
+    """Where the host sees it, no prepared copy keeps it."""
+    before = gpu_shared.live_counts().get("buffer", 0)
+    pointer = domain.reserve(1 << 20)
+    seen = is_seen(domain, pointer)
+    domain.upload(pointer, filled(1))
+    domain.free(pointer)
+    domain.wait()
+    domain.run_ended()
+    domain.context.device.collect()
+    staging = 0 if seen else 1
+    assert gpu_shared.live_counts().get("buffer", 0) == before + staging
+
+
+def test_a_pointer_that_was_given_back_loses_no_staging_memory(domain: MemoryDomain) -> None:
+    pointer = domain.alloc(1000)
+    domain.upload(pointer, filled(1))
+    domain.free(pointer)
+    with pytest.raises(ValueError, match="lies in no block"):
+        domain.upload(pointer, filled(1))
+    domain.trim()
+    arena = domain.uploads._arena
+    assert arena is None or arena.stats.bytes_in_use == 0
+
+
+@pytest.mark.usefixtures("staged")
+def test_a_lost_device_gives_all_back() -> None:
+    before = gpu_shared.live_counts()
+    with SharedGpuContext.create() as context:
+        domain = acquire(context)
+        pointer = domain.alloc(1000)
+        domain.upload(pointer, filled(1))
+        domain.wait()
+        context.device.reaper.mark_lost(DeviceLostError("vkQueueSubmit"))
+        with pytest.raises(DeviceLostError):
+            domain.download(pointer, filled(0))
+        domain.release()
+        assert domain.lease.closed
+    assert gpu_shared.live_counts() == before
+
+
 def test_blocks_come_in_the_same_order_again(domain: MemoryDomain) -> None:
     first = [domain.alloc(1000) for _ in range(4)]
     for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
@@ -91,7 +137,7 @@ def test_only_so_many_stay_prepared(domain: MemoryDomain) -> None:
     pointers = [domain.alloc(1000) for _ in range(_MOST_ROUTES + 3)]
     for number, pointer in enumerate(pointers):
         domain.upload(pointer, filled(number))
-    assert len(domain.uploads._routes) == _MOST_ROUTES
+    assert len(domain.uploads._routes) == (0 if is_seen(domain, pointers[0]) else _MOST_ROUTES)
     for number, pointer in enumerate(pointers):
         np.testing.assert_array_equal(read(domain, pointer), filled(number))
         domain.free(pointer)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import vkep
-from gpu_shared import SharedGpuContext, SharedGpuContextRegistry
+from gpu_shared import SharedGpuCompileSpec, SharedGpuContext, SharedGpuContextRegistry
 from tests.session.models import ADD_RELU
 from vkep import InferenceSession
 from vkep.session import contexts, parts
@@ -133,3 +133,16 @@ def test_a_context_that_is_there_is_found_without_a_thread(
         with pytest.raises(vkep.ContextNotFoundError):
             InferenceSession(ADD_RELU, token="not there", context_mode="lookup_only")
     assert len(makers) == 1
+
+
+def test_a_session_on_the_context_that_is_being_made_is_an_error() -> None:
+    """Not a thread that waits for its own maker."""
+    spec = SharedGpuCompileSpec(token="made by a session on it")
+
+    def make() -> SharedGpuContext:
+        InferenceSession(ADD_RELU, token=spec.token).close()
+        raise AssertionError("it has no context yet")
+
+    with pytest.raises(RuntimeError, match="made by a session on it"):
+        SharedGpuContextRegistry.get().resolve(spec, make)
+    assert _helpers() == []

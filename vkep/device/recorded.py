@@ -79,7 +79,8 @@ class RecordedPlan:
         self._main: CommandBuffer | None = None
         self._sides: dict[str, CommandBuffer] = {}
         self._host: tuple[_HostPorts, _HostPorts] | None = None
-        self._bound: list[int] = []
+        self._bound: list[int] = []  # the addresses that the device has
+        self._staged: list[int] = []  # those that `stage` found
         self._fresh = [i for i, slot in enumerate(plan.slots) if slot.port == FRESH]
         self._last = 0  # timeline value of the latest run
         try:
@@ -244,7 +245,7 @@ class RecordedPlan:
             else:
                 addresses[self._outputs[k]] = self._host_ports[1].addresses[k]
                 down = True
-        slots = self._bind(addresses)
+        slots, self._staged = self._bind(addresses), addresses
         staged = not self._delegate.unified
         return (slots, up and staged, down and staged)
 
@@ -252,9 +253,9 @@ class RecordedPlan:
         """Have the plan's slots point to ``addresses``, in port order; whether the device is to be sent new slots."""
         if addresses == self._bound and not self._fresh:
             return False
+        self._bound = []  # until they are sent off, which may fail
         for i, slot in enumerate(self.plan.slots):
             self._slots[i] = addresses[slot.port] + slot.addend if slot.port != FRESH else secrets.randbits(64)
-        self._bound = addresses
         return bool(self.plan.slots) and not self._delegate.unified
 
     def run_at(self, addresses: list[int]) -> int:
@@ -264,11 +265,12 @@ class RecordedPlan:
         lease = self._delegate.lease
         lease.wait(self._last)
         self._last = value = lease.submit(self._submit_for((self._bind(addresses), False, False)))
+        self._bound = addresses
         return value
 
     def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
         """What `stage` made ready was sent off, and is done at the timeline value."""
-        self._last = value
+        self._last, self._bound = value, self._staged
         for target in outputs:
             if isinstance(target, DeviceTensor):
                 target.written_at = value

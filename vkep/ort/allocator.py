@@ -25,6 +25,9 @@ DEFAULT_MEMORY, HOST_ACCESSIBLE = 0, 5
 DEVICE_ALLOCATOR, READ_ONLY_ALLOCATOR = 0, 2
 
 
+_MOST_VENDORS = 16  # of a VkepTransfer
+
+
 class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
     """Memory for initializers: a buffer of its own each, because what stays has no use for an arena.
 
@@ -108,10 +111,12 @@ class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
     room = "VkepTransfer"
 
     def __init__(self, ort: Ort, vendor_ids: frozenset[int]) -> None:
+        if len(vendor_ids) > _MOST_VENDORS:
+            raise ValueError(f"Vulkan devices of {len(vendor_ids)} vendors; there is room for {_MOST_VENDORS}")
         super().__init__()
         self._ort = ort
         self._memory.ep_api = ort.ep_api
-        self._memory.vendors = sorted(vendor_ids)  # IndexError: more than it has room for
+        self._memory.vendors = sorted(vendor_ids)
         self._memory.count = len(vendor_ids)
         self.pointer.CanCopy = ffi.addressof(lib, "vkep_can_copy")
 

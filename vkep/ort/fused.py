@@ -184,7 +184,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             key = ffi.buffer(scratch.signature, 8 * length)[:]
             with self.cache.use(key, lambda: self._make(key)) as executable:
                 known = self._details[executable].on_device
-                if known is not None and not self.runtime.captures.recording and not self.runtime.profilers:
+                here = known is not None and 0 not in ffi.unpack(addresses, count)
+                if known is not None and here and not self.runtime.captures.recording and not self.runtime.profilers:
                     made = lib.vkep_outputs(
                         ort.api,
                         ort.ep_api,

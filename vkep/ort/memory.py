@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_shared.errors import GpuError
+from gpu_shared.errors import DeviceLostError, GpuError
 from vkep.device.external import ExternalBlock
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DType
@@ -212,6 +213,7 @@ class MemoryDomain:
                 to_block.offset + to_offset,
             )
             commands.barrier_after_transfer()
+            commands.barrier_to_host()  # where it sees the memory
             commands.end()
             self.lease.submit(self.lease.prepare([commands]))
             commands.close()
@@ -229,7 +231,8 @@ class MemoryDomain:
             if self.users or _domains.get(self.number) is not self:
                 return
             del _domains[self.number]
-        self._uploader.close()
+        with suppress(DeviceLostError):  # a lost device touches nothing any more
+            self._uploader.close()
         self.trim()
         self.uploads.close()
         self.downloads.close()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.errors import DeviceLostError
+from vkep.memory.records import ArenaOutOfMemory
 from vkep.memory.staging import StagingArena, shared_staging_arena
 from vkep.memory.upload import Download, Upload, Uploader
 from vkep.ort.boundary import ffi, lib
@@ -74,15 +76,12 @@ class Transfers:
         domain = self._domain
         key = tuple([number for pointer, _, nbytes in items for number in (pointer, nbytes)])
         with domain.lock:
+            found = [domain.find(pointer) for pointer, _, _ in items]
             route = self._routes.pop(key, None)
-            if route is not None:
-                for block, (pointer, _, _) in zip(route.blocks, items, strict=True):
-                    if domain.find(pointer)[0] is not block:  # it was given back since
-                        self._close(route)
-                        route = None
-                        break
+            if route is not None and any(b is not f[0] for b, f in zip(route.blocks, found, strict=True)):
+                self._close(route)  # of blocks that were given back since
+                route = None
             if route is None:
-                found = [domain.find(pointer) for pointer, _, _ in items]
                 if sum(i[2] for i, f in zip(items, found, strict=True) if f[0].mapped is None) > MOST_STAGED:
                     self._in_pieces(items, found)
                     return
@@ -145,7 +144,13 @@ class Transfers:
         lease = self._domain.lease
         if self._arena is None:
             self._arena = self._shared.enter_context(shared_staging_arena(lease.context, self.direction))
-        staging = route.staging = self._arena.alloc(nbytes)
+        try:
+            staging = route.staging = self._arena.alloc(nbytes)
+        except ArenaOutOfMemory:
+            if not self._routes:
+                raise
+            self._drop_routes()
+            staging = route.staging = self._arena.alloc(nbytes)
         memory = ffi.from_buffer(staging.mapped)
         route.mapped.append(memory)
         commands = route.commands = lease.allocate(f"onnxruntime {self.direction}")
@@ -166,6 +171,9 @@ class Transfers:
 
     def _keep(self, key: tuple[int, ...], route: Route) -> None:
         with self._domain.lock:
+            if route.direct:  # it would keep memory from its owner, and saves nothing
+                self._close(route)
+                return
             other = self._routes.pop(key, None)  # a second thread's, which copied the same
             if other is not None:
                 self._close(other)
@@ -174,10 +182,9 @@ class Transfers:
                 self._close(self._routes.popitem(last=False)[1])
 
     def _close(self, route: Route) -> None:
-        try:
+        with suppress(DeviceLostError):  # a lost device touches nothing any more
             self._domain.lease.wait(route.value)
-        finally:  # a lost device touches nothing any more
-            route.close()
+        route.close()
 
     def _in_pieces(self, items: Sequence[Item], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]) -> None:
         arrays = [np.frombuffer(ffi.buffer(host, nbytes), np.uint8) for _, host, nbytes in items]
@@ -191,16 +198,17 @@ class Transfers:
     # ---- life
 
     def trim(self) -> None:
-        """Give staging memory and recorded copies back; later copies make them anew. Raises `DeviceLostError`."""
+        """Give staging memory and recorded copies back; later copies make them anew."""
         with self._domain.lock:
-            while self._routes:
-                self._close(self._routes.popitem()[1])
+            self._drop_routes()
             if self._arena is not None:
                 self._arena.shrink()
 
+    def _drop_routes(self) -> None:
+        while self._routes:
+            self._close(self._routes.popitem()[1])
+
     def close(self) -> None:
-        try:
-            self.trim()
-        finally:
-            self._arena = None
-            self._shared.close()
+        self.trim()
+        self._arena = None
+        self._shared.close()

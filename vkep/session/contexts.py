@@ -76,11 +76,13 @@ class ContextAhead:
         spec = self._options.compile_spec()
         if spec.mode is ContextMode.DISABLED:
             return False
+        registry = SharedGpuContextRegistry.get()
         try:
-            found = SharedGpuContextRegistry.get().lookup(spec)
+            found = registry.lookup(spec)
         except GpuError:  # said by `result`
             return True
-        return found is not None or spec.mode is ContextMode.LOOKUP_ONLY
+        # what is being made is waited for by this thread: it may be the one that makes it, which is an error
+        return found is not None or spec.mode is ContextMode.LOOKUP_ONLY or registry.is_making(spec)
 
     def result(self) -> SharedGpuContext:
         """The context. Raises as `resolve_context`."""
