@@ -8,7 +8,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/vkep-newest-lavapipe
-libraries=$cache/root/usr/lib/x86_64-linux-gnu
+libraries=$cache/system/usr/lib/x86_64-linux-gnu
 if (($# == 0)); then
     sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
@@ -19,7 +19,7 @@ fetch() {
     site=$(apt-get indextargets --format '$(SITE)' | grep -m 1 '/debian$')
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' RETURN
-    mkdir -p "$folder"/{lists/partial,cache/archives/partial,state,root}
+    mkdir -p "$folder"/{lists/partial,cache/archives/partial,state,system}
     touch "$folder/status"
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $site sid main" >"$folder/sources.list"
     cat >"$folder/apt.conf" <<CONF
@@ -29,15 +29,15 @@ APT::Architecture "amd64"; APT::Install-Recommends "false"; APT::Sandbox::User "
 CONF
     APT_CONFIG=$folder/apt.conf apt-get -qq update
     APT_CONFIG=$folder/apt.conf apt-get -qq install -y --download-only mesa-vulkan-drivers libvulkan1 libc6 libstdc++6
-    for package in "$folder"/cache/archives/*.deb; do dpkg -x "$package" "$folder/root"; done
+    for package in "$folder"/cache/archives/*.deb; do dpkg -x "$package" "$folder/system"; done
     rm -rf "$cache"
     mkdir -p "$cache"
-    mv "$folder/root" "$cache/root"
+    mv "$folder/system" "$cache/system"
 }
 
 [[ -e $libraries/libvulkan_lvp.so ]] || fetch >&2
 sed "s#\"library_path\": \"[^\"]*\"#\"library_path\": \"$libraries/libvulkan_lvp.so\"#" \
-    "$cache/root/usr/share/vulkan/icd.d/lvp_icd.json" >"$cache/lvp.json"
+    "$cache/system/usr/share/vulkan/icd.d/lvp_icd.json" >"$cache/lvp.json"
 python=${VKEP_PYTHON:-$root/.venv/bin/python}
 binary=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
