@@ -103,6 +103,10 @@ class TestSelection:
         assert not dataclasses.replace(tile, m=16, n=64, sub_m=16, sub_n=16).runs_on(GPU, HALF, True)
         assert tile.shared_bytes(HALF, True) == 16 * 2 * 128 * 5
 
+    def test_convolutions_that_gather_have_no_halved_stages(self) -> None:
+        """Their lanes load along columns, which the order of halved loads does not know."""
+        assert all(tile.parts == 1 for tile in CONV_TILES)
+
     def test_a_core_has_room_for_what_its_registers_and_memory_hold(self) -> None:
         large, small = CooperativeTile(128, 128, 32, 64, 64), CooperativeTile(32, 64, 64, 16, 32)
         assert large.workgroups_a_core(GPU, HALF, False) == 2

@@ -18,9 +18,8 @@ from vkep.device.kernel_runner import TIMEOUT_S, KernelRunner
 from vkep.kernels.kernel import KernelCall
 
 _SAMPLES = 5
-#: a GPU that was idle for so long runs at a low clock, and takes up to 0.1 s of work to raise it
-_IDLE_SECONDS = 0.2
-_WARM_SECONDS, _WARM_SECONDS_FROM_IDLE = 0.05, 0.15
+#: seconds of idling, and of work from then on until a GPU has raised its clock again, with room
+_IDLE_WARM_SECONDS = ((1.0, 0.5), (0.2, 0.15), (0.0, 0.05))
 
 
 @dataclass(eq=False)
@@ -77,8 +76,8 @@ class KernelTimer(KernelRunner):
         submit = PreparedSubmit(self.timeline, [commands])
         times: list[float] = []
         began = time.perf_counter()
-        idle = self.caps.device_type != "cpu" and began - self._last_work > _IDLE_SECONDS
-        until = began + (_WARM_SECONDS_FROM_IDLE if idle else _WARM_SECONDS)
+        idle = 0.0 if self.caps.device_type == "cpu" else began - self._last_work
+        until = began + next(warm for at_least, warm in _IDLE_WARM_SECONDS if idle >= at_least)
         while len(times) < _SAMPLES or time.perf_counter() < until:
             self.timeline.wait(submit.submit(), timeout_s=TIMEOUT_S)
             first, last = queries.results() or (0, 0)
