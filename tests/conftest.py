@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +83,14 @@ def shared_context(vulkan: DeviceInfo) -> Iterator[SharedGpuContext]:
 
 @pytest.fixture
 def no_leak(vulkan: DeviceInfo) -> Iterator[Alive]:
-    """At the test's end, as many Vulkan objects live as at its start; called, it counts those made since."""
-    import gpu_shared
+    """At the test's end no Vulkan object lives that was made since its start; called, it counts them."""
+    from gpu_shared.handles import _live
 
     gc.collect()
-    before = gpu_shared.live_counts()
+    before = set(_live)  # one of an earlier test's may go meanwhile
 
     def since() -> dict[str, int]:
-        now = gpu_shared.live_counts()
-        return {kind: n for kind in now | before if (n := now.get(kind, 0) - before.get(kind, 0))}
+        return dict(Counter(native.kind for native in list(_live) if native not in before))
 
     yield since
     gc.collect()
