@@ -41,6 +41,11 @@ def _helpers() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("vkep-context")]
 
 
+def _in_a_new_process(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_naming_the_session_opens_and_imports_little() -> None:
     """A process may name it and fork, and what it imports while the driver opens costs no time of its own."""
     code = (
@@ -51,8 +56,7 @@ def test_naming_the_session_opens_and_imports_little() -> None:
         "assert not heavy, heavy\n"
         "assert vk._loaded is None and threading.active_count() == 1\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    _in_a_new_process(code)
 
 
 def test_a_session_imports_nothing_that_most_do_without() -> None:
@@ -63,8 +67,7 @@ def test_a_session_imports_nothing_that_most_do_without() -> None:
         "        'vkep.shaders.reflect', 'vkep.session.report', 'onnxruntime', 'kp', 'vulkan'} & set(sys.modules)\n"
         "assert not left, left\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    _in_a_new_process(code)
 
 
 def test_the_context_opens_while_the_model_is_read(

@@ -76,11 +76,8 @@ class PlanRunner:
 
     def run_at(self, addresses: list[int]) -> int:
         """See `RecordedPlan.run_at`."""
-        recorded = self._take()
-        try:
+        with self.recording() as recorded:
             return recorded.run_at(addresses)
-        finally:
-            self._give(recorded)
 
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""

@@ -80,11 +80,8 @@ class MemoryDomain:
             spares = self._spares.get(size)
             if spares:
                 # the lowest: the next run's tensors lie where this one's did, in whatever order they were given back
-                address, block = heappop(spares)
                 self._spare_bytes -= size
-                self._blocks[address] = (block, size)
-                insort(self._bases, address)
-                return address | self._tag
+                return self._enter(heappop(spares)[1], size)
         try:
             block = self.arena.alloc(size, self.context.timeline)
         except ArenaOutOfMemory:
