@@ -18,6 +18,7 @@
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
+#include "pool.glsl"
 #include "workgroup.glsl"
 
 layout(constant_id = 4) const uint KERNEL_D = 1;
@@ -27,22 +28,6 @@ layout(constant_id = 7) const uint COUNT_INCLUDE_PAD = 0;
 layout(constant_id = 8) const uint COLUMN_MAJOR = 0;
 
 TENSOR(uvec2, Int64Tensor)
-
-// How many of `taps` positions start, start + step ... lie within [low, high).
-uint count_inside(int start, uint taps, uint step, int low, int high) {
-    uint n = 0u;
-    for (uint t = 0u; t < taps; ++t) {
-        int at = start + int(t * step);
-        n += uint(at >= low && at < high);
-    }
-    return n;
-}
-
-#ifdef PROPAGATE_NAN
-bool exceeds(COMPUTE_T v, COMPUTE_T best) { return v > best || isnan(v); }
-#else
-bool exceeds(COMPUTE_T v, COMPUTE_T best) { return v > best; }
-#endif
 
 void main() {
     uint id = flat_lane();

@@ -48,6 +48,34 @@ POOL = Kernel(
 )
 
 
+def check_window(
+    rank: int,
+    out_spatial: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    pads: Sequence[int] | None,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Strides, dilations and pads over ``rank`` spatial axes, filled in where they are None.
+
+    Raises `ValueError` for another number of entries, or values that no window has.
+    """
+    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    pads = tuple(pads or (0,) * (2 * rank))
+    lengths = (len(out_spatial), len(kernel), len(strides), len(dilations), len(pads))
+    if lengths != (rank, rank, rank, rank, 2 * rank):
+        raise ValueError(
+            f"pool: out_spatial, kernel, strides, dilations and pads have {lengths} entries, "
+            f"expected {(rank, rank, rank, rank, 2 * rank)} for {rank} spatial axes"
+        )
+    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
+        raise ValueError(
+            f"pool: kernel {tuple(kernel)}, strides {strides}, dilations {dilations} must be positive, "
+            f"pads {pads} not negative"
+        )
+    return strides, dilations, pads
+
+
 def pool(
     op: str,
     images: int,
@@ -83,19 +111,7 @@ def pool(
     rank = len(spatial)
     if not 1 <= rank <= 3:
         raise ValueError(f"pool: {rank} spatial axes, expected 1 to 3")
-    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
-    pads = tuple(pads or (0,) * (2 * rank))
-    lengths = (len(out_spatial), len(kernel), len(strides), len(dilations), len(pads))
-    if lengths != (rank, rank, rank, rank, 2 * rank):
-        raise ValueError(
-            f"pool: out_spatial, kernel, strides, dilations and pads have {lengths} entries, "
-            f"expected {(rank, rank, rank, rank, 2 * rank)} for {rank} spatial axes"
-        )
-    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
-        raise ValueError(
-            f"pool: kernel {tuple(kernel)}, strides {strides}, dilations {dilations} must be positive, "
-            f"pads {pads} not negative"
-        )
+    strides, dilations, pads = check_window(rank, out_spatial, kernel, strides, dilations, pads)
     kind = element_type(dtype)
     is_float = kind.glsl_compute == "float"
     if op not in ("max", "average", "lp"):

@@ -9,9 +9,10 @@ from vkep.dtypes import DTYPES
 from vkep.graph.windows import Window, resolve_window
 from vkep.kernels.pad import pad
 from vkep.kernels.pool import pool
+from vkep.kernels.pool_last import pool_last, takes_channels_last
 from vkep.kernels.scatter import scatter_elements
 from vkep.lowering.builder import LARGEST, Builder
-from vkep.lowering.tensor import Tensor
+from vkep.lowering.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
@@ -21,6 +22,8 @@ def _pool(
     b: Builder, op: str, x: Tensor, window: Window, *, indices: bool = False, count_include_pad: bool = False,
     column_major: bool = False, p: int = 2,
 ) -> list[Tensor]:  # fmt: skip
+    if x.is_channels_last and not indices and takes_channels_last(op, x.shape, x.dtype.name):
+        return [_channels_last(b, op, x, window, count_include_pad)]
     images, channels = x.shape[:2]
     outs = [b.empty(x.dtype, [images, channels, *window.out])]
     if indices:
@@ -50,6 +53,31 @@ def _pool(
         flops=outs[0].size * math.prod(window.kernel),
     )
     return outs
+
+
+def _channels_last(b: Builder, op: str, x: Tensor, window: Window, count_include_pad: bool) -> Tensor:
+    """A pool of what lies with its channels last; so does its result."""
+    out = b.empty_channels_last(x.dtype, [*x.shape[:2], *window.out])
+    b.kernel(
+        [x.transpose(CHANNELS_LAST)],
+        [out.transpose(CHANNELS_LAST)],
+        lambda t, i, o, _: pool_last(
+            op,
+            x.shape,
+            window.out,
+            window.kernel,
+            t.caps,
+            i[0],
+            o[0],
+            strides=window.strides,
+            pads=window.pads,
+            dilations=window.dilations,
+            count_include_pad=count_include_pad,
+            alignment=alignment(i[0], o[0]),
+        ),
+        flops=out.size * math.prod(window.kernel),
+    )
+    return out
 
 
 @operator("MaxPool", types={"T": every("MaxPool", among=(*SINGLE, "int8", "uint8"))})
