@@ -1,6 +1,7 @@
 // 2-D convolution of one group, channels last (NHWC), float16 with float32 sums, as a matrix product on cooperative matrices:
 // rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed weights
-// do: [taps, channels, out_channels]. The input is read in place, eight channels at a time.
+// do: [taps, channels, out_channels], then eight zeros. The input is read in place, eight channels at a time; where there is none,
+// the zeros behind the weights are: choosing by a lane's own condition after the load would wait for it there.
 //
 // WHOLE_TAPS: channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is the split; PARTIAL stores
 // sums to partials[split, pixel, channel].
@@ -24,7 +25,8 @@ layout(constant_id = 20) const uint BAND = 8;
 TENSOR(T, Elements)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
 
-Units x_units, w_units;
+uvec2 x_address, zeros_address;
+Units w_units;
 uint row0, column0, k_end;
 int row_top[A_LOADS], row_left[A_LOADS];  // where the receptive fields of this lane's rows start in their images
 uint row_image[A_LOADS];                  // and where these images start in x
@@ -42,14 +44,13 @@ uvec4 load_a(uint, uint k, uint i) {
     uint tap_w, tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
     uint h = uint(row_top[i] + int(tap_h * args.dilation_h)), v = uint(row_left[i] + int(tap_w * args.dilation_w));
     bool inside = h < args.height && v < args.width && (WHOLE_K == 1 || k < k_end);
-    // Lanes outside load an element inside, so that loads need no branch.
-    uvec4 units = x_units.v[inside ? (row_image[i] + (h * args.width + v) * args.channels + channel) / 8 : 0];
-    return inside ? units : uvec4(0);
+    Units units = Units(inside ? x_address : zeros_address);
+    return units.v[inside ? (row_image[i] + (h * args.width + v) * args.channels + channel) / 8 : 0];
 }
 
 uvec4 load_b(uint column, uint k) {
-    if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
-    return w_units.v[(k * args.n + min(column0 + column, args.n - 8)) / 8];
+    bool inside = WHOLE_K == 1 || k < k_end;
+    return w_units.v[(inside ? k * args.n + min(column0 + column, args.n - 8) : args.k * args.n) / 8];
 }
 #include "cooperative_store.glsl"
 #include "cooperative_tile.glsl"
@@ -61,8 +62,11 @@ void main() {
     uint in_band = flat_tile - band * BAND * column_tiles;
     row0 = (band * BAND + in_band % rows) * TILE_M;
     column0 = in_band / rows * TILE_N;
-    x_units = Units(operand(args.x, 0));
+    x_address = operand(args.x, 0);
     w_units = Units(operand(args.w, 1));
+    zeros_address = uvec2(w_units);
+    uint low = zeros_address.x + args.k * args.n * 2;
+    zeros_address = uvec2(low, zeros_address.y + uint(low < zeros_address.x));
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
         uint row = min(row0 + k_line_of(i), args.m - 1), pixel, x_out;
         uint image = fast_divmod(row, args.pixels, args.pixels_mul, args.pixels_shift, pixel);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from vkep.graph import load_model
 from vkep.kernels.conv_lanes import is_depthwise
 from vkep.lowering.partition import lower
 from vkep.lowering.program import IslandStep, ValueSpec
+from vkep.plan.records import Plan
 
 RNG = np.random.default_rng(11)
 
@@ -59,7 +61,34 @@ def residual_network(kernel: int = 3) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def kernels_on_a_gpu(model: onnx.ModelProto) -> Counter[str]:
+def pooled_network(
+    pool: str, *, kernel: int = 3, dtype: type = np.float16, channels: int = 32, **attributes: object
+) -> onnx.ModelProto:
+    """A convolution of 16 channels, Relu, a 3x3 pool and a convolution again: 2 x 16 x 10 x 10."""
+    weights = [
+        numpy_helper.from_array((RNG.standard_normal((out, given, kernel, kernel)) / 4).astype(dtype), name)
+        for name, out, given in (("w0", channels, 16), ("w1", 24, channels))
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node(pool, ["b"], ["c"], kernel_shape=[3, 3], strides=[2, 2], **attributes),
+        helper.make_node("Conv", ["c", "w1"], ["y"]),
+    ]
+    if attributes.get("storage_order") is not None:  # which only indices show
+        nodes[2].output.append("indices")
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        nodes,
+        "pooled",
+        [helper.make_tensor_value_info("x", kind, [2, 16, 10, 10])],
+        [helper.make_tensor_value_info("y", kind, None)],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def planned_on_a_gpu(model: onnx.ModelProto) -> Plan:
     graph = load_model(model).graph
     known = dict(graph.weights) | {
         v.name: ValueSpec(dtypes.from_onnx(v.elem_type), tuple(v.shape))  # type: ignore[arg-type]
@@ -68,7 +97,12 @@ def kernels_on_a_gpu(model: onnx.ModelProto) -> Counter[str]:
     program = lower(graph.nodes, known, [v.name for v in graph.outputs], {"": 21}, GPU)
     [step] = program.steps
     assert isinstance(step, IslandStep)
-    return Counter(step.plan.pipelines[d.pipeline].shader.source for d in step.plan.dispatches)
+    return step.plan
+
+
+def kernels_on_a_gpu(model: onnx.ModelProto) -> Counter[str]:
+    plan = planned_on_a_gpu(model)
+    return Counter(plan.pipelines[d.pipeline].shader.source for d in plan.dispatches)
 
 
 def test_one_relayout_in_and_none_between() -> None:
@@ -77,6 +111,45 @@ def test_one_relayout_in_and_none_between() -> None:
     assert kernels["reduce.comp"] == 1, "the pool reads [n, h, w, c] as it lies"
     moves = kernels["pointwise.comp"] + kernels["pointwise_tile.comp"]
     assert moves == 3, f"the input comes in, and Concat's two parts go out; got {kernels}"
+
+
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_no_relayout_around_a_pool(pool: str) -> None:
+    kernels = kernels_on_a_gpu(pooled_network(pool, pads=[1, 1, 1, 1], ceil_mode=1))
+    assert kernels["conv_last.comp"] == 2
+    assert kernels["pool_last.comp"] == 1 and kernels["pool.comp"] == 0
+    moves = kernels["pointwise.comp"] + kernels["pointwise_tile.comp"]
+    assert moves == 2, f"the input comes in, and the result goes out; got {kernels}"
+
+
+@pytest.mark.parametrize(
+    ("pool", "options"),
+    [("MaxPool", {"storage_order": 0}), ("LpPool", {}), ("MaxPool", {"dtype": np.float32})],
+    ids=["indices", "lp", "float32"],
+)
+def test_other_pools_want_their_channels_second(pool: str, options: dict[str, Any]) -> None:
+    kernels = kernels_on_a_gpu(pooled_network(pool, **options))
+    assert kernels["pool.comp"] == 1 and kernels["pool_last.comp"] == 0
+
+
+def test_what_is_read_in_vectors_stays_aligned() -> None:
+    """A result of one pixel lies as it does in Concat's, where three channels come before it."""
+    weights = [
+        numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float16), "w0"),
+        numpy_helper.from_array(np.ones((16, 16, 3, 3), np.float16), "w1"),
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"]),
+        helper.make_node("Conv", ["a", "w1"], ["b"], pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["three", "a"], ["c"], axis=1),
+    ]
+    half = TensorProto.FLOAT16
+    shapes = {"x": [1, 16, 1, 1], "three": [1, 3, 1, 1], "b": [1, 16, 1, 1], "c": [1, 19, 1, 1]}
+    values = [helper.make_tensor_value_info(name, half, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "aligned", values[:2], values[2:], weights)
+    plan = planned_on_a_gpu(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    [second] = [d for d in plan.dispatches if plan.pipelines[d.pipeline].shader.source == "conv_last.comp"]
+    assert all(r.start % 16 == 0 for r in second.reads), second.reads
 
 
 def test_without_weights_known_it_stays_as_it_is() -> None:
@@ -113,6 +186,27 @@ def test_results(anywhere: pytest.MonkeyPatch) -> None:
         expected = session.run(None, {"x": x})
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine.astype(np.float32), other.astype(np.float32), rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"pads": [1, 0, 1, 2]}, {"ceil_mode": 1}, {"pads": [1, 1, 1, 1], "ceil_mode": 1}, {"dilations": [2, 3]}],
+    ids=str,
+)
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_results_of_pools(anywhere: pytest.MonkeyPatch, pool: str, attributes: dict[str, Any]) -> None:
+    model = pooled_network(pool, kernel=1, **attributes)
+    x = RNG.standard_normal((2, 16, 10, 10)).astype(np.float16)
+    with vkep.InferenceSession(model, fallback="error") as session:
+        [island] = session.islands()
+        sources = {p.shader.source for p in island.plan.pipelines}
+        assert "pool_last.comp" in sources and "pool.comp" not in sources
+        [found] = session.run(None, {"x": x})
+    anywhere.undo()
+    with vkep.InferenceSession(model, fallback="error") as session:
+        [expected] = session.run(None, {"x": x})
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.usefixtures("anywhere")

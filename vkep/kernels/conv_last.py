@@ -81,13 +81,14 @@ def conv_last(
         raise ValueError(f"conv: no kernel with channels last for {problem} on {caps.name}")
     if 0 in (problem.n, problem.oh, problem.ow):
         return []
-    packed = prepack(lambda weights: pack_taps_then_channels(weights, problem), _tag(problem))
-    if is_depthwise(problem):
-        return [_depthwise(problem, caps, x, packed, y, epilogue)]
-    pixels = problem.n * problem.oh * problem.ow
-    taps, one = problem.kh * problem.kw, (1, 1)
-    if tiling is None and taps == 1 and problem.stride == one and max(problem.pads) == 0:
+    pixels, taps, one = problem.n * problem.oh * problem.ow, problem.kh * problem.kw, (1, 1)
+    by_product = tiling is None and taps == 1 and problem.stride == one and max(problem.pads) == 0
+    if is_depthwise(problem) or by_product:
+        packed = prepack(lambda weights: pack_taps_then_channels(weights, problem), _tag(problem))
+        if is_depthwise(problem):
+            return [_depthwise(problem, caps, x, packed, y, epilogue)]
         return _as_product(problem, caps, x, packed, y, epilogue, scratch)
+    packed = prepack(lambda weights: pack_with_zeros(weights, problem), f"{_tag(problem)}-zeros")
     k = taps * problem.c
     tiling = tiling or cooperative_tiling(
         pixels, problem.oc, k, 1, caps, False, may_split=scratch is not None, tiles=CONV_LAST_TILES
@@ -205,6 +206,12 @@ def pack_taps_then_channels(weights: np.ndarray, problem: ConvProblem) -> np.nda
     channels, taps = problem.c // problem.groups, problem.kh * problem.kw
     packed = np.ascontiguousarray(weights).reshape(problem.oc, channels, taps).transpose(2, 1, 0)
     return np.ascontiguousarray(packed)
+
+
+def pack_with_zeros(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    """`pack_taps_then_channels`, flat, and a vector of zeros, which ``conv_last.comp`` reads beside the image."""
+    packed = pack_taps_then_channels(weights, problem).reshape(-1)
+    return np.concatenate([packed, np.zeros(VECTOR, packed.dtype)])
 
 
 def _in_units(problem: ConvProblem) -> bool:

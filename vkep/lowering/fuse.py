@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vkep.lowering import expr as ex
 from vkep.lowering.lir import KernelOp, Op, Pointwise, reads
-from vkep.lowering.tensor import Storage, Tensor, collapse
+from vkep.lowering.tensor import Storage, Tensor, alignment, collapse
 
 #: tensors that one fused kernel may read: more would only lengthen its argument block
 MAX_OPERANDS = 12
@@ -272,7 +272,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         if place is None or not producer.outputs[0].is_whole:
             continue
         others = [op for op in uses.readers[storage] if op is not copy]
-        if not _can_write(producer, place) or (others and not place.is_contiguous):
+        if not _can_write(producer, place) or (others and not (place.is_contiguous and _may_lie(storage, place))):
             continue
         for op in [producer, copy, *others]:
             uses.remove(op)
@@ -290,7 +290,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
 
 def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
     """Let all who write parts of a storage write where its copy would lie, when that is as dense."""
-    if not copy.out.is_contiguous:
+    if not (copy.out.is_contiguous and _may_lie(storage, copy.out)):
         return False
     touching = [op for op in dict.fromkeys([*uses.writers[storage], *uses.readers[storage]]) if op is not copy]
     for op in [copy, *touching]:
@@ -299,6 +299,11 @@ def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
         _retarget(op, storage, copy.out)
         uses.add(op)
     return True
+
+
+def _may_lie(storage: Storage, place: Tensor) -> bool:
+    """Whether those who read a storage may read it there: with channels last they load 16 bytes at a time."""
+    return not storage.channels_last or alignment(place) == 16
 
 
 def _can_write(producer: Op, place: Tensor) -> bool:

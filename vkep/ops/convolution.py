@@ -11,6 +11,7 @@ from vkep.dtypes import DTYPES, DType
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
 from vkep.kernels.col2im import col2im
 from vkep.kernels.conv import ConvProblem, conv
+from vkep.kernels.conv_few import conv_few, takes_few_channels
 from vkep.kernels.conv_last import conv_last, takes_channels_last
 from vkep.kernels.deform import deform_columns
 from vkep.kernels.epilogue import Epilogue
@@ -61,14 +62,11 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
         problem = _conv_problem(x.shape, w.shape, window, group, x.dtype.name)
     except ValueError as error:
         b.decline(str(error))
-    # a depthwise one is not worth a relayout of its own
-    if (
-        x.rank == 4
-        and w.storage.is_constant
-        and takes_channels_last(problem, b.caps)
-        and (group == 1 or x.is_channels_last)
-    ):
-        return _channels_last(b, x, w, problem)
+    if x.rank == 4 and w.storage.is_constant:
+        few = takes_few_channels(problem, b.caps)
+        # a depthwise one is not worth a relayout of its own
+        if few or (takes_channels_last(problem, b.caps) and (group == 1 or x.is_channels_last)):
+            return _channels_last(b, x, w, problem, few)
     out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
@@ -80,20 +78,23 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
     return out
 
 
-def _channels_last(b: Builder, x: Tensor, w: Tensor, problem: ConvProblem) -> Tensor:
-    """A convolution whose input and result have their channels last: the epilogue's rows are pixels."""
+def _channels_last(b: Builder, x: Tensor, w: Tensor, problem: ConvProblem, few: bool) -> Tensor:
+    """A convolution whose result, and input unless it has ``few`` channels, has its channels last: the epilogue's rows are
+    pixels.
+    """
     out = b.empty_channels_last(x.dtype, (problem.n, problem.oc, problem.oh, problem.ow))
     rows = out.transpose(CHANNELS_LAST).reshape((problem.n * problem.oh * problem.ow, problem.oc))
     assert rows is not None
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
-        placed = _placed(problem, alignment(i[0], o[0]))
+        placed = _placed(problem, alignment(o[0]) if few else alignment(i[0], o[0]))
         pack = prepack(t, i[1])
         assert pack is not None, "the weights are constant"
-        return conv_last(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), pack)
+        kernels = conv_few if few else conv_last
+        return kernels(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), pack)
 
-    inputs = [b.channels_last(x).transpose(CHANNELS_LAST), b.contiguous(w)]
-    b.kernel(inputs, [rows], emit, row_axis=0, flops=problem.flops)
+    source = b.contiguous(x) if few else b.channels_last(x).transpose(CHANNELS_LAST)
+    b.kernel([source, b.contiguous(w)], [rows], emit, row_axis=0, flops=problem.flops)
     return out
 
 
