@@ -29,23 +29,28 @@ uvec2 x_address, zeros_address;
 Units w_units;
 uint row0, column0, k_end;
 int row_top[A_LOADS], row_left[A_LOADS];  // where the receptive fields of this lane's rows start in their images
-uint row_image[A_LOADS];                  // and where these images start in x
-uint stage_tap, stage_k;                  // WHOLE_TAPS: the stage's tap, and its first k
+uint row_at[A_LOADS];                     // and in x: for those that start before their image it wraps, and taps inside wrap back
+int tap_top, tap_left;                    // where the tap of `find_tap` lies in a receptive field
+uint tap_at;                              // its first k's element, from the receptive field's first on, less that k
+
+void find_tap(uint k) {
+    uint tap = fast_div(k, args.channels_mul, args.channels_shift);
+    uint tap_w, tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
+    tap_top = int(tap_h * args.dilation_h);
+    tap_left = int(tap_w * args.dilation_w);
+    tap_at = (uint(tap_top) * args.width + uint(tap_left) - tap) * args.channels;
+}
 
 void begin_stage(uint k) {
-    if (WHOLE_TAPS == 0) return;
-    stage_tap = fast_div(k, args.channels_mul, args.channels_shift);
-    stage_k = stage_tap * args.channels;
+    if (WHOLE_TAPS == 1) find_tap(k);
 }
 
 uvec4 load_a(uint, uint k, uint i) {
-    uint channel = k - stage_k, tap = stage_tap;
-    if (WHOLE_TAPS == 0) tap = fast_divmod(k, args.channels, args.channels_mul, args.channels_shift, channel);
-    uint tap_w, tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
-    uint h = uint(row_top[i] + int(tap_h * args.dilation_h)), v = uint(row_left[i] + int(tap_w * args.dilation_w));
+    if (WHOLE_TAPS == 0) find_tap(k);
+    uint h = uint(row_top[i] + tap_top), v = uint(row_left[i] + tap_left);
     bool inside = h < args.height && v < args.width && (WHOLE_K == 1 || k < k_end);
     Units units = Units(inside ? x_address : zeros_address);
-    return units.v[inside ? (row_image[i] + (h * args.width + v) * args.channels + channel) / 8 : 0];
+    return units.v[inside ? (row_at[i] + tap_at + k) / 8 : 0];
 }
 
 uvec4 load_b(uint column, uint k) {
@@ -71,9 +76,9 @@ void main() {
         uint row = min(row0 + k_line_of(i), args.m - 1), pixel, x_out;
         uint image = fast_divmod(row, args.pixels, args.pixels_mul, args.pixels_shift, pixel);
         uint y_out = fast_divmod(pixel, args.out_width, args.out_width_mul, args.out_width_shift, x_out);
-        row_image[i] = image * args.height * args.width * args.channels;
         row_top[i] = int(y_out * args.stride_h) - int(args.pad_top);
         row_left[i] = int(x_out * args.stride_w) - int(args.pad_left);
+        row_at[i] = uint((int(image * args.height) + row_top[i]) * int(args.width) + row_left[i]) * args.channels;
     }
     y0 = o0 = 0;
     partial0 = split * args.m * args.n;
