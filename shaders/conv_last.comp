@@ -3,8 +3,9 @@
 // do: [taps, channels, out_channels], then eight zeros. The input is read in place, eight channels at a time; where there is none,
 // the zeros behind the weights are: choosing by a lane's own condition after the load would wait for it there.
 //
-// WHOLE_TAPS: channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is the split; PARTIAL stores
-// sums to partials[split, pixel, channel].
+// A tap is what lies side by side: the channels of a pixel, or where no columns are padded or skipped, of a row of pixels.
+// WHOLE_TAPS: these channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is the split; PARTIAL
+// stores sums to partials[split, pixel, channel].
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -12,7 +13,7 @@
 #include "cooperative.glsl"
 #define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
     uint m; uint n; uint k; uint splits; uint split_k; uint height; uint width; \
-    uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
+    uint pitch; uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
     uint channels; uint channels_mul; uint channels_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \
     uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
     uint y_row; uint y_col; float alpha; EXTRA_PARAMS }
@@ -38,7 +39,7 @@ void find_tap(uint k) {
     uint tap_w, tap_h = fast_divmod(tap, args.kernel_w, args.kernel_w_mul, args.kernel_w_shift, tap_w);
     tap_top = int(tap_h * args.dilation_h);
     tap_left = int(tap_w * args.dilation_w);
-    tap_at = (uint(tap_top) * args.width + uint(tap_left) - tap) * args.channels;
+    tap_at = (uint(tap_top) * args.width + uint(tap_left)) * args.pitch - tap * args.channels;
 }
 
 void begin_stage(uint k) {
@@ -60,6 +61,7 @@ uvec4 load_b(uint column, uint k) {
 #include "cooperative_store.glsl"
 #include "cooperative_tile.glsl"
 
+// pitch: elements from a pixel of x to the next.
 void main() {
     uint split = gl_WorkGroupID.z, column_tiles = gl_NumWorkGroups.x, row_tiles = gl_NumWorkGroups.y;
     uint flat_tile = gl_WorkGroupID.y * column_tiles + gl_WorkGroupID.x;
@@ -78,7 +80,7 @@ void main() {
         uint y_out = fast_divmod(pixel, args.out_width, args.out_width_mul, args.out_width_shift, x_out);
         row_top[i] = int(y_out * args.stride_h) - int(args.pad_top);
         row_left[i] = int(x_out * args.stride_w) - int(args.pad_left);
-        row_at[i] = uint((int(image * args.height) + row_top[i]) * int(args.width) + row_left[i]) * args.channels;
+        row_at[i] = uint((int(image * args.height) + row_top[i]) * int(args.width) + row_left[i]) * args.pitch;
     }
     y0 = o0 = 0;
     partial0 = split * args.m * args.n;

@@ -38,6 +38,9 @@ DENSE = [
     ConvProblem(2, 64, 7, 7, 128, 1, 1, dtype="float16", alignment=16),
     ConvProblem(1, 512, 7, 7, 64, 3, 3, pads=(1, 1, 1, 1), dtype="float16", alignment=16),  # k in parts
     ConvProblem(1, 32, 12, 12, 16, 3, 3, dilation=(2, 2), pads=(2, 2, 2, 2), dtype="float16", alignment=2),
+    # without padded columns: a row of taps is one
+    ConvProblem(2, 24, 9, 10, 40, 3, 3, stride=(2, 1), pads=(1, 0, 2, 0), dtype="float16", alignment=16),
+    ConvProblem(1, 32, 9, 12, 16, 3, 2, stride=(1, 2), dtype="float16", alignment=16),
 ]
 
 

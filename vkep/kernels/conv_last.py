@@ -27,7 +27,7 @@ CONV_LAST = Kernel(
     "conv_last.comp",
     operands=_X_W_Y,
     params=(
-        *uints("m", "n", "k", "splits", "split_k", "height", "width"),
+        *uints("m", "n", "k", "splits", "split_k", "height", "width", "pitch"),
         *magic_fields("pixels", "out_width", "channels", "kernel_w"),
         *uints("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left", "y_row", "y_col"),
         ("alpha", "float"),
@@ -96,6 +96,8 @@ def conv_last(
     if tiling is None:
         raise ValueError(f"conv: no tile of cooperative matrices fits {caps.name}")
     tile = tiling.tile
+    side_by_side = problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
+    columns = problem.kw if side_by_side else 1  # of a tap
     partials = partial_sums(scratch, tiling.splits, pixels * problem.oc, "conv")
     product = CONV_LAST.call(
         grid=check_grid((ceil_div(problem.oc, tile.n), ceil_div(pixels, tile.m), tiling.splits), caps, "conv"),
@@ -110,8 +112,9 @@ def conv_last(
             "width": problem.w,
             **magic_params("pixels", problem.oh * problem.ow),
             **magic_params("out_width", problem.ow),
-            **magic_params("channels", problem.c),
-            **magic_params("kernel_w", problem.kw),
+            "pitch": problem.c,
+            **magic_params("channels", columns * problem.c),
+            **magic_params("kernel_w", problem.kw // columns),
             **window_params(problem),
             "y_row": problem.oc,
             "y_col": 1,
@@ -122,7 +125,7 @@ def conv_last(
             "STORE_VECTOR": int(partials is not None or _in_units(problem)),
             "PARTIAL": int(partials is not None),
             "WHOLE_K": int(k % tile.k == 0),
-            "WHOLE_TAPS": int(problem.c % tile.k == 0),
+            "WHOLE_TAPS": int(columns * problem.c % tile.k == 0),
         },
         local_size=(tile.subgroups * caps.subgroup_size, 1, 1),
         subgroup_size=caps.subgroup_size,
