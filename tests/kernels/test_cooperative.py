@@ -52,12 +52,18 @@ class TestSelection:
             {"cooperative_matrix_shapes": ()},
             {"features": FEATURE_NAMES - {"cooperative_matrix"}},
             {"features": FEATURE_NAMES - {"compute_full_subgroups"}},
-            {"max_shared_memory_bytes": 7000},
         ],
     )
     def test_other_devices_take_the_tiled_kernel(self, changes: dict[str, Any]) -> None:
         caps = dataclasses.replace(GPU, **changes)
         assert sources(product(256, 256, 256), caps)[0] == "matmul_tiled.comp"
+
+    def test_a_tile_fits_the_shared_memory(self) -> None:
+        small = dataclasses.replace(GPU, max_shared_memory_bytes=8800)
+        tiling = cooperative_tiling(256, 256, 256, 1, small, False, may_split=True)
+        assert tiling is not None and tiling.tile.shared_bytes(HALF, False) <= 8800
+        none = dataclasses.replace(GPU, max_shared_memory_bytes=5000)
+        assert cooperative_tiling(256, 256, 256, 1, none, False, may_split=True) is None
 
     def test_float16_products_take_it_and_others_do_not(self) -> None:
         assert sources(product(256, 256, 256), GPU)[0] == "matmul_coop.comp"

@@ -84,20 +84,19 @@ class TileCost:
     stage: float = 0.5
 
 
-#: Fitted, as all that follows, to the time of every tile and split of 48 products and convolutions of ResNet-50 and BERT on a
-#: device of 132 cores; the tiles are the best dozen of two hundred (docs/performance-gpu-notes.md)
+#: Fitted, as all that follows, to the time of every tile and split of 56 products and convolutions, most of ResNet-50 and
+#: BERT, on a device of 132 cores; the tiles are the best of two hundred (docs/performance-gpu-notes.md)
 MATMUL_TILES = {
-    CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(1.05, 1.64),
-    CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(1.05, 1.56),
-    CooperativeTile(96, 128, 64, 48, 64): TileCost(0.747, 0.394),
-    CooperativeTile(64, 128, 64, 64, 32): TileCost(0.636, 0.465),
-    CooperativeTile(128, 64, 32, 64, 32): TileCost(0.959, 0.818),
-    CooperativeTile(96, 64, 64, 48, 64, parts=2): TileCost(0.771, 1.51),
-    CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.616, 0.395),
-    CooperativeTile(48, 64, 64, 48, 32, prefetch=2): TileCost(0.556, 0.559),
-    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.416, 0.294),
-    CooperativeTile(64, 32, 32, 32, 32): TileCost(0.995, 0.626),
-    CooperativeTile(32, 32, 128, 16, 16): TileCost(0.235, 0.453),
+    CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(1.05, 1.68),
+    CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.86, 1.31),
+    CooperativeTile(96, 128, 64, 48, 64): TileCost(0.741, 0.396),
+    CooperativeTile(64, 128, 64, 64, 32): TileCost(0.596, 0.155),
+    CooperativeTile(128, 64, 32, 64, 32): TileCost(0.771, 0.774),
+    CooperativeTile(96, 64, 64, 48, 64, parts=2): TileCost(1.05, 1.6),
+    CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.464, 0.374),
+    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.405, 0.326),
+    CooperativeTile(64, 32, 32, 32, 32): TileCost(0.39, 0.786),
+    CooperativeTile(32, 32, 128, 16, 16): TileCost(0.228, 0.166),
 }
 #: convolutions that gather their columns one element at a time: tall tiles gather fewer for the same arithmetic
 CONV_TILES = {
@@ -109,7 +108,7 @@ CONV_TILES = {
 }
 #: convolutions with channels last, which gather rows in vectors, take as long as products; one more tile is for them alone
 CONV_LAST_TILES = MATMUL_TILES | {
-    CooperativeTile(96, 128, 32, 48, 64): TileCost(0.829, 0.711),
+    CooperativeTile(96, 128, 32, 48, 64): TileCost(0.941, 0.726),
 }
 _TABLES = {"matmul": MATMUL_TILES, "conv": CONV_TILES, "conv_last": CONV_LAST_TILES}
 #: where the driver does not tell: large GPUs have around a hundred cores, small ones around ten
@@ -123,8 +122,8 @@ _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 #: multiply-adds of a core a microsecond; microseconds of a workgroup's start, of a result's store, of the dispatch that adds
 #: the parts of a split, and of a float of partial sums, written and read again by the whole device
 _RATE = 1.25e6
-_START, _STORE = 3.4, 1.8e-5
-_REDUCE, _PARTIAL = 2.61, 3.17e-6
+_START, _STORE = 3.2, 3.62e-5
+_REDUCE, _PARTIAL = 2.11, 3.06e-6
 
 
 def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
