@@ -226,6 +226,15 @@ OrtStatus *vkep_pairs(const OrtApi *, const OrtEpApi *, const OrtValue *const *s
 /* Copies host memory without Python's lock. */
 void vkep_copy(void *target, const void *source, size_t bytes);
 
+/* 1 where all pairs go up to device memory of one domain (device pointers carry its number from bit `shift` on), 2 where all
+ * come down from it: `key` has each one's device pointer and bytes then, `hosts` the other end. 0 for all else: pairs without
+ * bytes or of two sizes, and what vkep_pairs gives the failure of. */
+int vkep_copies(const OrtApi *, const OrtEpApi *, const OrtValue *const *sources, OrtValue *const *targets, size_t count,
+    unsigned shift, uint64_t *key, char **hosts);
+
+/* Copies of such a key between `hosts` and `places`, without Python's lock. */
+void vkep_copy_all(char *const *targets, char *const *sources, const uint64_t *key, size_t count);
+
 /* OrtDataTransferImpl, and whose memory it copies: that of GPUs of `vendors`. */
 typedef struct VkepTransfer {
   OrtDataTransferImpl transfer;

@@ -10,9 +10,9 @@ import numpy as np
 
 from gpu_shared.errors import GpuError
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
-from vkep.ort.memory import MemoryDomain, domain_of
+from vkep.ort.memory import NUMBER_SHIFT, MemoryDomain, domain_of
 from vkep.ort.tensors import address, byte_count
-from vkep.ort.transfers import Item
+from vkep.ort.transfers import Item, in_c
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -26,6 +26,7 @@ DEVICE_ALLOCATOR, READ_ONLY_ALLOCATOR = 0, 2
 
 
 _MOST_VENDORS = 16  # of a VkepTransfer
+_UP = 1  # what vkep_copies says of copies to the device
 
 
 class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
@@ -123,6 +124,12 @@ class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
     @status
     def CopyTensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
         ort = self._ort
+        key, hosts = ffi.new("uint64_t[]", 2 * count), ffi.new("char *[]", count)
+        way = lib.vkep_copies(ort.api, ort.ep_api, sources, targets, count, NUMBER_SHIFT, key, hosts)
+        if way:
+            domain = domain_of(key[0])
+            (domain.uploads if way == _UP else domain.downloads).run(key, hosts, count)
+            return
         tensors = ffi.new("VkepTensor[]", 2 * count)
         ort.check(lib.vkep_pairs(ort.api, ort.ep_api, sources, targets, count, tensors))
         copy_tensors([(tensors[2 * i], tensors[2 * i + 1]) for i in range(count)])
@@ -155,9 +162,9 @@ def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
         else:
             lib.vkep_copy(target.data, source.data, nbytes)
     for domain, items in up.items():
-        domain.uploads.run(items)
+        domain.uploads.run(*in_c(items))
     for domain, items in down.items():
-        domain.downloads.run(items)
+        domain.downloads.run(*in_c(items))
 
 
 def _copy_on_devices(origin: int, goal: int, nbytes: int) -> None:

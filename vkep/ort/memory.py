@@ -25,7 +25,7 @@ from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_are
 from vkep.memory.records import ArenaOutOfMemory
 from vkep.memory.upload import Uploader
 from vkep.ort.boundary import ffi
-from vkep.ort.transfers import Transfers
+from vkep.ort.transfers import Transfers, in_c
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,6 +172,10 @@ class MemoryDomain:
             raise ValueError(f"the pointer {pointer:#x} lies in no block of {self.context.label}")
         return block, address - block.address
 
+    def holds(self, block: AnyBlock) -> bool:
+        """Whether a block was not given back since it was found."""
+        return self._blocks.get(block.address, (None, 0))[0] is block
+
     def holding(self, pointer: int) -> object:
         """Stands for the allocation that a pointer points into, until it is freed. Raises `ValueError`."""
         with self.lock:
@@ -186,12 +190,12 @@ class MemoryDomain:
     def upload(self, pointer: int, data: Bytes) -> None:
         """Copy contiguous bytes in; work submitted later sees them. ``data`` may go on return."""
         if data.nbytes:
-            self.uploads.run([(pointer, ffi.from_buffer(data), data.nbytes)])
+            self.uploads.run(*in_c([(pointer, ffi.from_buffer(data), data.nbytes)]))
 
     def download(self, pointer: int, out: Bytes) -> None:
         """Copy bytes out, when everything submitted so far is done."""
         if out.nbytes:
-            self.downloads.run([(pointer, ffi.from_buffer(out, require_writable=True), out.nbytes)])
+            self.downloads.run(*in_c([(pointer, ffi.from_buffer(out, require_writable=True), out.nbytes)]))
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
         """Copy on the device, in order with what is submitted before and after."""

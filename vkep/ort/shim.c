@@ -35,6 +35,33 @@ OrtStatus *vkep_pairs(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue 
 
 void vkep_copy(void *target, const void *source, size_t bytes) { memcpy(target, source, bytes); }
 
+int vkep_copies(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue *const *sources, OrtValue *const *targets,
+                size_t count, unsigned shift, uint64_t *key, char **hosts) {
+  int way = 0;
+  for (size_t i = 0; i < count; ++i) {
+    VkepTensor source, target;
+    OrtStatus *status = describe(api, ep_api, sources[i], &source);
+    if (status == NULL) status = describe(api, ep_api, targets[i], &target);
+    if (status != NULL) {
+      api->ReleaseStatus(status);
+      return 0;
+    }
+    int here = target.on_device ? 1 : 2;
+    if (source.on_device == target.on_device || source.bytes != target.bytes || source.bytes == 0) return 0;
+    if (way != 0 && here != way) return 0;
+    way = here;
+    key[2 * i] = (uint64_t)(uintptr_t)(way == 1 ? target.data : source.data);
+    key[2 * i + 1] = source.bytes;
+    hosts[i] = way == 1 ? source.data : target.data;
+    if (key[2 * i] >> shift != key[0] >> shift) return 0;
+  }
+  return way;
+}
+
+void vkep_copy_all(char *const *targets, char *const *sources, const uint64_t *key, size_t count) {
+  for (size_t i = 0; i < count; ++i) memcpy(targets[i], sources[i], key[2 * i + 1]);
+}
+
 static uint64_t address(const VkepDomain *domain, const VkepTensor *tensor) {
   uint64_t pointer = (uint64_t)(uintptr_t)tensor->data, top = domain->domain << domain->shift;
   uint64_t at = pointer - top;

@@ -35,12 +35,18 @@ _MOST_ROUTES = 16
 _ALIGNMENT = 16
 
 
+def in_c(items: Sequence[Item]) -> tuple[Any, Any, int]:
+    """Items as `Transfers.run` takes them: device pointers and bytes in turn, host pointers, and how many."""
+    key = ffi.new("uint64_t[]", [number for pointer, _, nbytes in items for number in (pointer, nbytes)])
+    return key, ffi.new("char *[]", [ffi.cast("char *", host) for _, host, _ in items]), len(items)
+
+
 @dataclass(slots=True)
 class Route:
-    """How the bytes of certain blocks travel. ``places``: where the host reads or writes each item's."""
+    """How the bytes of certain blocks travel. ``places``: where the host reads or writes each item's (a ``char *[]``)."""
 
     blocks: list[DeviceBlock | ExternalBlock]
-    places: list[Any] = field(default_factory=list)
+    places: Any = None
     mapped: list[Any] = field(default_factory=list)  #: keeps the memory that ``places`` point into
     direct: bool = False  #: whether a place is device memory itself
     staging: DeviceBlock | None = None
@@ -50,7 +56,7 @@ class Route:
 
     def close(self) -> None:
         """Nothing may be in flight."""
-        self.places, self.mapped, self.prepared = [], [], None
+        self.places, self.mapped, self.prepared = None, [], None
         if self.commands is not None:
             self.commands.close()
         if self.staging is not None:
@@ -63,69 +69,68 @@ class Transfers:
     def __init__(self, domain: MemoryDomain, direction: str, uploader: Uploader) -> None:
         self._domain, self.direction, self._uploader = domain, direction, uploader
         self._up = direction == "upload"
-        self._routes: OrderedDict[tuple[int, ...], Route] = OrderedDict()  #: those that no thread uses now
+        self._routes: OrderedDict[bytes, Route] = OrderedDict()  #: those that no thread uses now
         self._shared = ExitStack()
         self._arena: StagingArena | None = None
 
-    def run(self, items: Sequence[Item]) -> None:
-        """Copy all items, with one submit. What goes up is seen by work that is submitted later, and its host memory may go; what
-        comes down is there on return.
+    def run(self, key: Any, hosts: Any, count: int) -> None:
+        """Copy ``count`` items, with one submit: ``key`` (``uint64_t[]``) has the device pointer and the bytes, more than 0, of
+        each, ``hosts`` (``char *[]``) where the host has it. What goes up is seen by work that is submitted later, and its host
+        memory may go; what comes down is there on return.
 
         Raises `ValueError` for a pointer into no block, `ArenaOutOfMemory`, `GpuError`.
         """
         domain = self._domain
-        key = tuple([number for pointer, _, nbytes in items for number in (pointer, nbytes)])
+        name = ffi.buffer(key, 16 * count)[:]
         with domain.lock:
-            found = [domain.find(pointer) for pointer, _, _ in items]
-            route = self._routes.pop(key, None)
-            if route is not None and any(b is not f[0] for b, f in zip(route.blocks, found, strict=True)):
+            route = self._routes.pop(name, None)
+            if route is not None and not all(map(domain.holds, route.blocks)):
                 self._close(route)  # of blocks that were given back since
                 route = None
             if route is None:
-                if sum(i[2] for i, f in zip(items, found, strict=True) if f[0].mapped is None) > MOST_STAGED:
-                    self._in_pieces(items, found)
+                found = [domain.find(key[2 * i]) for i in range(count)]
+                sizes = [key[2 * i + 1] for i in range(count)]
+                if sum(n for n, f in zip(sizes, found, strict=True) if f[0].mapped is None) > MOST_STAGED:
+                    self._in_pieces(hosts, sizes, found)
                     return
-                route = self._make(items, found)
+                route = self._make(sizes, found)
         try:
             copy = self._send if self._up else self._fetch
-            copy(route, items)
+            copy(route, key, hosts, count)
         finally:
-            self._keep(key, route)
+            self._keep(name, route)
 
-    def _send(self, route: Route, items: Sequence[Item]) -> None:
+    def _send(self, route: Route, key: Any, hosts: Any, count: int) -> None:
         lease = self._domain.lease
         lease.wait(None if route.direct else route.value)  # what was submitted may still read what the host writes now
-        for place, (_, host, nbytes) in zip(route.places, items, strict=True):
-            lib.vkep_copy(place, host, nbytes)
+        lib.vkep_copy_all(route.places, hosts, key, count)
         if route.prepared is not None:
             route.value = lease.submit(route.prepared)
 
-    def _fetch(self, route: Route, items: Sequence[Item]) -> None:
+    def _fetch(self, route: Route, key: Any, hosts: Any, count: int) -> None:
         lease = self._domain.lease
         if route.prepared is not None:
             route.value = lease.submit(route.prepared)
         lease.wait(None if route.direct else route.value)
         if route.staging is not None:
             route.staging.buffer.invalidate()
-        for place, (_, host, nbytes) in zip(route.places, items, strict=True):
-            lib.vkep_copy(host, place, nbytes)
+        lib.vkep_copy_all(hosts, route.places, key, count)
 
     # ---- routes
 
-    def _make(self, items: Sequence[Item], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]) -> Route:
-        route = Route([block for block, _ in found])
+    def _make(self, sizes: Sequence[int], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]) -> Route:
+        route = Route([block for block, _ in found], ffi.new("char *[]", len(found)))
         try:
             staged: list[tuple[int, int, int]] = []  # item, byte in the staging memory, bytes
             used = 0
             for number, (block, offset) in enumerate(found):
-                mapped, nbytes = block.mapped, items[number][2]
+                mapped, nbytes = block.mapped, sizes[number]
                 if mapped is None:
-                    route.places.append(used)
                     staged.append((number, used, nbytes))
                     used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
                 else:
                     route.mapped.append(ffi.from_buffer(mapped))
-                    route.places.append(route.mapped[-1] + offset)
+                    route.places[number] = route.mapped[-1] + offset
                     route.direct = True
             if staged:
                 self._stage(route, found, staged, used)
@@ -169,7 +174,7 @@ class Transfers:
         commands.end()
         route.prepared = lease.prepare([commands])
 
-    def _keep(self, key: tuple[int, ...], route: Route) -> None:
+    def _keep(self, key: bytes, route: Route) -> None:
         with self._domain.lock:
             if route.direct:  # it would keep memory from its owner, and saves nothing
                 self._close(route)
@@ -186,11 +191,13 @@ class Transfers:
             self._domain.lease.wait(route.value)
         route.close()
 
-    def _in_pieces(self, items: Sequence[Item], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]) -> None:
-        arrays = [np.frombuffer(ffi.buffer(host, nbytes), np.uint8) for _, host, nbytes in items]
+    def _in_pieces(
+        self, hosts: Any, sizes: Sequence[int], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]
+    ) -> None:
+        arrays = [np.frombuffer(ffi.buffer(hosts[i], n), np.uint8) for i, n in enumerate(sizes)]
         if self._up:
             uploads = [Upload(b, data, data.nbytes, at) for (b, at), data in zip(found, arrays, strict=True)]
-            self._uploader.upload_all(uploads, sum(data.nbytes for data in arrays))
+            self._uploader.upload_all(uploads, sum(sizes))
         else:
             downloads = [Download(b, out, at) for (b, at), out in zip(found, arrays, strict=True)]
             self._uploader.download_all(downloads)
