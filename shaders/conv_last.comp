@@ -63,8 +63,9 @@ uvec4 load_b(uint column, uint k) {
 
 // pitch: elements from a pixel of x to the next.
 void main() {
-    uint split = gl_WorkGroupID.z, column_tiles = gl_NumWorkGroups.x, row_tiles = gl_NumWorkGroups.y;
-    uint flat_tile = gl_WorkGroupID.y * column_tiles + gl_WorkGroupID.x;
+    uint split = gl_WorkGroupID.z, column_tiles = (args.n + TILE_N - 1) / TILE_N, row_tiles = (args.m + TILE_M - 1) / TILE_M;
+    uint flat_tile = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    if (flat_tile >= column_tiles * row_tiles) return;
     uint band = flat_tile / (BAND * column_tiles), rows = min(BAND, row_tiles - band * BAND);
     uint in_band = flat_tile - band * BAND * column_tiles;
     row0 = (band * BAND + in_band % rows) * TILE_M;

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import vkep.kernels.conv_last
+from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
 from tests.kernels.test_conv_last import convolved
@@ -79,21 +80,43 @@ def test_the_widening_kernel(problem: ConvProblem, gpu: Harness, rng: np.random.
     np.testing.assert_array_equal(y.array, widened(x, wide, problem.pads[1]).reshape(-1))
 
 
+@pytest.fixture
+def matrices(gpu: Harness, monkeypatch: pytest.MonkeyPatch) -> DeviceCapabilities:
+    """The device; one on the CPU as a GPU with one small tile, which such a driver compiles in seconds."""
+    if float16_shape(gpu.caps) is None:
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    if gpu.caps.device_type != "cpu":
+        return gpu.caps
+    tiles = {CooperativeTile(32, 32, 64, 16, 16): TileCost(1.0)}
+    monkeypatch.setattr(vkep.kernels.conv_last, "CONV_LAST_TILES", tiles)
+    return dataclasses.replace(gpu.caps, device_type="discrete")
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_spreads_by_a_pixel_at_most(
+    value: float, gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((STEM.n, STEM.c, STEM.h, STEM.w)).astype(np.float16)
+    w = rng.standard_normal((STEM.oc, STEM.c, STEM.kh, STEM.kw)).astype(np.float16)
+    x[0, 1, 6, 10] = value
+    y = Tensor.empty((STEM.n, STEM.oh, STEM.ow, STEM.oc), np.float16)
+    gpu.run(conv_few(STEM, matrices, Tensor(x), Tensor(w), y, None, scratch, lambda f, tag: Tensor(f(w))))
+    rows = [oh for oh in range(STEM.oh) if 0 <= 6 - (2 * oh - 3) < 7]
+    inside = [ow for ow in range(STEM.ow) if 0 <= 10 - (2 * ow - 3) < 7]
+    beside = [ow for ow in range(STEM.ow) if 10 - (2 * ow - 3) == 7]  # the last wide pixel's other half
+    reached = np.zeros(y.array.shape, bool)
+    reached[0, rows[0] : rows[-1] + 1, min(inside + beside) : inside[-1] + 1] = True
+    assert beside and not np.isfinite(y.array[reached]).any()
+    assert np.isfinite(y.array[~reached]).all()
+
+
 @pytest.mark.parametrize("problem", FEW, ids=str)
-def test_results(problem: ConvProblem, gpu: Harness, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a driver on the CPU in one small tile, which it compiles in seconds."""
-    caps = gpu.caps
-    if float16_shape(caps) is None:
-        pytest.skip(f"{caps.name} lists no cooperative matrix of float16 with float32 sums")
-    if caps.device_type == "cpu":
-        caps = dataclasses.replace(caps, device_type="discrete")
-        tiles = {CooperativeTile(32, 32, 64, 16, 16): TileCost(1.0)}
-        monkeypatch.setattr(vkep.kernels.conv_last, "CONV_LAST_TILES", tiles)
+def test_results(problem: ConvProblem, gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator) -> None:
     x = rng.standard_normal((problem.n, problem.c, problem.h, problem.w)).astype(np.float16)
     w = rng.standard_normal((problem.oc, problem.c, problem.kh, problem.kw)).astype(np.float16)
     shape = (problem.n, problem.oh, problem.ow, problem.oc)
     y = Tensor(Tensor.empty(shape, np.float16).array, offset=0 if problem.alignment == 16 else 2)
-    gpu.run(conv_few(problem, caps, Tensor(x), Tensor(w), y, None, scratch, lambda f, tag: Tensor(f(w))))
+    gpu.run(conv_few(problem, matrices, Tensor(x), Tensor(w), y, None, scratch, lambda f, tag: Tensor(f(w))))
     assert relative_error(y.array, convolved(x.transpose(0, 2, 3, 1), w, problem)) < 1e-3
 
 

@@ -112,6 +112,17 @@ def test_dense_in_small_tiles(
     assert relative_error(found, expected) < 1e-3
 
 
+def test_more_tiles_than_workgroups_along_an_axis(gpu: Harness, rng: np.random.Generator) -> None:
+    shape = float16_shape(gpu.caps)
+    if shape is None:
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    narrow = dataclasses.replace(gpu.caps, device_type="discrete", max_workgroup_count=(7, 65535, 65535))
+    for problem, splits in ((DENSE[1], 2), (DENSE[-1], 1)):
+        tiling = tiling_of(CooperativeTile(32, 32, 64, 16, 16), shape, problem.c * problem.kh * problem.kw, splits)
+        found, expected = run(problem, gpu, narrow, rng, tiling)
+        assert relative_error(found, expected) < 1e-3
+
+
 class TestSelection:
     def sources(self, problem: ConvProblem) -> list[str]:
         calls = conv_last(

@@ -217,6 +217,23 @@ def test_every_tile(
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
 
 
+def test_more_tiles_than_workgroups_along_an_axis(
+    gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    shape = float16_shape(matrices)
+    assert shape is not None
+    m, n, k = 200, 100, 96
+    a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
+    y = Tensor.empty((m, n), np.float16)
+    narrow = dataclasses.replace(matrices, max_workgroup_count=(5, 65535, 65535))
+    tiling = tiling_of(CooperativeTile(32, 32, 64, 16, 16), shape, k, 1)
+    problem = MatMulProblem(m, n, k, (0, k, 1), (0, n, 1), dtype="float16", alignment=16)
+    calls = matmul_cooperative(problem, narrow, Tensor(a), Tensor(b), y, None, scratch, tiling)
+    assert calls is not None and calls[0].grid[:2] == (5, 6)
+    gpu.run(calls)
+    assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
+
+
 @pytest.mark.parametrize(
     "problem",
     [

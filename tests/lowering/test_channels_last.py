@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.kernels.test_cooperative import GPU
 from vkep import dtypes
 from vkep.graph import load_model
 from vkep.kernels.conv_lanes import is_depthwise
+from vkep.kernels.conv_problem import ConvProblem
 from vkep.lowering.partition import lower
 from vkep.lowering.program import IslandStep, ValueSpec
 from vkep.plan.records import Plan
@@ -132,24 +134,74 @@ def test_other_pools_want_their_channels_second(pool: str, options: dict[str, An
     assert kernels["pool.comp"] == 1 and kernels["pool_last.comp"] == 0
 
 
-def test_what_is_read_in_vectors_stays_aligned() -> None:
-    """A result of one pixel lies as it does in Concat's, where three channels come before it."""
-    weights = [
-        numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float16), "w0"),
-        numpy_helper.from_array(np.ones((16, 16, 3, 3), np.float16), "w1"),
-    ]
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"]),
-        helper.make_node("Conv", ["a", "w1"], ["b"], pads=[1, 1, 1, 1]),
-        helper.make_node("Concat", ["three", "a"], ["c"], axis=1),
-    ]
+Step = tuple[str, list[str], str, dict[str, Any]]
+PADDED = {"pads": [1, 1, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("Conv", ["a", "w1"], "b", PADDED), ("Concat", ["three", "a"], "c", {"axis": 1})],
+        [
+            ("Conv", ["a", "w1"], "b", PADDED),
+            ("Concat", ["a", "x"], "both", {"axis": 1}),
+            ("Concat", ["three", "both"], "c", {"axis": 1}),
+        ],
+        [("Slice", ["a", "s3", "s11", "axis"], "part", {}), ("Conv", ["part", "w2"], "b", PADDED)],
+    ],
+    ids=["beside others", "in what lies beside others", "a part"],
+)
+def test_what_is_read_in_vectors_stays_aligned(steps: list[Step]) -> None:
+    """A result of one pixel lies as it does among other channels, where three come before it."""
+    arrays = {
+        "w0": np.ones((16, 16, 1, 1), np.float16),
+        "w1": np.ones((16, 16, 3, 3), np.float16),
+        "w2": np.ones((16, 8, 3, 3), np.float16),
+        "s3": np.array([3]),
+        "s11": np.array([11]),
+        "axis": np.array([1]),
+    }
+    nodes = [helper.make_node("Conv", ["x", "w0"], ["a"])]
+    nodes += [helper.make_node(op, given, [made], **attributes) for op, given, made, attributes in steps]
+    used = {name for node in nodes for name in node.input}
     half = TensorProto.FLOAT16
-    shapes = {"x": [1, 16, 1, 1], "three": [1, 3, 1, 1], "b": [1, 16, 1, 1], "c": [1, 19, 1, 1]}
-    values = [helper.make_tensor_value_info(name, half, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph(nodes, "aligned", values[:2], values[2:], weights)
+    graph = helper.make_graph(
+        nodes,
+        "aligned",
+        [helper.make_tensor_value_info(n, half, [1, c, 1, 1]) for n, c in (("x", 16), ("three", 3)) if n in used],
+        [helper.make_tensor_value_info(made, half, None) for _, _, made, _ in steps if made in "bc"],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items() if name in used],
+    )
     plan = planned_on_a_gpu(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     [second] = [d for d in plan.dispatches if plan.pipelines[d.pipeline].shader.source == "conv_last.comp"]
     assert all(r.start % 16 == 0 for r in second.reads), second.reads
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "kernel"), [(3, 3000, 3), (3, 2200, 1), (64, 3000, 3), (64, 3000, 1)], ids=str
+)
+def test_images_of_many_tiles(channels: int, size: int, kernel: int) -> None:
+    """More tiles of rows than a grid has workgroups along one axis."""
+    weights = numpy_helper.from_array(np.ones((16, channels, kernel, kernel), np.float16), "w")
+    half = TensorProto.FLOAT16
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"])],
+        "large",
+        [helper.make_tensor_value_info("x", half, [1, channels, size, size])],
+        [helper.make_tensor_value_info("y", half, None)],
+        [weights],
+    )
+    plan = planned_on_a_gpu(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    assert max(max(d.grid) for d in plan.dispatches) <= 65535
+    kernels = {plan.pipelines[d.pipeline].shader.source for d in plan.dispatches}
+    assert kernels & {"conv_last.comp", "matmul_coop.comp"}
+
+
+def test_a_device_that_no_tile_fits_plans_without() -> None:
+    small = dataclasses.replace(GPU, max_shared_memory_bytes=16384, max_workgroup_invocations=32)
+    assert not vkep.kernels.conv_last.takes_channels_last(
+        ConvProblem(1, 16, 8, 8, 16, 3, 3, pads=(1, 1, 1, 1), dtype="float16"), small
+    )
 
 
 def test_without_weights_known_it_stays_as_it_is() -> None:

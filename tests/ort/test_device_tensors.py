@@ -63,7 +63,9 @@ def test_copies_are_seen(session: OpenSession, copies: list[str]) -> None:
 def test_inputs_go_up_together_and_outputs_come_down_together(
     session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three submits for a run with numpy feeds, however many there are, and the copies are recorded once."""
+    """Three submits for a run with numpy feeds, however many there are, and the copies are not recorded again: blocks lie as
+    they do from the second run on, whatever the arena looked like at the first.
+    """
     count = 20
     inputs = ", ".join(f"float[{3 + n}] x{n}" for n in range(count))
     outputs = ", ".join(f"float[{3 + n}] y{n}" for n in range(count))
@@ -73,13 +75,16 @@ def test_inputs_go_up_together_and_outputs_come_down_together(
     monkeypatch.setattr(DelegateLease, "submit", lambda *a: submits.append(1) or submit(*a))
     monkeypatch.setattr(Transfers, "_make", lambda *a: routes.append(a[0].direction) or make(*a))
     gc.collect()  # what an earlier test's session gives back between two runs would change where blocks lie
-    for run in range(4):
+    for run in range(5):
+        if run == 2:
+            assert routes[:2] == ["upload", "download"]
+            routes.clear()
         feeds = {f"x{n}": np.full(3 + n, n / count + run, np.float32) for n in range(count)}
         submits.clear()
         for n, y in enumerate(made.run(None, feeds)):
             np.testing.assert_allclose(y, np.exp(feeds[f"x{n}"]), rtol=1e-5)
         assert len(submits) == 3
-    assert routes == ["upload", "download"]
+    assert not routes
 
 
 @pytest.mark.usefixtures("staged")

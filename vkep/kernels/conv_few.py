@@ -3,6 +3,9 @@
 The input is copied once, neighbouring pixels of a row side by side as the channels of one wide pixel (a space-to-depth along the
 width), zeros where channels and columns are missing: every tap is then whole vectors of eight. An image's three channels
 become four, and with a stride of two, two pixels become eight channels and seven columns of taps four.
+
+A wide pixel may hold one beside the window, whose weights are zero: where that pixel is an infinity or NaN, so is the result
+(as Winograd's sums spread what is not finite).
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ def wide_pixels(problem: ConvProblem) -> WidePixels:
     most = VECTOR if problem.dilation[1] == 1 else 1
     widths = [p for p in (1, 2, 4, VECTOR) if p <= most and step % p == 0]
     channels = {p: ceil_div(problem.c, VECTOR // p) * (VECTOR // p) for p in widths}
-    pixels = min(widths, key=lambda p: (ceil_div(problem.kw, p) * p * channels[p], channels[p]))
+    # the least work, then the fewest pixels beside the window, then the least memory
+    pixels = min(widths, key=lambda p: (ceil_div(problem.kw, p) * p * channels[p], -problem.kw % p, channels[p]))
     columns, dilation = ceil_div(problem.kw, pixels), problem.dilation[1]
     wide = dataclasses.replace(
         problem,

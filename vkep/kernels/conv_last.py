@@ -53,11 +53,14 @@ def takes_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
     """Whether `conv_last` computes it on this device, in vectors of eight channels."""
     flat = problem.d == problem.kd == problem.od == 1
     whole = problem.c % VECTOR == 0 and problem.oc % VECTOR == 0 and min(problem.c, problem.oc) >= MIN_EDGE
-    if problem.dtype != "float16" or not (flat and whole) or float16_shape(caps) is None:
+    shape = float16_shape(caps)
+    if problem.dtype != "float16" or not (flat and whole) or shape is None:
         return False
     if uses_subgroup_tiles(caps):  # a driver on the CPU may list matrices too, and takes minutes to compile for them
         return False
-    return problem.groups == 1 or (is_depthwise(problem) and problem.oc == problem.c)
+    if problem.groups == 1:
+        return any(tile.runs_on(caps, shape, False) for tile in CONV_LAST_TILES)
+    return is_depthwise(problem) and problem.oc == problem.c
 
 
 def conv_last(
@@ -98,9 +101,10 @@ def conv_last(
     tile = tiling.tile
     side_by_side = problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
     columns = problem.kw if side_by_side else 1  # of a tap
+    tiles = flat_grid(ceil_div(problem.oc, tile.n) * ceil_div(pixels, tile.m), 1, caps, "conv")
     partials = partial_sums(scratch, tiling.splits, pixels * problem.oc, "conv")
     product = CONV_LAST.call(
-        grid=check_grid((ceil_div(problem.oc, tile.n), ceil_div(pixels, tile.m), tiling.splits), caps, "conv"),
+        grid=check_grid((*tiles[:2], tiling.splits), caps, "conv"),
         operands={"x": x, "w": packed, "y": y if partials is None else partials},
         params={
             "m": pixels,

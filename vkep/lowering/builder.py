@@ -23,6 +23,7 @@ from vkep.lowering.tensor import (
     CHANNELS_SECOND,
     Storage,
     Tensor,
+    alignment,
     broadcast_shapes,
     contiguous_strides,
 )
@@ -223,8 +224,8 @@ class Builder:
         return self.store(ex.leaf(tensor), tensor.dtype, out=out)
 
     def channels_last(self, tensor: Tensor) -> Tensor:
-        """A [n, c, h, w] that lies as [n, h, w, c]: itself, or a copy that all who ask for it share."""
-        if tensor.is_channels_last:
+        """A [n, c, h, w] that lies as [n, h, w, c], aligned to 16 bytes: itself, or a copy that all who ask for it share."""
+        if tensor.is_channels_last and alignment(tensor) == 16:
             return tensor
         key = (tensor.storage, tensor.shape, tensor.strides, tensor.offset)
         if key not in self._lain:

@@ -319,7 +319,8 @@ def _can_write(producer: Op, place: Tensor) -> bool:
 
 
 def _retarget(op: Op, storage: Storage, place: Tensor) -> None:
-    """Make an operation read and write a result at its new, dense place."""
+    """Make an operation read and write a result at its new, dense place, which takes over what its readers ask of it."""
+    place.storage.channels_last |= storage.channels_last
 
     def moved(tensor: Tensor) -> Tensor:
         if tensor.storage is not storage:
