@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TURN_MS = 100.0  # how long one peer's turn in a round should last at least
 MOST_RUNS_A_TURN = 20
 SETTLE_S = 0.03  # idle threads of the peer before spin a little after their run
+#: runs that are not timed, at a turn's start: the peer's data comes back into the caches, and an idle GPU's clock to its height
+WARM_S = 0.15
 
 
 @dataclass
@@ -118,8 +120,7 @@ def measure_model(
             for peer, (worker, count) in list(ready.items()):
                 time.sleep(SETTLE_S)
                 try:
-                    # The run before the timed ones brings the peer's data back into the caches.
-                    results[peer].samples_ms += worker.ask(do="run", warm=1, count=count)["ms"]
+                    results[peer].samples_ms += worker.ask(do="run", warm_s=WARM_S, count=count)["ms"]
                 except (PeerUnavailable, WorkerFailed) as why:
                     _give_up(results[peer], why)
                     del ready[peer]
@@ -141,7 +142,7 @@ def _open(worker: Worker, model: Path, result: Result, limits: DeviceLimits | No
     if limits is not None and answer["work"]:
         result.limit_ms = sum(limits.nanoseconds(*piece) for piece in answer["work"]) / 1e6
     # The second and third run: pipelines are there, threads are awake.
-    return runs_a_turn(min(worker.ask(do="run", warm=1, count=2)["ms"]))
+    return runs_a_turn(min(worker.ask(do="run", warm_s=0.0, count=2)["ms"]))
 
 
 def _give_up(result: Result, why: Exception) -> None:

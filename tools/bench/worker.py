@@ -46,9 +46,11 @@ def open_model(name: str, model: Path) -> tuple[Peer, dict[str, Any]]:
     }
 
 
-def run_model(peer: Peer, warm: int, count: int) -> list[float]:
-    """Milliseconds of `count` runs, after `warm` runs that are not timed."""
-    for _ in range(warm):
+def run_model(peer: Peer, warm_s: float, count: int) -> list[float]:
+    """Milliseconds of `count` runs, after runs for so many seconds, one at least, that are not timed."""
+    warm = time.perf_counter() + warm_s
+    peer.repeat()
+    while time.perf_counter() < warm:
         peer.repeat()
     times = []
     for _ in range(count):
@@ -68,7 +70,7 @@ def serve(commands: Any, replies: Any) -> None:
             if command["do"] == "open":
                 peer, answer = open_model(command["peer"], Path(command["model"]))
             elif command["do"] == "run" and peer is not None:
-                answer = {"ms": run_model(peer, command["warm"], command["count"])}
+                answer = {"ms": run_model(peer, command["warm_s"], command["count"])}
             else:
                 answer = {"error": f"unexpected command {command}"}
         except Unavailable as why:
