@@ -58,6 +58,14 @@ def test_the_ratio_is_against_the_base() -> None:
     assert lines[3].split(" | ")[4] == "2.50"
 
 
+def test_the_provider_is_compared_turn_by_turn() -> None:
+    plain = Result("m", "vkep", samples_ms=[1.0, 1.0, 9.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0], turn=3)
+    provider = Result("m", "vkep-ort", samples_ms=[1.0, 1.05, 1.1, 2.05, 2.05, 9.0, 3.2, 3.2, 3.2], turn=3)
+    assert plain.turns_ms == [1.0, 2.0, 3.0] and provider.turns_ms == [1.05, 2.05, 3.2]
+    close, _ = verdicts([plain, provider])
+    assert close.held and "turn by turn +0.050, at most +0.100" in str(close)
+
+
 def test_a_model_is_measured_and_compared(tiny: Path) -> None:
     (result,) = measure_model(tiny, ["ort-cpu"], 2, os.environ, 60)
     assert result.status == "measured", result.detail

@@ -31,6 +31,7 @@ class Result:
         status: "measured", "unavailable" (it cannot run here) or "failed".
         detail: why not measured, or where the nodes ran.
         samples_ms: the timed runs, in order.
+        turn: how many of them make a turn.
         fresh_process_ms: from starting the process to its first answer, imports included.
         relative_error: largest error against the stored reference, relative to the reference's largest magnitude.
         limit_ms: the least time for the model's work on the device, by the limits measured in this run and the operations
@@ -42,6 +43,7 @@ class Result:
     status: str = "measured"
     detail: str = ""
     samples_ms: list[float] = field(default_factory=list)
+    turn: int = 1
     fresh_process_ms: float = math.nan
     import_ms: float = math.nan
     open_ms: float = math.nan
@@ -49,6 +51,12 @@ class Result:
     relative_error: float = math.nan
     limit_ms: float = math.nan
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def turns_ms(self) -> list[float]:
+        """Median latency of each turn."""
+        starts = range(0, len(self.samples_ms), self.turn)
+        return [statistics.median(self.samples_ms[at : at + self.turn]) for at in starts]
 
     @property
     def median_ms(self) -> float:
@@ -117,8 +125,10 @@ def measure_model(
                 _give_up(results[peer], why)
         for number in range(rounds):
             progress(f"{model.stem}: round {number + 1} of {rounds}")
-            for peer, (worker, count) in list(ready.items()):
+            # Every other round the other way round: what a turn leaves behind meets each neighbour as often.
+            for peer, (worker, count) in list(ready.items())[:: -1 if number % 2 else 1]:
                 time.sleep(SETTLE_S)
+                results[peer].turn = count
                 try:
                     results[peer].samples_ms += worker.ask(do="run", warm_s=WARM_S, count=count)["ms"]
                 except (PeerUnavailable, WorkerFailed) as why:
