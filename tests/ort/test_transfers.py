@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -171,3 +171,66 @@ def test_a_pointer_into_no_block(domain: MemoryDomain) -> None:
     domain.trim()
     arena = domain.uploads._arena
     assert arena is None or arena.stats.bytes_in_use == 0, "its prepared copy is given back too"
+
+
+def test_a_freed_block_is_no_block_until_it_is_taken_again(domain: MemoryDomain) -> None:
+    pointer = domain.alloc(1000)
+    held, live = domain.holding(pointer), domain.live_blocks
+    assert domain.holding(pointer) == held
+    domain.free(pointer)
+    assert domain.live_blocks == live - 1
+    uses: list[Callable[[int], object]] = [domain.find, domain.holding, domain.free]
+    for use in uses:
+        with pytest.raises(ValueError, match="no block"):
+            use(pointer)
+    assert domain.alloc(900) == pointer, "of the same size in grains"
+    assert domain.holding(pointer) != held
+    domain.free(pointer)
+
+
+def test_more_blocks_than_are_kept(domain: MemoryDomain) -> None:
+    room = len(domain.spares.blocks)
+    pointers = [domain.alloc(300) for _ in range(room + 20)]
+    assert len(set(pointers)) == len(pointers)
+    live = domain.live_blocks
+    for pointer in pointers:
+        domain.free(pointer)
+    assert domain.live_blocks == live - len(pointers)
+    assert domain.spares.free_count == room
+    domain.trim()
+    assert domain.spares.free_count == domain.spares.count == 0
+
+
+def test_more_bytes_than_are_kept(domain: MemoryDomain) -> None:
+    most = domain.spares.most
+    try:
+        domain.spares.most = 2048
+        pointers = [domain.alloc(1024) for _ in range(4)]
+        for _ in range(2):  # as blocks of the arena's, then as ones that were taken from those kept
+            for pointer in pointers:
+                domain.free(pointer)
+            assert domain.spares.free_bytes == 2048
+            pointers = [domain.alloc(1024) for _ in range(4)]
+            assert len(set(pointers)) == 4
+        for pointer in pointers:
+            domain.free(pointer)
+    finally:
+        domain.spares.most = most
+
+
+def test_threads_that_take_and_give_back(domain: MemoryDomain) -> None:
+    taken: set[int] = set()
+
+    def work(number: int) -> None:
+        for turn in range(300):
+            mine = [domain.alloc(256 * (1 + (number + turn) % 3)) for _ in range(3)]
+            assert not taken.intersection(mine)
+            taken.update(mine)
+            taken.difference_update(mine)
+            for pointer in mine:
+                domain.free(pointer)
+
+    live = domain.live_blocks
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert domain.live_blocks == live

@@ -235,6 +235,50 @@ int vkep_copies(const OrtApi *, const OrtEpApi *, const OrtValue *const *sources
 /* Copies of such a key between `hosts` and `places`, without Python's lock. */
 void vkep_copy_all(char *const *targets, char *const *sources, const uint64_t *key, size_t count);
 
+/* Blocks of a memory domain that change hands without its arena, and without Python: taken by their size, the lowest first, so
+ * that a run's tensors lie where the last one's did. `turn` counts; odd: the block is free. */
+typedef struct VkepSpare {
+  uint64_t pointer;
+  uint64_t bytes;
+  uint64_t turn;
+} VkepSpare;
+typedef struct VkepSpares {
+  char lock;
+  uint32_t grain;      /* sizes are multiples of it */
+  uint64_t most;       /* bytes that may be free */
+  uint64_t free_bytes;
+  uint64_t free_count;
+  size_t count;
+  VkepSpare blocks[512];
+} VkepSpares;
+
+/* A free block of so many bytes, rounded up; 0 where there is none. */
+uint64_t vkep_take(VkepSpares *, uint64_t bytes);
+
+/* 1: the block is free now; 0: it is none of these, or there are enough and it is none of these any more; -1: it was free. */
+int vkep_give(VkepSpares *, uint64_t pointer);
+
+/* Enters a block as free: 1, or 0 where there is no room. */
+int vkep_add(VkepSpares *, uint64_t pointer, uint64_t bytes);
+
+/* Takes all free ones out, and writes their pointers; returns how many (512 at most). */
+size_t vkep_drain(VkepSpares *, uint64_t *pointers);
+
+/* A block's turn, -1 where it is none of these. */
+int64_t vkep_turn(VkepSpares *, uint64_t pointer);
+
+/* OrtAllocator whose Alloc, AllocOnStream and Free look at `spares` (NULL: none yet) before they call Python's. */
+typedef struct VkepAllocator {
+  OrtAllocator allocator;
+  VkepSpares *spares;
+  void *(*alloc)(OrtAllocator *, size_t bytes);
+  void *(*alloc_on_stream)(OrtAllocator *, size_t bytes, OrtSyncStream *stream);
+  void (*free)(OrtAllocator *, void *pointer);
+} VkepAllocator;
+void *vkep_alloc(OrtAllocator *, size_t bytes);
+void *vkep_alloc_on_stream(OrtAllocator *, size_t bytes, OrtSyncStream *stream);
+void vkep_free(OrtAllocator *, void *pointer);
+
 /* OrtDataTransferImpl, and whose memory it copies: that of GPUs of `vendors`. */
 typedef struct VkepTransfer {
   OrtDataTransferImpl transfer;

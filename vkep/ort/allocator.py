@@ -45,7 +45,11 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
     def domain(self) -> MemoryDomain:
         if self._domain is None:
             self._domain = self._open()
+            self._opened(self._domain)
         return self._domain
+
+    def _opened(self, domain: MemoryDomain) -> None:
+        """The domain is there."""
 
     @value(NULL)
     def Alloc(self, nbytes: int) -> Any:
@@ -88,7 +92,21 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
 
 
 class ArenaAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
-    """Memory from the context's arena, which all sessions on the context share."""
+    """Memory from the context's arena, which all sessions on the context share. What a run takes and the last one gave back
+    does not reach Python (``VkepAllocator``).
+    """
+
+    room = "VkepAllocator"
+
+    def __init__(self, ort: Ort, info: Any, open_domain: Callable[[], MemoryDomain]) -> None:
+        super().__init__(ort, info, open_domain)
+        memory, pointer = self._memory, self.pointer
+        memory.alloc, memory.alloc_on_stream, memory.free = pointer.Alloc, pointer.AllocOnStream, pointer.Free
+        pointer.Alloc, pointer.Free = ffi.addressof(lib, "vkep_alloc"), ffi.addressof(lib, "vkep_free")
+        pointer.AllocOnStream = ffi.addressof(lib, "vkep_alloc_on_stream")
+
+    def _opened(self, domain: MemoryDomain) -> None:
+        self._memory.spares = domain.spares
 
     @value(NULL)
     def Alloc(self, nbytes: int) -> Any:

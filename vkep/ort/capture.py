@@ -50,7 +50,7 @@ class _Step:
     def run(self) -> None:
         for tensor, allocation in self._held:
             try:
-                same = tensor.domain.holding(tensor.pointer) is allocation
+                same = tensor.domain.holding(tensor.pointer) == allocation
             except ValueError:
                 same = False
             if not same:

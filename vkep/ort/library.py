@@ -138,7 +138,8 @@ def sources(head: str = "") -> tuple[str, str]:
     shared = _text("abi_types.h") + _text("abi_tables.h") + structures
     declarations = f'{shared}\nextern "Python" {{\n{_callbacks(structures)}{_ENTRY_POINTS}}}\n'
     prototypes = "".join(f"static {line}\n" for line in _ENTRY_POINTS.strip().splitlines())
-    includes = f"#define VKEP_API_LEVEL {API_LEVEL}\n#include <stdint.h>\n#include <stdlib.h>\n#include <string.h>\n"
+    headers = ("sched", "stdint", "stdlib", "string")
+    includes = f"#define VKEP_API_LEVEL {API_LEVEL}\n" + "".join(f"#include <{name}.h>\n" for name in headers)
     source = f"{includes}{shared}\n{prototypes}\n{head}\n{_text('shim.c')}"
     return declarations, source
 

@@ -11,7 +11,6 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.memory.records import ArenaOutOfMemory
 from vkep.memory.upload import Uploader
-from vkep.ort.boundary import ffi
+from vkep.ort.boundary import ffi, lib
 from vkep.ort.transfers import Transfers, in_c
 
 if TYPE_CHECKING:
@@ -56,9 +55,9 @@ class MemoryDomain:
         self.users = 0
         self.lock = threading.RLock()
         self._bases: list[int] = []
-        self._blocks: dict[int, tuple[AnyBlock, int]] = {}  # address -> block, size class (0: none)
-        self._spares: dict[int, list[tuple[int, DeviceBlock]]] = {}  # size class -> heap by address
-        self._spare_bytes = 0
+        self._blocks: dict[int, tuple[AnyBlock, int]] = {}  # address -> block, size class (0: none); spare ones too
+        #: blocks that change hands without the arena (a ``VkepSpares``)
+        self.spares = ffi.new("VkepSpares *", {"grain": _GRAIN, "most": _MOST_SPARE_BYTES})
         self._gave_back = False  #: whether the arena got anything back since `run_ended`
         self.lease = context.lease("onnxruntime memory", copies_only=True)
         try:
@@ -75,13 +74,10 @@ class MemoryDomain:
 
     def alloc(self, nbytes: int) -> int:
         """A pointer to ``nbytes``. Raises `ArenaOutOfMemory`, `GpuError`."""
+        spare: int = lib.vkep_take(self.spares, nbytes)
+        if spare:
+            return spare
         size = -(-nbytes // _GRAIN) * _GRAIN
-        with self.lock:
-            spares = self._spares.get(size)
-            if spares:
-                # the lowest: the next run's tensors lie where this one's did, in whatever order they were given back
-                self._spare_bytes -= size
-                return self._enter(heappop(spares)[1], size)
         try:
             block = self.arena.alloc(size, self.context.timeline)
         except ArenaOutOfMemory:
@@ -96,16 +92,17 @@ class MemoryDomain:
 
     def free(self, pointer: int) -> None:
         """Give a block back; the memory is used again when the GPU is done with what was submitted so far."""
+        given = lib.vkep_give(self.spares, pointer)
+        if given == 1:
+            return
         address = pointer & _ADDRESS_MASK
         with self.lock:
-            block, size = self._blocks.pop(address, (None, 0))
-            if block is None:
+            block, size = self._blocks.get(address, (None, 0))
+            if block is None or given < 0:
                 raise ValueError(f"no block starts at {pointer:#x} (freed before?)")
-            del self._bases[bisect_left(self._bases, address)]
-            if size and isinstance(block, DeviceBlock) and self._spare_bytes + size <= _MOST_SPARE_BYTES:
-                heappush(self._spares.setdefault(size, []), (address, block))
-                self._spare_bytes += size
+            if size and isinstance(block, DeviceBlock) and lib.vkep_add(self.spares, pointer, size):
                 return
+            self._forget(address)
         timeline = self.context.timeline
         block.free(stream=timeline, sync_value=timeline.submitted)
         self._gave_back = True
@@ -120,17 +117,17 @@ class MemoryDomain:
 
     def trim(self) -> int:
         """Give the blocks kept for the next allocation of their size back to the arena; returns their bytes."""
+        pointers = ffi.new("uint64_t[]", len(self.spares.blocks))
         with self.lock:
-            spares, self._spares = self._spares, {}
-            freed, self._spare_bytes = self._spare_bytes, 0
+            addresses = [p & _ADDRESS_MASK for p in pointers[0 : lib.vkep_drain(self.spares, pointers)]]
+            drained = [self._forget(address) for address in addresses]
         timeline = self.context.timeline
         self.uploads.trim()
         self.downloads.trim()
-        for blocks in spares.values():
-            for _, block in blocks:
-                block.free(stream=timeline, sync_value=timeline.submitted)
+        for block, _ in drained:
+            block.free(stream=timeline, sync_value=timeline.submitted)
         self._gave_back = True
-        return freed
+        return sum(size for _, size in drained)
 
     def shrink(self) -> int:
         """Give all that is free back to the device; returns its bytes."""
@@ -148,6 +145,11 @@ class MemoryDomain:
             insort(self._bases, block.address)
         return block.address | self._tag
 
+    def _forget(self, address: int) -> tuple[AnyBlock, int]:
+        """Take a block out of the books; the caller holds the lock."""
+        del self._bases[bisect_left(self._bases, address)]
+        return self._blocks.pop(address)
+
     def adopt(self, block: ExternalBlock) -> int:
         """A pointer to imported memory, until `disown`."""
         return self._enter(block, 0)
@@ -156,34 +158,38 @@ class MemoryDomain:
         """Forget imported memory."""
         address = pointer & _ADDRESS_MASK
         with self.lock:
-            if self._blocks.pop(address, None) is not None:
-                del self._bases[bisect_left(self._bases, address)]
+            if address in self._blocks:
+                self._forget(address)
 
     def find(self, pointer: int) -> tuple[AnyBlock, int]:
         """The block that a pointer points into, and the byte offset. Raises `ValueError`."""
         address = pointer & _ADDRESS_MASK
-        here = self._blocks.get(address)
-        if here is not None:
-            return here[0], 0
-        with self.lock:
-            at = bisect_right(self._bases, address) - 1
-            block = self._blocks[self._bases[at]][0] if at >= 0 else None
-        if block is None or address >= block.address + block.size:
+        block = self._blocks.get(address, (None, 0))[0]
+        if block is None:
+            with self.lock:
+                at = bisect_right(self._bases, address) - 1
+                block = self._blocks[self._bases[at]][0] if at >= 0 else None
+        if block is None or address >= block.address + block.size or self._is_spare(block):
             raise ValueError(f"the pointer {pointer:#x} lies in no block of {self.context.label}")
         return block, address - block.address
 
+    def _is_spare(self, block: AnyBlock) -> bool:
+        turn: int = lib.vkep_turn(self.spares, block.address | self._tag)
+        return turn >= 0 and turn % 2 == 1
+
     def holds(self, block: AnyBlock) -> bool:
         """Whether a block was not given back since it was found."""
-        return self._blocks.get(block.address, (None, 0))[0] is block
+        return self._blocks.get(block.address, (None, 0))[0] is block and not self._is_spare(block)
 
     def holding(self, pointer: int) -> object:
-        """Stands for the allocation that a pointer points into, until it is freed. Raises `ValueError`."""
-        with self.lock:
-            return self._blocks[self.find(pointer)[0].address]
+        """Equal for equal allocations: the one that a pointer points into, until it is freed. Raises `ValueError`."""
+        block, _ = self.find(pointer)
+        return id(block), block, lib.vkep_turn(self.spares, block.address | self._tag)
 
     @property
     def live_blocks(self) -> int:
-        return len(self._blocks)
+        """Blocks that ONNX Runtime holds."""
+        return len(self._blocks) - int(self.spares.free_count)
 
     # ---- transfers
 

@@ -62,6 +62,116 @@ void vkep_copy_all(char *const *targets, char *const *sources, const uint64_t *k
   for (size_t i = 0; i < count; ++i) memcpy(targets[i], sources[i], key[2 * i + 1]);
 }
 
+static void enter(VkepSpares *spares) {
+  while (__atomic_test_and_set(&spares->lock, __ATOMIC_ACQUIRE)) sched_yield();
+}
+
+static void leave(VkepSpares *spares) { __atomic_clear(&spares->lock, __ATOMIC_RELEASE); }
+
+static VkepSpare *spare(VkepSpares *spares, uint64_t pointer) {
+  for (size_t i = 0; i < spares->count; ++i)
+    if (spares->blocks[i].pointer == pointer) return &spares->blocks[i];
+  return NULL;
+}
+
+static void turn(VkepSpares *spares, VkepSpare *block) {
+  int now_free = ++block->turn % 2;
+  spares->free_bytes += now_free ? block->bytes : -block->bytes;
+  spares->free_count += now_free ? 1 : -1;
+}
+
+uint64_t vkep_take(VkepSpares *spares, uint64_t bytes) {
+  uint64_t size = (bytes + spares->grain - 1) / spares->grain * spares->grain, pointer = 0;
+  VkepSpare *lowest = NULL;
+  enter(spares);
+  for (size_t i = 0; i < spares->count; ++i) {
+    VkepSpare *block = &spares->blocks[i];
+    if (block->turn % 2 && block->bytes == size && (lowest == NULL || block->pointer < lowest->pointer)) lowest = block;
+  }
+  if (lowest != NULL) {
+    turn(spares, lowest);
+    pointer = lowest->pointer;
+  }
+  leave(spares);
+  return pointer;
+}
+
+int vkep_give(VkepSpares *spares, uint64_t pointer) {
+  int given = 0;
+  enter(spares);
+  VkepSpare *block = spare(spares, pointer);
+  if (block != NULL && block->turn % 2) {
+    given = -1;
+  } else if (block != NULL && spares->free_bytes + block->bytes <= spares->most) {
+    turn(spares, block);
+    given = 1;
+  } else if (block != NULL) {
+    *block = spares->blocks[--spares->count];
+  }
+  leave(spares);
+  return given;
+}
+
+int vkep_add(VkepSpares *spares, uint64_t pointer, uint64_t bytes) {
+  enter(spares);
+  int room = spares->count < sizeof spares->blocks / sizeof *spares->blocks && spares->free_bytes + bytes <= spares->most &&
+             spare(spares, pointer) == NULL;
+  if (room) {
+    VkepSpare *block = &spares->blocks[spares->count++];
+    block->pointer = pointer;
+    block->bytes = bytes;
+    block->turn = 0;
+    turn(spares, block);
+  }
+  leave(spares);
+  return room;
+}
+
+size_t vkep_drain(VkepSpares *spares, uint64_t *pointers) {
+  size_t drained = 0;
+  enter(spares);
+  for (size_t i = 0; i < spares->count;) {
+    if (spares->blocks[i].turn % 2) {
+      pointers[drained++] = spares->blocks[i].pointer;
+      spares->blocks[i] = spares->blocks[--spares->count];
+    } else {
+      ++i;
+    }
+  }
+  spares->free_bytes = spares->free_count = 0;
+  leave(spares);
+  return drained;
+}
+
+int64_t vkep_turn(VkepSpares *spares, uint64_t pointer) {
+  enter(spares);
+  VkepSpare *block = spare(spares, pointer);
+  int64_t found = block == NULL ? -1 : (int64_t)block->turn;
+  leave(spares);
+  return found;
+}
+
+static void *taken(const VkepAllocator *allocator, size_t bytes) {
+  return allocator->spares == NULL || bytes == 0 ? NULL : (void *)(uintptr_t)vkep_take(allocator->spares, bytes);
+}
+
+void *vkep_alloc(OrtAllocator *allocator, size_t bytes) {
+  VkepAllocator *mine = (VkepAllocator *)allocator;
+  void *pointer = taken(mine, bytes);
+  return pointer != NULL ? pointer : mine->alloc(allocator, bytes);
+}
+
+void *vkep_alloc_on_stream(OrtAllocator *allocator, size_t bytes, OrtSyncStream *stream) {
+  VkepAllocator *mine = (VkepAllocator *)allocator;
+  void *pointer = taken(mine, bytes);
+  return pointer != NULL ? pointer : mine->alloc_on_stream(allocator, bytes, stream);
+}
+
+void vkep_free(OrtAllocator *allocator, void *pointer) {
+  VkepAllocator *mine = (VkepAllocator *)allocator;
+  if (mine->spares == NULL || vkep_give(mine->spares, (uint64_t)(uintptr_t)pointer) != 1) mine->free(allocator, pointer);
+}
+
 static uint64_t address(const VkepDomain *domain, const VkepTensor *tensor) {
   uint64_t pointer = (uint64_t)(uintptr_t)tensor->data, top = domain->domain << domain->shift;
   uint64_t at = pointer - top;
