@@ -58,23 +58,19 @@ uvec4 load_b(uint column, uint k) {
     bool inside = WHOLE_K == 1 || k < k_end;
     return w_units.v[(inside ? k * args.n + min(column0 + column, args.n - 8) : args.k * args.n) / 8];
 }
+#include "cooperative_band.glsl"
 #include "cooperative_store.glsl"
 #include "cooperative_tile.glsl"
 
 // pitch: elements from a pixel of x to the next.
 void main() {
-    uint split = gl_WorkGroupID.z, column_tiles = (args.n + TILE_N - 1) / TILE_N, row_tiles = (args.m + TILE_M - 1) / TILE_M;
-    uint flat_tile = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
-    if (flat_tile >= column_tiles * row_tiles) return;
-    uint band = flat_tile / (BAND * column_tiles), rows = min(BAND, row_tiles - band * BAND);
-    uint in_band = flat_tile - band * BAND * column_tiles;
-    row0 = (band * BAND + in_band % rows) * TILE_M;
-    column0 = in_band / rows * TILE_N;
+    if (!find_tile()) return;
+    uint split = gl_WorkGroupID.z, carry;
     x_address = operand(args.x, 0);
     w_units = Units(operand(args.w, 1));
     zeros_address = uvec2(w_units);
-    uint low = zeros_address.x + args.k * args.n * 2;
-    zeros_address = uvec2(low, zeros_address.y + uint(low < zeros_address.x));
+    zeros_address.x = uaddCarry(zeros_address.x, args.k * args.n * 2, carry);
+    zeros_address.y += carry;
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
         uint row = min(row0 + k_line_of(i), args.m - 1), pixel, x_out;
         uint image = fast_divmod(row, args.pixels, args.pixels_mul, args.pixels_shift, pixel);

@@ -2,7 +2,7 @@
 //
 // Strides in elements. A_VECTOR: a runs along k in aligned groups of eight; B_VECTOR: b does so along k (B_ALONG_K) or along
 // its columns. Else elements are gathered one by one. Workgroup z is (batch * splits + split), PARTIAL as in
-// matmul_tiled.comp. Tiles are walked in bands of BAND rows, so that a band's operands stay in cache.
+// matmul_tiled.comp.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -65,19 +65,14 @@ uvec4 load_b(uint column, uint k) {
     return units;
 }
 
+#include "cooperative_band.glsl"
 #include "cooperative_store.glsl"
 #include "cooperative_tile.glsl"
 
 void main() {
     uint split = gl_WorkGroupID.z % args.splits, batch = gl_WorkGroupID.z / args.splits;
     uint batch0 = batch / args.batch1, batch1 = batch % args.batch1;
-    uint column_tiles = (args.n + TILE_N - 1) / TILE_N, row_tiles = (args.m + TILE_M - 1) / TILE_M;
-    uint flat_tile = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
-    if (flat_tile >= column_tiles * row_tiles) return;
-    uint band = flat_tile / (BAND * column_tiles), rows = min(BAND, row_tiles - band * BAND);
-    uint in_band = flat_tile - band * BAND * column_tiles;
-    row0 = (band * BAND + in_band % rows) * TILE_M;
-    column0 = in_band / rows * TILE_N;
+    if (!find_tile()) return;
     a = Elements(operand(args.a, 0));
     b = Elements(operand(args.b, 1));
     a_units = Units(operand(args.a, 0));

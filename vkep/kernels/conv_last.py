@@ -20,7 +20,7 @@ from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.partials import partial_sums, reduce_partials
-from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, flat_grid, uses_subgroup_tiles
+from vkep.kernels.tiles import Prepack, Scratch, ceil_div, flat_grid, tile_grid, uses_subgroup_tiles
 
 _X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
 CONV_LAST = Kernel(
@@ -101,10 +101,9 @@ def conv_last(
     tile = tiling.tile
     side_by_side = problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
     columns = problem.kw if side_by_side else 1  # of a tap
-    tiles = flat_grid(ceil_div(problem.oc, tile.n) * ceil_div(pixels, tile.m), 1, caps, "conv")
     partials = partial_sums(scratch, tiling.splits, pixels * problem.oc, "conv")
     product = CONV_LAST.call(
-        grid=check_grid((*tiles[:2], tiling.splits), caps, "conv"),
+        grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(problem.oc, tile.n), tiling.splits, caps, "conv"),
         operands={"x": x, "w": packed, "y": y if partials is None else partials},
         params={
             "m": pixels,

@@ -17,7 +17,7 @@ from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.partials import partial_sums, reduce_partials
-from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, flat_grid
+from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, tile_grid
 
 if TYPE_CHECKING:
     from vkep.kernels.matmul import MatMulProblem
@@ -103,9 +103,8 @@ def matmul_cooperative(
     partials = partial_sums(scratch, tiling.splits, batch * problem.m * problem.n, "matmul")
     store_vector = problem.n % VECTOR == 0 and (partials is not None or (aligned and _in_vectors(stride_y, 3)))
     tile = tiling.tile
-    tiles = flat_grid(ceil_div(problem.n, tile.n) * ceil_div(problem.m, tile.m), 1, caps, "matmul")
     product = MATMUL_COOPERATIVE.call(
-        grid=check_grid((*tiles[:2], batch * tiling.splits), caps, "matmul"),
+        grid=tile_grid(ceil_div(problem.m, tile.m), ceil_div(problem.n, tile.n), batch * tiling.splits, caps, "matmul"),
         operands={"a": a, "b": b, "y": y if partials is None else partials},
         params={
             "m": problem.m,

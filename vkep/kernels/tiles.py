@@ -280,7 +280,9 @@ def check_grid(grid: tuple[int, int, int], caps: DeviceCapabilities, what: str) 
 def tile_grid(
     row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabilities, what: str
 ) -> tuple[int, int, int]:
-    """The grid of a subgroup kernel: tiles in x, folded into y beyond its limit (``workgroup_tile`` in the GLSL)."""
+    """The grid of a kernel that counts its tiles itself: they lie in x, folded into y beyond its limit (``workgroup_tile`` and
+    ``find_tile`` in the GLSL).
+    """
     tiles = row_tiles * column_tiles
     if tiles >= EXACT_DIVISION_LIMIT:
         raise ValueError(f"{what} has {tiles} tiles, the kernels count fewer than {EXACT_DIVISION_LIMIT}")
