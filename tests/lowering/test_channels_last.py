@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import vkep
+import vkep.kernels.conv_few
 import vkep.kernels.conv_last
-import vkep.ops.convolution
 from tests.kernels.test_cooperative import GPU
 from vkep import dtypes
 from vkep.graph import load_model
@@ -221,7 +221,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         return problem.dtype == "float16" and (problem.kh == 1 or is_depthwise(problem))
 
     monkeypatch.setattr(vkep.kernels.conv_last, "takes_channels_last", takes)
-    monkeypatch.setattr(vkep.ops.convolution, "takes_channels_last", takes)
+    monkeypatch.setattr(vkep.kernels.conv_few, "takes_channels_last", takes)
     return monkeypatch
 
 

@@ -14,8 +14,7 @@ from vkep.device.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.kernels.attention import AttentionProblem, attention, takes_attention
 from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.conv_few import conv_few, takes_few_channels
-from vkep.kernels.conv_last import conv_last, takes_channels_last
+from vkep.kernels.conv_few import channels_last_kernels
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem, matmul
 from vkep.kernels.norm import layer_norm
@@ -338,11 +337,7 @@ def conv_case(
         shapes = ((batch, c, size, size), (oc, c // groups, kernel, kernel))
         x, w = (timer.operand(_normal(seed, s, kind)) for seed, s in enumerate(shapes))
         y = timer.operand(nbytes=batch * problem.y_batch * np.dtype(kind).itemsize)
-        chosen: Callable[..., list[KernelCall]] = conv  # as lowering chooses
-        if takes_few_channels(problem, timer.caps):
-            chosen = conv_few
-        elif takes_channels_last(problem, timer.caps):
-            chosen = conv_last
+        chosen = channels_last_kernels(problem, timer.caps) or conv  # as lowering chooses
         return chosen(problem, timer.caps, x, w, y, None, timer.scratch, timer.prepack(w)), [x, w, y]
 
     def torch_run(torch: Any) -> Callable[[], Any]:

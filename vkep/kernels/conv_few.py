@@ -11,6 +11,7 @@ A wide pixel may hold one beside the window, whose weights are zero: where that 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,15 @@ def takes_few_channels(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
     except ValueError:  # more elements than can be addressed
         return False
     return takes_channels_last(wide, caps)
+
+
+def channels_last_kernels(problem: ConvProblem, caps: DeviceCapabilities) -> Callable[..., list[KernelCall]] | None:
+    """What computes a convolution with constant weights so that its result has its channels last: `conv_few`, `conv_last`,
+    or None.
+    """
+    if takes_few_channels(problem, caps):
+        return conv_few
+    return conv_last if takes_channels_last(problem, caps) else None
 
 
 def conv_few(

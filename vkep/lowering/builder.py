@@ -192,6 +192,7 @@ class Builder:
         strided_output: bool = False,
         flops: int = 0,
         role: Role = "",
+        aligned: bool = False,
     ) -> None:
         """Add an operation that emits its own dispatches; what its selection refuses is declined.
 
@@ -199,7 +200,9 @@ class Builder:
         """
         if max([t.size for t in outputs], default=0) == 0:
             return
-        op = KernelOp(list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops, role=role)
+        op = KernelOp(
+            list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops, role=role, aligned=aligned
+        )
         if row_axis is None:
             try:
                 calls = emit(_TrialTarget(self.caps), inputs, outputs, None)

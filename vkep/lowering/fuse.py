@@ -272,7 +272,9 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         if place is None or not producer.outputs[0].is_whole:
             continue
         others = [op for op in uses.readers[storage] if op is not copy]
-        if not _can_write(producer, place) or (others and not (place.is_contiguous and _may_lie(storage, place))):
+        if not _can_write(producer, place) or (
+            others and not (place.is_contiguous and _may_read(others, storage, place))
+        ):
             continue
         for op in [producer, copy, *others]:
             uses.remove(op)
@@ -290,7 +292,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
 
 def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
     """Let all who write parts of a storage write where its copy would lie, when that is as dense."""
-    if not (copy.out.is_contiguous and _may_lie(storage, copy.out)):
+    if not (copy.out.is_contiguous and _may_read(uses.readers[storage], storage, copy.out)):
         return False
     touching = [op for op in dict.fromkeys([*uses.writers[storage], *uses.readers[storage]]) if op is not copy]
     for op in [copy, *touching]:
@@ -301,9 +303,10 @@ def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
     return True
 
 
-def _may_lie(storage: Storage, place: Tensor) -> bool:
-    """Whether those who read a storage may read it there: with channels last they load 16 bytes at a time."""
-    return not storage.channels_last or alignment(place) == 16
+def _may_read(readers: Iterable[Op], storage: Storage, place: Tensor) -> bool:
+    """Whether those who read a storage may read it there: some load 16 bytes at a time."""
+    asks = (op for op in readers if isinstance(op, KernelOp) and op.aligned)
+    return alignment(place) == 16 or not any(t.storage is storage for op in asks for t in op.inputs)
 
 
 def _can_write(producer: Op, place: Tensor) -> bool:
@@ -319,8 +322,7 @@ def _can_write(producer: Op, place: Tensor) -> bool:
 
 
 def _retarget(op: Op, storage: Storage, place: Tensor) -> None:
-    """Make an operation read and write a result at its new, dense place, which takes over what its readers ask of it."""
-    place.storage.channels_last |= storage.channels_last
+    """Make an operation read and write a result at its new, dense place."""
 
     def moved(tensor: Tensor) -> Tensor:
         if tensor.storage is not storage:

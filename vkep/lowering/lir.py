@@ -77,6 +77,7 @@ class KernelOp:
     ``row_axis`` is set where the kernels can pass their result through an epilogue: the output axis that is the
     epilogue's ``row``; the axes after it, flattened, are its ``col``.
     ``strided_output`` says that the output may be a view whose batch stride (axes before ``row_axis``) is not dense.
+    ``aligned`` says that its inputs are at multiples of 16 bytes, and must stay there.
     """
 
     inputs: list[Tensor]
@@ -89,6 +90,7 @@ class KernelOp:
     epilogue_of: Tensor | None = None
     flops: int = 0
     role: Role = ""
+    aligned: bool = False
     #: what the trial of a selection (`Builder.kernel`) gave, and the inputs and outputs that it was for
     tried: tuple[tuple[list[Tensor], list[Tensor]], list[KernelCall]] | None = None
 

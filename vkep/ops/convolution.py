@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
 from vkep.kernels.col2im import col2im
 from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.conv_few import conv_few, takes_few_channels
-from vkep.kernels.conv_last import conv_last, takes_channels_last
+from vkep.kernels.conv_few import channels_last_kernels, conv_few
 from vkep.kernels.deform import deform_columns
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
@@ -63,10 +62,10 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
     except ValueError as error:
         b.decline(str(error))
     if x.rank == 4 and w.storage.is_constant:
-        few = takes_few_channels(problem, b.caps)
+        kernels = channels_last_kernels(problem, b.caps)
         # a depthwise one is not worth a relayout of its own
-        if few or (takes_channels_last(problem, b.caps) and (group == 1 or x.is_channels_last)):
-            return _channels_last(b, x, w, problem, few)
+        if kernels is not None and (group == 1 or x.is_channels_last):
+            return _channels_last(b, x, w, problem, kernels)
     out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
 
     def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
@@ -78,10 +77,11 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
     return out
 
 
-def _channels_last(b: Builder, x: Tensor, w: Tensor, problem: ConvProblem, few: bool) -> Tensor:
-    """A convolution whose result, and input unless it has ``few`` channels, has its channels last: the epilogue's rows are
-    pixels.
-    """
+def _channels_last(
+    b: Builder, x: Tensor, w: Tensor, problem: ConvProblem, kernels: Callable[..., list[KernelCall]]
+) -> Tensor:
+    """A convolution whose result, and input unless it has few channels, has its channels last: the epilogue's rows are pixels."""
+    few = kernels is conv_few
     out = b.empty_channels_last(x.dtype, (problem.n, problem.oc, problem.oh, problem.ow))
     rows = out.transpose(CHANNELS_LAST).reshape((problem.n * problem.oh * problem.ow, problem.oc))
     assert rows is not None
@@ -90,11 +90,10 @@ def _channels_last(b: Builder, x: Tensor, w: Tensor, problem: ConvProblem, few: 
         placed = _placed(problem, alignment(o[0]) if few else alignment(i[0], o[0]))
         pack = prepack(t, i[1])
         assert pack is not None, "the weights are constant"
-        kernels = conv_few if few else conv_last
         return kernels(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), pack)
 
     source = b.contiguous(x) if few else b.channels_last(x).transpose(CHANNELS_LAST)
-    b.kernel([source, b.contiguous(w)], [rows], emit, row_axis=0, flops=problem.flops)
+    b.kernel([source, b.contiguous(w)], [rows], emit, row_axis=0, flops=problem.flops, aligned=not few)
     return out
 
 
