@@ -114,23 +114,24 @@ def measure_model(
     """
     results = {peer: Result(model.stem, peer) for peer in peers}
     with ExitStack() as stack:
-        ready: dict[str, tuple[Worker, int]] = {}
+        ready: dict[str, Worker] = {}
         for peer in peers:
             progress(f"{model.stem}: opening with {peer}")
             # One at a time, so that no peer's start disturbs another's.
             worker = stack.enter_context(Worker(peer, dict(environment), timeout))
             try:
-                ready[peer] = (worker, _open(worker, model, results[peer], limits))
+                _open(worker, model, results[peer], limits)
+                ready[peer] = worker
             except (PeerUnavailable, WorkerFailed) as why:
                 _give_up(results[peer], why)
         for number in range(rounds):
             progress(f"{model.stem}: round {number + 1} of {rounds}")
             # Every other round the other way round: what a turn leaves behind meets each neighbour as often.
-            for peer, (worker, count) in list(ready.items())[:: -1 if number % 2 else 1]:
+            for peer, worker in list(ready.items())[:: -1 if number % 2 else 1]:
                 time.sleep(SETTLE_S)
-                results[peer].turn = count
+                result = results[peer]
                 try:
-                    results[peer].samples_ms += worker.ask(do="run", warm_s=WARM_S, count=count)["ms"]
+                    result.samples_ms += worker.ask(do="run", warm_s=WARM_S, count=result.turn)["ms"]
                 except (PeerUnavailable, WorkerFailed) as why:
                     _give_up(results[peer], why)
                     del ready[peer]
@@ -141,8 +142,8 @@ def measure_model(
     return list(results.values())
 
 
-def _open(worker: Worker, model: Path, result: Result, limits: DeviceLimits | None) -> int:
-    """Open the model in the worker and fill in the result; returns the number of runs that make a turn."""
+def _open(worker: Worker, model: Path, result: Result, limits: DeviceLimits | None) -> None:
+    """Open the model in the worker and fill in the result."""
     answer = worker.ask(do="open", peer=worker.peer, model=str(model.resolve()))
     result.fresh_process_ms = (time.perf_counter() - worker.started) * 1e3
     result.detail = answer["placement"]
@@ -152,7 +153,7 @@ def _open(worker: Worker, model: Path, result: Result, limits: DeviceLimits | No
     if limits is not None and answer["work"]:
         result.limit_ms = sum(limits.nanoseconds(*piece) for piece in answer["work"]) / 1e6
     # The second and third run: pipelines are there, threads are awake.
-    return runs_a_turn(min(worker.ask(do="run", warm_s=0.0, count=2)["ms"]))
+    result.turn = runs_a_turn(min(worker.ask(do="run", warm_s=0.0, count=2)["ms"]))
 
 
 def _give_up(result: Result, why: Exception) -> None:

@@ -184,7 +184,7 @@ class MemoryDomain:
     def holding(self, pointer: int) -> object:
         """Equal for equal allocations: the one that a pointer points into, until it is freed. Raises `ValueError`."""
         block, _ = self.find(pointer)
-        return id(block), block, lib.vkep_turn(self.spares, block.address | self._tag)
+        return block, lib.vkep_turn(self.spares, block.address | self._tag)
 
     @property
     def live_blocks(self) -> int:
