@@ -11,7 +11,7 @@ import pytest
 import gpu_shared
 from gpu_shared import DeviceLostError, SharedGpuContext
 from vkep.ort.memory import MemoryDomain, acquire
-from vkep.ort.transfers import _MOST_ROUTES, MOST_STAGED, Transfers
+from vkep.ort.transfers import _MOST_KEPT, _MOST_ROUTES, MOST_STAGED, Transfers
 
 
 @pytest.fixture(params=["seen", "staged"])
@@ -141,6 +141,21 @@ def test_more_than_is_staged_at_once(domain: MemoryDomain) -> None:
     domain.upload(pointer, data)
     np.testing.assert_array_equal(read(domain, pointer, nbytes), data)
     domain.free(pointer)
+
+
+def test_only_so_many_bytes_stay_prepared(domain: MemoryDomain) -> None:
+    """Of what is long enough to be shared out to threads too."""
+    pointers = [domain.alloc(MOST_STAGED) for _ in range(3 + _MOST_KEPT // MOST_STAGED)]
+    for number, pointer in enumerate(pointers):
+        domain.upload(pointer, filled(number, MOST_STAGED))
+        np.testing.assert_array_equal(read(domain, pointer, MOST_STAGED), filled(number, MOST_STAGED))
+        for copies in (domain.uploads, domain.downloads):
+            assert copies._kept == sum(route.staged for route in copies._routes.values()) <= _MOST_KEPT
+    assert len(domain.uploads._routes) == (0 if is_seen(domain, pointers[0]) else _MOST_KEPT // MOST_STAGED)
+    domain.trim()
+    assert domain.uploads._kept == domain.downloads._kept == 0
+    for pointer in pointers:
+        domain.free(pointer)
 
 
 def test_threads_that_copy_the_same_and_their_own(domain: MemoryDomain) -> None:

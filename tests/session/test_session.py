@@ -66,6 +66,25 @@ def test_a_subset_of_the_outputs_in_the_order_asked(open_session: Open) -> None:
         session.run(["thrice"], {"x": x})
 
 
+def test_long_results_stay_as_they_were(open_session: Open) -> None:
+    """Their memory is written again only once nobody holds them, also where the session is closed first."""
+    session = open_session(model("g (float[2, 1024, 1024] x) => (float[2, 1024, 1024] y) { y = Neg(x) }"))
+    feed = np.zeros((2, 1024, 1024), np.float32)
+    kept = []
+    for number in range(4):
+        feed[:] = number
+        kept.append(session.run(None, {"x": feed})[0])
+    row, address = kept[3][1, -1], kept[3].ctypes.data
+    assert [float(y.max()) for y in kept] == [float(y.min()) for y in kept] == [0, -1, -2, -3]
+    kept.pop()
+    feed[:] = 9
+    later = session.run(None, {"x": feed})[0]
+    assert later.ctypes.data != address and (row == -3).all()
+    session.close()
+    assert [float(y[0, 0, 0]) for y in kept] == [0, -1, -2]
+    kept[0][...] = 5  # and are the caller's to write
+
+
 def test_one_value_as_two_outputs(open_session: Open) -> None:
     session = open_session(model("g (float[3] x) => (float[3] a, float[3] b) { a = Neg(x) b = Identity(a) }"))
     a, b = session.run(None, {"x": np.array([1, 2, 3], np.float32)})

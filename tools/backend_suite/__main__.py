@@ -41,14 +41,21 @@ def main(argv: list[str] | None = None) -> int:
     names = [n for n, c in load_cases().items() if c.kind in args.kinds and pattern.search(n)][:: args.every]
     started = time.perf_counter()
     outcomes: list[Outcome] = []
-    for outcome in run_cases(names, jobs=args.jobs, timeout=args.timeout, through=args.through):
-        outcomes.append(outcome)
-        if outcome.state == FAILED and not args.quiet:
-            print(f"FAILED {outcome.name}: {outcome.reasons[0]}", flush=True)
+    stopped = False
+    try:
+        for outcome in run_cases(names, jobs=args.jobs, timeout=args.timeout, through=args.through):
+            outcomes.append(outcome)
+            if outcome.state == FAILED and not args.quiet:
+                print(f"FAILED {outcome.name}: {outcome.reasons[0]}", flush=True)
+    except KeyboardInterrupt:
+        stopped = True
     outcomes.sort(key=lambda o: names.index(o.name))
     print_counts(outcomes, time.perf_counter() - started)
     if args.results:
         args.results.write_text("".join(baseline.to_json(o) + "\n" for o in outcomes))
+    if stopped:
+        print(f"stopped: {len(outcomes)} of {len(names)} cases had run")
+        return 130
     path = baseline.PATHS.get(args.through)
     if args.write:
         if path is None:

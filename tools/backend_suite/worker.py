@@ -104,6 +104,8 @@ def run_cases(names: Sequence[str], *, jobs: int, timeout: float, through: str =
                     yield outcome
     finally:
         for worker in workers:
+            worker.pipe.close()  # all of them first: a worker holds copies of those that were there when it was forked
+        for worker in workers:
             worker.stop()
 
 
@@ -152,7 +154,7 @@ class _Worker:
         return Outcome(name, load_cases()[name].operator(), FAILED, (why,))
 
     def stop(self) -> None:
-        self.pipe.close()
+        """Its pipe is closed."""
         self.process.join(10)
         if self.process.is_alive():
             self.process.kill()

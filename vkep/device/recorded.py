@@ -16,6 +16,7 @@ from gpu_shared.timeline import PreparedSubmit
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
+from vkep.memory.host_copy import ResultArrays, copy
 from vkep.memory.staging import StagingArena, shared_staging_arena
 from vkep.plan.memory import align
 from vkep.plan.records import FRESH, Dispatch, Plan, Port, Space
@@ -55,9 +56,16 @@ class _HostPorts:
             raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
             for p, offset in zip(ports, offsets, strict=True)
         ]
+        self.results = [ResultArrays(view.shape, view.dtype) for view in self.views]
+
+    def result(self, k: int) -> Array:
+        """An array of its own with what port ``k`` holds."""
+        made = self.results[k].empty()
+        copy(made, self.views[k])
+        return made
 
     def close(self) -> None:
-        self.views = []
+        self.views, self.results = [], []
         if self.staging is not None:
             self.staging.free()
         self.block.free()
@@ -236,7 +244,7 @@ class RecordedPlan:
                 addresses[self._inputs[k]] = tensor.address
             else:
                 ports = self._host_ports[0]
-                ports.views[k][...] = tensor
+                copy(ports.views[k], tensor)
                 addresses[self._inputs[k]] = ports.addresses[k]
                 up = True
         for k, target in enumerate(outputs):
@@ -280,10 +288,10 @@ class RecordedPlan:
         results: list[Array | DeviceTensor] = []
         for k, target in enumerate(outputs):
             if target is None:
-                results.append(self._host_ports[1].views[k].copy())
+                results.append(self._host_ports[1].result(k))
             else:
                 if not isinstance(target, DeviceTensor):
-                    target[...] = self._host_ports[1].views[k]
+                    copy(target, self._host_ports[1].views[k])
                 results.append(target)
         return results
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vkep.memory.host_copy import copy
 from vkep.memory.pieces import check_range, pieces_of, size_of
 from vkep.memory.staging_ring import Copy, Slot, StagingRing, Target
 
@@ -206,7 +207,7 @@ class Uploader:
             outgoing.fill(item, item.fill, place)
             return
         for piece in pieces_of(_data(item), self._piece_bytes):
-            np.copyto(self._place(target, at, piece.size, wait_value, outgoing, rest), piece)
+            copy(self._place(target, at, piece.size, wait_value, outgoing, rest), piece)
             outgoing.take(target, at, piece.size)
             at += piece.size
             rest -= piece.size
@@ -282,7 +283,7 @@ class Uploader:
             assert slot.block is not None
             slot.block.buffer.invalidate()
             for (_, _, start, nbytes), (out, label) in zip(landed.copies, landed.outs, strict=True):
-                out[:] = slot.bytes[start : start + nbytes]
+                copy(out, slot.bytes[start : start + nbytes])
                 arrived(nbytes, label)
 
         def fetch() -> None:
@@ -302,7 +303,7 @@ class Uploader:
                 mapped, at = item.source.mapped, item.offset
                 for piece in pieces_of(item.out, self._piece_bytes):
                     if mapped is not None:
-                        piece[:] = np.frombuffer(mapped, np.uint8)[at : at + piece.size]
+                        copy(piece, np.frombuffer(mapped, np.uint8)[at : at + piece.size])
                         arrived(piece.size, item.label)
                     else:
                         if incoming.used + piece.size > self._piece_bytes:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import DeviceLostError
+from vkep.memory.host_copy import LEAST, copy
 from vkep.memory.records import ArenaOutOfMemory
 from vkep.memory.staging import StagingArena, shared_staging_arena
-from vkep.memory.upload import Download, Upload, Uploader
+from vkep.memory.upload import PIECE_BYTES, Download, Upload, Uploader
 from vkep.ort.boundary import ffi, lib
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 #: a device pointer, host memory (a cffi pointer), and bytes, more than 0
 Item = tuple[int, Any, int]
 #: more goes in pieces: the host copies one while another travels
-MOST_STAGED = 4 << 20
+MOST_STAGED = PIECE_BYTES
 _MOST_ROUTES = 16
+_MOST_KEPT = 64 << 20  #: bytes of staging memory
 _ALIGNMENT = 16
 
 
@@ -49,7 +51,9 @@ class Route:
     places: Any = None
     mapped: list[Any] = field(default_factory=list)  #: keeps the memory that ``places`` point into
     direct: bool = False  #: whether a place is device memory itself
+    long: bool = False  #: whether an item is long enough for several threads
     staging: DeviceBlock | None = None
+    staged: int = 0  #: its bytes
     commands: CommandBuffer | None = None
     prepared: PreparedSubmit | None = None  #: None: nothing goes through staging memory
     value: int = 0  #: the timeline value of the copies sent last
@@ -70,6 +74,7 @@ class Transfers:
         self._domain, self.direction, self._uploader = domain, direction, uploader
         self._up = direction == "upload"
         self._routes: OrderedDict[bytes, Route] = OrderedDict()  #: those that no thread uses now
+        self._kept = 0  #: their bytes of staging memory
         self._shared = ExitStack()
         self._arena: StagingArena | None = None
 
@@ -83,7 +88,7 @@ class Transfers:
         domain = self._domain
         name = ffi.buffer(key, 16 * count)[:]
         with domain.lock:
-            route = self._routes.pop(name, None)
+            route = self._take(name)
             if route is not None and not all(map(domain.holds, route.blocks)):
                 self._close(route)  # of blocks that were given back since
                 route = None
@@ -103,7 +108,7 @@ class Transfers:
     def _send(self, route: Route, key: Any, hosts: Any, count: int) -> None:
         lease = self._domain.lease
         lease.wait(None if route.direct else route.value)  # what was submitted may still read what the host writes now
-        lib.vkep_copy_all(route.places, hosts, key, count)
+        _move(route, route.places, hosts, key, count)
         if route.prepared is not None:
             route.value = lease.submit(route.prepared)
 
@@ -114,12 +119,12 @@ class Transfers:
         lease.wait(None if route.direct else route.value)
         if route.staging is not None:
             route.staging.buffer.invalidate()
-        lib.vkep_copy_all(hosts, route.places, key, count)
+        _move(route, hosts, route.places, key, count)
 
     # ---- routes
 
     def _make(self, sizes: Sequence[int], found: Sequence[tuple[DeviceBlock | ExternalBlock, int]]) -> Route:
-        route = Route([block for block, _ in found], ffi.new("char *[]", len(found)))
+        route = Route([block for block, _ in found], ffi.new("char *[]", len(found)), long=max(sizes) >= LEAST)
         try:
             staged: list[tuple[int, int, int]] = []  # item, byte in the staging memory, bytes
             used = 0
@@ -156,6 +161,7 @@ class Transfers:
                 raise
             self._drop_routes()
             staging = route.staging = self._arena.alloc(nbytes)
+        route.staged = nbytes
         memory = ffi.from_buffer(staging.mapped)
         route.mapped.append(memory)
         commands = route.commands = lease.allocate(f"onnxruntime {self.direction}")
@@ -179,12 +185,11 @@ class Transfers:
             if route.direct:  # it would keep memory from its owner, and saves nothing
                 self._close(route)
                 return
-            other = self._routes.pop(key, None)  # a second thread's, which copied the same
-            if other is not None:
-                self._close(other)
+            self._drop(key)  # a second thread's, which copied the same
             self._routes[key] = route
-            while len(self._routes) > _MOST_ROUTES:
-                self._close(self._routes.popitem(last=False)[1])
+            self._kept += route.staged
+            while len(self._routes) > _MOST_ROUTES or self._kept > _MOST_KEPT:
+                self._drop(next(iter(self._routes)))
 
     def _close(self, route: Route) -> None:
         with suppress(DeviceLostError):  # a lost device touches nothing any more
@@ -211,11 +216,32 @@ class Transfers:
             if self._arena is not None:
                 self._arena.shrink()
 
+    def _take(self, key: bytes) -> Route | None:
+        route = self._routes.pop(key, None)
+        if route is not None:
+            self._kept -= route.staged
+        return route
+
+    def _drop(self, key: bytes) -> None:
+        route = self._take(key)
+        if route is not None:
+            self._close(route)
+
     def _drop_routes(self) -> None:
-        while self._routes:
-            self._close(self._routes.popitem()[1])
+        for key in list(self._routes):
+            self._drop(key)
 
     def close(self) -> None:
         self.trim()
         self._arena = None
         self._shared.close()
+
+
+def _move(route: Route, targets: Any, sources: Any, key: Any, count: int) -> None:
+    if not route.long:
+        lib.vkep_copy_all(targets, sources, key, count)
+        return
+    for i in range(count):
+        nbytes = key[2 * i + 1]
+        target, source = (np.frombuffer(ffi.buffer(at[i], nbytes), np.uint8) for at in (targets, sources))
+        copy(target, source)
