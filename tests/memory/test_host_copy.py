@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -99,6 +100,38 @@ def test_what_goes_wrong_is_told_once_nobody_writes_any_more(monkeypatch: pytest
     count = len(done)
     time.sleep(0.2)
     assert count and len(done) == count
+
+
+def test_what_fails_in_a_helper_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = threading.get_ident()
+    tried = threading.Event()
+
+    def broken(target: Any, source: Any) -> None:
+        if threading.get_ident() == caller:
+            assert tried.wait(20)
+            return
+        tried.set()
+        raise MemoryError("in a helper")
+
+    monkeypatch.setattr(host_copy.np, "copyto", broken)
+    with pytest.raises(MemoryError, match="in a helper"):
+        copy(np.zeros(240, np.uint8), np.ones(240, np.uint8))
+    monkeypatch.undo()
+    target = np.zeros(240, np.uint8)
+    copy(target, np.ones(240, np.uint8))
+    assert target.all()
+
+
+def test_helpers_that_wait_hold_no_memory() -> None:
+    source, target = np.ones(4800, np.uint8), np.zeros(4800, np.uint8)
+    for _ in range(20):
+        copy(target, source)
+    kept = weakref.ref(source)
+    del source
+    deadline = time.monotonic() + 20
+    while kept() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert kept() is None
 
 
 def test_many_copies_at_once() -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -29,21 +29,30 @@ THREADS = min(6, max(1, _cores() // 2))
 
 
 class _Helpers:
-    """The threads that help, started at the first copy that asks for them."""
+    """Threads that wait for copies to help with, started when the first ask for them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = 0
+        self._asked: SimpleQueue[_SharedCopy] = SimpleQueue()
 
-    def ask(self, work: Any, count: int) -> list[Future[None]]:
-        """Have up to ``count`` threads do ``work`` as well; none at the interpreter's end."""
+    def ask(self, shared: _SharedCopy, count: int) -> None:
+        """Have up to ``count`` threads come, when they are free."""
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS - 1, thread_name_prefix="vkep-copy")
-            try:
-                return [self._pool.submit(work) for _ in range(count)]
-            except RuntimeError:  # "cannot schedule new futures after shutdown"
-                return []
+            while self._threads < count:
+                try:
+                    Thread(target=self._serve, name=f"vkep-copy-{self._threads}", daemon=True).start()
+                except RuntimeError:  # at the interpreter's end, or too many
+                    break
+                self._threads += 1
+        for _ in range(min(count, self._threads)):
+            self._asked.put(shared)
+
+    def _serve(self) -> None:
+        while True:
+            shared = self._asked.get()
+            shared.help()
+            del shared  # while it waits it holds nobody's memory
 
 
 _helpers = _Helpers()
@@ -58,35 +67,72 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def copy(target: Array, source: Array) -> None:
-    """``target[...] = source``, where both have the same shape and dtype.
+class _SharedCopy:
+    """One copy of bytes: whoever is free takes its next piece."""
 
-    Long ones that are contiguous are shared out to threads; whoever is free takes the next piece, so that a copy beside
-    others is no slower than one thread's.
+    def __init__(self, target: Array, source: Array) -> None:
+        self._target, self._source = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+        self._starts = deque(range(0, self._source.size, _PIECE))
+        self._helpers = min(THREADS, len(self._starts)) - 1
+        self._places = deque(range(self._helpers))  #: taken by those that come in time
+        self._left: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run(self) -> None:
+        """Copy. On return, also by an interrupt, nobody reads or writes any more."""
+        _helpers.ask(self, self._helpers)
+        failed = []
+        try:
+            self._work()
+        finally:
+            self._starts.clear()
+            came = self._helpers - _drain(self._places)
+            failed = [error for error in (self._left.get() for _ in range(came)) if error is not None]
+            del self._target, self._source  # those that come too late keep this
+        if failed:
+            raise failed[0]
+
+    def help(self) -> None:
+        """A helper's part."""
+        try:
+            self._places.popleft()
+        except IndexError:
+            return
+        error = None
+        try:
+            self._work()
+        except BaseException as raised:
+            error = raised
+        self._left.put(error)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                at = self._starts.popleft()
+            except IndexError:
+                return
+            np.copyto(self._target[at : at + _PIECE], self._source[at : at + _PIECE])  # without Python's lock
+
+
+def _drain(places: deque[int]) -> int:
+    """Take all that are left; how many they were."""
+    count = 0
+    while True:
+        try:
+            places.popleft()
+        except IndexError:
+            return count
+        count += 1
+
+
+def copy(target: Array, source: Array) -> None:
+    """``target[...] = source``, where both have the same shape. Long ones that are contiguous are shared out to threads; a copy
+    beside others is no slower than one thread's.
     """
     dense = source.flags.c_contiguous and target.flags.c_contiguous and source.dtype == target.dtype
     if THREADS == 1 or source.nbytes < LEAST or not dense:
         target[...] = source
-        return
-    to, data = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
-    starts = deque(range(0, data.size, _PIECE))
-
-    def work() -> None:
-        while True:
-            try:
-                at = starts.popleft()
-            except IndexError:
-                return
-            np.copyto(to[at : at + _PIECE], data[at : at + _PIECE])  # without Python's lock
-
-    helping = _helpers.ask(work, min(THREADS, len(starts)) - 1)
-    try:
-        work()
-    finally:  # also of an interrupt: nobody writes once this has returned
-        starts.clear()
-        for future in helping:
-            if not future.cancel():
-                future.result()
+    else:
+        _SharedCopy(target, source).run()
 
 
 class ResultArrays:
