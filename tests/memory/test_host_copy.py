@@ -1,14 +1,15 @@
-"""Copies of the host's: what several threads copy is what one would, and no result's memory is written while anyone holds it."""
+"""Copies of the host's: what several threads copy is what one would, and nobody writes once a copy has ended."""
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkep.memory import host_copy
-from vkep.memory.host_copy import ResultArrays, copy
+from vkep.memory.host_copy import copy
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,34 @@ def test_another_dtype_is_converted() -> None:
     np.testing.assert_array_equal(target, np.arange(100))
 
 
+def test_matrices_and_masked_arrays() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        matrix = np.matrix(np.arange(400.0).reshape(20, 20))
+    target = np.zeros((20, 20))
+    copy(target, matrix)
+    np.testing.assert_array_equal(target, np.arange(400.0).reshape(20, 20))
+    copy(target, np.ma.masked_less(np.ones((20, 20)), 0))
+    assert (target == 1).all()
+
+
+def test_overlapping_memory() -> None:
+    whole = np.arange(1000, dtype=np.int32)
+    copy(whole[7:907], whole[:900])
+    np.testing.assert_array_equal(whole[7:907], np.arange(900))
+
+
+def test_other_shapes_and_objects_are_numpys_affair() -> None:
+    with pytest.raises(ValueError, match="broadcast"):
+        copy(np.zeros(100), np.zeros(99))
+    target = np.zeros((3, 100))
+    copy(target, np.arange(100.0))
+    assert (target == np.arange(100.0)).all()
+    words, texts = np.array(["a", None] * 50, object), np.empty(100, object)
+    copy(texts, words)
+    assert texts.tolist() == words.tolist()
+
+
 def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
     together = threading.Barrier(3, timeout=20)
@@ -97,6 +126,52 @@ def test_what_goes_wrong_is_told_once_nobody_writes_any_more(monkeypatch: pytest
     monkeypatch.setattr(host_copy.np, "copyto", broken)
     with pytest.raises(KeyboardInterrupt):
         copy(np.zeros(2400, np.uint8), np.ones(2400, np.uint8))
+    count = len(done)
+    time.sleep(0.2)
+    assert count and len(done) == count
+
+
+@pytest.mark.parametrize("where", ["asking", "waiting"])
+def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Ctrl-C comes while the caller asks for help, or twice while it waits for those that came."""
+    source, target = np.ones(2400, np.uint8), np.zeros(2400, np.uint8)
+    shared = host_copy._SharedCopy(target, source)
+    writing, caller, copyto, done = threading.Semaphore(0), threading.get_ident(), np.copyto, []
+
+    def slow(to: Any, data: Any) -> None:
+        if threading.get_ident() == caller:
+            assert writing.acquire(timeout=20)
+        else:
+            writing.release()
+            time.sleep(0.05)
+        copyto(to, data)
+        done.append(1)
+
+    monkeypatch.setattr(host_copy.np, "copyto", slow)
+    interrupts = [KeyboardInterrupt("first"), KeyboardInterrupt("second")]
+    if where == "asking":
+        ask = host_copy._Helpers.ask
+
+        def interrupted(self: Any, *given: Any) -> None:
+            ask(self, *given)
+            assert writing.acquire(timeout=20)  # they are at it
+            raise interrupts.pop(0)
+
+        monkeypatch.setattr(host_copy._Helpers, "ask", interrupted)
+    else:
+
+        class Bell:
+            def __init__(self, bell: Any) -> None:
+                self.get = lambda timeout: bell.get(timeout=timeout) if not interrupts else self.interrupt()
+                self.put = bell.put
+
+            def interrupt(self) -> None:
+                raise interrupts.pop(0)
+
+        monkeypatch.setattr(shared, "_bell", Bell(shared._bell))
+        monkeypatch.setattr(shared, "_starts", deque([0, 24, 48]))  # one for each: the caller ends first
+    with pytest.raises(KeyboardInterrupt):
+        shared.run()
     count = len(done)
     time.sleep(0.2)
     assert count and len(done) == count
@@ -164,38 +239,3 @@ atexit.register(lambda: print("at the end", right()))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "at the end True"), done.stderr
-
-
-# ---- results
-
-
-def test_memory_comes_back_with_the_last_view() -> None:
-    arrays = ResultArrays((10, 10), np.dtype(np.float32))
-    first = arrays.empty()
-    assert first.shape == (10, 10) and first.dtype == np.float32 and first.flags.writeable and first.flags.c_contiguous
-    row, address = first[3], first.ctypes.data
-    first[:] = 7
-    del first
-    second = arrays.empty()
-    assert second.ctypes.data != address, "a row of the first is still held"
-    assert (row == 7).all()
-    del row
-    third = arrays.empty()
-    assert third.ctypes.data == address
-    del second, third
-    assert len(arrays._spare) == 1, "one is kept, not both"
-
-
-def test_short_results_are_arrays_of_their_own() -> None:
-    arrays = ResultArrays((3,), np.dtype(np.float32))
-    assert arrays.empty().base is None
-    assert ResultArrays((0, 4), np.dtype(np.float32)).empty().shape == (0, 4)
-
-
-def test_results_outlive_what_made_them() -> None:
-    arrays = ResultArrays((50,), np.dtype(ml_dtypes.bfloat16))
-    kept = arrays.empty()
-    kept[:] = 3
-    del arrays
-    gc.collect()
-    assert (kept == 3).all() and kept.dtype == ml_dtypes.bfloat16

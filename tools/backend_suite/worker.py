@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -154,13 +155,15 @@ class _Worker:
         return Outcome(name, load_cases()[name].operator(), FAILED, (why,))
 
     def stop(self) -> None:
-        """Its pipe is closed."""
-        self.process.join(10)
+        """Its pipe is closed: it ends by itself, unless it is in the middle of a case."""
+        if self.current is None:
+            self.process.join(10)
         if self.process.is_alive():
             self.process.kill()
 
 
 def _serve(pipe: Connection, theirs: Connection, through: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the pipe
     theirs.close()
     cases = load_cases()
     run = RUNNERS[through]
@@ -169,4 +172,8 @@ def _serve(pipe: Connection, theirs: Connection, through: str) -> None:
             name = pipe.recv()
         except (EOFError, OSError):
             return
-        pipe.send(run(cases[name]))
+        outcome = run(cases[name])
+        try:
+            pipe.send(outcome)
+        except OSError:  # nobody waits for it any more
+            return

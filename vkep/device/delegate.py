@@ -15,6 +15,7 @@ from vkep.device.pipelines import PipelineStore, shared_pipelines
 from vkep.device.tuning import load_choices
 from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, shared_device_arena
+from vkep.memory.results import ResultMemory
 from vkep.memory.upload import Uploader
 from vkep.shaders.library import ShaderLibrary
 
@@ -41,6 +42,7 @@ class VulkanDelegate:
     ) -> None:
         """``tuned`` are the tilings to use where there are any; None: those of the device's database."""
         self.lock = threading.Lock()
+        self.results = ResultMemory()
         self.lease = context.lease(name, sync_mode)
         try:
             caps = _usable(context.capabilities, library)
@@ -86,6 +88,7 @@ class VulkanDelegate:
 
     def close(self) -> None:
         """Give everything back; idempotent. The context ends with its last user."""
+        self.results.close()
         if "arena" in self.__dict__ and not self.lease.closed:
             self.arena.release_stream(self.lease)  # what this session freed is for the others now
         for name in ("uploader", "_constants", "_pipelines", "_arena", "lease"):

@@ -16,7 +16,7 @@ from gpu_shared.timeline import PreparedSubmit
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
-from vkep.memory.host_copy import ResultArrays, copy
+from vkep.memory.host_copy import copy
 from vkep.memory.staging import StagingArena, shared_staging_arena
 from vkep.plan.memory import align
 from vkep.plan.records import FRESH, Dispatch, Plan, Port, Space
@@ -56,16 +56,17 @@ class _HostPorts:
             raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
             for p, offset in zip(ports, offsets, strict=True)
         ]
-        self.results = [ResultArrays(view.shape, view.dtype) for view in self.views]
+        self._results = delegate.results
 
     def result(self, k: int) -> Array:
         """An array of its own with what port ``k`` holds."""
-        made = self.results[k].empty()
-        copy(made, self.views[k])
+        view = self.views[k]
+        made = self._results.empty(view.shape, view.dtype)
+        copy(made, view)
         return made
 
     def close(self) -> None:
-        self.views, self.results = [], []
+        self.views = []
         if self.staging is not None:
             self.staging.free()
         self.block.free()

@@ -1,20 +1,22 @@
-"""Copies between arrays of the host: by several threads where one does not keep up with the memory, and into result arrays whose
-memory comes back.
-"""
+"""Copies between arrays of the host, by several threads where one does not keep up with the memory."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
 
+from vkep.memory.pieces import as_bytes
+
 Array = np.ndarray[Any, Any]
 
-#: below this many bytes a copy is shorter than waking threads for it, and the heap hands warm memory out
+#: below this many bytes a copy is shorter than waking threads for it
 LEAST = 4 << 20
 _PIECE = 2 << 20
 
@@ -39,7 +41,7 @@ class _Helpers:
     def ask(self, shared: _SharedCopy, count: int) -> None:
         """Have up to ``count`` threads come, when they are free."""
         with self._lock:
-            while self._threads < count:
+            while self._threads < count and not sys.is_finalizing():  # a new thread would never answer
                 try:
                     Thread(target=self._serve, name=f"vkep-copy-{self._threads}", daemon=True).start()
                 except RuntimeError:  # at the interpreter's end, or too many
@@ -71,38 +73,42 @@ class _SharedCopy:
     """One copy of bytes: whoever is free takes its next piece."""
 
     def __init__(self, target: Array, source: Array) -> None:
-        self._target, self._source = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+        self._target, self._source = as_bytes(target), as_bytes(source)
         self._starts = deque(range(0, self._source.size, _PIECE))
-        self._helpers = min(THREADS, len(self._starts)) - 1
-        self._places = deque(range(self._helpers))  #: taken by those that come in time
-        self._left: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._came: deque[None] = deque()  #: one for each helper, before it takes its first piece
+        self._left: deque[None] = deque()  #: one for each that is done
+        self._bell: SimpleQueue[None] = SimpleQueue()  #: wakes who waits for them
+        self._errors: list[BaseException] = []
 
     def run(self) -> None:
         """Copy. On return, also by an interrupt, nobody reads or writes any more."""
-        _helpers.ask(self, self._helpers)
-        failed = []
         try:
+            _helpers.ask(self, min(THREADS, len(self._starts)) - 1)
             self._work()
-        finally:
-            self._starts.clear()
-            came = self._helpers - _drain(self._places)
-            failed = [error for error in (self._left.get() for _ in range(came)) if error is not None]
-            del self._target, self._source  # those that come too late keep this
-        if failed:
-            raise failed[0]
+        except BaseException as raised:
+            self._errors.insert(0, raised)
+        while True:
+            try:
+                self._starts.clear()  # who comes from now on finds nothing to do
+                while len(self._left) < len(self._came):
+                    with suppress(Empty):
+                        self._bell.get(timeout=0.1)  # an interrupt may have taken a ring
+                break
+            except BaseException as raised:  # Ctrl-C while it waits: the helpers are still at it
+                self._errors.insert(0, raised)
+        del self._target, self._source  # those that come too late keep this
+        if self._errors:
+            raise self._errors[0]
 
     def help(self) -> None:
         """A helper's part."""
-        try:
-            self._places.popleft()
-        except IndexError:
-            return
-        error = None
+        self._came.append(None)
         try:
             self._work()
         except BaseException as raised:
-            error = raised
-        self._left.put(error)
+            self._errors.append(raised)
+        self._left.append(None)
+        self._bell.put(None)
 
     def _work(self) -> None:
         while True:
@@ -113,57 +119,23 @@ class _SharedCopy:
             np.copyto(self._target[at : at + _PIECE], self._source[at : at + _PIECE])  # without Python's lock
 
 
-def _drain(places: deque[int]) -> int:
-    """Take all that are left; how many they were."""
-    count = 0
-    while True:
-        try:
-            places.popleft()
-        except IndexError:
-            return count
-        count += 1
-
-
 def copy(target: Array, source: Array) -> None:
     """``target[...] = source``, where both have the same shape. Long ones that are contiguous are shared out to threads; a copy
     beside others is no slower than one thread's.
     """
-    dense = source.flags.c_contiguous and target.flags.c_contiguous and source.dtype == target.dtype
-    if THREADS == 1 or source.nbytes < LEAST or not dense:
+    if THREADS == 1 or source.nbytes < LEAST or not _same_bytes(target, source):
         target[...] = source
     else:
-        _SharedCopy(target, source).run()
+        _SharedCopy(np.asarray(target), np.asarray(source)).run()  # np.matrix has no flat view
 
 
-class ResultArrays:
-    """Arrays of one shape, for a run's result. Memory of a long one comes back when its last view goes, for the next run to
-    write: the system's own would be cleared and mapped page by page, which takes longer than the copy. One is kept.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._shape, self._dtype = shape, dtype
-        self._nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._spare: deque[Array] = deque(maxlen=1)
-
-    def empty(self) -> Array:
-        """An array to fill. Thread-safe."""
-        if self._nbytes < LEAST:
-            return np.empty(self._shape, self._dtype)
-        try:
-            memory = self._spare.pop()
-        except IndexError:
-            memory = np.empty(self._nbytes, np.uint8)
-        return np.asarray(_Lent(memory, self._spare)).view(self._dtype).reshape(self._shape)
-
-
-class _Lent:
-    """Owns the memory of an array that was handed out."""
-
-    __slots__ = ("__array_interface__", "_home", "_memory")
-
-    def __init__(self, memory: Array, home: deque[Array]) -> None:
-        self._memory, self._home = memory, home
-        self.__array_interface__ = memory.__array_interface__
-
-    def __del__(self) -> None:
-        self._home.append(self._memory)
+def _same_bytes(target: Array, source: Array) -> bool:
+    """Whether the bytes of one are to be those of the other, in any order of pieces."""
+    return (
+        source.flags.c_contiguous
+        and target.flags.c_contiguous
+        and source.dtype == target.dtype
+        and source.shape == target.shape
+        and not source.dtype.hasobject
+        and not np.may_share_memory(target, source)
+    )

@@ -33,7 +33,7 @@ Item = tuple[int, Any, int]
 #: more goes in pieces: the host copies one while another travels
 MOST_STAGED = PIECE_BYTES
 _MOST_ROUTES = 16
-_MOST_KEPT = 64 << 20  #: bytes of staging memory
+_MOST_KEPT = 64 << 20  #: bytes of staging memory, in each direction
 _ALIGNMENT = 16
 
 
@@ -100,8 +100,8 @@ class Transfers:
                     return
                 route = self._make(sizes, found)
         try:
-            copy = self._send if self._up else self._fetch
-            copy(route, key, hosts, count)
+            travel = self._send if self._up else self._fetch
+            travel(route, key, hosts, count)
         finally:
             self._keep(name, route)
 
@@ -238,6 +238,7 @@ class Transfers:
 
 
 def _move(route: Route, targets: Any, sources: Any, key: Any, count: int) -> None:
+    """Copy each item on the host: in C, or with helping threads where one is long enough for them."""
     if not route.long:
         lib.vkep_copy_all(targets, sources, key, count)
         return

@@ -245,8 +245,11 @@ class InferenceSession:
         )
 
     def shrink_memory(self) -> int:
-        """Give the arena's wholly free regions back to the device; returns their bytes."""
+        """Give the arena's wholly free regions back to the device; returns their bytes. Host memory that is kept for later
+        results goes as well.
+        """
         self._check_open()
+        self._delegate.results.trim()
         return self._delegate.arena.shrink()
 
     # ---- closing
