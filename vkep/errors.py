@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpu_shared.errors import PicklableError
 
-class VkepError(Exception):
+
+class VkepError(PicklableError):
     """Base of vkep's own errors."""
 
 

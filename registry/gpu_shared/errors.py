@@ -7,9 +7,26 @@ foresee: the driver, the device and the state of shared contexts.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
-class GpuError(RuntimeError):
+class PicklableError(Exception):
+    """An error that passes between processes as it is, whatever its constructor takes: a pool that cannot read an answer ends,
+    or waits for ever.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class GpuError(PicklableError, RuntimeError):
     """A GPU call failed.
 
     ``call`` is the Vulkan function or the operation, ``result`` the VkResult's name (empty where no call was made),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from gpu_shared.errors import PicklableError
+
 
 class StreamUse(NamedTuple):
     """The last device work that touched a chunk: a stream, and the timeline value at which that work is done."""
@@ -65,7 +67,7 @@ class RegionOutOfMemory(MemoryError):
     """A source has no region of the asked size; the text says why."""
 
 
-class ArenaOutOfMemory(MemoryError):
+class ArenaOutOfMemory(MemoryError, PicklableError):
     """A request that fits nowhere. Blocks given out stay valid and the arena usable.
 
     Attributes hold bytes: ``asked``, ``in_use``, ``allocated`` (all regions), ``limit`` (0: none) and
