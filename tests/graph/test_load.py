@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from vkep.errors import InvalidModelError
+from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import load_model
 
 GOOD = parser.parse_model(
@@ -86,14 +86,14 @@ def test_local_functions_are_inlined() -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no model file at .*missing\.onnx"):
         load_model(tmp_path / "missing.onnx")
-    with pytest.raises(FileNotFoundError, match="no model file at"):
+    with pytest.raises(FileNotFoundError, match=r"no model file at .*: it is a folder, expected a file"):
         load_model(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no ONNX model: it has no opset import"),
+        (b"", "no ONNX model: it is empty"),
         (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, "is no ONNX model"),
         (b"not a model at all, but some text\n" * 20, "is no ONNX model"),
         (np.random.default_rng(0).bytes(5000), "is no ONNX model"),
@@ -106,7 +106,7 @@ def test_bytes_that_are_no_model(data: bytes, message: str, tmp_path: Path) -> N
         load_model(data)
     path = tmp_path / "bad.onnx"
     path.write_bytes(data)
-    with pytest.raises(InvalidModelError, match=r"bad\.onnx"):
+    with pytest.raises(InvalidModelError, match=rf"bad\.onnx.*{message}"):
         load_model(path)
 
 
@@ -136,6 +136,23 @@ def test_random_damage_never_crashes() -> None:
 def test_wrong_kinds_of_source() -> None:
     with pytest.raises(TypeError, match=r"a model is a path, bytes or onnx\.ModelProto; got int"):
         load_model(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "VulkanExecutionProvider",
+            r"\(EPContext of VulkanExecutionProvider\): open it with onnxruntime and vkep\.ort",
+        ),
+        ("QNNExecutionProvider", r"\(EPContext of QNNExecutionProvider\): open it with onnxruntime and that provider"),
+        ("", r"\(EPContext of a provider it does not name\)"),
+    ],
+)
+def test_models_compiled_for_onnx_runtime(source: str, message: str) -> None:
+    text = f"z = Neg(x) y = com.microsoft.EPContext{f'<source={chr(34)}{source}{chr(34)}>' if source else ''}(z)"
+    with pytest.raises(UnsupportedModelError, match=f"the model is compiled for ONNX Runtime {message}"):
+        load_model(_graph(text, '"": 18, "com.microsoft": 1'))
 
 
 # ---- models that break the specification

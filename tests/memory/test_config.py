@@ -69,6 +69,16 @@ def test_other_components_keys_are_ignored_unless_strict():
         ArenaConfig.from_options(options, strict=True)
 
 
+def test_strict_options_may_go_without_the_prefix():
+    config = ArenaConfig.from_options({"max_mem": 5, "arena.mode": "separate"}, strict=True)
+    assert config == ArenaConfig(max_mem=5, mode=ArenaMode.SEPARATE)
+    assert ArenaConfig.from_options({"max_mem": 5, "max_mems": 5}) == ArenaConfig(), "another component's"
+    with pytest.raises(ValueError, match=r"'max_mems': did you mean 'max_mem'\? known keys: extend_strategy, "):
+        ArenaConfig.from_options({"max_mems": 5}, strict=True)
+    with pytest.raises(ValueError, match=r"got both 'max_mem' and 'arena.max_mem', expected one of them"):
+        ArenaConfig.from_options({"arena.max_mem": 5, "max_mem": 5}, strict=True)
+
+
 def test_misspelt_key_names_its_neighbour():
     with pytest.raises(ValueError, match=r"'arena.max_memory': did you mean 'arena.max_mem'\?"):
         ArenaConfig.from_options({"arena.max_memory": "1"})

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu_shared.external import ImportedBuffer, MemorySource
 from vkep.device.finalize import on_end
-from vkep.device.tensor import DeviceTensor
+from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ExternalTensor(DeviceTensor):
         self, delegate: VulkanDelegate, key: tuple[Any, ...], dtype: DType, shape: Sequence[int], offset: int
     ) -> None:
         # Deliberately not DeviceTensor's: nothing is allocated. It holds a reference to the import instead.
-        self.dtype, self.shape = dtype, tuple(int(d) for d in shape)
+        self.dtype, self.shape = dtype, checked_shape(shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
         context = delegate.context

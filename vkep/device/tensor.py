@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,17 @@ class DeviceTensor:
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """A caller's shape. Raises `TypeError` where it is no sequence of integers, `ValueError` for a negative size."""
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        raise TypeError(f"shape is {shape!r}, expected a sequence of integers") from None
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"shape is {sizes}, expected sizes of 0 or more")
+    return sizes
 
 
 def _nothing() -> None:

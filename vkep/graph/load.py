@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import helper
 
-from vkep.errors import InvalidModelError
+from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import wire
 from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
 from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, last_write, make_weight
@@ -27,7 +27,8 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
     """Read a model from a path, its bytes, or a ``ModelProto``.
 
     Weights in external files are looked for beside the model, or in ``base_dir``. Raises `FileNotFoundError`,
-    `InvalidModelError` (no ONNX model, or one that breaks the specification) or `TypeError`.
+    `InvalidModelError` (no ONNX model, or one that breaks the specification), `UnsupportedModelError` (compiled for ONNX
+    Runtime) or `TypeError`.
     """
     read = _read(source, Path(base_dir) if base_dir is not None else None)
     proto, name, contents = read.proto, read.name, read.contents
@@ -48,8 +49,11 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
             proto.graph.initializer[index].raw_data = content().tobytes()
         contents = {}
         proto = inliner.inline_local_functions(proto)
+    graph = read_graph(proto.graph, opsets, read.folder, proto.ir_version, name, contents)
+    if _COMPILED[0] in opsets:
+        _refuse_compiled(graph, name)
     return Model(
-        graph=read_graph(proto.graph, opsets, read.folder, proto.ir_version, name, contents),
+        graph=graph,
         opsets=opsets,
         ir_version=proto.ir_version,
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
@@ -57,6 +61,21 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
         source=name,
         file_identity=read.identity,
     )
+
+
+#: domain and operator of the nodes that ONNX Runtime's providers compile to
+_COMPILED = ("com.microsoft", "EPContext")
+
+
+def _refuse_compiled(graph: Graph, name: str) -> None:
+    node = next((n for n in graph.nodes if (n.domain, n.op_type) == _COMPILED), None)
+    if node is not None:
+        provider = str(node.attributes.get("source", "a provider it does not name"))
+        which = "vkep.ort" if provider == "VulkanExecutionProvider" else "that provider"
+        raise UnsupportedModelError(
+            f"{name} is compiled for ONNX Runtime (EPContext of {provider}): open it with onnxruntime and {which}, "
+            "or open the model that it was compiled from"
+        )
 
 
 def read_graph(
@@ -121,7 +140,9 @@ def _read(source: ModelSource, base_dir: Path | None) -> _Read:
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():
-            raise FileNotFoundError(f"no model file at {path}")
+            raise FileNotFoundError(
+                f"no model file at {path}" + (": it is a folder, expected a file" if path.is_dir() else "")
+            )
         base_dir, name = base_dir or path.parent, str(path)
         data, size, contents, identity = _read_file(path)
     elif isinstance(source, (bytes, bytearray, memoryview)):
@@ -133,6 +154,8 @@ def _read(source: ModelSource, base_dir: Path | None) -> _Read:
             contents[one.initializer] = held if isinstance(source, bytes) else _Held(held().data)
     else:
         raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
+    if not size:
+        raise InvalidModelError(f"{name} is no ONNX model: it is empty")
     try:
         return _Read(onnx.ModelProto.FromString(data), base_dir, name, contents, identity)
     except DecodeError as error:

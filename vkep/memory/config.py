@@ -77,12 +77,12 @@ class ArenaConfig:
     def from_options(cls, options: Mapping[str, object] | None, *, strict: bool = False) -> ArenaConfig:
         """Read the bare ``arena.*`` keys of ``options``; absent keys keep their defaults.
 
-        Keys outside ``arena.`` are other components' and are ignored, unless ``strict``; an unknown ``arena.*`` key is
-        an error in any case.
+        Keys outside ``arena.`` are other components' and are ignored; an unknown ``arena.*`` key is an error. ``strict``:
+        all of ``options`` is the arena's, so that its names may go without ``arena.``, and any other key is an error.
 
         Raises:
             TypeError: a key that is no string, or a value that is neither a string nor an integer.
-            ValueError: an unknown key, or a value that does not parse or is out of range.
+            ValueError: an unknown key, one given twice, or a value that does not parse or is out of range.
         """
         found: dict[str, object] = {}
         for key, value in (options or {}).items():
@@ -90,9 +90,11 @@ class ArenaConfig:
                 raise TypeError(f"arena options: keys are strings, got {type(key).__name__} {key!r}")
             if not key.startswith(KEY_PREFIX) and not strict:
                 continue
-            name = key[len(KEY_PREFIX) :] if key.startswith(KEY_PREFIX) else ""
+            name = key.removeprefix(KEY_PREFIX)
             if name not in _FIELD_NAMES:
                 raise ValueError(_unknown_key(key))
+            if name in found:
+                raise ValueError(f"arena options: got both {name!r} and {KEY_PREFIX + name!r}, expected one of them")
             found[name] = _parse(key, name, value)
         return cls(**found)  # type: ignore[arg-type]  # _parse gives each field its type
 
@@ -146,10 +148,10 @@ def _checked_name(ep_name: str) -> str:
 
 
 def _unknown_key(key: str) -> str:
-    known = [KEY_PREFIX + name for name in _FIELD_NAMES]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown arena option {key!r}: {hint}known keys: {', '.join(known)}"
+    prefix = KEY_PREFIX if key.startswith(KEY_PREFIX) else ""
+    near = difflib.get_close_matches(key.removeprefix(prefix), _FIELD_NAMES, n=1, cutoff=0.6)
+    hint = f"did you mean {prefix + near[0]!r}? " if near else ""
+    return f"unknown arena option {key!r}: {hint}known keys: {', '.join(prefix + name for name in _FIELD_NAMES)}"
 
 
 def _parse(key: str, name: str, value: object) -> object:

@@ -53,6 +53,11 @@ def wrong_names(declared: Mapping[str, ValueInfo], feeds: Mapping[str, Any]) -> 
     return InvalidInputError(f"inputs: {', '.join(parts)}; the model takes {list(declared)}")
 
 
+def no_dict(name: str, value: object, of: str) -> TypeError:
+    """The error for an argument that maps no input names."""
+    return TypeError(f"{name} is a {type(value).__name__}, expected a dict from input names to {of}")
+
+
 def _describe(info: ValueInfo) -> str:
     shape = "of any rank" if info.shape is None else str(list(info.shape))
     return f"the model declares {dtypes.onnx_name(info.elem_type)} {shape}"

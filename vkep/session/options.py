@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 #: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)
 Progress = Callable[[str, int, int, str], None]
 _FALLBACKS = ("cpu", "error")
+#: types by option, and how an error names them
+_KINDS: dict[str, tuple[Any, str]] = {
+    "arena": (Mapping, "a dict of settings"),
+    "cache_dir": ((str, os.PathLike, NoneType), "a path or None"),
+    "save_plans": (bool, "True or False"),
+    "tuned": ((Mapping, NoneType), "a dict from problems to tilings, or None"),
+    "base_dir": ((str, os.PathLike, NoneType), "a path or None"),
+    "validation": ((bool, NoneType), "True, False or None"),
+    "progress": ((Callable, NoneType), "a function or None"),
+}
 
 
 @dataclass
@@ -31,7 +42,8 @@ class SessionOptions:
         The VGF delegate takes part where the context runs data graphs. A context that this session creates does so where
         the driver has them; "vgf_first" and "vulkan_first" ask for the emulation layers elsewhere.
     min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last.
-    arena: ``arena.*`` keys for the device arena (the first session on a context decides).
+    arena: settings of the device arena (`vkep.memory.config.ArenaConfig`; the first session on a context decides), by
+        name or as ``arena.<name>``.
     fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
     cache_dir: folder for compiled shaders and plans instead of the user's cache folder.
     save_plans: keep what planning makes of a model file on disk, so that the next process need not plan (`vkep.session.saved`).
@@ -71,6 +83,13 @@ class SessionOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
+        for name, (kinds, expected) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise TypeError(f"{name} is {value!r}, expected {expected}")
+        for problem, tiling in (self.tuned or {}).items():
+            if not isinstance(tiling, tuple) or not all(isinstance(size, int) for size in tiling):
+                raise TypeError(f"tuned[{problem!r}] is {tiling!r}, expected a tuple of integers")
 
     @property
     def wants_graphs(self) -> bool:
@@ -96,10 +115,27 @@ class SessionOptions:
         )
 
     def arena_config(self) -> ArenaConfig | None:
-        """The arena's configuration; None where nothing is said."""
+        """The arena's configuration; None where nothing is said. Raises as `ArenaConfig.from_options`."""
         from vkep.memory.config import ArenaConfig  # brings the arena, which the way to opening the device does without
 
-        return ArenaConfig.from_options(self.arena) if self.arena else None
+        return ArenaConfig.from_options(self.arena, strict=True) if self.arena else None
+
+
+def merged_options(options: SessionOptions | None, overrides: Mapping[str, Any]) -> SessionOptions:
+    """A session's options: ``options``, but for what ``overrides`` names. Raises `TypeError` for an unknown name, and as
+    `SessionOptions`.
+    """
+    if options is not None and not isinstance(options, SessionOptions):
+        raise TypeError(f"options is of {type(options)}, expected vkep.SessionOptions")
+    known = SessionOptions.__dataclass_fields__
+    for name in overrides:
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise TypeError(f"unknown option {name!r} of InferenceSession{hint}; known: context, {', '.join(known)}")
+    return SessionOptions(**{**(vars(options) if options else {}), **overrides})
 
 
 def spirv_folder(options: SessionOptions) -> Path | None:

@@ -23,7 +23,7 @@ from vkep.lowering.program import HostValue, ValueSpec
 from vkep.session.compile import Compiler
 from vkep.session.executor import Executable, ExecutableCache, check_target, known_value
 from vkep.session.graphs import session_policy, vgf_delegate
-from vkep.session.inputs import check_inputs, wrong_names
+from vkep.session.inputs import check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.saved import made_by
 from vkep.shaders.library import ShaderLibrary
@@ -89,6 +89,8 @@ class SessionParts:
         `InferenceSession.run`.
         """
         self.check_open()
+        if not isinstance(feeds, (dict, Mapping)):  # dict first: Mapping takes longer to ask
+            raise no_dict("feeds", feeds, "arrays")
         values: dict[str, Any] = {}
         signature = []
         for name, info in self.inputs.items():
@@ -131,6 +133,8 @@ class SessionParts:
 
     def plan_shapes(self, shapes: Mapping[str, Sequence[int]]) -> Running:
         """The executable for input shapes. Raises `InvalidInputError` where a dynamic input is not named."""
+        if not isinstance(shapes, Mapping):
+            raise no_dict("shapes", shapes, "shapes")
         feeds = {}
         for name, info in self.inputs.items():
             shape = shapes.get(name, info.shape if info.is_static else None)

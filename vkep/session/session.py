@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vkep.device.finalize import on_end
 from vkep.errors import InvalidInputError
 from vkep.session.contexts import ContextAhead
-from vkep.session.options import SessionOptions
+from vkep.session.options import SessionOptions, merged_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,8 +65,7 @@ class InferenceSession:
         context: SharedGpuContext | None = None,
         **overrides: Any,
     ) -> None:
-        merged = {**(vars(options) if options else {}), **overrides}
-        self.options = SessionOptions(**merged)
+        self.options = merged_options(options, overrides)
         there = not isinstance(model, (str, os.PathLike)) or os.path.isfile(model)  # else the driver stays closed
         with ContextAhead(self.options, context, start=there) as ahead:
             from vkep.session.parts import SessionParts
@@ -103,7 +102,7 @@ class InferenceSession:
         """Run the model; arrays of ``output_names`` (None: all) in order.
 
         Inputs are numpy arrays (any strides) or `DeviceTensor`. Raises `InvalidInputError` for a wrong name, rank, shape or
-        dtype, `ClosedError`, `DeviceLostError`.
+        dtype, `TypeError` for other kinds of arguments, `ClosedError`, `DeviceLostError`.
         """
         parts = self._parts
         names = parts.outputs if output_names is None else self._wanted(output_names)
@@ -134,13 +133,13 @@ class InferenceSession:
 
     def empty_device_tensor(self, shape: Sequence[int], dtype: str = "float32") -> DeviceTensor:
         """Uninitialised device memory for an output; ``dtype`` is numpy's name."""
-        from vkep.device.tensor import DeviceTensor
+        from vkep.device.tensor import DeviceTensor, checked_shape
         from vkep.dtypes import DTYPES
 
         self._check_open()
         if dtype not in DTYPES:
             raise TypeError(f"dtype is {dtype!r}, expected one of {sorted(DTYPES)}")
-        return DeviceTensor(self._delegate, DTYPES[dtype], shape)
+        return DeviceTensor(self._delegate, DTYPES[dtype], checked_shape(shape))
 
     def import_memory(
         self,
@@ -275,6 +274,9 @@ class InferenceSession:
         self._parts.check_open()
 
     def _wanted(self, names: Sequence[str]) -> Sequence[str]:
+        if isinstance(names, str) or not hasattr(names, "__iter__"):
+            raise TypeError(f"output_names is a {type(names).__name__}, expected a list of names (None: all)")
+        names = list(names)  # it may be an iterator, and is gone through twice
         for name in names:
             if name not in self._parts.outputs:
                 raise InvalidInputError(f"the model has no output named {name!r}; it has {self._parts.outputs}")

@@ -1,0 +1,98 @@
+"""Options and arguments of the wrong kind: said by name, with what was expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.session.models import ADD_RELU, DYNAMIC
+from vkep import InferenceSession, SessionOptions
+from vkep.memory import ArenaConfig
+
+FEEDS = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+Open = Callable[..., InferenceSession]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("arena", 5, "arena is 5, expected a dict of settings"),
+        ("arena", None, "arena is None, expected a dict of settings"),
+        ("cache_dir", 5, "cache_dir is 5, expected a path or None"),
+        ("base_dir", b"x", "base_dir is b'x', expected a path or None"),
+        ("save_plans", "yes", "save_plans is 'yes', expected True or False"),
+        ("validation", "x", "validation is 'x', expected True, False or None"),
+        ("progress", 5, "progress is 5, expected a function or None"),
+        ("tuned", 5, "tuned is 5, expected a dict from problems to tilings, or None"),
+        ("tuned", {"a": 1}, "tuned['a'] is 1, expected a tuple of integers"),
+        ("tuned", {"a": ("1",)}, "tuned['a'] is ('1',), expected a tuple of integers"),
+    ],
+)
+def test_options_of_the_wrong_kind(name: str, value: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        SessionOptions(**{name: value})
+
+
+def test_the_arenas_settings_with_and_without_their_prefix() -> None:
+    assert SessionOptions().arena_config() is None
+    for key in ("max_mem", "arena.max_mem"):
+        assert SessionOptions(arena={key: 1 << 20}).arena_config() == ArenaConfig(max_mem=1 << 20)
+    for key in ("max_mems", "session.threads"):
+        with pytest.raises(ValueError, match=f"unknown arena option '{key}'"):
+            SessionOptions(arena={key: 1}).arena_config()
+
+
+def test_unknown_options_name_the_nearest() -> None:
+    with pytest.raises(
+        TypeError, match=r"'fallbak' of InferenceSession \(did you mean 'fallback'\?\); known: context, "
+    ):
+        InferenceSession(ADD_RELU, fallbak="cpu")
+    with pytest.raises(TypeError, match="unknown option 'providers' of InferenceSession; known: "):
+        InferenceSession(ADD_RELU, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("options", [{"fallback": "cpu"}, {}, object()])
+def test_options_of_another_library(options: Any) -> None:
+    expected = rf"options is of {re.escape(str(type(options)))}, expected vkep\.SessionOptions"
+    with pytest.raises(TypeError, match=expected):
+        InferenceSession(ADD_RELU, options)
+
+
+def test_arguments_of_the_wrong_kind(open_session: Open) -> None:
+    session: Any = open_session(ADD_RELU)
+    arrays = list(FEEDS.values())
+    for feeds in (None, arrays, arrays[0]):
+        kind = type(feeds).__name__
+        for use in (lambda f: session.run(None, f), session.profile, session.profile_regions):
+            with pytest.raises(TypeError, match=f"feeds is a {kind}, expected a dict from input names to arrays"):
+                use(feeds)
+    for names in ("y", 5):  # the first would be an output for each letter
+        with pytest.raises(TypeError, match=f"output_names is a {type(names).__name__}, expected a list of names"):
+            session.run(names, FEEDS)
+    (y,) = session.run((name for name in ["y"]), FEEDS)
+    np.testing.assert_array_equal(y, np.full((2, 3), 2))
+    dynamic: Any = open_session(DYNAMIC)
+    with pytest.raises(TypeError, match="shapes is a list, expected a dict from input names to shapes"):
+        dynamic.plan([(2, 3), (3,)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "message"),
+    [
+        ((2, -3), ValueError, r"shape is \(2, -3\), expected sizes of 0 or more"),
+        ((-2, -3), ValueError, r"shape is \(-2, -3\)"),
+        (5, TypeError, "shape is 5, expected a sequence of integers"),
+        ("12", TypeError, "shape is '12'"),
+        ((2.7,), TypeError, r"shape is \(2\.7,\)"),
+    ],
+)
+def test_shapes_that_no_tensor_has(open_session: Open, shape: Any, error: type[Exception], message: str) -> None:
+    session = open_session(ADD_RELU)
+    with pytest.raises(error, match=message):
+        session.empty_device_tensor(shape)
+    with session.empty_device_tensor([np.int64(2), 0]) as tensor:
+        assert tensor.shape == (2, 0)
