@@ -14,7 +14,10 @@ import numpy as np
 
 import vkep
 
-NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+NUMPY_TYPES = {
+    **{f"tensor({name})": np.dtype(name) for name in ("float16", "double", "bool", "uint8", "int8", "int32", "int64")},
+    "tensor(float)": np.dtype(np.float32),
+}
 
 
 def main(model: str) -> None:
@@ -26,6 +29,10 @@ def main(model: str) -> None:
             shape = [size for size in argument.shape or () if isinstance(size, int)]
             if argument.shape is None or len(shape) < len(argument.shape):
                 sys.exit("this example makes inputs for fixed shapes only; see dynamic_shapes.py")
+            if argument.type not in NUMPY_TYPES:
+                sys.exit(
+                    f"this example makes numbers only, and {argument.name} is {argument.type}; see `vkep run --help`"
+                )
             feeds[argument.name] = random.integers(0, 2, shape).astype(NUMPY_TYPES[argument.type])
         for what in ("first run", "second run"):  # the first also takes memory and records the commands
             start = time.perf_counter()

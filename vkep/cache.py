@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -24,6 +25,9 @@ _MAGIC = b"VKEPSPV1"
 _HEADER = len(_MAGIC) + 8 + 32  # magic, length of the content, its SHA-256
 _TEMPORARY, _ABANDONED_S = ".writing-", 3600  # a file that is being written, and when its writer must be dead
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
+#: folders that could not be written and were reported: each session has cache objects of its own
+_reported: set[Path] = set()
+_reported_lock = threading.Lock()
 
 
 def cache_root() -> Path:
@@ -97,7 +101,7 @@ class CacheFolder:
         return self.folder / f"{key}{self.suffix}"
 
     def write(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> None:
-        """Keep an entry. A folder that cannot be written is reported once and then left alone."""
+        """Keep an entry. A folder that cannot be written is reported once in a process and left alone by this object."""
         path = self.path(key)
         if not self._usable:
             return
@@ -108,8 +112,11 @@ class CacheFolder:
             if path.is_file():  # Windows refuses to replace a file that another process reads: it has the same content
                 return
             self._usable = False
+            with _reported_lock:
+                level = logging.DEBUG if self.folder in _reported else logging.WARNING
+                _reported.add(self.folder)
             advice = "VKEP_CACHE_DIR names another folder"
-            _log.warning("%s is not cached on disk: cannot write %s (%s); %s", self.what, path, error, advice)
+            _log.log(level, "%s is not cached on disk: cannot write %s (%s); %s", self.what, path, error, advice)
             return
         if self._stores % self.prune_every == 0:
             self.prune()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 import vkep
 from vkep.kernels.softmax import SOFTMAX
 
 pytestmark = pytest.mark.gpu
+STRINGS = '<ir_version: 10, opset_import: ["" : 21]> t (string[2] x) => (string[2] y) { y = StringConcat(x, x) }'
 
 
 def json_of(result: Any) -> Any:
@@ -210,3 +214,30 @@ def test_verbose_logs_to_standard_error_only(run: Callable[..., Any], models: Pa
 
 def test_version(run: Callable[..., Any]) -> None:
     assert run("--version").stdout == f"vkep {vkep.__version__}\n"
+
+
+def test_a_sequence_is_reported_and_not_written(run: Callable[..., Any], tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> s (float[4, 2] x) => (seq(float[1, 2]) z) { z = SplitToSequence(x) }'
+    )
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "s.onnx")
+    result = run("run", tmp_path / "s.onnx", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "output z: list of 4" in result.stdout
+    assert "output 'z' is a list" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_are_read_and_written(run: Callable[..., Any], tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(STRINGS), tmp_path / "t.onnx")
+    np.save(tmp_path / "x.npy", np.array(["a", "größer"]))
+    result = run("run", tmp_path / "t.onnx", "-i", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert np.load(tmp_path / "out" / "y.npy").tolist() == ["aa", "größergrößer"]
+
+
+def test_the_example_says_which_inputs_it_cannot_make(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(STRINGS), tmp_path / "t.onnx")
+    example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "run_model.py"))
+    with pytest.raises(SystemExit, match=r"x is tensor\(string\)"):
+        example["main"](str(tmp_path / "t.onnx"))

@@ -90,14 +90,18 @@ def test_a_file_of_the_wrong_dtype(run: Callable[..., Any], models: Path, tmp_pa
     assert "got dtype float64, expected float32" in result.stderr.replace("\n", " ")
 
 
-@pytest.mark.gpu
-def test_unwritable_outputs(run: Callable[..., Any], models: Path, tmp_path: Path) -> None:
+def test_unwritable_outputs_are_told_before_the_model_is_opened(run: Callable[..., Any], tmp_path: Path) -> None:
+    target = tmp_path / "file" / "below.npz"
     (tmp_path / "file").touch()
     for option in ("--output", "--profile"):
-        result = run("run", models / "add.onnx", option, tmp_path / "file" / "below.npz")
-        assert result.exit_code in (1, 2)
-        assert "Traceback" not in result.output
-        assert "file" in result.stderr
+        result = run("run", tmp_path / "none.onnx", option, target)
+        assert result.exit_code == 2
+        assert result.stderr == f"error: {option} {target}: Not a directory\n"
+
+
+def test_a_folder_is_no_model(run: Callable[..., Any], tmp_path: Path) -> None:
+    result = run("run", tmp_path)
+    assert (result.exit_code, result.stderr) == (2, f"error: {tmp_path}: is a folder, expected a file\n")
 
 
 @pytest.mark.parametrize(

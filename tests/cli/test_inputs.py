@@ -140,10 +140,12 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.npy").touch()
     np.save(tmp_path / "array.npy", np.zeros(1))
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    (tmp_path / "junk.npy").write_text("junk here")
     for text, message in (
         (f"x={tmp_path / 'none.npy'}", "no such file"),
+        (f"x={tmp_path / 'junk.npy'}", "it starts with b'junk h', which is neither .npy nor .npz"),
         (f"x={tmp_path / 'empty.npy'}", r"cannot be read as a \.npy array"),
-        (f"x={tmp_path / 'objects.npy'}", r"cannot be read as a \.npy array"),
+        (f"x={tmp_path / 'objects.npy'}", r"cannot be read as a \.npy array.*save them as fixed-width \(dtype 'U'\)"),
         (f"x={tmp_path / 'short.npz'}", r"cannot be read as an \.npz archive"),
         (f"x={tmp_path / 'text.npz'}", r"cannot be read as an \.npz archive"),
         (f"x={tmp_path / 'array.npz'}", r"is no \.npz archive"),
@@ -153,3 +155,10 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             read_sources([text], None, None)
+
+
+def test_an_input_given_twice_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(1))
+    for first, second in (("x=ones", "x=zeros"), (f"x={tmp_path / 'x.npy'}", f"x={tmp_path / 'x.npy'}")):
+        with pytest.raises(UsageError, match="--input: 'x' is given twice"):
+            read_sources([first, second], None, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from vkep.cli.measure import (
     Comparison,
     Latency,
     Spans,
+    check_target,
     compare,
     cpu_reference,
     file_name,
@@ -131,6 +134,61 @@ def test_outputs_are_written_to_a_folder_or_an_archive(tmp_path: Path) -> None:
         save_outputs({"a/b": np.zeros(1), "a:b": np.zeros(1)}, tmp_path / "clash")
 
 
+@pytest.mark.parametrize("target", ["out", "out.npz"])
+def test_text_is_written_with_a_fixed_width_and_nothing_else_that_is_no_tensor(tmp_path: Path, target: str) -> None:
+    path = tmp_path / target
+    text = np.array([["a", "größer"], ["", "b"]], object)
+    save_outputs({"t": text}, path)
+    stored = np.load(path)["t"] if path.suffix else np.load(path / "t.npy")
+    assert stored.dtype.kind == "U"
+    assert np.array_equal(stored.astype(object), text)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for bad, message in (
+        ([np.zeros(2), np.zeros(2)], "output 'bad' is a list"),  # numpy would stack them
+        (None, "output 'bad' is a NoneType"),
+        (np.array([b"a", "b"], object), r"holds objects \(bytes, str\)"),
+        (np.array(["a\0"], object), "NUL"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            save_outputs({"t": np.zeros(1), "bad": bad}, path)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("target", ["out", "out.npz"])
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    save_outputs({"y": np.zeros(3)}, tmp_path / target)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+    def full(file: Any, *_: object, **__: object) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(np.lib.format, "write_array", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_outputs({"y": np.ones(3)}, tmp_path / target)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_targets_are_tried_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.npz").mkdir()
+    for target, folder, message in (
+        ("x.npy", True, "expected a folder or an .npz file"),
+        ("file", True, "is a file, expected a folder"),
+        ("file/below", True, "Not a directory"),
+        ("folder.npz", False, "is a folder, expected a file"),
+        ("file/t.json", False, "Not a directory"),
+    ):
+        with pytest.raises(UsageError, match=f"^--option {tmp_path / target}: {message}"):
+            check_target("--option", tmp_path / target, folder=folder)
+    check_target("--option", tmp_path / "new" / "folder", folder=True)
+    check_target("--option", tmp_path / "new" / "all.npz")
+    check_target("--option", tmp_path / "file")
+    check_target("--option", Path(os.devnull))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.npz"]
+
+
 def test_file_names_stay_in_their_folder() -> None:
     assert file_name("../../etc/passwd") == "_.._etc_passwd"
     assert file_name("..") == "_"
@@ -141,7 +199,7 @@ def test_statistics() -> None:
     found = statistics_of(np.array([[1.0, np.nan, 3.0]], np.float32))
     assert found == {"dtype": "float32", "shape": [1, 3], "not_finite": 1, "min": 1.0, "max": 3.0, "mean": 2.0}
     assert statistics_of(np.zeros((0, 2))) == {"dtype": "float64", "shape": [0, 2]}
-    assert statistics_of([1, 2]) == {"type": "list"}
+    assert statistics_of([1, 2]) == {"type": "list", "length": 2}
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -86,6 +86,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog
     cache.store(KEY, b"module")
     cache.store(OTHER, b"module")
     assert cache.load(KEY) is None
+    SpirvCache(tmp_path / "file" / "below").store(KEY, b"module")  # another session's
     assert caplog.text.count("not cached on disk") == 1
 
 

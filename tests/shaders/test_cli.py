@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from vkep.kernels.kernel import Kernel
 from vkep.shaders import tool
 from vkep.shaders.cache import PrebuiltSpirv
 from vkep.shaders.reflect import reflect
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 OWN = """#version 460
 #extension GL_GOOGLE_include_directive : require
@@ -157,3 +161,39 @@ def test_a_broken_module_is_status_1(run, tmp_path: Path) -> None:
     result = run("reflect", tmp_path / "broken.spv")
     assert result.exit_code == 1
     assert "SPIR-V version" in result.output
+
+
+def test_a_broken_file_is_named(run, own: Path, tmp_path: Path) -> None:
+    run("compile", own, "-D", "T=float", "-I", tmp_path / "lib", "--out", tmp_path / "own.spv")
+    for cut in (0, 402, 400):
+        (tmp_path / "cut.spv").write_bytes((tmp_path / "own.spv").read_bytes()[:cut])
+        result = run("reflect", tmp_path / "cut.spv")
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"error: {tmp_path / 'cut.spv'}: ")
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "x.spv"
+    result = run("compile", own, "-D", "T=float", "-I", tmp_path / "lib", "--out", target)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {tmp_path / 'file'}")
+    assert "Errno" not in result.stderr
+
+
+def test_an_include_without_its_extension_gets_a_hint(run, tmp_path: Path) -> None:
+    (tmp_path / "plain.comp").write_text('#include "vkep.glsl"\nvoid main() {}\n')
+    result = run("compile", tmp_path / "plain.comp")
+    assert result.exit_code == 1
+    assert "starts with #version 460 and #extension GL_GOOGLE_include_directive : require" in result.stderr
+
+
+def test_the_page_works(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shader, the commands and the Python of docs/shaders.md, "Your own shaders"."""
+    page = (REPOSITORY / "docs" / "shaders.md").read_text(encoding="utf-8")
+    shader, code = (re.findall(rf"^```{kind}\n(.*?)^```", page, re.M | re.S) for kind in ("glsl", "python"))
+    commands = re.findall(r"^    vkep shaders (.*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    Path("saxpy.comp").write_text(shader[0])
+    assert len(commands) == 3
+    for command in commands:
+        result = run(*shlex.split(command))
+        assert result.exit_code == 0, result.output
+    exec(code[0], {})

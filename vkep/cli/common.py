@@ -100,7 +100,7 @@ def open_session(model: Path, options: Mapping[str, Any], progress: Progress | N
     Raises `UsageError` where there is none, and what `vkep.InferenceSession` raises.
     """
     if not model.is_file():
-        raise UsageError(f"no such file: {model}")
+        raise UsageError(f"{model}: is a folder, expected a file" if model.is_dir() else f"no such file: {model}")
     from vkep.session import InferenceSession, SessionOptions
 
     if model.suffix == ".pte":

@@ -79,8 +79,12 @@ def read_sources(
     keys ``in_*``). Raises `UsageError`.
     """
     sources = Sources(shapes=parse_shapes(shapes or ()), dims=parse_dims(dims or ()), seed=seed)
+    named: set[str] = set()
     for text in inputs or ():
         name, sign, what = text.partition("=")
+        if sign and name in named:
+            raise UsageError(f"--input: {name!r} is given twice")
+        named.add(name)
         if not sign:
             if not text.endswith(".npz"):
                 raise UsageError(f"--input {text}: expected NAME=WHAT, or an .npz file that holds every input")
@@ -102,6 +106,12 @@ def read_archive(path: Path) -> dict[str, Array]:
     return archive
 
 
+def read_array(path: Path) -> Array:
+    """The array of a .npy file. Raises `UsageError`."""
+    array: Array = _load(path, np.ndarray, "a .npy array")
+    return array
+
+
 def _read_one(name: str, path: Path) -> Array:
     if path.suffix == ".npz":
         arrays = read_archive(path)
@@ -111,13 +121,16 @@ def _read_one(name: str, path: Path) -> Array:
         raise UsageError(f"--input {name}={path}: the archive has neither {name!r} nor {INPUT_PREFIX + name!r}, but "
                          f"{sorted(arrays)}")  # fmt: skip
     if path.suffix == ".npy":
-        array: Array = _load(path, np.ndarray, "a .npy array")
-        return array
+        return read_array(path)
     raise UsageError(f"--input {name}={path}: expected a .npy or .npz file, or one of {', '.join(GENERATED)}")
 
 
 def _load(path: Path, kind: type, what: str) -> Any:
     try:
+        with path.open("rb") as file:
+            magic = file.read(6)
+        if magic != b"\x93NUMPY" and magic[:2] != b"PK":  # numpy takes anything else for a pickle
+            raise ValueError(f"it starts with {magic!r}, which is neither .npy nor .npz")
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.lib.npyio.NpzFile):
             with loaded:  # an archive reads its members only when asked: ask here, where a damaged one is told
@@ -127,7 +140,10 @@ def _load(path: Path, kind: type, what: str) -> Any:
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: cannot be read as {what}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if "Object arrays" in reason:
+            reason = "it holds Python objects; texts: save them as fixed-width (dtype 'U')"
+        raise UsageError(f"{path}: cannot be read as {what}: {reason}") from error
     raise UsageError(f"{path}: is no {what.split(' ', 1)[1]}")
 
 

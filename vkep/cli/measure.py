@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import statistics
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -197,7 +200,7 @@ def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -
 def statistics_of(value: Any) -> dict[str, Any]:
     """Dtype, shape and, for numbers, range, mean and what is not finite."""
     if not isinstance(value, np.ndarray):
-        return {"type": type(value).__name__}
+        return {"type": type(value).__name__} | ({"length": len(value)} if isinstance(value, (list, tuple)) else {})
     found: dict[str, Any] = {"dtype": value.dtype.name, "shape": list(value.shape)}
     if value.size and value.dtype.kind not in "OUS":
         numbers = value.astype(np.float64)
@@ -208,28 +211,84 @@ def statistics_of(value: Any) -> dict[str, Any]:
     return found
 
 
+def check_target(option: str, target: Path, *, folder: bool = False) -> None:
+    """Raise `UsageError` where ``target`` cannot be written later: a file, or with ``folder`` a folder of files."""
+    if folder and target.suffix == ".npy":
+        raise UsageError(
+            f"{option} {target}: expected a folder or an .npz file; a folder gets a .npy file for each output"
+        )
+    if folder and target.exists() and not target.is_dir():
+        raise UsageError(f"{option} {target}: is a file, expected a folder or an .npz file")
+    if not folder and target.is_dir():
+        raise UsageError(f"{option} {target}: is a folder, expected a file")
+    if target.exists() and not target.is_file() and not folder:
+        return  # a device or a pipe: nothing is made beside it
+    below = target if folder else target.parent
+    while not below.exists() and below != below.parent:
+        below = below.parent  # the folders that are missing will be made here
+    try:
+        with tempfile.TemporaryFile(dir=below):  # a trial: permission bits say little of /proc or a read-only mount
+            pass
+        if target.is_file():
+            target.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"{option} {target}: {error.strerror}") from error
+
+
 def save_outputs(outputs: Mapping[str, Any], target: Path) -> list[Path]:
-    """Write the outputs: one archive where ``target`` ends in .npz, else a .npy file each in that folder."""
-    arrays = {name: np.asarray(value) for name, value in outputs.items()}
+    """Write the outputs: one archive where ``target`` ends in .npz, else a .npy file each in that folder. Text is written
+    with a fixed width (dtype ``U``). Raises `UsageError` for what is no tensor; nothing is written then.
+    """
+    arrays = {name: _plain(name, value) for name, value in outputs.items()}
     if target.suffix == ".npz":
         target.parent.mkdir(parents=True, exist_ok=True)
         # not savez(**arrays): an output may be named like one of its parameters
-        import zipfile
-
-        with zipfile.ZipFile(target, "w") as archive:
+        with _replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
         return [target]
-    target.mkdir(parents=True, exist_ok=True)
-    written = []
+    paths: dict[Path, Array] = {}
     for name, array in arrays.items():
         path = target / f"{file_name(name)}.npy"
-        if path in written:
+        if path in paths:
             raise UsageError(f"two outputs would be written to {path}: give an .npz file instead")
-        np.save(path, array, allow_pickle=False)
-        written.append(path)
-    return written
+        paths[path] = array
+    target.mkdir(parents=True, exist_ok=True)
+    for path, array in paths.items():
+        with _replacing(path) as file:
+            np.save(file, array, allow_pickle=False)
+    return list(paths)
+
+
+def _plain(name: str, value: Any) -> Array:
+    """An output as an array that a .npy file holds without pickle."""
+    if isinstance(value, (list, tuple, dict)) or value is None:
+        raise UsageError(f"--output: output {name!r} is a {type(value).__name__}, and only tensors can be written")
+    array = np.asarray(value)
+    if array.dtype != object:
+        return array
+    if all(isinstance(item, str) for item in array.flat):
+        text = array.astype("U")
+        if np.array_equal(text.astype(object), array):
+            return text
+        raise UsageError(f"--output: output {name!r} has text that ends in a NUL character, which .npy files drop")
+    kinds = sorted({type(item).__name__ for item in array.flat})
+    raise UsageError(f"--output: output {name!r} holds objects ({', '.join(kinds)}), which .npy files cannot hold")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` once it is whole; where writing fails, ``path`` is as it was."""
+    path = path.resolve()  # where it is a link, what it leads to is replaced
+    temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def file_name(name: str) -> str:

@@ -106,9 +106,15 @@ def run_command(
         programs.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
         inputs = list(programs.named_inputs(model, inputs) or ()) or None
         options = common.session_options(device, token, group, mode, sync, fallback)
+        if output is not None:
+            measure.check_target("--output", output, folder=output.suffix != ".npz")
+        if profile is not None:
+            measure.check_target("--profile", profile)
         request = Request(runs, check, check_cpu, tolerance, profile)
         with common.progress_bars(show=not json_output) as progress:
             outcome = execute(model, options, request, (inputs, shape, dim, seed), progress)
+        if not json_output:
+            print_outcome(outcome, report)  # first: it is worth having where an output cannot be written
         written = measure.save_outputs(outcome.outputs, output) if output else []
         if profile is not None:
             write_trace(outcome, profile, str(model))
@@ -116,7 +122,8 @@ def run_command(
             files = {"written": [str(p) for p in written], "trace": str(profile) if profile else None}
             common.print_json({**outcome.to_dict(), **files})
         else:
-            print_outcome(outcome, report, [*written, *([profile] if profile else [])])
+            for path in [*written, *([profile] if profile else [])]:
+                typer.echo(f"written: {path}")
         if not outcome.ok:
             raise typer.Exit(FAILED)
 
@@ -177,12 +184,13 @@ def write_trace(outcome: Outcome, path: Path, model: str) -> None:
 
     trace = chrome_trace(outcome.spans.items, outcome.times, outcome.report.device, outcome.gpu_start, model)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(trace), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--profile {path}: {error.strerror}") from error
 
 
-def print_outcome(outcome: Outcome, every_node: bool, written: Sequence[Path]) -> None:
+def print_outcome(outcome: Outcome, every_node: bool) -> None:
     from vkep.cli.measure import statistics_of
 
     typer.echo(str(outcome.report))
@@ -201,11 +209,11 @@ def print_outcome(outcome: Outcome, every_node: bool, written: Sequence[Path]) -
         found_statistics = statistics_of(value)
         numbers = ", ".join(f"{k} {found_statistics[k]:.6g}" for k in ("min", "max", "mean") if k in found_statistics)
         bad = found_statistics.get("not_finite", 0)
-        shape = found_statistics.get("shape", found_statistics.get("type"))
-        typer.echo(
-            f"output {name}: {found_statistics.get('dtype', '')} {shape} {numbers}"
-            + (f", {bad} not finite" * bool(bad))
-        )
+        what = f"{found_statistics.get('dtype')} {found_statistics.get('shape')} {numbers}"
+        if "type" in found_statistics:  # no tensor
+            length = found_statistics.get("length")
+            what = found_statistics["type"] + (f" of {length}" if length is not None else "")
+        typer.echo(f"output {name}: {what}" + (f", {bad} not finite" * bool(bad)))
     for comparison in outcome.comparisons:
         verdict = "within" if comparison.ok else "NOT within"
         typer.echo(
@@ -216,5 +224,3 @@ def print_outcome(outcome: Outcome, every_node: bool, written: Sequence[Path]) -
             )
             + f" (against {comparison.against})"
         )
-    for path in written:
-        typer.echo(f"written: {path}")

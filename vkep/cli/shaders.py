@@ -266,7 +266,10 @@ def _errors(json_output: bool) -> Iterator[None]:
     except ShaderError as error:
         _fail(str(error), type(error).__name__, json_output, 1)
     except (ValueError, OSError) as error:
-        _fail(str(error), type(error).__name__, json_output, 2)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"
+        _fail(text, type(error).__name__, json_output, 2)
 
 
 def _fail(message: str, kind: str, json_output: bool, status: int) -> NoReturn:

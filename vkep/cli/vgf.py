@@ -211,6 +211,7 @@ def _read(file: Path, index: int) -> Vgf:
 def _arrays(vgf: Vgf, paths: list[Path], seed: int) -> list[np.ndarray[Any, Any]]:
     import numpy as np
 
+    from vkep.cli.inputs import read_array
     from vkep.dtypes import DTYPES
 
     if paths and len(paths) != len(vgf.inputs):
@@ -225,7 +226,7 @@ def _arrays(vgf: Vgf, paths: list[Path], seed: int) -> list[np.ndarray[Any, Any]
             whole = rng.integers(0, 2 if dtype.kind == "b" else 100, resource.shape)
             arrays.append((made if dtype.kind == "f" else whole).astype(dtype))
             continue
-        array = np.load(paths[k])
+        array = read_array(paths[k])
         if array.dtype != dtype or array.shape != resource.shape:
             raise UsageError(f"{paths[k]}: {array.dtype} {array.shape}; input {slot.name} is {dtype} {resource.shape}")
         arrays.append(array)

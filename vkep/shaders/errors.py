@@ -58,6 +58,10 @@ class ShaderCompileError(ShaderError, ValueError):
         if self.defines:
             lines.append("with the definitions")
             lines += [f"  {name} = {value}".replace("\n", "\n      ") for name, value in sorted(self.defines.items())]
+        if any("'#include' : required extension not requested" in d.message for d in self.diagnostics):
+            lines.append(
+                "(a shader with includes starts with #version 460 and #extension GL_GOOGLE_include_directive : require)"
+            )
         lines.append(f"(compiler: {compiler})")
         super().__init__("\n".join(lines))
 

@@ -13,7 +13,13 @@ from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, Kernel
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.cache import PrebuiltEntry, write_prebuilt
 from vkep.shaders.compiler import find_compiler
-from vkep.shaders.errors import CompilerNotFoundError, ShaderCompileError, ShaderInterfaceError, ShaderSourceError
+from vkep.shaders.errors import (
+    CompilerNotFoundError,
+    InvalidSpirvError,
+    ShaderCompileError,
+    ShaderInterfaceError,
+    ShaderSourceError,
+)
 from vkep.shaders.interface import declared_members, expected_arguments
 from vkep.shaders.library import CompiledShader, ShaderLibrary
 from vkep.shaders.reflect import Reflection, reflect
@@ -208,8 +214,11 @@ def reflect_file(
         content = path.read_bytes()
     except OSError as error:
         raise ShaderSourceError(f"cannot read {path}: {error}") from error
-    if is_spirv(content):
-        return reflect(content)
+    if is_spirv(content) or path.suffix == ".spv":
+        try:
+            return reflect(content)
+        except InvalidSpirvError as error:
+            raise InvalidSpirvError(f"{path}: {error}") from error
     variant = ShaderVariant(str(path.absolute()), tuple(sorted((defines or {}).items())))
     return library.spirv(variant, arguments_in_memory).reflection
 
