@@ -195,7 +195,7 @@ def test_damaged_data_is_refused(session: OpenSession, model: Path, damage: Any,
     compile_(session, model, target, False)
     data = next(model.parent.glob("*.vkep"))
     data.write_bytes(damage(data.read_bytes()))
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(Exception, match=f"file '{data.name}'.*{message}"):
         session(str(target))
 
 

@@ -86,6 +86,15 @@ inspect.getmodule(inspect)  # looks at every module
     assert "register that (vkep.ort.get_library_path())" in done.stderr
 
 
+def test_it_is_no_library_for_a_python_program(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vkep.ort import library
+
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(host / "libvkep_ort.so"))
+    monkeypatch.setattr(library, "_module", None)
+    with pytest.raises(library.LibraryError, match=r"libvkep_ort\.so was made with --embed"):
+        library.load()
+
+
 def test_embedding_takes_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     from vkep.ort.library import main
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,98 @@ def test_a_forked_child_gets_an_error_not_a_crash() -> None:
         _, status = os.waitpid(child, 0)
         assert status == 0, status
         check(session)
+        """
+    )
+
+
+def test_without_a_driver_registering_says_why_and_once_is_enough(tmp_path: Path) -> None:
+    assert (
+        run(
+            """
+        import logging
+        logging.basicConfig(stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
+        vkep.ort.register()
+        vkep.ort.register()
+        vkep.ort.unregister()
+        vkep.ort.register()
+        assert EP not in [d.ep_name for d in onnxruntime.get_ep_devices()]
+        """,
+            VK_DRIVER_FILES=str(tmp_path / "none.json"),
+            VK_ICD_FILENAMES=str(tmp_path / "none.json"),
+        ).count("vkep.ort WARNING VulkanExecutionProvider has no device: vkCreateInstance")
+        == 2
+    )
+
+
+def test_registering_from_many_threads_at_once() -> None:
+    run(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: vkep.ort.register(), range(8)))
+        check(open_session())
+        """
+    )
+
+
+def test_ctrl_c_during_a_run_ends_a_program_that_goes_on_after_errors() -> None:
+    assert "interrupted True" in run(
+        """
+        import signal, threading, time
+        vkep.ort.register()
+        big = np.ones((256, 256), np.float32)
+        session = open_session(graph("g (float[256,256] x) => (float[256,256] y) { a = MatMul(x, x) y = MatMul(a, x) }"))
+        started = time.monotonic()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        def work():
+            while time.monotonic() - started < 20:
+                try:
+                    session.run(None, {"x": big})
+                except Exception:
+                    continue
+        try:
+            work()
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - started < 10)
+        """
+    )
+
+
+def test_ctrl_c_while_a_session_is_made_is_not_a_session_on_the_cpu() -> None:
+    out = run(
+        """
+        import signal, time
+        from vkep.ort import ep
+        vkep.ort.register()
+        ep.claim = lambda *args, **options: signal.raise_signal(signal.SIGINT)
+        try:
+            try:
+                print("made", onnxruntime.InferenceSession(ADD, providers=[EP]).get_providers())
+            except Exception as error:
+                print(error)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    )
+    assert "vkep: KeyboardInterrupt" in out
+    assert "interrupted" in out
+    assert "made" not in out
+
+
+def test_what_is_raised_before_a_callbacks_first_line_fails_it() -> None:
+    """As a signal's handler does. cffi would return zeros for it: a status of success."""
+    assert "takes 0 positional arguments" in run(
+        """
+        from vkep.ort import boundary
+        vkep.ort.register()
+        session = open_session()
+        name = "vkep_ep_OnRunEnd"
+        boundary._define(name, lambda: None, lambda error: boundary.to_status(error, name))
+        try:
+            check(session)
+        except Exception as error:
+            print(error)
         """
     )
 

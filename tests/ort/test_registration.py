@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
+import sys
+import sysconfig
 from typing import Any
 
 import numpy as np
@@ -102,6 +106,43 @@ def test_a_broken_compiler_is_quoted(registered: Any, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CC", str(script))
     with pytest.raises(library.LibraryError, match="the compiler said no"):
         library.build(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(
+    registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from vkep.ort import library
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "file"))
+    message = (
+        rf"cannot be put into {tmp_path}/file/ort/\w+ \(.*Not a directory.*\): set VKEP_CACHE_DIR .* VKEP_ORT_LIBRARY"
+    )
+    with pytest.raises(library.LibraryError, match=message):
+        library.build()
+    command = [sys.executable, "-m", "vkep.ort.library", "--embed", str(tmp_path / "file" / "x")]
+    done = subprocess.run(
+        command[:3] if not sysconfig.get_config_var("Py_ENABLE_SHARED") else command, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"cannot be put into" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("problem", ["misses synchronization2", None])
+def test_why_there_is_no_device_is_logged(
+    registered: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str | None
+) -> None:
+    import gpu_shared
+    from vkep.ort import devices
+    from vkep.ort.boundary import behind
+
+    refused = [dataclasses.replace(d, problems=(problem,)) for d in gpu_shared.list_devices()] if problem else []
+    monkeypatch.setattr(devices, "list_devices", lambda: refused)
+    with caplog.at_level("WARNING", "vkep.ort"):
+        devices.EpDevices(behind(_factory()).ort, _factory())
+    expected = [f"VulkanExecutionProvider does not take {d.name}: {problem}" for d in refused]
+    assert caplog.messages == (expected or ["VulkanExecutionProvider has no device: the Vulkan drivers list none"])
 
 
 def test_a_library_made_elsewhere_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

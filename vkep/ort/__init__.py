@@ -11,11 +11,13 @@ Needs ``onnxruntime`` 1.29 or later (``pip install vkep[ort]``) and, at the firs
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 from vkep.ort.options import EP_NAME
 
 REGISTRATION_NAME = "vkep"
+_lock = threading.Lock()
 
 __all__ = ["EP_NAME", "get_ep_name", "get_ep_names", "get_library_path", "register", "unregister"]
 
@@ -42,14 +44,19 @@ def get_ep_names() -> list[str]:
 
 
 def register(name: str = REGISTRATION_NAME) -> None:
-    """Register the provider with ONNX Runtime; a second call does nothing.
+    """Register the provider with ONNX Runtime; a second call does nothing. Where there is no Vulkan device the provider has
+    none either: logger ``vkep.ort`` says why.
 
     Raises `LibraryError` where the library cannot be built, ``ImportError`` without onnxruntime, and ONNX Runtime's own
     exception where it refuses the library.
     """
     onnxruntime = _onnxruntime()
-    if not any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
-        onnxruntime.register_execution_provider_library(name, get_library_path())
+    with _lock:
+        if any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
+            return
+        path = get_library_path()
+        if not importlib.import_module("vkep.ort.factory").is_registered():
+            onnxruntime.register_execution_provider_library(name, path)
 
 
 def unregister(name: str = REGISTRATION_NAME) -> None:

@@ -8,8 +8,13 @@ only be logged). Only the members that a class writes are filled in; the others 
 
 from __future__ import annotations
 
+import _thread
 import logging
+import sys
+import threading
+import time
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
 from gpu_shared.errors import GpuError
@@ -149,11 +154,64 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
         def entry(this: Any, *args: Any) -> Any:
             try:
                 return getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
-            except BaseException:
+            except BaseException as error:
                 logger.exception("%s failed", callback)
+                _hand_on(error)
                 return default
 
-    ffi.def_extern(name=callback)(entry)
+    _define(callback, entry, (lambda error: to_status(error, callback)) if kind == "status" else None)
+
+
+def _define(name: str, entry: Callable[..., Any], status_of: Callable[[BaseException], Any] | None) -> None:
+    """Make ``entry`` the callback. A signal that came while ONNX Runtime was in C raises before the first line of ``entry``:
+    cffi then asks ``onerror``, and would else return zeros, which as a status is success.
+    """
+
+    def failed(kind: Any, error: BaseException, trace: Any) -> Any:
+        if status_of is not None:
+            return status_of(error)
+        logger.error("%s failed", name, exc_info=error)
+        _hand_on(error)
+        return None
+
+    _entries.update((entry.__code__, failed.__code__))
+    ffi.def_extern(name=name, onerror=failed)(entry)
+
+
+#: the code of every callback, by which a thread's stack shows whether it is inside one
+_entries: set[CodeType] = set()
+_handing_on = threading.Lock()
+_asked = float("-inf")  #: when the program was last interrupted
+
+
+def _hand_on(error: BaseException) -> None:
+    """A KeyboardInterrupt is the program's, and ONNX Runtime makes an ordinary exception of it, or none: ask for it again
+    once the main thread is outside. One that comes up in another callback is handed on once more.
+    """
+    if isinstance(error, KeyboardInterrupt) and _handing_on.acquire(blocking=False):
+        try:
+            threading.Thread(target=_interrupt_outside, name="vkep-interrupt", daemon=True).start()
+        except RuntimeError:  # no thread can be had, or the interpreter ends
+            _handing_on.release()
+
+
+def _interrupt_outside() -> None:
+    global _asked
+    main = threading.main_thread()
+    if time.monotonic() > _asked + 1:  # not again: the program goes on after errors
+        time.sleep(0.02)  # an exception that nobody catches ends the program by itself, and is not to be cut off
+    while _is_inside(sys._current_frames().get(main.ident or 0)):
+        time.sleep(2e-5)  # short: the program may be in the next callback soon
+    _asked = time.monotonic()
+    _handing_on.release()
+    if main.is_alive() and main.ident in sys._current_frames():
+        _thread.interrupt_main()
+
+
+def _is_inside(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _entries:
+        frame = frame.f_back
+    return frame is not None
 
 
 def entry_point(name: str) -> Callable[[Method], Method]:
@@ -167,7 +225,7 @@ def entry_point(name: str) -> Callable[[Method], Method]:
                 return to_status(error, name)
             return NULL
 
-        ffi.def_extern(name=name)(entry)
+        _define(name, entry, lambda error: to_status(error, name))
         return function
 
     return bind
@@ -176,6 +234,7 @@ def entry_point(name: str) -> Callable[[Method], Method]:
 def to_status(error: BaseException, where: str) -> Any:
     """The OrtStatus of an exception."""
     logger.debug("%s failed", where, exc_info=error)
+    _hand_on(error)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), _FAIL)
     text = str(error) or type(error).__name__
     message = text if isinstance(error, (ValueError, TypeError, GpuError)) else f"{type(error).__name__}: {text}"

@@ -70,6 +70,12 @@ def read_data(node: Node, folder: Path | None) -> bytes:
     return path.read_bytes()
 
 
+def data_place(node: Node) -> str:
+    """Where the data of an EPContext node is, for messages."""
+    embedded = node.attributes.get("embed_mode", 1)
+    return node.title if embedded else f"{node.title}, file {str(node.attributes.get('ep_cache_context', ''))!r}"
+
+
 def make_node(
     ort: Ort,
     settings: ContextSettings,

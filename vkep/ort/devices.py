@@ -11,6 +11,7 @@ from gpu_shared.errors import DriverNotFoundError
 from gpu_shared.instance import list_devices, select_device
 from vkep.ort.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, READ_ONLY_ALLOCATOR
 from vkep.ort.boundary import NULL, ffi
+from vkep.ort.options import EP_NAME
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -27,14 +28,20 @@ class EpDevices:
 
     def __init__(self, ort: Ort, factory: Any) -> None:
         self._ort, self._factory = ort, factory
+        reason: object = "the Vulkan drivers list none"
         try:
             infos = list_devices()
-        except DriverNotFoundError:
-            infos = []
+        except DriverNotFoundError as error:
+            infos, reason = [], error
+        if not infos:
+            logger.warning("%s has no device: %s", EP_NAME, reason)
         self.devices: list[DeviceCapabilities] = [i.capabilities for i in infos if not i.problems]
         self.refused: list[tuple[DeviceCapabilities, Sequence[str]]] = [
             (i.capabilities, i.problems) for i in infos if i.problems
         ]
+        if not self.devices:
+            for refused, problems in self.refused:
+                logger.warning("%s does not take %s: %s", EP_NAME, refused.name, "; ".join(problems))
         self._memory: dict[str, tuple[Any, Any]] = {}
         self._virtual: list[Any] = []
         self.host_memory = ort.get(

@@ -56,7 +56,7 @@ class Ep(CStruct, struct="OrtEp"):
                 "ep.context_enable compiles fused nodes, and option 'kernels' is 'registry': set one of the two"
             )
         self._claims: list[Claims] = []
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._model_inputs: set[str] = set()
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
@@ -83,7 +83,7 @@ class Ep(CStruct, struct="OrtEp"):
     def GetCapability(self, graph: Any, info: Any) -> None:
         try:
             self._claim(graph, info)
-        except Exception as error:
+        except BaseException as error:  # KeyboardInterrupt, too
             self._failure = error  # ONNX Runtime logs the status and goes on without the provider
             raise
 

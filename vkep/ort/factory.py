@@ -12,7 +12,7 @@ from gpu_shared.external import MEMORY_KINDS, can_import_memory, can_import_sema
 from vkep.ort import memory
 from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, DataTransfer, ReadOnlyAllocator
 from vkep.ort.api import Ort
-from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, status, value
+from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, status, value
 from vkep.ort.context_data import Fit, fit
 from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.devices import EpDevices, metadata_uuid
@@ -34,6 +34,8 @@ class Factory(CStruct, struct="OrtEpFactory"):
     """One registration of the library. The object stays after ONNX Runtime lets it go, because a session that lives on
     still calls it (`ReleaseEp`, `ReleaseAllocator`).
     """
+
+    registered = True  #: until ONNX Runtime lets it go
 
     def __init__(self, ort: Ort) -> None:
         super().__init__()
@@ -201,4 +203,11 @@ def _create_factories(name: Any, base: Any, log: Any, factories: Any, room: int,
 
 @entry_point("vkep_ReleaseEpFactory")
 def _release_factory(factory: Any) -> None:
-    behind(factory).devices.release_virtual()
+    released = behind(factory)
+    released.registered = False
+    released.devices.release_virtual()
+
+
+def is_registered() -> bool:
+    """Whether ONNX Runtime holds the provider, with devices or without."""
+    return any(factory.registered for factory in live("OrtEpFactory"))

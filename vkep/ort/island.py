@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
-from vkep.errors import UnsupportedModelError
+from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph.model import Graph, ValueInfo
 from vkep.lowering.partition import lower
 from vkep.lowering.program import IslandStep, Program
@@ -55,7 +55,11 @@ class Island:
         if len(nodes) != 1 or not context_nodes.is_context(nodes[0]):
             return None
         if self._loaded is None:
-            made = context_data.decode(context_nodes.read_data(nodes[0], self.view.folder), device)
+            data = context_nodes.read_data(nodes[0], self.view.folder)
+            try:
+                made = context_data.decode(data, device)
+            except InvalidModelError as error:
+                raise InvalidModelError(f"{context_nodes.data_place(nodes[0])}: {error}") from error
             if isinstance(made, IslandStep):
                 needs = {p.name for p in made.plan.ports}
                 has = {*nodes[0].inputs, *nodes[0].outputs}

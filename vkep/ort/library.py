@@ -59,6 +59,8 @@ OrtStatus *vkep_create_kernel(void *, const OrtKernelInfo *, OrtKernelImpl **);
 _STRUCT = re.compile(r"struct (\w+) \{(.*?)\n\};", re.DOTALL)
 _MEMBER = re.compile(r"([\w ]+?[ *]+)\(\*(\w+)\)\((.*?)\);", re.DOTALL)
 
+_EMBEDDED = b"library.adopt("  # in the start code of `vkep.ort.embedding`
+
 _lock = threading.Lock()
 _module: ModuleType | None = None
 
@@ -80,15 +82,15 @@ def load() -> ModuleType:
 def build(folder: str | os.PathLike[str] | None = None) -> Path:
     """Compile the library unless it is there; returns its path. ``folder``: instead of the user's cache folder.
 
-    Raises `LibraryError` where no C compiler (``CC``, else cc, gcc or clang) or no Python header is found, or where the
-    compiler fails.
+    Raises `LibraryError` where no C compiler (``CC``, else cc, gcc or clang) or no Python header is found, where the
+    compiler fails, or where the folder cannot be written to.
     """
     declarations, source = sources()
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     key = f"{sys.version}|{suffix}|{cffi.__version__}|{declarations}|{source}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     target = (Path(folder) if folder is not None else cache_root() / "ort" / digest) / f"{MODULE}{suffix}"
-    if target.is_file() and folder is None:
+    if os.path.isfile(target) and folder is None:
         return target
     compile_to(target, declarations, source)
     return target
@@ -108,15 +110,24 @@ def compile_to(
             f"vkep's ONNX Runtime plugin is compiled at its first use, and Python.h is not in {include}: install "
             f"Python's development headers (python3-dev), or set {LIBRARY_VARIABLE} to a library compiled elsewhere"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        c_file, made = Path(scratch) / f"{MODULE}.c", Path(scratch) / target.name
-        _emit(declarations, source, c_file, startup)
-        command = [*compiler, "-shared", "-fPIC", "-O2", "-w", f"-I{include}", str(c_file), "-o", str(made), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise LibraryError(f"compiling the ONNX Runtime plugin failed: {' '.join(command)}\n{done.stderr[-2000:]}")
-        os.replace(made, target)  # atomic: another process may be doing the same
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            c_file, made = Path(scratch) / f"{MODULE}.c", Path(scratch) / target.name
+            _emit(declarations, source, c_file, startup)
+            command = [*compiler, "-shared", "-fPIC", "-O2", "-w", f"-I{include}", str(c_file), "-o", str(made), *flags]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise LibraryError(
+                    f"compiling the ONNX Runtime plugin failed: {' '.join(command)}\n{done.stderr[-2000:]}"
+                )
+            os.replace(made, target)  # atomic: another process may be doing the same
+    except OSError as error:
+        raise LibraryError(
+            f"vkep's ONNX Runtime plugin is compiled at its first use, and cannot be put into {target.parent} ({error}): set "
+            f"VKEP_CACHE_DIR to a folder that can be written to, or compile it ahead of time with python -m "
+            f"vkep.ort.library <folder> and set {LIBRARY_VARIABLE} to the file"
+        ) from error
 
 
 def adopt(module: ModuleType) -> None:
@@ -178,8 +189,13 @@ def _compiler() -> list[str]:
 
 
 def _import(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise LibraryError(f"{LIBRARY_VARIABLE}: there is no file {path}")
+    if _EMBEDDED in path.read_bytes():
+        raise LibraryError(
+            f"{LIBRARY_VARIABLE}: {path} was made with --embed, for programs that are not Python; name one made with "
+            "python -m vkep.ort.library <folder>"
+        )
     loader = ExtensionFileLoader(MODULE, str(path))
     spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
     assert spec is not None
@@ -211,4 +227,7 @@ def main(arguments: Sequence[str]) -> Path:
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1:]))
+    try:
+        print(main(sys.argv[1:]))
+    except VkepError as refused:  # (`vkep.ort.embedding` raises the `LibraryError` of another copy of this module)
+        sys.exit(str(refused))

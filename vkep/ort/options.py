@@ -58,13 +58,16 @@ class EpOptions:
         (``ep_factory.VulkanExecutionProvider.arena.*``), which the session's override. Entries of others are ignored.
 
         Raises:
-            ValueError: an unknown option, or a value that does not parse; the text names the option.
+            ValueError: an unknown option, a prefix in another case, or a value that does not parse; the text names the
+                option.
         """
         arena = arena_options(environment or {})
         known = {f.name: f for f in fields(cls) if f.name != "arena"}
         values: dict[str, Any] = {}
         for key, text in entries.items():
             if not key.startswith(SESSION_PREFIX):
+                if key.lower().startswith(SESSION_PREFIX):
+                    raise ValueError(f"session entry {key!r}: the prefix is written in lower case, {SESSION_PREFIX!r}")
                 continue
             name = key[len(SESSION_PREFIX) :]
             if name.startswith(KEY_PREFIX):
