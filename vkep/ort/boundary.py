@@ -142,37 +142,40 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
     _bound.add(callback)
     if kind == "status":
 
+        def answer(error: BaseException) -> Any:
+            return to_status(error, callback)
+
         def entry(this: Any, *args: Any) -> Any:
             try:
                 getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
             except BaseException as error:  # what leaves a callback would be taken for success
-                return to_status(error, callback)
+                return answer(error)
             return NULL
 
     else:
+
+        def answer(error: BaseException) -> Any:
+            logger.error("%s failed", callback, exc_info=error)
+            _hand_on(error)
+            return default
 
         def entry(this: Any, *args: Any) -> Any:
             try:
                 return getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
             except BaseException as error:
-                logger.exception("%s failed", callback)
-                _hand_on(error)
-                return default
+                return answer(error)
 
-    _define(callback, entry, (lambda error: to_status(error, callback)) if kind == "status" else None)
+    _define(callback, entry, answer)
 
 
-def _define(name: str, entry: Callable[..., Any], status_of: Callable[[BaseException], Any] | None) -> None:
+def _define(name: str, entry: Callable[..., Any], answer: Callable[[BaseException], Any]) -> None:
     """Make ``entry`` the callback. A signal that came while ONNX Runtime was in C raises before the first line of ``entry``:
-    cffi then asks ``onerror``, and would else return zeros, which as a status is success.
+    cffi then asks ``onerror``, which gives the ``answer`` that ``entry`` would, and would else return zeros, which as a
+    status is success.
     """
 
     def failed(kind: Any, error: BaseException, trace: Any) -> Any:
-        if status_of is not None:
-            return status_of(error)
-        logger.error("%s failed", name, exc_info=error)
-        _hand_on(error)
-        return None
+        return answer(error)
 
     _entries.update((entry.__code__, failed.__code__))
     ffi.def_extern(name=name, onerror=failed)(entry)
