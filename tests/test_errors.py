@@ -19,7 +19,7 @@ from gpu_shared import errors
 from gpu_shared.errors import PicklableError
 from vkep.errors import UnsupportedProgramError
 from vkep.memory.records import ArenaOutOfMemory
-from vkep.session.graphs import GraphRefused
+from vkep.session.vgf_executor import GraphRefused
 from vkep.shaders.errors import Diagnostic, ShaderCompileError, ShaderInterfaceError
 
 #: those whose constructors take more than a text

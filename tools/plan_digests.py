@@ -1,7 +1,7 @@
 """Digests of the plans of the model catalog, for three imagined devices: whether a change of the code changes a plan.
 
-    python -m tools.plan_digests            # says which plans differ from those kept
-    python -m tools.plan_digests --write    # keeps today's; the commit says what changed and why
+python -m tools.plan_digests            # says which plans differ from those kept
+python -m tools.plan_digests --write    # keeps today's; the commit says what changed and why
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from gpu_shared.capabilities import REQUIRED_FEATURES, CooperativeMatrixShape, D
 from tools.models.catalog import CATALOG, Options, Spec, build_model
 from vkep import dtypes
 from vkep.graph import load_model
-from vkep.lowering.partition import lower
-from vkep.lowering.program import IslandStep, Program, ValueSpec
+from vkep.ir.infer import Known
+from vkep.ir.program import IslandStep, Program, ValueSpec
+from vkep.placement.partition import lower
 
 KEPT = Path(__file__).resolve().parent.parent / "tests" / "lowering" / "data" / "plan_digests.json"
 
@@ -37,7 +38,9 @@ DEVICES: Mapping[str, DeviceCapabilities] = {
         host_visible_device_local=False,
         features=DeviceCapabilities.for_tests().features | {"cooperative_matrix"},
         cooperative_matrix_shapes=tuple(
-            CooperativeMatrixShape(16, n, 16, "float16", "float16", c, c) for n in (8, 16) for c in ("float16", "float32")
+            CooperativeMatrixShape(16, n, 16, "float16", "float16", c, c)
+            for n in (8, 16)
+            for c in ("float16", "float32")
         ),
     ),
     "small gpu": DeviceCapabilities.generic(device_type="integrated", features=REQUIRED_FEATURES),
@@ -62,14 +65,15 @@ def _options(spec: Spec) -> Iterator[Options]:
 def digests(model: str, options: Options) -> dict[str, str]:
     """By device, a digest of what the model becomes there."""
     loaded = load_model(build_model(model, options).SerializeToString())
-    known = dict(loaded.graph.weights)
+    known: dict[str, Known] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:
         dtype = dtypes.from_onnx(info.elem_type)
         assert dtype is not None
-        known[info.name] = ValueSpec(dtype, tuple(int(d) for d in info.shape or ()))
+        known[info.name] = ValueSpec(dtype, tuple(d for d in info.shape or () if isinstance(d, int)))
     outputs = [v.name for v in loaded.graph.outputs]
     return {
-        device: digest(lower(loaded.graph.nodes, known, outputs, loaded.opsets, caps)) for device, caps in DEVICES.items()
+        device: digest(lower(loaded.graph.nodes, known, outputs, loaded.opsets, caps))
+        for device, caps in DEVICES.items()
     }
 
 
@@ -100,7 +104,9 @@ def main() -> int:
         KEPT.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return 0
     before = kept()
-    differ = [(case, device) for case in made for device in DEVICES if made[case][device] != before.get(case, {}).get(device)]
+    differ = [
+        (case, device) for case in made for device in DEVICES if made[case][device] != before.get(case, {}).get(device)
+    ]
     for case, device in differ:
         print(f"another plan: {case} on {device}")
     return 1 if differ else 0

@@ -58,7 +58,7 @@ DTYPES: dict[str, DType] = {
 if hasattr(_T, "INT2") and hasattr(ml_dtypes, "int2"):  # newer than the oldest onnx and ml_dtypes that vkep takes
     DTYPES["int2"] = DType("int2", _T.INT2, "int2", np.dtype(ml_dtypes.int2), "int8_t", "int", "int", 2)
     DTYPES["uint2"] = DType("uint2", _T.UINT2, "uint2", np.dtype(ml_dtypes.uint2), "uint8_t", "uint", "uint", 2)
-# 8-bit and 4-bit floats: kernels move them as bits, casts convert (`vkep.lowering.narrow`)
+# 8-bit and 4-bit floats: kernels move them as bits, casts convert (`vkep.ir.float8`)
 for _name, _onnx in (
     ("float8_e4m3fn", "FLOAT8E4M3FN"),
     ("float8_e4m3fnuz", "FLOAT8E4M3FNUZ"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vkep.lowering.kompute import (
+from vkep.placement.kompute import (
     TYPES,
     Dispatch,
     KpDispatch,

@@ -18,9 +18,9 @@ from vkep.aten import Border, ImportedGraph, import_vk_graph, unsupported_operat
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidPteError, UnsupportedProgramError
 from vkep.graph.weights import ArrayWeight
-from vkep.lowering.infer import Known
-from vkep.lowering.partition import lower
-from vkep.lowering.program import IslandStep, ValueSpec
+from vkep.ir.infer import Known
+from vkep.ir.program import IslandStep, ValueSpec
+from vkep.placement.partition import lower
 from vkep.pte.vk_graph import SymInt, ValueList, VkDataType, VkTensor
 
 

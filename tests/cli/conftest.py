@@ -49,8 +49,8 @@ def run() -> Callable[..., Any]:
 @pytest.fixture
 def nonzero_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     """NonZero as on a vkep without a kernel for it."""
-    from vkep.lowering import partition
     from vkep.ops import registry
+    from vkep.placement import partition
 
     monkeypatch.delitem(registry._OPERATORS, ("", "NonZero"), raising=False)
     monkeypatch.setattr(partition, "parts", lambda node, known, opsets: [node])

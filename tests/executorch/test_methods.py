@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from vkep.errors import InvalidInputError, VkepError
+from vkep.executorch.context_resources import ProgramResources
 from vkep.executorch.method import Method
 from vkep.executorch.options import ProgramOptions
-from vkep.executorch.places import Stays
 from vkep.executorch.program import Core
 from vkep.pte.method import DecodedMethod
 from vkep.pte.schema import TensorShapeDynamism
@@ -32,7 +32,7 @@ def tensor(
 
 def method(values: Sequence[Value], inputs: Sequence[int], outputs: Sequence[int], steps: Sequence[Step]) -> Method:
     decoded = DecodedMethod("m", "by hand", tuple(values), tuple(inputs), tuple(outputs), tuple(steps), (), (0, 256))
-    stays = Stays(ProgramOptions(), None, False)
+    stays = ProgramResources(ProgramOptions(), None, False)
     return Method(Core({}, stays), decoded, [], stays)
 
 

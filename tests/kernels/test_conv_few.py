@@ -11,15 +11,22 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import vkep.kernels.conv_last
+import vkep.kernels.conv_nhwc
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
 from tests.kernels.test_conv_last import convolved
 from tests.kernels.test_cooperative import relative_error, scratch
 from tests.lowering.test_channels_last import kernels_on_a_gpu
-from vkep.kernels.conv_few import WIDEN_PIXELS, WidePixels, conv_few, takes_few_channels, wide_pixels, widen_taps
 from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.conv_space_to_depth import (
+    WIDEN_PIXELS,
+    WidePixels,
+    conv_few,
+    takes_few_channels,
+    wide_pixels,
+    widen_taps,
+)
 from vkep.kernels.cooperative_tiles import CooperativeTile, TileCost, float16_shape
 
 STEM = ConvProblem(2, 3, 23, 22, 16, 7, 7, stride=(2, 2), pads=(3, 3, 3, 3), dtype="float16", alignment=16)
@@ -88,7 +95,7 @@ def matrices(gpu: Harness, monkeypatch: pytest.MonkeyPatch) -> DeviceCapabilitie
     if gpu.caps.device_type != "cpu":
         return gpu.caps
     tiles = {CooperativeTile(32, 32, 64, 16, 16): TileCost(1.0)}
-    monkeypatch.setattr(vkep.kernels.conv_last, "CONV_LAST_TILES", tiles)
+    monkeypatch.setattr(vkep.kernels.conv_nhwc, "CONV_LAST_TILES", tiles)
     return dataclasses.replace(gpu.caps, device_type="discrete")
 
 

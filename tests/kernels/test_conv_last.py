@@ -11,7 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, Tensor
 from tests.kernels.test_cooperative import relative_error, scratch
-from vkep.kernels.conv_last import (
+from vkep.kernels.conv_nhwc import (
     CONV_DEPTHWISE_LAST,
     CONV_LAST,
     conv_last,

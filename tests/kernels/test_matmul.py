@@ -13,7 +13,7 @@ from tests.kernels.harness import Harness, Tensor
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import Operand
 from vkep.kernels.matmul import MatMulProblem, matmul, pack_panels
-from vkep.kernels.tiles import SHARED_TILES, shared_tiling, subgroup_tile, uses_subgroup_tiles
+from vkep.kernels.tiles import SHARED_TILES, is_cpu_driver, shared_tiling, subgroup_tile
 
 CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
 GPU = DeviceCapabilities("imagined GPU", device_type="discrete", max_shared_memory_bytes=49152)
@@ -130,7 +130,7 @@ def test_a_long_product_of_few_results_is_split_where_scratch_is_given(
     case: Case, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
 ) -> None:
     tiled = dataclasses.replace(family, cooperative_matrix_shapes=())  # cooperative matrices have splits of their own
-    assert case.run(gpu, tiled, rng) == (1 if uses_subgroup_tiles(tiled) else 2)
+    assert case.run(gpu, tiled, rng) == (1 if is_cpu_driver(tiled) else 2)
     assert case.run(gpu, tiled, rng, scratch=False) == 1
     assert case.run(gpu, family, rng) in (1, 2)  # whichever kernels the device has, the result is right
 
@@ -180,9 +180,9 @@ def test_values_outside_a_result_do_not_reach_it(gpu: Harness, family: DeviceCap
 
 class TestWithoutDevice:
     def test_family_is_chosen_by_capabilities(self) -> None:
-        assert uses_subgroup_tiles(CPU)
-        assert not uses_subgroup_tiles(GPU)
-        assert not uses_subgroup_tiles(dataclasses.replace(CPU, subgroup_size=1))
+        assert is_cpu_driver(CPU)
+        assert not is_cpu_driver(GPU)
+        assert not is_cpu_driver(dataclasses.replace(CPU, subgroup_size=1))
         problem = MatMulProblem(64, 64, 64, (0, 64, 1), (0, 64, 1))
         (on_cpu,), (on_gpu,) = matmul(problem, CPU, "a", "b", "y"), matmul(problem, GPU, "a", "b", "y")
         assert on_cpu.variant.source == "matmul_subgroup.comp"

@@ -11,10 +11,10 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
 from vkep.dtypes import DTYPES
+from vkep.ir.tensor import collapse
 from vkep.kernels import pointwise as module
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
-from vkep.lowering.tensor import collapse
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
 from tests.kernels.test_pool import expected, out_size
 from vkep.kernels.pool import pool
-from vkep.kernels.pool_last import UNIT, pool_last, takes_channels_last
+from vkep.kernels.pool_nhwc import UNIT, pool_last, takes_channels_last
 
 
 @dataclass(frozen=True)

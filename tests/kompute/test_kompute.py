@@ -224,7 +224,7 @@ def test_between_a_data_graph_and_vulkan(vulkan: Any) -> None:
 def test_without_kp_the_node_is_refused_with_what_to_do(
     open_session: Callable[..., InferenceSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.lowering import kompute
+    from vkep.placement import kompute
 
     monkeypatch.setattr(kompute, "available", lambda: False)
     with pytest.raises(UnsupportedModelError, match=r"kompute: the package kp is not installed: .*build_kp\.sh"):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.lowering import attention
-from vkep.lowering.spelled import Spelled
+from vkep.passes import attention
+from vkep.passes.match_attention import Spelled
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from tests.ops.cases import model_of
 from vkep import dtypes
 from vkep.errors import InvalidModelError, VkepError
 from vkep.graph import load_model
+from vkep.ir.program import ValueSpec
 from vkep.kernels.kernel import Kernel, Operand
-from vkep.lowering.partition import lower
-from vkep.lowering.program import ValueSpec
+from vkep.placement.partition import lower
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 NUMBER = st.one_of(

@@ -14,15 +14,15 @@ from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.session.models import model
 from vkep import dtypes
 from vkep.graph import load_model
+from vkep.ir.builder import Builder
+from vkep.ir.program import IslandStep, ValueSpec
+from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.softmax import softmax
 from vkep.kernels.tuning import Trial
-from vkep.lowering.builder import Builder
-from vkep.lowering.emit import emit
-from vkep.lowering.fuse import optimize
-from vkep.lowering.partition import lower
-from vkep.lowering.program import IslandStep, ValueSpec
-from vkep.lowering.tensor import Storage, Tensor
+from vkep.passes.emit import emit
+from vkep.passes.fuse import optimize
+from vkep.placement.partition import lower
 from vkep.plan.records import Plan, Port
 
 FLOAT = dtypes.DTYPES["float32"]

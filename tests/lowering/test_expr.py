@@ -8,9 +8,9 @@ import struct
 import pytest
 
 from vkep.dtypes import DTYPES
-from vkep.lowering import expr as ex
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.ir import expr as ex
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 
 FLOAT, HALF, INT64, BOOL = (DTYPES[n] for n in ("float32", "float16", "int64", "bool"))
 

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.lowering.graphs import RandomGraph
 from tests.session.models import model
 from vkep import InferenceSession
-from vkep.lowering import island
+from vkep.passes import island
 
 Open = Callable[..., InferenceSession]
 

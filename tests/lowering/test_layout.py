@@ -12,10 +12,10 @@ from tests.lowering.test_partition import caps  # noqa: F401  # a fixture
 from vkep.dtypes import DTYPES
 from vkep.graph.load import read_graph
 from vkep.graph.weights import ArrayWeight
-from vkep.lowering.layout import CHANNELS_LAST, NHWC, channels_first, made_by
-from vkep.lowering.partition import lower
-from vkep.lowering.program import CpuStep, DeferredStep, IslandStep, Program, ValueSpec
+from vkep.ir.program import CpuStep, DeferredStep, IslandStep, Program, ValueSpec
 from vkep.ops import registry
+from vkep.placement.channels_last import CHANNELS_LAST, NHWC, channels_first, made_by
+from vkep.placement.partition import lower
 
 OPSETS = {"": 17}
 

@@ -18,8 +18,8 @@ from tests.lowering.graphs import RandomGraph
 from tests.session.models import model
 from vkep import dtypes
 from vkep.graph import load_model
-from vkep.lowering.partition import lower
-from vkep.lowering.program import CpuStep, DeferredStep, IslandStep, Program, ValueSpec
+from vkep.ir.program import CpuStep, DeferredStep, IslandStep, Program, ValueSpec
+from vkep.placement.partition import lower
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from onnx import helper
 from tests.lowering.spelled import BATCH, HEADS, KEYS, LOWEST, QUERIES, SCORES, SIZE, Spelling
 from tests.ops.cases import assert_like, by_onnxruntime, by_reference, on_vulkan
 from vkep import InferenceSession
-from vkep.lowering.spelled import Spelled
-from vkep.ops import attend
+from vkep.ops import sdpa
+from vkep.passes.match_attention import Spelled
 
 
 @pytest.fixture
 def _two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries at a time, as where the scores are large: there is something to win always."""
-    monkeypatch.setattr(attend, "_block", lambda *args: 2)
+    monkeypatch.setattr(sdpa, "_block", lambda *args: 2)
 
 
 def _scaled(op: str, swap: bool = False) -> Callable[[Spelling], None]:

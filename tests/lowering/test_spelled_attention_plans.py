@@ -12,12 +12,12 @@ from tests.lowering.spelled import Spelling
 from tools.models.catalog import Options, build_model
 from vkep.dtypes import from_onnx
 from vkep.graph import load_model
-from vkep.lowering import attention
-from vkep.lowering.infer import Known
-from vkep.lowering.partition import lower
-from vkep.lowering.program import IslandStep, ValueSpec
-from vkep.lowering.spelled import Spelled
-from vkep.ops import attend
+from vkep.ir.infer import Known
+from vkep.ir.program import IslandStep, ValueSpec
+from vkep.ops import sdpa
+from vkep.passes import attention
+from vkep.passes.match_attention import Spelled
+from vkep.placement.partition import lower
 from vkep.plan.records import Plan
 
 CPU = DeviceCapabilities.for_tests()
@@ -56,7 +56,7 @@ def _long(heads: int, length: int, mask: str = "") -> onnx.ModelProto:
 def test_memory_is_that_of_a_block(caps: DeviceCapabilities, mask: str) -> None:
     heads, length = 16, 8192
     plan = _plan(_long(heads, length, mask), caps)
-    block = max(attend.SCORES_BYTES_CPU if caps is CPU else attend.SCORES_BYTES, 64 * heads * length * 4)
+    block = max(sdpa.SCORES_BYTES_CPU if caps is CPU else sdpa.SCORES_BYTES, 64 * heads * length * 4)
     assert plan.activation_bytes <= 2.1 * block < heads * length * length * 4 / 10
 
 

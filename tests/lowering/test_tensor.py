@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import ArrayWeight
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Storage, Tensor, collapse, contiguous_strides, reshaped_strides
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Storage, Tensor, collapse, contiguous_strides, reshaped_strides
 
 FLOAT = DTYPES["float32"]
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)

@@ -15,7 +15,7 @@ import gpu_shared
 from tests.memory.model import MIB
 from vkep.memory import ArenaOutOfMemory, upload
 from vkep.memory.device_arena import DeviceArena
-from vkep.memory.pieces import pieces_of
+from vkep.memory.host_chunks import pieces_of
 from vkep.memory.staging import shared_staging_arena
 from vkep.memory.upload import Upload, Uploader
 

@@ -16,7 +16,7 @@ from gpu_shared import SharedGpuContextRegistry
 from tests.mixed.harness import PREFERENCES, VGF_SPLIT, X, example, places
 from tests.tosa.harness import model
 from vkep import InferenceSession
-from vkep.lowering.program import IslandStep, VgfStep
+from vkep.ir.program import IslandStep, VgfStep
 
 # ---- the RFC's example
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from vkep.lowering.program import IslandStep, VgfStep
+from vkep.ir.program import IslandStep, VgfStep
 
 RNG = np.random.default_rng(5)
 W = RNG.uniform(0.5, 1.5, (64, 64)).astype(np.float32)

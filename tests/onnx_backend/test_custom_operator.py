@@ -12,9 +12,9 @@ import pytest
 from onnx import helper
 
 from vkep import InferenceSession, UnsupportedModelError
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.kernels.kernel import Kernel, Operand
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
 from vkep.ops import operator, registry
 
 pytestmark = pytest.mark.usefixtures("vulkan")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
 from vkep.kernels import attention
-from vkep.ops import attend, attend_fused
+from vkep.ops import sdpa, sdpa_fused
 
 RNG = np.random.default_rng(9)
 MS = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 1e-4, "rtol": 1e-4}
@@ -23,12 +23,12 @@ def _normal(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every case also with two queries at a time, as where the scores are large, and by the kernel that GPUs have for it."""
     if request.param == "in blocks":
-        monkeypatch.setattr(attend, "_block", lambda *args: 2)
+        monkeypatch.setattr(sdpa, "_block", lambda *args: 2)
     if request.param == "fused":
-        monkeypatch.setattr(attend_fused, "is_cpu", lambda caps: False)
+        monkeypatch.setattr(sdpa_fused, "is_cpu", lambda caps: False)
         monkeypatch.setattr(attention, "is_cpu", lambda caps: False)
         monkeypatch.setattr(attention, "MIN_QUERIES", 1)
-        monkeypatch.setattr(attend_fused, "MASK_PART", 1)
+        monkeypatch.setattr(sdpa_fused, "MASK_PART", 1)
     return str(request.param)
 
 

@@ -9,10 +9,10 @@ from onnx import TensorProto, helper
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.graph import load_model
-from vkep.lowering.infer import Known
-from vkep.lowering.partition import lower
-from vkep.lowering.program import IslandStep, ValueSpec
-from vkep.ops import attend, attend_fused
+from vkep.ir.infer import Known
+from vkep.ir.program import IslandStep, ValueSpec
+from vkep.ops import sdpa, sdpa_fused
+from vkep.placement.partition import lower
 from vkep.plan.records import Plan
 
 CPU = DeviceCapabilities.for_tests()
@@ -24,7 +24,7 @@ OPSET = onnx.defs.onnx_opset_version()
 @pytest.fixture(autouse=True)
 def with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU has a kernel without, which does not take everything."""
-    monkeypatch.setattr(attend_fused, "takes_attention", lambda *args: False)
+    monkeypatch.setattr(sdpa_fused, "takes_attention", lambda *args: False)
 
 
 def _plan(heads: int, length: int, caps: DeviceCapabilities, **attributes: int) -> Plan:
@@ -44,7 +44,7 @@ def _plan(heads: int, length: int, caps: DeviceCapabilities, **attributes: int) 
 @pytest.mark.parametrize(("heads", "length"), [(8, 4096), (32, 16384)])
 def test_memory_is_that_of_a_block(caps: DeviceCapabilities, heads: int, length: int) -> None:
     plan = _plan(heads, length, caps)
-    budget = attend.SCORES_BYTES_CPU if caps is CPU else attend.SCORES_BYTES
+    budget = sdpa.SCORES_BYTES_CPU if caps is CPU else sdpa.SCORES_BYTES
     block = max(budget, 64 * heads * length * 4)
     assert block / 2 < plan.activation_bytes <= 2.1 * block, "scores and probabilities"
     assert heads * length * length * 4 >= 4 * plan.activation_bytes

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from tests.ops.cases import graph_of, model_of, on_vulkan
 from vkep import InferenceSession
+from vkep.ir.builder import Builder
 from vkep.kernels.random import RANDOM
-from vkep.lowering.builder import Builder
 from vkep.plan.records import FRESH, Slot
 
 pytestmark = pytest.mark.usefixtures("vulkan")

@@ -10,8 +10,8 @@ import pytest
 
 import vkep.ops
 from vkep.dtypes import DTYPES
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.ops import registry
 from vkep.ops.registry import OperatorDeclarationError, operator
 

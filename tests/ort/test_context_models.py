@@ -45,8 +45,8 @@ def compile_(session: OpenSession, model: Any, target: Path, embed: bool) -> Non
 def test_a_compiled_model_gives_the_same_without_planning(
     session: OpenSession, model: Path, embed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.lowering import partition
     from vkep.ort import island
+    from vkep.placement import partition
 
     target = model.with_name("compiled.onnx")
     compile_(session, model, target, embed)
@@ -211,9 +211,9 @@ def test_plans_survive_the_round_trip(registered: Any, shared_context: Any) -> N
     import vkep
     from vkep.dtypes import DTYPES
     from vkep.graph import load_model
-    from vkep.lowering.partition import lower
-    from vkep.lowering.program import IslandStep, ValueSpec
+    from vkep.ir.program import IslandStep, ValueSpec
     from vkep.ort import context_data
+    from vkep.placement.partition import lower
 
     proto = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> g (float[4,16] x) => (float[4,8] y) { m = MatMul(x, w) y = Softmax(m) }'

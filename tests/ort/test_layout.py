@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.ort.conftest import OpenSession, graph, reference
-from vkep.lowering.layout import CHANNELS_LAST, NHWC
+from vkep.placement.channels_last import CHANNELS_LAST, NHWC
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((2, 4, 6, 8)).astype(np.float32)

@@ -18,7 +18,7 @@ from tests.vgf.harness import need_vgf
 from vkep import InferenceSession
 
 MODEL = example.build_model().SerializeToString()
-ISLAND, GRAPH = "IslandExecutor", "GraphExecutor"
+ISLAND, GRAPH = "IslandExecutor", "VgfExecutor"
 
 
 @pytest.fixture(autouse=True)

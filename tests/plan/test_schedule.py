@@ -13,9 +13,9 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.session.models import model
 from vkep import dtypes
 from vkep.graph import load_model
-from vkep.lowering.infer import Known
-from vkep.lowering.partition import lower
-from vkep.lowering.program import IslandStep, ValueSpec
+from vkep.ir.infer import Known
+from vkep.ir.program import IslandStep, ValueSpec
+from vkep.placement.partition import lower
 from vkep.plan.records import Plan
 from vkep.plan.schedule import FREE_BYTES, Access, schedule
 

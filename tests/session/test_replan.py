@@ -13,7 +13,7 @@ import vkep
 from tests.session.models import model
 from vkep.graph import load_model, weights
 from vkep.graph.weights import ArrayWeight, PackedWeight
-from vkep.lowering import fold
+from vkep.placement import fold
 
 RNG = np.random.default_rng(5)
 #: a product with a weight that folding transposes, a convolution, and a shape that follows from the input's

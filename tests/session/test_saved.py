@@ -21,11 +21,11 @@ from tests.session.models import ADD_RELU, model, reference
 from vkep import InferenceSession, InvalidModelError
 from vkep.dtypes import DTYPES
 from vkep.graph import load_model
-from vkep.lowering import partition
-from vkep.lowering.delegates import Policy
-from vkep.lowering.infer import Known
-from vkep.lowering.program import HostValue, ValueSpec
+from vkep.ir.infer import Known
+from vkep.ir.program import HostValue, ValueSpec
 from vkep.ops import registry
+from vkep.placement import partition
+from vkep.placement.policy import Policy
 from vkep.session import saved
 
 Open = Callable[..., InferenceSession]

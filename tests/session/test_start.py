@@ -16,7 +16,7 @@ import vkep
 from gpu_shared import SharedGpuCompileSpec, SharedGpuContext, SharedGpuContextRegistry
 from tests.session.models import ADD_RELU
 from vkep import InferenceSession
-from vkep.session import contexts, parts
+from vkep.session import contexts, session_state
 
 FEEDS = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
 WAIT_S = 30
@@ -52,7 +52,7 @@ def test_naming_the_session_opens_and_imports_little() -> None:
         "import sys, threading, vkep\n"
         "from vkep import InferenceSession, SessionOptions\n"
         "from gpu_shared import vk\n"
-        "heavy = {'numpy', 'onnx', 'ml_dtypes', 'vulkan', '_cffi_backend', 'vkep.session.parts'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'onnx', 'ml_dtypes', 'vulkan', '_cffi_backend', 'vkep.session.session_state'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "assert vk._loaded is None and threading.active_count() == 1\n"
     )
@@ -62,9 +62,10 @@ def test_naming_the_session_opens_and_imports_little() -> None:
 def test_a_session_imports_nothing_that_most_do_without() -> None:
     """Operators, data graphs, Kompute, reflection of shaders: tens of milliseconds of a start that does not use them."""
     code = (
-        "import sys, vkep.session.parts\n"
-        "left = {'vkep.ops', 'vkep.device.datagraph', 'vkep.vgf', 'vkep.lowering.kompute', 'vkep.lowering.partition',\n"
-        "        'vkep.shaders.reflect', 'vkep.session.report', 'onnxruntime', 'kp', 'vulkan'} & set(sys.modules)\n"
+        "import sys, vkep.session.session_state\n"
+        "left = {'vkep.ops', 'vkep.device.datagraph.delegate', 'vkep.vgf', 'vkep.placement.kompute',\n"
+        "        'vkep.placement.partition', 'vkep.shaders.reflect',\n"
+        "        'vkep.session.report', 'onnxruntime', 'kp', 'vulkan'} & set(sys.modules)\n"
         "assert not left, left\n"
     )
     _in_a_new_process(code)
@@ -74,7 +75,7 @@ def test_the_context_opens_while_the_model_is_read(
     makers: list[str], no_leak: Callable[[], dict[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening, reading = threading.Event(), threading.Event()
-    resolve, load = contexts.resolve_context, parts.load_model
+    resolve, load = contexts.resolve_context, session_state.load_model
 
     def slow_resolve(options: Any) -> SharedGpuContext:
         opening.set()
@@ -87,7 +88,7 @@ def test_the_context_opens_while_the_model_is_read(
         return load(*args, **options)
 
     monkeypatch.setattr(contexts, "resolve_context", slow_resolve)
-    monkeypatch.setattr(parts, "load_model", slow_load)
+    monkeypatch.setattr(session_state, "load_model", slow_load)
     with InferenceSession(ADD_RELU, token="ahead") as session:
         assert _helpers() == []
         assert [name.startswith("vkep-context") for name in makers] == [True]

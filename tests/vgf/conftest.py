@@ -14,7 +14,7 @@ from tests.vgf.harness import Bench, need_vgf
 def graph_context(vulkan: Any) -> Iterator[Any]:
     """A context with data graphs. With VKEP_VALIDATION=1 the validation layers watch it, below the emulation layers."""
     need_vgf()
-    from vkep.device.vgf_context import create_graph_context
+    from vkep.device.datagraph.context import create_graph_context
 
     with create_graph_context({"gpu_shared_context_token": "vgf tests"}, device=vulkan) as context:
         yield context

@@ -38,7 +38,7 @@ class Bench:
     """A context that runs data graphs, with both delegates' stays on it."""
 
     def __init__(self, context: Any) -> None:
-        from vkep.device.datagraph import VgfDelegate
+        from vkep.device.datagraph.delegate import VgfDelegate
         from vkep.device.delegate import VulkanDelegate
         from vkep.shaders.library import ShaderLibrary
 
@@ -47,7 +47,7 @@ class Bench:
         self.delegate = VgfDelegate(self.memory)
 
     def run(self, vgf: Any, arrays: Sequence[Array], **options: Any) -> list[Array]:
-        from vkep.device.datagraph import VgfRunner
+        from vkep.device.datagraph.delegate import VgfRunner
 
         runner = VgfRunner(self.delegate, vgf, **options)
         try:

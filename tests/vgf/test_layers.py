@@ -18,7 +18,7 @@ from gpu_shared.descriptors import DescriptorSetLayout
 from gpu_shared.errors import GpuError
 from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
 from tests.vgf.harness import Bench, need_vgf
-from vkep.device.vgf_context import create_graph_context
+from vkep.device.datagraph.context import create_graph_context
 from vkep.plan.records import ShaderVariant
 from vkep.shaders import ShaderLibrary
 from vkep.vgf import decode, mlir_to_vgf

@@ -13,10 +13,10 @@ import pytest
 import gpu_shared
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from tests.vgf.harness import DATA, Bench, need_vgf
-from vkep.device.datagraph import RECORDINGS, VgfDelegate, VgfRunner
+from vkep.device.datagraph.context import why_no_graphs
+from vkep.device.datagraph.delegate import RECORDINGS, VgfDelegate, VgfRunner
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.tensor import DeviceTensor
-from vkep.device.vgf_context import why_no_graphs
 from vkep.dtypes import DTYPES
 from vkep.shaders.library import ShaderLibrary
 from vkep.vgf import InvalidVgfError, Vgf, decode, mlir_to_vgf

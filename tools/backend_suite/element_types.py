@@ -22,10 +22,10 @@ from tools.backend_suite.cases import GRAPHS, Case, load_cases
 from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph import load_model
-from vkep.lowering.partition import lower
-from vkep.lowering.program import ValueSpec
+from vkep.ir.program import ValueSpec
 from vkep.ops.registry import declared as declared_operators
 from vkep.ops.registry import onnx_history
+from vkep.placement.partition import lower
 
 #: the oldest operator set that vkep promises
 OLDEST = 7

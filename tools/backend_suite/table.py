@@ -93,8 +93,8 @@ def _tolerances() -> str:
 
 def _declared() -> dict[str, list[tuple[int, int | None, tuple[str, ...]]]]:
     import vkep.ops
-    from vkep.lowering.sized import SIZED
     from vkep.ops.registry import declared
+    from vkep.placement.data_dependent import SIZED
 
     assert vkep.ops  # imported for its declarations
     found: dict[str, list[tuple[int, int | None, tuple[str, ...]]]] = defaultdict(list)

@@ -12,16 +12,16 @@ import numpy as np
 
 from vkep.device.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
+from vkep.ir.tensor import collapse
 from vkep.kernels.attention import AttentionProblem, attention, takes_attention
 from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.conv_few import channels_last_kernels
+from vkep.kernels.conv_space_to_depth import channels_last_kernels
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem, matmul
 from vkep.kernels.norm import layer_norm
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.reduce import reduce
 from vkep.kernels.softmax import softmax
-from vkep.lowering.tensor import collapse
 
 #: ResNet-50's convolutions: (channels, size, out channels, kernel, stride)
 RESNET50_CONVS = (
@@ -268,7 +268,7 @@ def _normal(seed: int, shape: tuple[int, ...], kind: Any) -> np.ndarray:
 
 
 def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bool | None = None) -> Case:
-    """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.attend` chooses, or (``in_memory``) those with all
+    """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.sdpa` chooses, or (``in_memory``) those with all
     scores in memory, or (not) the one without.
     """
     kind, itemsize = DTYPES[dtype].numpy, DTYPES[dtype].itemsize

@@ -93,7 +93,7 @@ def one_process(model: str, start: float) -> dict[str, Span]:
     import vkep
 
     clock.mark("import vkep")
-    import vkep.session.parts
+    import vkep.session.session_state
     from vkep.session.contexts import resolve_context
 
     clock.mark("import the rest of vkep")

@@ -37,9 +37,9 @@ class Bench:
         import tosa_reference_model
         from checker.verifier import VerifierLibrary
 
-        from vkep.device.datagraph import VgfDelegate
+        from vkep.device.datagraph.context import create_graph_context
+        from vkep.device.datagraph.delegate import VgfDelegate
         from vkep.device.delegate import VulkanDelegate
-        from vkep.device.vgf_context import create_graph_context
         from vkep.shaders.library import ShaderLibrary
 
         site = Path(tosa_reference_model.__file__).parents[1]
@@ -54,7 +54,7 @@ class Bench:
         """(outcome, detail) of one test: "pass", "wrong" (the checker says no), "refused" (with who and why) or "unchecked"
         (the reference model gives nothing to compare with).
         """
-        from vkep.device.datagraph import VgfRunner
+        from vkep.device.datagraph.delegate import VgfRunner
         from vkep.dtypes import DTYPES
         from vkep.vgf import decode, mlir_to_vgf
 

@@ -51,7 +51,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.getLogger("vkep").setLevel(logging.ERROR)
 
-    from vkep.device.vgf_context import create_graph_context
+    from vkep.device.datagraph.context import create_graph_context
 
     counts: Counter[str] = Counter()
     start = time.perf_counter()

@@ -173,9 +173,9 @@ def _push_constants(texts: list[str]) -> dict[str, bytes]:
 def _run(
     vgf: Vgf, arrays: list[Any], device: str | None, push_constants: dict[str, bytes]
 ) -> tuple[list[Any], str, str]:
-    from vkep.device.datagraph import VgfDelegate, VgfRunner
+    from vkep.device.datagraph.context import create_graph_context, graph_source
+    from vkep.device.datagraph.delegate import VgfDelegate, VgfRunner
     from vkep.device.delegate import VulkanDelegate
-    from vkep.device.vgf_context import create_graph_context, graph_source
     from vkep.shaders.library import ShaderLibrary
 
     with create_graph_context({"gpu_shared_context_token": "vkep vgf run"}, device=device) as context:

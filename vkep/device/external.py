@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.external import ImportedBuffer, MemorySource
-from vkep.device.finalize import on_end
+from vkep.device.gc_safe_finalizer import on_end
 from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.dtypes import DTYPES, DType
 

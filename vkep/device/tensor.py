@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from vkep.device.finalize import on_end
+from vkep.device.gc_safe_finalizer import on_end
 from vkep.dtypes import DType, from_numpy
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.plan.memory import align

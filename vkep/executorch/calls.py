@@ -8,17 +8,17 @@ from typing import Any
 
 from gpu_shared.compile_spec import SyncMode
 from vkep.device.tensor import DeviceTensor
+from vkep.executorch.context_resources import ContextResources
 from vkep.executorch.delegates import Pending, Runner
-from vkep.executorch.places import Stay
 from vkep.executorch.steps import State, reader
 from vkep.pte.flow import INPUT, Flow, Writer
 from vkep.pte.steps import DelegateStep
 from vkep.pte.values import TensorValue, Value
-from vkep.session.chain import Chain, Staged, Targets
+from vkep.session.submit_batch import Staged, SubmitBatch, Targets
 
 
 class DelegateCall:
-    """One call: run by itself, or staged as a `vkep.session.chain.Region` and finished after the submit."""
+    """One call: run by itself, or staged as a `vkep.session.submit_batch.Region` and finished after the submit."""
 
     def __init__(
         self, state: State, specs: Sequence[Value], number: int, step: DelegateStep, runner: Runner, flow: Flow
@@ -78,9 +78,9 @@ class DelegateCall:
 class ChainedCalls:
     """Consecutive calls on one context."""
 
-    def __init__(self, stay: Stay, calls: Sequence[DelegateCall]) -> None:
+    def __init__(self, stay: ContextResources, calls: Sequence[DelegateCall]) -> None:
         self.calls = tuple(calls)
-        self._chain = Chain(stay.vulkan, self.calls)
+        self._chain = SubmitBatch(stay.vulkan, self.calls)
 
     def run(self) -> None:
         self._chain.run({}, {})
@@ -91,9 +91,11 @@ class ChainedCalls:
         self._chain.close()
 
 
-def chained(calls: Sequence[tuple[DelegateCall, Stay]], specs: Sequence[Value]) -> list[DelegateCall | ChainedCalls]:
+def chained(
+    calls: Sequence[tuple[DelegateCall, ContextResources]], specs: Sequence[Value]
+) -> list[DelegateCall | ChainedCalls]:
     """Consecutive calls of a method, joined where they may be staged before any of them has run."""
-    groups: list[tuple[Stay, list[DelegateCall]]] = []
+    groups: list[tuple[ContextResources, list[DelegateCall]]] = []
     for call, stay in calls:
         if groups and groups[-1][0] is stay and _joins(groups[-1][1], call, stay, specs):
             groups[-1][1].append(call)
@@ -102,7 +104,7 @@ def chained(calls: Sequence[tuple[DelegateCall, Stay]], specs: Sequence[Value]) 
     return [ChainedCalls(stay, group) if len(group) > 1 else group[0] for stay, group in groups]
 
 
-def _joins(before: Sequence[DelegateCall], call: DelegateCall, stay: Stay, specs: Sequence[Value]) -> bool:
+def _joins(before: Sequence[DelegateCall], call: DelegateCall, stay: ContextResources, specs: Sequence[Value]) -> bool:
     if stay.vulkan.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE:  # it asks for the host between delegates
         return False
     if call.step.delegate in [one.step.delegate for one in before]:  # its recording is in use

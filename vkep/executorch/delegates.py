@@ -12,18 +12,18 @@ import numpy as np
 import vkep.ops  # noqa: F401  # declares the operators
 from vkep import dtypes
 from vkep.aten import Border, import_vk_graph
-from vkep.device.datagraph import VgfRunner
+from vkep.device.datagraph.delegate import VgfRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidPteError, VkepError
-from vkep.executorch.blobs import VgfBlob, VulkanBlob
-from vkep.executorch.places import Stay
-from vkep.lowering.infer import Known
+from vkep.executorch.context_resources import ContextResources
+from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
+from vkep.ir.infer import Known
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
-from vkep.session.chain import Staged
 from vkep.session.compile import Compiler
 from vkep.session.executor import Executable, ExecutableCache, IslandExecutor, known_value
+from vkep.session.submit_batch import Staged
 
 Array = np.ndarray[Any, Any]
 
@@ -49,8 +49,8 @@ class Runner(Protocol):
         """Whether `stage` can be asked, once it is prepared."""
 
     def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
-        """A run made ready for a submit with others: see `vkep.session.chain.Region`. Device tensors among ``inputs`` may be
-        results of these others, not yet written.
+        """A run made ready for a submit with others: see `vkep.session.submit_batch.Region`. Device tensors among ``inputs`` may
+        be results of these others, not yet written.
         """
 
     def prepare(self) -> None:
@@ -67,7 +67,7 @@ class VulkanRunner:
 
     def __init__(
         self,
-        stay: Stay,
+        stay: ContextResources,
         blob: VulkanBlob,
         inputs: Sequence[Value],
         outputs: Sequence[Value],
@@ -215,7 +215,7 @@ class GraphRunner:
     """
 
     def __init__(
-        self, stay: Stay, blob: VgfBlob, inputs: Sequence[Value], outputs: Sequence[Value], where: str
+        self, stay: ContextResources, blob: VgfBlob, inputs: Sequence[Value], outputs: Sequence[Value], where: str
     ) -> None:
         vgf = blob.vgf
         self._where = where

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import ClosedError
-from vkep.device.finalize import on_end
+from vkep.device.gc_safe_finalizer import on_end
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
-from vkep.executorch.blobs import Blob, VgfBlob, VulkanBlob
 from vkep.executorch.calls import ChainedCalls, DelegateCall, chained
+from vkep.executorch.context_resources import ContextResources, ProgramResources
+from vkep.executorch.delegate_payloads import Blob, VgfBlob, VulkanBlob
 from vkep.executorch.delegates import GraphRunner, Pending, Runner, VulkanRunner
 from vkep.executorch.metadata import MethodMeta
-from vkep.executorch.places import Stay, Stays
 from vkep.executorch.portable import KERNELS
 from vkep.executorch.report import MethodReport, method_report
 from vkep.executorch.steps import Bound, State, bind_jump, bind_kernel, bind_move
@@ -42,7 +42,7 @@ class MethodParts:
     def __init__(self) -> None:
         self.runners: list[Runner] = []
         self.chains: list[ChainedCalls] = []
-        self.stays: list[Stay] = []
+        self.stays: list[ContextResources] = []
         self.closed = False
         self.lock = threading.RLock()
 
@@ -65,14 +65,14 @@ class Method:
     Safe to use from several threads; runs come one after the other, since a method's arenas and state are its own.
     """
 
-    def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], stays: Stays) -> None:
+    def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], stays: ProgramResources) -> None:
         """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
         self._core = core  # holds the contexts
         self._decoded = decoded
         self._parts = MethodParts()
         self._lock = self._parts.lock
         self._finalizer = on_end(self, self._parts.close)
-        self._stays: list[Stay] = [
+        self._stays: list[ContextResources] = [
             stays.of(delegate, f"{decoded.where}, delegate {number}")
             for number, delegate in enumerate(decoded.delegates)
         ]
@@ -214,7 +214,7 @@ class Method:
         self._check_open()
         return method_report(self._decoded, self.flow, self._stays, self._runners)
 
-    def graph_constant_bytes(self, stay: Stay) -> int:
+    def graph_constant_bytes(self, stay: ContextResources) -> int:
         """Bytes of the constants in the VGF files that run on a context; each file's are the driver's."""
         pairs = zip(self._runners, self._stays, strict=True)
         return sum(runner.constant_bytes for runner, own in pairs if own is stay and isinstance(runner, GraphRunner))
@@ -271,7 +271,7 @@ class Method:
     def _bind(self) -> list[Bound]:
         decoded, state = self._decoded, self._state
         bound: list[Bound] = []
-        calls: list[tuple[DelegateCall, Stay]] = []  # with nothing between them
+        calls: list[tuple[DelegateCall, ContextResources]] = []  # with nothing between them
 
         def bind_calls() -> None:
             for one in chained(calls, decoded.values) if self.flow.linear else [call for call, _ in calls]:

@@ -8,13 +8,13 @@ from typing import Any
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
-from vkep.device.finalize import on_end
+from vkep.device.gc_safe_finalizer import on_end
 from vkep.errors import InvalidInputError, UnsupportedProgramError
-from vkep.executorch.blobs import BACKENDS, VGF, Blob, decode_blobs, merged
+from vkep.executorch.context_resources import ProgramResources
+from vkep.executorch.delegate_payloads import BACKENDS, VGF, Blob, decode_blobs, merged
 from vkep.executorch.metadata import MethodMeta
 from vkep.executorch.method import Method, MethodParts
 from vkep.executorch.options import ProgramOptions
-from vkep.executorch.places import Stays
 from vkep.executorch.portable import KERNELS
 from vkep.pte import schema
 from vkep.pte.container import PtdFile, PteFile, Source
@@ -69,7 +69,7 @@ def _not_there(name: str, plan: schema.ExecutionPlan, delegates: Sequence[Delega
 
 
 class _Parts:
-    def __init__(self, stays: Stays) -> None:
+    def __init__(self, stays: ProgramResources) -> None:
         self.stays = stays
         self.methods: dict[str, MethodParts] = {}
         self.closed = False
@@ -87,7 +87,7 @@ class _Parts:
 class Core:
     """What a program and its methods hold together: it ends when both are gone, or when the program is closed."""
 
-    def __init__(self, named_data: Mapping[str, memoryview], stays: Stays) -> None:
+    def __init__(self, named_data: Mapping[str, memoryview], stays: ProgramResources) -> None:
         self.named_data = named_data
         self.parts = _Parts(stays)
         self.close = on_end(self, self.parts.close)
@@ -110,7 +110,7 @@ class Program:
         self.options = options
         self._lock = threading.RLock()
         self._methods: dict[str, Method] = {}
-        self._core = Core(decoded.named_data, Stays(options, context, decoded.has_graphs))
+        self._core = Core(decoded.named_data, ProgramResources(options, context, decoded.has_graphs))
         self._parts = self._core.parts
 
     @classmethod

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from vkep.pte.flow import INPUT, Flow
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, KernelStep
-from vkep.session.flat import flatten
+from vkep.session.introspection import flatten
 from vkep.session.report import IslandReport
 
 if TYPE_CHECKING:
+    from vkep.executorch.context_resources import ContextResources
     from vkep.executorch.delegates import Runner
-    from vkep.executorch.places import Stay
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class MethodReport:
         return "\n".join(lines)
 
 
-def method_report(decoded: DecodedMethod, flow: Flow, stays: Sequence[Stay], runners: Sequence[Runner]) -> MethodReport:
+def method_report(
+    decoded: DecodedMethod, flow: Flow, stays: Sequence[ContextResources], runners: Sequence[Runner]
+) -> MethodReport:
     delegates = []
     for delegate, stay, runner in zip(decoded.delegates, stays, runners, strict=True):
         context = stay.vulkan.context

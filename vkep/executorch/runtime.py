@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any, BinaryIO
 
-from vkep.executorch.blobs import BACKENDS
+from vkep.executorch.delegate_payloads import BACKENDS
 from vkep.executorch.metadata import MethodMeta
 from vkep.executorch.method import Method
 from vkep.executorch.portable import KERNELS

@@ -8,13 +8,13 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels import winograd
-from vkep.kernels.conv_lanes import depthwise, direct, is_depthwise
+from vkep.kernels.conv_direct import depthwise, direct, is_depthwise
 from vkep.kernels.conv_problem import ConvProblem, plane_params
 from vkep.kernels.cooperative import conv_cooperative
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.partials import reduce_partials
+from vkep.kernels.split_k import reduce_partials
 from vkep.kernels.tiles import (
     CONV_SHARED_TILES,
     EXACT_DIVISION_LIMIT,
@@ -24,12 +24,12 @@ from vkep.kernels.tiles import (
     Scratch,
     ceil_div,
     check_grid,
+    is_cpu_driver,
     rows_first,
     shared_tiling,
     storage_type,
     subgroup_tile,
     tile_grid,
-    uses_subgroup_tiles,
 )
 
 __all__ = ["CONV_SUBGROUP", "CONV_TILED", "ConvProblem", "conv", "pack_weights"]
@@ -119,7 +119,7 @@ def conv(
     countable = pixels < min(EXACT_DIVISION_LIMIT, _MIN_TILE_PIXELS * caps.max_workgroup_count[0])
     if not flat or not countable or channels == 0 or out_channels < _MIN_TILE_CHANNELS:
         return [direct(problem, caps, x, w, y, epilogue)]
-    if uses_subgroup_tiles(caps):
+    if is_cpu_driver(caps):
         if scratch is not None and prepack is not None and winograd.fits(problem):
             return winograd.winograd(problem, caps, x, y, epilogue, scratch, prepack)
         return [_subgroup(problem, caps, x, w, y, epilogue, prepack)]

@@ -16,7 +16,7 @@ from vkep.kernels.cooperative_tiles import CONV_TILES, VECTOR, CooperativeTiling
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.partials import partial_sums, reduce_partials
+from vkep.kernels.split_k import partial_sums, reduce_partials
 from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, tile_grid
 
 if TYPE_CHECKING:

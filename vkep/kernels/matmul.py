@@ -14,7 +14,7 @@ from vkep.kernels.cooperative import matmul_cooperative
 from vkep.kernels.epilogue import Epilogue, call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.matmul_rows import matmul_rows
-from vkep.kernels.partials import reduce_partials
+from vkep.kernels.split_k import reduce_partials
 from vkep.kernels.tiles import (
     STORAGE,
     TILED_DEFINES,
@@ -23,12 +23,12 @@ from vkep.kernels.tiles import (
     SubgroupTile,
     ceil_div,
     check_grid,
+    is_cpu_driver,
     rows_first,
     shared_tiling,
     storage_type,
     subgroup_tile,
     tile_grid,
-    uses_subgroup_tiles,
 )
 
 _A_B_Y = (Operand("a"), Operand("b"), Operand("y", writes=True))
@@ -172,7 +172,7 @@ def matmul(
     """
     if problem.m == 0 or problem.n == 0 or 0 in problem.batches:
         return []
-    if uses_subgroup_tiles(caps):
+    if is_cpu_driver(caps):
         return [_subgroup(problem, caps, a, b, y, epilogue, prepack)]
     calls = matmul_rows(problem, caps, a, b, y, epilogue)
     if calls is None:

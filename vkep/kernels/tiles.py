@@ -44,7 +44,7 @@ def storage_type(dtype: str) -> str:
         raise ValueError(f"no matrix kernel for dtype {dtype!r}; expected one of {sorted(STORAGE)}") from None
 
 
-def uses_subgroup_tiles(caps: DeviceCapabilities) -> bool:
+def is_cpu_driver(caps: DeviceCapabilities) -> bool:
     """True for a driver that runs shaders on the CPU, with subgroups of a SIMD register's width."""
     return caps.device_type == "cpu" and 4 <= caps.subgroup_size <= 32
 

@@ -25,10 +25,10 @@ from vkep.kernels.tiles import (
     Scratch,
     ceil_div,
     flat_grid,
+    is_cpu_driver,
     storage_type,
     subgroup_tile,
     tile_grid,
-    uses_subgroup_tiles,
 )
 from vkep.kernels.tuning import chosen
 
@@ -142,7 +142,7 @@ def winograd(
         defines=storage,
         local_size=(_LOCAL, 1, 1),
     )
-    if uses_subgroup_tiles(caps):
+    if is_cpu_driver(caps):
         multiply = [_in_panels(problem, caps, rows, points, products, prepack)]
     else:
         multiply = _in_tiles(problem, caps, rows, points, products, scratch, prepack)

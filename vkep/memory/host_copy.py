@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vkep.memory.pieces import as_bytes
+from vkep.memory.host_chunks import as_bytes
 
 Array = np.ndarray[Any, Any]
 

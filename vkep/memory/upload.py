@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vkep.memory.host_chunks import check_range, pieces_of, size_of
 from vkep.memory.host_copy import copy
-from vkep.memory.pieces import check_range, pieces_of, size_of
 from vkep.memory.staging_ring import Copy, Slot, StagingRing, Target
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
-    from vkep.memory.pieces import HostData
+    from vkep.memory.host_chunks import HostData
 
 PIECE_BYTES = 16 << 20
 PIECES = 2

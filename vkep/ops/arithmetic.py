@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vkep import dtypes
-from vkep.lowering.builder import Builder
-from vkep.lowering.expr import Expr
-from vkep.lowering.tensor import Tensor, broadcast_shapes
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
 from vkep.ops.registry import operator
 

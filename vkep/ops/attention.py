@@ -8,23 +8,23 @@ import numpy as np
 from onnx import TensorProto
 
 from vkep.dtypes import DTYPES
-from vkep.lowering.builder import Builder
-from vkep.lowering.expr import Expr
-from vkep.lowering.tensor import Tensor
-from vkep.ops.attend import (
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.tensor import Tensor
+from vkep.ops.gather import gather_
+from vkep.ops.registry import ANY, FLOATS, operator
+from vkep.ops.sdpa import (
     Heads,
     Mask,
-    attend,
     default_scale,
     heads_of,
     joined,
     merge_heads,
     per_batch,
     position_mask,
+    sdpa,
     split_heads,
 )
-from vkep.ops.gather import gather_
-from vkep.ops.registry import ANY, FLOATS, operator
 
 _FLOAT32 = DTYPES["float32"]
 _ATTENTION_FLOATS = (*FLOATS, "bfloat16")
@@ -76,7 +76,7 @@ def attention(
     if attn_mask is not None:
         _add_mask(b, mask, heads, attn_mask)
     wanted = b.node is not None and len(b.node.outputs) > 3 and bool(b.node.outputs[3])
-    done = attend(
+    done = sdpa(
         b,
         q,
         k,

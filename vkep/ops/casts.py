@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vkep import dtypes
-from vkep.lowering import expr as ex
-from vkep.lowering.builder import Builder
-from vkep.lowering.narrow import encode
-from vkep.lowering.tensor import Tensor
+from vkep.ir import expr as ex
+from vkep.ir.builder import Builder
+from vkep.ir.float8 import encode
+from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.registry import operator
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.kernels.norm import layer_norm
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
 from vkep.ops.contraction import matrix_product, scaled
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import gather_

@@ -8,27 +8,27 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.guards import RoundedCapacity
+from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import gather
-from vkep.lowering.builder import Builder
-from vkep.lowering.expr import Expr
-from vkep.lowering.questions import Room
-from vkep.lowering.tensor import Tensor
-from vkep.ops.attend import (
+from vkep.ops.attention import angles, rotated
+from vkep.ops.contraction import matrix_product
+from vkep.ops.contrib import MICROSOFT, outputs, wants_output
+from vkep.ops.registry import FLOATS, operator
+from vkep.ops.sdpa import (
     Heads,
     Mask,
-    attend,
     default_scale,
     heads_of,
     joined,
     merge_heads,
     per_batch,
     position_mask,
+    sdpa,
     split_heads,
 )
-from vkep.ops.attention import angles, rotated
-from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, outputs, wants_output
-from vkep.ops.registry import FLOATS, operator
 
 _INT32 = DTYPES["int32"]
 
@@ -104,7 +104,7 @@ def multi_head_attention(
         _add_padding(b, mask, heads, key_padding_mask, mask_filter_value)
     if attention_bias is not None:
         mask.biases.append(heads.mask_view(b, attention_bias))
-    done = attend(
+    done = sdpa(
         b,
         q,
         k,
@@ -233,7 +233,7 @@ def group_query_attention(
     sink = head_sink
     if smooth_softmax and sink is None:
         sink = b.full((num_heads,), 0, q.dtype)
-    done = attend(
+    done = sdpa(
         b,
         q,
         used_key,
@@ -256,7 +256,11 @@ def _used(b: Builder, total: Tensor, room: int) -> int:
     if total.size != 1:
         b.decline(f"total_sequence_length of shape {total.shape}; expected one number")
     known = total.array
-    used = int(known.reshape(-1)[0]) if known is not None else b.answer(total, "total_sequence_length", Room(room))
+    used = (
+        int(known.reshape(-1)[0])
+        if known is not None
+        else b.answer(total, "total_sequence_length", RoundedCapacity(room))
+    )
     assert isinstance(used, int)
     return used
 
@@ -360,7 +364,7 @@ def attention(
         _add_padding(b, mask, heads, mask_index, mask_filter_value)
     if attention_bias is not None:
         mask.biases.append(heads.mask_view(b, attention_bias))
-    done = attend(b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]), merged=True)
+    done = sdpa(b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]), merged=True)
     present = None
     if wants_output(b, 1):
         present = b.empty(k.dtype, (2, *k.shape))

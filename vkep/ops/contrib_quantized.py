@@ -9,10 +9,10 @@ import numpy as np
 
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.weights import PackedWeight, pack
+from vkep.ir import expr as ex
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.kernels.matmul_nbits import FEW_ROWS, matmul_nbits
-from vkep.lowering import expr as ex
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
 from vkep.ops.gather import gather_

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
+from vkep.ir.builder import Builder
+from vkep.ir.ops import Target
+from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.kernels.col2im import col2im
 from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.conv_few import channels_last_kernels, conv_few
+from vkep.kernels.conv_space_to_depth import channels_last_kernels, conv_few
 from vkep.kernels.deform import deform_columns
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.pad import pad
-from vkep.lowering.builder import Builder
-from vkep.lowering.lir import Target
-from vkep.lowering.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.ops.contraction import matrix_product, prepack, scratch
 from vkep.ops.registry import FLOATS, operator
 

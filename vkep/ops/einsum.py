@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import PRODUCT_TYPES, matrix_product
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator

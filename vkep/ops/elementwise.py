@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from vkep import dtypes
-from vkep.lowering.builder import Builder
-from vkep.lowering.expr import Expr
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
 from vkep.ops.registry import operator
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor, alignment
 from vkep.kernels.gather import gather, gather_elements, gather_nd
 from vkep.kernels.pad import pad as pad_kernel
 from vkep.kernels.scatter import scatter_elements as scatter_elements_kernel
 from vkep.kernels.scatter import scatter_nd as scatter_nd_kernel
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor, alignment
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.registry import INDICES, operator
 

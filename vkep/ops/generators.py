@@ -10,8 +10,8 @@ from onnx import numpy_helper
 
 from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
-from vkep.lowering.builder import LARGEST, Builder
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import LARGEST, Builder
+from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.registry import operator
 

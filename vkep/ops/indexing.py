@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import gather_elements
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.gather import gather_, scatter_elements_
 from vkep.ops.registry import INDICES, operator

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.graph.windows import slice_span
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.registry import operator
 

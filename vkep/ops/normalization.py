@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.ops import Role
+from vkep.ir.tensor import Tensor, alignment
 from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_norm
 from vkep.kernels.softmax import softmax
-from vkep.lowering.builder import Builder
-from vkep.lowering.lir import Role
-from vkep.lowering.tensor import Tensor, alignment
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator

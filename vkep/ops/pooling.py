@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES
 from vkep.graph.windows import Window, resolve_window
+from vkep.ir.builder import LARGEST, Builder
+from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.kernels.pad import pad
 from vkep.kernels.pool import pool
-from vkep.kernels.pool_last import pool_last, takes_channels_last
+from vkep.kernels.pool_nhwc import pool_last, takes_channels_last
 from vkep.kernels.scatter import scatter_elements
-from vkep.lowering.builder import LARGEST, Builder
-from vkep.lowering.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
 from vkep.ops.convolution import convolution
 from vkep.ops.quantization import rounded_to

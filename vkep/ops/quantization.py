@@ -13,11 +13,11 @@ import numpy as np
 from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.weights import PackedWeight, pack
-from vkep.lowering import expr as ex
-from vkep.lowering import narrow
-from vkep.lowering.builder import Builder
-from vkep.lowering.expr import Expr
-from vkep.lowering.tensor import Tensor
+from vkep.ir import expr as ex
+from vkep.ir import float8
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
@@ -25,7 +25,7 @@ from vkep.ops.registry import operator
 _FLOAT32 = DTYPES["float32"]
 _SCALES = ("float32", "float16", "bfloat16")
 _QUANTIZED = tuple(n for n in ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2") if n in DTYPES)
-_NARROW = tuple(n for n in narrow.FORMATS if n in DTYPES)  # 8-bit and 4-bit floats
+_NARROW = tuple(n for n in float8.FORMATS if n in DTYPES)  # 8-bit and 4-bit floats
 
 
 def value_range(dtype: DType) -> tuple[int, int]:
@@ -125,7 +125,7 @@ def quantize_linear(
     factor = b.expr("float({0})", scale, ctype="float")
     zero = None if y_zero_point is None else blocks.spread(y_zero_point)
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
-        code = narrow.encode(b.expr("({0} / {1})", value, factor, ctype="float"), to, bool(saturate))
+        code = float8.encode(b.expr("({0} / {1})", value, factor, ctype="float"), to, bool(saturate))
         return b.reshape(b.store(code, to, shape=blocks.shape), x.shape)
     if division.name in ("float16", "bfloat16"):
         quotient = ex.Expr("float", ex.rounded(division, "({0} / {1})"), (value, factor))

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES, DType
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import cumsum
 from vkep.kernels.random import random
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.generators import numeric
 from vkep.ops.reduction import reduce_axes

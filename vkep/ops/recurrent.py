@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vkep.dtypes import DTYPES
-from vkep.lowering.builder import Builder
-from vkep.lowering.expr import Expr
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
 from vkep.ops.recurrent_layer import (
     Activation,

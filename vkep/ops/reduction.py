@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.kernels.argreduce import argreduce
 from vkep.kernels.cumsum import cumsum
 from vkep.kernels.reduce import reduce
 from vkep.kernels.topk import topk
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.registry import INDICES, operator
 

@@ -31,6 +31,9 @@ INDICES = ("int32", "int64")
 NUMERIC = FLOATS + INTS
 ANY = (*NUMERIC, "bool")
 
+#: domain of the two halves of an operator whose output's size is data (`vkep.placement.data_dependent`)
+SIZED = "vkep.sized"
+
 Function = Callable[..., Any]
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.kernels.resize import ResizeMode, resize
 from vkep.kernels.sampling import determinant, grid_sample, max_roi_pool, roi_align
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator

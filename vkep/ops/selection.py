@@ -1,4 +1,4 @@
-"""Operators whose result's length is data: NonZero and NonMaxSuppression (see `vkep.lowering.sized`)."""
+"""Operators whose result's length is data: NonZero and NonMaxSuppression (see `vkep.placement.data_dependent`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import cumsum
 from vkep.kernels.gather import gather
 from vkep.kernels.selection import compact, non_max_suppression
-from vkep.lowering.builder import Builder
-from vkep.lowering.sized import SIZED
-from vkep.lowering.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC
-from vkep.ops.registry import operator
+from vkep.ops.registry import SIZED, operator
 
 _INT64 = DTYPES["int64"]
 

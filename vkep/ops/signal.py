@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from vkep.dtypes import DTYPES
-from vkep.lowering.builder import Builder
-from vkep.lowering.tensor import Tensor
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
 from vkep.ops.convolution import padded_with_zeros
 from vkep.ops.registry import FLOATS, INDICES, operator

@@ -1,4 +1,4 @@
-"""Unique: sort, mark where a run begins, and take as many as there are (see `vkep.lowering.sized`).
+"""Unique: sort, mark where a run begins, and take as many as there are (see `vkep.placement.data_dependent`).
 
 Along an axis, whole slices are compared by their ranks among the slices: a rank for each of a slice's elements, then pairs
 of ranks as one key with a rank of its own, until one is left.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import cumsum
-from vkep.lowering.builder import Builder
-from vkep.lowering.expr import Expr
-from vkep.lowering.sized import SIZED
-from vkep.lowering.tensor import Tensor
 from vkep.ops.gather import gather_, scatter_elements_
 from vkep.ops.reduction import arg_max, reduce_axes, top_k_1, top_k_of
-from vkep.ops.registry import operator
+from vkep.ops.registry import SIZED, operator
 from vkep.ops.selection import positions_of
 
 #: elements of the table that inverse_indices and counts are read from

@@ -15,16 +15,16 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Dim, Node, ValueInfo
-from vkep.lowering.delegates import VGF, VULKAN, Policy
-from vkep.lowering.infer import Known
-from vkep.lowering.layout import is_channels_last, made_by, plain
-from vkep.lowering.partition import lower
-from vkep.lowering.program import HostValue, IslandStep, Program, ValueSpec, VgfStep
-from vkep.lowering.sized import parts
+from vkep.ir.infer import Known
+from vkep.ir.program import HostValue, IslandStep, Program, ValueSpec, VgfStep
 from vkep.ops import registry
 from vkep.ort.context_nodes import is_context
 from vkep.ort.graph import OPAQUE, OrtGraphView
 from vkep.ort.options import EP_NAME
+from vkep.placement.channels_last import is_channels_last, made_by, plain
+from vkep.placement.data_dependent import parts
+from vkep.placement.partition import lower
+from vkep.placement.policy import VGF, VULKAN, Policy
 
 logger = logging.getLogger("vkep.ort")
 

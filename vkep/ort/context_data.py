@@ -21,7 +21,7 @@ from vkep.errors import InvalidModelError
 from vkep.graph.load import read_graph
 from vkep.graph.model import Graph, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
-from vkep.lowering.program import IslandStep
+from vkep.ir.program import IslandStep
 from vkep.plan.encoded import DAMAGED, chunks, plan_fields, read, read_plan
 from vkep.shaders.source import shader_digest
 

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.lowering.layout import CHANNELS_LAST
-from vkep.lowering.program import IslandStep, Program
+from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, ReadOnlyAllocator
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, status, value
@@ -26,6 +25,7 @@ from vkep.ort.options import EP_NAME, EpOptions
 from vkep.ort.profiler import Profiler
 from vkep.ort.runtime import Runtime
 from vkep.ort.streams import SyncStream
+from vkep.placement.channels_last import CHANNELS_LAST
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort

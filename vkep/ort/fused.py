@@ -16,8 +16,8 @@ from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Model
 from vkep.graph.weights import pack, unpack
-from vkep.lowering.infer import Known
-from vkep.lowering.program import HostValue, Program, ValueSpec
+from vkep.ir.infer import Known
+from vkep.ir.program import HostValue, Program, ValueSpec
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
 from vkep.ort.graph import OrtWeight
 from vkep.ort.memory import NUMBER_SHIFT, PointerTensor, domain_of
@@ -26,13 +26,13 @@ from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.compile import Compiler
 from vkep.session.executor import Executable, ExecutableCache, IslandExecutor
-from vkep.session.graphs import GraphExecutor, GraphRefused
+from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
 if TYPE_CHECKING:
     from vkep.ort.runtime import Runtime
 
 logger = logging.getLogger("vkep.ort")
-_PLANNED = (IslandExecutor, GraphExecutor)
+_PLANNED = (IslandExecutor, VgfExecutor)
 _MAX_NUMBERS = 18  # of one input in a signature: type, rank, and at most 16 dimensions
 
 
@@ -53,7 +53,7 @@ class _Details:
         for step in executable.steps:
             if isinstance(step, IslandExecutor):
                 self.ports.update({p.name: p for p in step.plan.outputs})
-            elif isinstance(step, GraphExecutor):
+            elif isinstance(step, VgfExecutor):
                 made = (Port(p.name, p.dtype.name, p.shape, p.nbytes, is_input=False) for p in step.graph.outputs)
                 self.ports.update({p.name: p for p in made})
         self.on_device: _OnDevice | None = None

@@ -10,8 +10,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph.model import Graph, ValueInfo
-from vkep.lowering.partition import lower
-from vkep.lowering.program import IslandStep, Program
+from vkep.ir.program import IslandStep, Program
 from vkep.ort import context_data, context_nodes
 from vkep.ort.boundary import NULL
 from vkep.ort.claims import known_values
@@ -19,6 +18,7 @@ from vkep.ort.context_data import Nodes
 from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
+from vkep.placement.partition import lower
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort

@@ -29,7 +29,7 @@ class EpOptions:
     fallback: "cpu": what Vulkan declines goes to the next provider, and a node that turns out not to run at a shape that
         only a run tells is computed on the CPU inside the provider (and logged); "error": both are refused.
     io: "device": the inputs and outputs of an island lie in device memory; "host": in host memory.
-    prefer_nhwc: whether ONNX Runtime is to hand over channels-last nodes (`vkep.lowering.layout`).
+    prefer_nhwc: whether ONNX Runtime is to hand over channels-last nodes (`vkep.placement.channels_last`).
     kernels: "compile": what Vulkan takes is fused; "registry": each node stays one of ONNX Runtime's own, run by a kernel of
         the registry (what has no kernel there is fused by itself).
     plan_cache_size, concurrency: as `vkep.SessionOptions`.

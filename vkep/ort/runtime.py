@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.device.datagraph import VgfDelegate
+from vkep.device.datagraph.delegate import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.ort import memory
 from vkep.ort.capture import Captures
 from vkep.ort.options import EpOptions, session_options
 from vkep.session.contexts import resolve_context
-from vkep.session.graphs import session_policy
+from vkep.session.vgf_executor import session_policy
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
-    from vkep.lowering.delegates import Policy
     from vkep.ort.api import Ort
     from vkep.ort.profiler import Profiler
+    from vkep.placement.policy import Policy
     from vkep.session.options import SessionOptions
 
 logger = logging.getLogger("vkep.ort")

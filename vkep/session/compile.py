@@ -12,22 +12,22 @@ from vkep.device.delegate import VulkanDelegate
 from vkep.device.runner import PlanRunner
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Model, Node
-from vkep.lowering.delegates import VGF, Policy
-from vkep.lowering.infer import Known
-from vkep.lowering.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Program, Step, VgfStep
-from vkep.session.chain import Chain
+from vkep.ir.infer import Known
+from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Program, Step, VgfStep
+from vkep.placement.policy import VGF, Policy
 from vkep.session.control import ControlExecutor
 from vkep.session.cpu import CpuRunner
 from vkep.session.executor import DeferredExecutor, Executable, IslandExecutor, PlannedLater
-from vkep.session.graphs import GraphExecutor, GraphRefused
-from vkep.session.handover import Frames
 from vkep.session.kompute import KpRunner
 from vkep.session.options import SessionOptions, plans_folder, spirv_folder
 from vkep.session.saved import SavedPlans, plan_key
+from vkep.session.shared_values import BufferSets
+from vkep.session.submit_batch import SubmitBatch
+from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:
-    from vkep.device.datagraph import VgfDelegate
+    from vkep.device.datagraph.delegate import VgfDelegate
 
 logger = logging.getLogger("vkep.session")
 
@@ -74,7 +74,7 @@ class Compiler:
         offered to the other delegate. Raises as `__call__`.
         """
         # It brings every operator, which takes a tenth of a second: a saved plan does without.
-        from vkep.lowering.partition import lower
+        from vkep.placement.partition import lower
 
         policy = self.policy
         while True:
@@ -96,7 +96,7 @@ class Compiler:
             raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
         for placement in declined:
             logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
-        steps: list[IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater] = []
+        steps: list[IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater] = []
         try:
             for step in program.steps:
                 steps.append(self._step(step))
@@ -105,21 +105,21 @@ class Compiler:
                 if not isinstance(made, CpuRunner):
                     made.close()
             raise
-        mixed = any(isinstance(step, GraphExecutor) for step in steps)
+        mixed = any(isinstance(step, VgfExecutor) for step in steps)
         if not mixed:
             return Executable(program, steps)
         each = self._delegate.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE
-        chain = None if each else functools.partial(Chain, self._delegate)
-        return Executable(program, steps, Frames(self._delegate, program), chain)
+        chain = None if each else functools.partial(SubmitBatch, self._delegate)
+        return Executable(program, steps, BufferSets(self._delegate, program), chain)
 
-    def _step(self, step: Step) -> IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater:
+    def _step(self, step: Step) -> IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater:
         if isinstance(step, IslandStep):
             concurrency, progress = self._options.concurrency, self._options.progress
             runner = PlanRunner(self._delegate, step.plan, step.weights, concurrency=concurrency, progress=progress)
             return IslandExecutor(step, runner)
         if isinstance(step, VgfStep):
             assert self._graphs is not None, "the policy lets no data graph in without the delegate"
-            return GraphExecutor(step, self._graphs)
+            return VgfExecutor(step, self._graphs)
         if isinstance(step, KpStep):
             return KpRunner(
                 step, self._delegate.capabilities.name, ShaderLibrary(cache_dir=spirv_folder(self._options))

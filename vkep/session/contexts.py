@@ -28,7 +28,7 @@ def resolve_context(options: SessionOptions) -> SharedGpuContext:
     def create() -> SharedGpuContext:
         layers: dict[str, Any] = {}
         if options.wants_graphs:
-            from vkep.device.vgf_context import graph_support
+            from vkep.device.datagraph.context import graph_support
 
             support = graph_support(options.device)
             layers = support.arguments

@@ -10,8 +10,8 @@ import numpy as np
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Node
-from vkep.lowering.control import ScanShape, carried_condition, empty_result
-from vkep.lowering.program import ControlStep, DeferredStep
+from vkep.ir.program import ControlStep, DeferredStep
+from vkep.placement.control import ScanShape, carried_condition, empty_result
 from vkep.session.executor import DeferredExecutor, Executable, Targets, Values
 
 #: makes the executor of a body

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from vkep.errors import UnsupportedModelError, VkepError
-from vkep.lowering.program import CpuStep
+from vkep.ir.program import CpuStep
 
 logger = logging.getLogger("vkep.cpu")
 

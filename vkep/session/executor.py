@@ -19,15 +19,15 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight
-from vkep.lowering.infer import Known
-from vkep.lowering.program import DeferredStep, HostValue, IslandStep, Program, ValueSpec
-from vkep.lowering.questions import Question
+from vkep.ir.guards import Question
+from vkep.ir.infer import Known
+from vkep.ir.program import DeferredStep, HostValue, IslandStep, Program, ValueSpec
 from vkep.plan.records import Port
-from vkep.session.chain import Chain, Region, Staged
 from vkep.session.cpu import CpuRunner
-from vkep.session.graphs import GraphExecutor
-from vkep.session.handover import Frames
 from vkep.session.kompute import KpRunner
+from vkep.session.shared_values import BufferSets
+from vkep.session.submit_batch import Region, Staged, SubmitBatch
+from vkep.session.vgf_executor import VgfExecutor
 
 Values = dict[str, Any]
 #: where outputs are to go: a device tensor or an array to write, or None for a new device tensor. An array is a wish: what
@@ -59,17 +59,17 @@ class Executable:
     def __init__(
         self,
         program: Program,
-        steps: Sequence[IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater],
-        frames: Frames | None = None,
-        chain: Callable[[Sequence[Region]], Chain] | None = None,
+        steps: Sequence[IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater],
+        frames: BufferSets | None = None,
+        chain: Callable[[Sequence[Region]], SubmitBatch] | None = None,
     ) -> None:
         """``frames`` hold what passes between delegates, where more than one takes part; ``chain`` makes one submit of
         regions that follow one another (None: each is a submit).
         """
         self.program = program
         self.steps = steps
-        self._runs: list[Chain | IslandExecutor | GraphExecutor | KpRunner | CpuRunner | PlannedLater] = []
-        for on_device, group in itertools.groupby(steps, lambda s: isinstance(s, (IslandExecutor, GraphExecutor))):
+        self._runs: list[SubmitBatch | IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater] = []
+        for on_device, group in itertools.groupby(steps, lambda s: isinstance(s, (IslandExecutor, VgfExecutor))):
             regions: list[Any] = list(group)
             chained = chain is not None and on_device and len(regions) > 1
             self._runs += [chain(regions)] if chain is not None and chained else regions
@@ -106,14 +106,14 @@ class Executable:
         for step in self._runs:
             if isinstance(step, (CpuRunner, KpRunner)):
                 values.update(step.run(_on_host(values, step.step.inputs)))
-            elif times is not None and isinstance(step, Chain):
+            elif times is not None and isinstance(step, SubmitBatch):
                 titles = [region.title for region in step.regions]
                 times += zip(titles, step.profile(values, targets), strict=True)
             else:
                 step.run(values, targets)
 
     @contextlib.contextmanager
-    def _frame(self, frames: Frames, values: Values, targets: Targets) -> Iterator[Targets]:
+    def _frame(self, frames: BufferSets, values: Values, targets: Targets) -> Iterator[Targets]:
         """``targets`` and a frame's tensors; what was left in the frame comes to the host at the end."""
         frame = frames.take()
         try:
@@ -154,7 +154,7 @@ class IslandExecutor:
         return "vulkan: " + ", ".join(node.op_type for node in self.nodes)
 
     def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
-        """See `vkep.session.chain.Region`."""
+        """See `vkep.session.submit_batch.Region`."""
         recorded = held.enter_context(self.runner.recording())
         written = [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
         key = recorded.stage([values[n] for n in self.inputs], written)

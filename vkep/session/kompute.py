@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vkep.errors import VkepError
-from vkep.lowering.program import KpCall, KpStep
+from vkep.ir.program import KpCall, KpStep
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.library import ShaderLibrary
 
@@ -82,7 +82,7 @@ def import_kp() -> Any:
     try:
         import kp
     except ImportError as error:
-        from vkep.lowering.kompute import MISSING
+        from vkep.placement.kompute import MISSING
 
         raise KomputeError(f"{MISSING} ({error})") from error
     finally:

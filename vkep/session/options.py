@@ -10,7 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
-from vkep.lowering.delegates import PREFERENCES
+from vkep.placement.policy import PREFERENCES
 
 if TYPE_CHECKING:
     from vkep.memory.config import ArenaConfig
@@ -38,7 +38,7 @@ class SessionOptions:
     token, group_id, context_mode, sync_mode: which shared context the session uses, and how (see
         `gpu_shared.compile_spec`). By default all sessions of a process on one device share its context;
         ``context_mode="disabled"`` gives the session a context of its own.
-    prefer: which delegate is offered a node first: "auto", "vgf_first" or "vulkan_first" (`vkep.lowering.delegates`).
+    prefer: which delegate is offered a node first: "auto", "vgf_first" or "vulkan_first" (`vkep.placement.policy`).
         The VGF delegate takes part where the context runs data graphs. A context that this session creates does so where
         the driver has them; "vgf_first" and "vulkan_first" ask for the emulation layers elsewhere.
     min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vkep.lowering.program import Placement
+from vkep.ir.program import Placement
 from vkep.memory.records import ArenaStats
 from vkep.plan.records import Plan
 

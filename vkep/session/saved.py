@@ -24,13 +24,13 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.cache import CacheFolder, cache_root, digest_of_files
 from vkep.graph.model import Model, Node
 from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight
-from vkep.lowering.delegates import Policy
-from vkep.lowering.program import IslandStep, Placement, Program, ValueSpec
+from vkep.ir.program import IslandStep, Placement, Program, ValueSpec
+from vkep.placement.policy import Policy
 from vkep.plan import encoded
 from vkep.shaders.source import shader_digest
 
 if TYPE_CHECKING:
-    from vkep.lowering.infer import Known
+    from vkep.ir.infer import Known
 
 logger = logging.getLogger("vkep.session")
 

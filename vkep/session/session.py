@@ -1,6 +1,6 @@
 """`InferenceSession`: a model on a device, in the shape that ONNX Runtime's users know.
 
-This module imports little: numpy, onnx and the most of vkep come with `vkep.session.parts`, while the driver opens the
+This module imports little: numpy, onnx and the most of vkep come with `vkep.session.session_state`, while the driver opens the
 device of the first session.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vkep.device.finalize import on_end
+from vkep.device.gc_safe_finalizer import on_end
 from vkep.errors import InvalidInputError
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from vkep.session.binding import IOBinding
     from vkep.session.executor import IslandExecutor
     from vkep.session.external import ExternalSemaphore
-    from vkep.session.parts import Array, Feed
     from vkep.session.report import MemoryReport, Report
+    from vkep.session.session_state import Array, Feed
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class InferenceSession:
         self.options = merged_options(options, overrides)
         there = not isinstance(model, (str, os.PathLike)) or os.path.isfile(model)  # else the driver stays closed
         with ContextAhead(self.options, context, start=there) as ahead:
-            from vkep.session.parts import SessionParts
+            from vkep.session.session_state import SessionState
 
-            self._parts = SessionParts(model, self.options, ahead.result)
+            self._parts = SessionState(model, self.options, ahead.result)
         self._finalizer = on_end(self, self._parts.close)
         try:
             self._parts.plan_static()
@@ -173,7 +173,7 @@ class InferenceSession:
 
     def report(self) -> Report:
         """Where each node runs and why, for the signature planned last."""
-        from vkep.session.flat import flatten
+        from vkep.session.introspection import flatten
         from vkep.session.report import GraphReport, IslandReport, Report, node_reports
 
         self._check_open()
@@ -209,14 +209,14 @@ class InferenceSession:
 
     def islands(self) -> list[IslandExecutor]:
         """The islands of the signature planned last (for profiling and explaining)."""
-        from vkep.session.flat import flatten
+        from vkep.session.introspection import flatten
 
         latest = self._parts.cache.latest
         return flatten(latest).islands if latest else []
 
     def profile(self, feeds: Mapping[str, Feed]) -> list[list[float]]:
         """Nanoseconds of each dispatch of each island in one run."""
-        from vkep.session.flat import flatten
+        from vkep.session.introspection import flatten
 
         with self._parts.executable(feeds) as (executable, values):
             executable.run(values, {})
@@ -231,7 +231,7 @@ class InferenceSession:
 
     def memory(self) -> MemoryReport:
         """The device arena (shared by all sessions on the context), and the weights on the device."""
-        from vkep.session.flat import flatten
+        from vkep.session.introspection import flatten
         from vkep.session.report import MemoryReport
 
         self._check_open()

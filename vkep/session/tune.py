@@ -14,8 +14,8 @@ from typing import Any
 from vkep.graph.load import ModelSource
 from vkep.kernels.tuning import Choice, Trial
 from vkep.session.options import SessionOptions
-from vkep.session.parts import Feed
 from vkep.session.session import InferenceSession
+from vkep.session.session_state import Feed
 
 #: a choice must take less than this share of the default's time
 _WORTH = 0.97

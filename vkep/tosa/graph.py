@@ -118,7 +118,7 @@ class GraphBuilder:
         self.ops: list[Op] = []
         self._shapes: dict[tuple[int, ...], Value] = {}
         self._moved: dict[tuple[Value, tuple[int, ...]], Value] = {}
-        self.flipped: dict[Value, Value] = {}  #: see `vkep.tosa.held.flip`
+        self.flipped: dict[Value, Value] = {}  #: see `vkep.tosa.type_legalization.flip`
 
     def decline(self, reason: str) -> NoReturn:
         raise Decline(reason)

@@ -16,9 +16,9 @@ from vkep.graph.weights import Weight
 from vkep.tosa import registry
 from vkep.tosa.cost import flops
 from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, GraphBuilder, Tensor, Value
-from vkep.tosa.held import SIGNED, border, handed_out, taken_in
 from vkep.tosa.mlir import needed, to_mlir
 from vkep.tosa.shared import TosaWeight, shareable
+from vkep.tosa.type_legalization import SIGNED, border, handed_out, taken_in
 
 #: element types that cross a graph's border
 PORT_TYPES = ELEMENT_TYPES.union(SIGNED, ("int64", "bfloat16"))
@@ -38,7 +38,7 @@ class TosaPort:
 
     @property
     def held(self) -> tuple[str, tuple[int, ...]]:
-        """Element type and shape of the graph's tensor on the same bytes; see `vkep.tosa.held`."""
+        """Element type and shape of the graph's tensor on the same bytes; see `vkep.tosa.type_legalization`."""
         return border(self.dtype.name, self.shape)
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.tosa.graph import GraphBuilder, Quantized, Tensor
-from vkep.tosa.held import bits_of, shortened, widened
 from vkep.tosa.tables import with_table
+from vkep.tosa.type_legalization import bits_of, shortened, widened
 
 FLOATS = ("float32", "float16")
 #: what TOSA's integer arithmetic takes at full width

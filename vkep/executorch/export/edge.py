@@ -32,7 +32,7 @@ _KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class EdgeNode:
-    """A node as `vkep.lowering.delegates.OfferedNode`."""
+    """A node as `vkep.placement.policy.OfferedNode`."""
 
     fx: torch.fx.Node
 

@@ -18,10 +18,10 @@ from vkep.executorch.export.offers import TAG
 from vkep.executorch.export.placement import Placement, Placer
 from vkep.executorch.export.report import ExportReport
 from vkep.executorch.export.spec import UnifiedGpuCompileSpec
-from vkep.lowering.delegates import VGF, VULKAN, Policy
+from vkep.placement.policy import VGF, VULKAN, Policy
 
 logger = logging.getLogger("vkep.executorch.export")
-#: where the target device's data graphs can come from (`vkep.lowering.delegates.Policy.graphs`)
+#: where the target device's data graphs can come from (`vkep.placement.policy.Policy.graphs`)
 DATA_GRAPHS = ("driver", "emulation layers")
 
 

@@ -1,6 +1,6 @@
 """Sharing the nodes of one method out between the two released partitioners.
 
-The policy (`vkep.lowering.delegates`, the same as for ONNX) says for each node which delegate is offered it first. What
+The policy (`vkep.placement.policy`, the same as for ONNX) says for each node which delegate is offered it first. What
 a delegate accepts is what its partitioner would take; what it gets is then proposed to it once more, alone, and only
 what it proposes itself becomes a partition. Nodes that a delegate does not keep (its partition is too small, or what
 is left of a pattern is nothing to it) are refused to it and all are placed again, so that the other is offered them.
@@ -28,7 +28,7 @@ from vkep.executorch.export.edge import (
 )
 from vkep.executorch.export.offers import Proposal, fused_patterns, propose
 from vkep.executorch.export.report import PORTABLE, NodePlacement, PartitionReport
-from vkep.lowering.delegates import VGF, VULKAN, Partition, Policy
+from vkep.placement.policy import VGF, VULKAN, Partition, Policy
 
 KINDS = (VULKAN, VGF)
 KEPT_NOTE = "kept although small: an operator that was preserved for it has no kernel elsewhere"

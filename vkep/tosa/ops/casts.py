@@ -8,8 +8,8 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.tosa.graph import GraphBuilder, Tensor
-from vkep.tosa.held import SIGNED, as_int64, bits_of, shortened, widened
 from vkep.tosa.registry import ANY, FLOATS, tosa_operator
+from vkep.tosa.type_legalization import SIGNED, as_int64, bits_of, shortened, widened
 
 _WIDE = (*ANY, "int64", *SIGNED, "bfloat16")
 

@@ -1,4 +1,6 @@
-"""Gathers, scatters, and the indices of extremes. TOSA 1.0 has int32 indices: see `vkep.tosa.held` for ONNX's int64."""
+"""Gathers, scatters, and the indices of extremes. TOSA 1.0 has int32 indices: see
+`vkep.tosa.type_legalization` for ONNX's int64.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
-from vkep.tosa.held import as_int64, flip, index_of
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import block_of
 from vkep.tosa.ops.movement import reversed_along
 from vkep.tosa.registry import FLOATS, axis_of, tosa_operator
+from vkep.tosa.type_legalization import as_int64, flip, index_of
 
 _ROWS = ("float32", "float16", "int32", "int16", "int8")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkep.tosa.graph import GraphBuilder, Tensor
-from vkep.tosa.held import SIGNED, bits_of
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.registry import FLOATS, tosa_operator
+from vkep.tosa.type_legalization import SIGNED, bits_of
 
 _BITS = ("int32", "int16", "int8", *SIGNED)
 _COMPARED = (*FLOATS, "int32", "int16", "int8", "bool", "uint8", "uint16", "int64")

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from vkep.graph.windows import Window, resolve_window
 from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor, Value, ints
-from vkep.tosa.held import flip
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import ACCUMULATE, NHWC, exact, lift
 from vkep.tosa.ops.movement import pad_of
 from vkep.tosa.ops.reduction import mean_of
 from vkep.tosa.registry import FLOATS, tosa_operator
+from vkep.tosa.type_legalization import flip
 
 
 def _pool(b: GraphBuilder, name: str, x: Tensor, window: Window, fill: float, zero: int = 0) -> Tensor:

@@ -8,11 +8,11 @@ import numpy as np
 
 from vkep.graph.windows import resolve_window
 from vkep.tosa.graph import GraphBuilder, Quantized, Tensor
-from vkep.tosa.held import flip
 from vkep.tosa.ops.convolution import conv, convolution
 from vkep.tosa.ops.products import batched, matmul
 from vkep.tosa.ops.quantized import dequantize_linear, described, quantize_linear
 from vkep.tosa.registry import constant_of, tosa_operator
+from vkep.tosa.type_legalization import flip
 
 _EIGHT = ("int8", "uint8")
 

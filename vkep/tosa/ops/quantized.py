@@ -15,9 +15,9 @@ import numpy as np
 from vkep import dtypes
 from vkep.errors import Decline
 from vkep.tosa.graph import Array, GraphBuilder, Quantized, Tensor, Value
-from vkep.tosa.held import flip
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.registry import axis_of, constant_of, tosa_operator
+from vkep.tosa.type_legalization import flip
 
 _HALF_LIMIT = 31
 

@@ -1,0 +1,185 @@
+"""A VGF file bound to memory and recorded once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpu_shared.commands import CommandBuffer
+from gpu_shared.data_graph import DataGraphSession
+from gpu_shared.descriptors import BufferRange, DescriptorSets
+from gpu_shared.tensors import Tensor
+from gpu_shared.timeline import PreparedSubmit
+from vkep.device.datagraph.pipelines import VgfPipelines, binding_type, passed_through
+from vkep.device.tensor import DeviceTensor
+from vkep.memory.device_arena import DeviceBlock
+from vkep.plan.memory import Lifetime, align, place
+from vkep.vgf.layout import dense, memory_bytes, strides_of
+from vkep.vgf.records import STORAGE_BUFFER, UNIFORM_BUFFER, Vgf
+
+if TYPE_CHECKING:
+    from gpu_shared.memory import Buffer
+    from vkep.device.datagraph.delegate import GraphTensor, VgfDelegate
+
+
+class RecordedVgf:
+    """A file bound to memory and recorded, for one run at a time."""
+
+    def __init__(
+        self,
+        delegate: VgfDelegate,
+        vgf: Vgf,
+        pipelines: VgfPipelines,
+        tensors: Sequence[tuple[int, GraphTensor]],
+        push_constants: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """``tensors`` are (resource, memory) of the inputs and outputs. A resource that is several outputs (folding may make
+        results equal) is written once and copied.
+        """
+        self._delegate, self._vgf, self._push = delegate, vgf, push_constants or {}
+        self._held: list[Any] = []
+        self.last = 0
+        try:
+            bound = dict(reversed(tensors))
+            self._copies = [(bound[i].block, t.block, t.nbytes) for i, t in tensors if bound[i] is not t]
+            places = self._places(bound)
+            self._tensors: dict[int, Tensor] = {}
+            self.commands = self._record(pipelines, places)
+            self.prepared: PreparedSubmit = delegate.lease.prepare([self.commands])
+        except BaseException:
+            self.close()
+            raise
+
+    def _places(self, tensors: Mapping[int, GraphTensor]) -> dict[int, tuple[Any, int]]:
+        """Buffer and offset of every resource: the caller's tensors, constants, intermediates in one slab."""
+        vgf, delegate = self._vgf, self._delegate
+        places = {index: (t.block.buffer, t.block.offset) for index, t in tensors.items()}
+        owners = {vgf.resources[i].alias_group: i for i in tensors if vgf.resources[i].alias_group is not None}
+        uses: dict[int, list[int]] = {}  # steps by the resource that owns the memory
+        aliases: dict[int, int] = {}
+        for step, segment in enumerate(vgf.segments):
+            for slots in segment.sets.values():
+                for slot in slots:
+                    group = vgf.resources[slot.resource].alias_group
+                    # an input and an output of one group keep memory of their own: see `passed_through`
+                    alone = group is None or slot.resource in tensors
+                    owner = slot.resource if alone else owners.setdefault(group, slot.resource)
+                    aliases[slot.resource] = owner
+                    if owner not in places:
+                        uses.setdefault(owner, []).append(step)
+        constants = {c.resource: c for c in vgf.constants}
+        inner = [i for i in uses if i not in constants]
+        sizes = {i: max(memory_bytes(vgf.resources[k]) for k, owner in aliases.items() if owner == i) for i in inner}
+        offsets, size = place([Lifetime(align(sizes[i]), min(uses[i]), max(uses[i])) for i in inner])
+        if size:
+            slab = self._hold(delegate.memory.arena.alloc(size, delegate.lease))
+            places.update({i: (slab.buffer, slab.offset + o) for i, o in zip(inner, offsets, strict=True)})
+        for index in (i for i in uses if i in constants):
+            data = constants[index].data
+            block = self._hold(delegate.memory.arena.alloc(align(max(len(data), 1)), delegate.lease))
+            with delegate.memory.lock:
+                delegate.memory.uploader.upload(block, data)
+                delegate.memory.uploader.finish()
+            places[index] = (block.buffer, block.offset)
+        return places | {index: places[owner] for index, owner in aliases.items()}
+
+    def _hold(self, thing: Any) -> Any:
+        self._held.append(thing)
+        return thing
+
+    def _session_memory(self, size: int, alignment: int, memory_types: int) -> tuple[Buffer, int] | None:
+        """A part of the arena for a session; None where the driver wants memory of another type."""
+        block = self._delegate.memory.arena.alloc(size + alignment - 1, self._delegate.lease)
+        if not memory_types >> block.buffer.memory_type & 1:
+            block.free()
+            return None
+        self._hold(block)  # before the session, and so given back after it
+        return block.buffer, align(block.offset, alignment)
+
+    def _tensor(self, index: int, places: Mapping[int, tuple[Any, int]]) -> Tensor:
+        if index not in self._tensors:
+            resource, (buffer, offset) = self._vgf.resources[index], places[index]
+            self._tensors[index] = self._hold(
+                Tensor(
+                    self._delegate.context.device,
+                    resource.format,
+                    dense(resource),
+                    buffer,
+                    offset,
+                    strides=strides_of(resource),
+                    label=f"resource {index}",
+                )
+            )
+        return self._tensors[index]
+
+    def _record(self, pipelines: VgfPipelines, places: Mapping[int, tuple[Any, int]]) -> CommandBuffer:
+        device = self._delegate.context.device
+        bound = []
+        for step in pipelines.steps:
+            sets = session = None
+            if step.set_layouts:
+                sets = self._hold(DescriptorSets(device, step.set_layouts, label=step.segment.name))
+                for number, slots in step.segment.sets.items():
+                    resources: dict[int, Tensor | BufferRange] = {}
+                    for slot in slots:
+                        resource = self._vgf.resources[slot.resource]
+                        if binding_type(step.segment, resource) in (STORAGE_BUFFER, UNIFORM_BUFFER):
+                            buffer, offset = places[slot.resource]
+                            resources[slot.binding] = BufferRange(buffer, offset, memory_bytes(resource))
+                        else:
+                            resources[slot.binding] = self._tensor(slot.resource, places)
+                    sets.write(number, resources)
+            if step.graph is not None:
+                session = self._hold(
+                    DataGraphSession(device, step.graph, allocate=self._session_memory, label=step.segment.name)
+                )
+            bound.append((step, sets, session))
+        commands: CommandBuffer = self._hold(self._delegate.lease.allocate("vgf"))
+        commands.begin()
+        for step, sets, session in bound:
+            commands.full_barrier()  # its inputs, and the memory that the run before still uses
+            if step.graph is not None:
+                commands.bind_data_graph(step.graph)
+            else:
+                assert step.compute is not None
+                commands.bind_pipeline(step.compute)
+            if sets is not None:
+                assert step.layout is not None
+                commands.bind_descriptor_sets(step.layout, sets, data_graph=step.graph is not None)
+            if step.segment.push_constants:
+                assert step.layout is not None
+                commands.push_constants(step.layout, self._push[step.segment.name])
+            if session is not None:
+                commands.dispatch_data_graph(session)
+            else:
+                commands.dispatch(*step.segment.dispatch)
+        commands.full_barrier()
+        for source, target in passed_through(self._vgf):
+            (a, at), (b, to) = places[source], places[target]
+            commands.copy_buffer(a, b, memory_bytes(self._vgf.resources[target]), at, to)
+            commands.full_barrier()
+        for first, other, size in self._copies:
+            commands.copy_buffer(first.buffer, other.buffer, size, first.offset, other.offset)
+            commands.full_barrier()
+        commands.barrier_to_host()
+        return commands.end()
+
+    def submitted(self, value: int, outputs: Sequence[DeviceTensor]) -> None:
+        """It was sent off, and has written ``outputs`` at the timeline value."""
+        self.last = value
+        for tensor in outputs:
+            tensor.written_at = value
+
+    @property
+    def stale(self) -> bool:
+        """Whether a buffer that it is bound to has been given back."""
+        return any(tensor.closed for tensor in self._tensors.values())
+
+    def close(self) -> None:
+        """Give everything back once the GPU is done with the last run."""
+        if self.last:
+            self._delegate.lease.wait(self.last)
+        held, self._held = self._held, []
+        for thing in reversed(held):
+            thing.free() if isinstance(thing, DeviceBlock) else thing.close()
+        self._tensors = {}

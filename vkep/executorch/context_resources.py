@@ -1,0 +1,75 @@
+"""A program's stay on contexts: one for each context that its delegates name, usually one for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+
+from gpu_shared.context import SharedGpuContext
+from vkep.device.datagraph.delegate import VgfDelegate
+from vkep.device.delegate import VulkanDelegate
+from vkep.executorch.options import ProgramOptions
+from vkep.pte.method import Delegate
+from vkep.session.contexts import resolve_context
+from vkep.session.options import SessionOptions, spirv_folder
+from vkep.shaders.library import ShaderLibrary
+
+
+class ContextResources:
+    """What a program holds of one context: a lease for its Vulkan delegates, and one for its VGF delegates."""
+
+    def __init__(self, options: SessionOptions, context: SharedGpuContext) -> None:
+        self.options = options
+        library = ShaderLibrary(cache_dir=spirv_folder(options))
+        self.vulkan = VulkanDelegate(context, library, options.arena_config(), sync_mode=options.sync_mode)
+        self._vgf: VgfDelegate | None = None
+
+    @property
+    def vgf(self) -> VgfDelegate:
+        """Raises `ContextIncompatibleError` where the context runs no data graphs."""
+        if self._vgf is None:
+            self._vgf = VgfDelegate(self.vulkan, sync_mode=self.options.sync_mode)
+        return self._vgf
+
+    def close(self) -> None:
+        if self.vulkan.forked:  # all of it is the parent's
+            return
+        try:
+            if self._vgf is not None:
+                self._vgf.close()
+        finally:
+            self.vulkan.close()
+
+
+class ProgramResources:
+    """The stays of one program, made when a method with delegates is loaded. Thread-safe."""
+
+    def __init__(self, options: ProgramOptions, context: SharedGpuContext | None, graphs: bool) -> None:
+        """``context`` is used instead of what specs and options name; ``graphs``: some delegate of the program is a VGF."""
+        self._options, self._context, self._graphs = options, context, graphs
+        self._stays: dict[Hashable, ContextResources] = {}
+        self._lock = threading.Lock()
+
+    def options_for(self, delegate: Delegate, where: str) -> SessionOptions:
+        return self._options.session_options(delegate.compile_specs, self._graphs, where)
+
+    def of(self, delegate: Delegate, where: str) -> ContextResources:
+        """Raises what resolving a context raises."""
+        options = self.options_for(delegate, where)
+        spec = options.compile_spec()
+        key = ("given",) if self._context is not None else (*spec.key, spec.mode is spec.mode.DISABLED)
+        with self._lock:
+            stay = self._stays.get(key)
+            if stay is None:
+                stay = self._stays[key] = ContextResources(options, self._context or resolve_context(options))
+            return stay
+
+    def all(self) -> Sequence[ContextResources]:
+        with self._lock:
+            return list(self._stays.values())
+
+    def close(self) -> None:
+        with self._lock:
+            stays, self._stays = list(self._stays.values()), {}
+        for stay in stays:
+            stay.close()

@@ -1,0 +1,330 @@
+"""What an operator function writes with: pointwise expressions, kernel operations, movement, constants, declines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES, DType, from_onnx
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.ir import expr as ex
+from vkep.ir import float8
+from vkep.ir.guards import Question
+from vkep.ir.ops import BaseTarget, Emit, KernelOp, Op, Pointwise, Role
+from vkep.ir.tensor import (
+    CHANNELS_LAST,
+    CHANNELS_SECOND,
+    Storage,
+    Tensor,
+    alignment,
+    broadcast_shapes,
+    contiguous_strides,
+)
+from vkep.kernels.tuning import Trial
+from vkep.plan.records import FRESH
+
+#: elements of a tensor, and size of a whole number, that kernels stay below
+LARGEST = 1 << 31
+Operand = Tensor | ex.Expr | float | int | bool
+
+
+class Builder:
+    """Collects the operations of one island. Operator functions get it as their first argument."""
+
+    def __init__(self, caps: DeviceCapabilities) -> None:
+        self.caps = caps
+        self.ops: list[Op] = []
+        self.node: Node | None = None
+        self._lain: dict[tuple[object, ...], Tensor] = {}  #: copies with channels last, by what they copy
+
+    # ---- declining
+
+    def decline(self, reason: str) -> NoReturn:
+        raise Decline(reason)
+
+    def value(self, tensor: Tensor | None, what: str) -> np.ndarray:
+        """The values of an input that must be known while planning, such as axes or a shape; else declines."""
+        if tensor is None:
+            raise Decline(f"{what} is missing")
+        array = tensor.array
+        if array is None:
+            raise NeedsValue(f"{what} is computed at run time", tensor)
+        return array
+
+    def answer(self, tensor: Tensor, what: str, question: Question) -> Hashable:
+        """What an input's content answers to a question, where less than the content decides what is planned: a run
+        with other content and the same answer needs no new plan. Else declines, as `value` does.
+        """
+        array = tensor.array
+        if array is not None:
+            return question(array)
+        if not tensor.is_whole:
+            raise ValueError(f"{what}: a question is asked of a whole input, not of a view")
+        for asked, answer in tensor.storage.answers:
+            if asked == question:
+                return answer
+        raise NeedsValue(f"{what} is computed at run time", tensor, question)
+
+    def ints(self, tensor: Tensor | None, what: str) -> list[int] | None:
+        return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front; declines one that is out of range."""
+        if not -rank <= axis < max(rank, 1):
+            raise Decline(f"axis {axis} is out of range for rank {rank}")
+        return axis % max(rank, 1)
+
+    # ---- constants
+
+    def constant(self, array: np.ndarray, label: str = "") -> Tensor:
+        """A constant known while planning."""
+        array = np.ascontiguousarray(array).reshape(np.shape(array))
+        return self.weight(ArrayWeight(label, array))
+
+    def weight(self, weight: Weight) -> Tensor:
+        dtype = from_onnx(weight.elem_type)
+        assert dtype is not None, "checked where the weight came in"
+        storage = Storage(weight.nbytes, weight=weight, label=weight.name)
+        return Tensor(dtype, tuple(weight.shape), storage, contiguous_strides(weight.shape))
+
+    def scalar_like(self, value: float | int, tensor: Tensor) -> Tensor:
+        return self.constant(np.array(value, tensor.dtype.numpy))
+
+    # ---- pointwise
+
+    def expr(self, template: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
+        """A GLSL expression with ``{0}``, ``{1}`` for its arguments. Python numbers take the first tensor's type."""
+        known = None
+        for arg in args:
+            if isinstance(arg, (Tensor, ex.Expr)):
+                known = arg.dtype.glsl_compute if isinstance(arg, Tensor) else arg.ctype
+                break
+        kind = ctype or known
+        if kind is None:
+            raise ValueError(f"expression {template!r} has no typed argument; pass ctype")
+        return ex.Expr(kind, template, tuple([self._expr(a, known or kind) for a in args]))
+
+    def divide(self, x: Operand, y: Operand) -> ex.Expr:
+        """A float quotient right to the last bit: one step of refinement where a GPU's division is not (Vulkan spec,
+        "Precision and Operation of SPIR-V Instructions": 2.5 ULP). Rounding a quotient needs it, for ties.
+        """
+        return self.expr("exact_quotient({0}, {1})", x, y, ctype="float")
+
+    def pointwise(
+        self,
+        template: str,
+        *args: Operand,
+        dtype: DType | None = None,
+        shape: Sequence[int] | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """An elementwise result over broadcast arguments, ``dtype`` as the first tensor's unless given."""
+        if dtype is None:
+            tensors = [out] if out is not None else [t for a in args for t in _tensors(a)]
+            dtype = tensors[0].dtype
+        if shape is None and out is None:  # also of scalar constants, which are no tensors of the expression
+            shape = _broadcast([t for a in args for t in _tensors(a)])
+        result = self.expr(template, *args, ctype=dtype.glsl_compute)
+        if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type would
+            result = ex.Expr(dtype.glsl_compute, ex.rounded(dtype, "{0}"), (result,))
+        return self.store(result, dtype, shape=shape, out=out)
+
+    def store(
+        self, result: ex.Expr, dtype: DType, *, shape: Sequence[int] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves.
+
+        A new tensor has its channels last where a tensor of its size that it is computed from has.
+        """
+        if shape is None and out is None:
+            shape = _broadcast(ex.tensors(result))
+        shape = out.shape if out is not None else tuple(shape or ())
+        if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
+            raise Decline(f"a result of shape {shape}; the kernels take 0 to 2**31 - 1 elements")
+
+        def expanded(leaf: ex.Leaf) -> ex.Expr | None:
+            view = leaf.tensor.expand(shape) if leaf.tensor is not None else None
+            return ex.leaf(view) if view is not None and view is not leaf.tensor else None
+
+        result = ex.substitute(result, expanded)
+        if out is None and any(t.is_channels_last for t in ex.tensors(result)):
+            lain = self.empty_channels_last(dtype, shape)
+            moved = lambda node: ex.leaf(node.tensor.transpose(CHANNELS_LAST)) if node.tensor else None  # noqa: E731
+            self._add(Pointwise(lain.transpose(CHANNELS_LAST), ex.substitute(result, moved)))
+            return lain
+        out = out if out is not None else self.empty(dtype, shape)
+        self._add(Pointwise(out, result))
+        return out
+
+    def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
+        """A buffer for operations to fill."""
+        return Tensor.contiguous(dtype, shape)
+
+    def empty_channels_last(self, dtype: DType, shape: Sequence[int]) -> Tensor:
+        """A buffer for a [n, c, h, w] that lies as [n, h, w, c]."""
+        lain = self.empty(dtype, [shape[axis] for axis in CHANNELS_LAST])
+        lain.storage.channels_last = True
+        return lain.transpose(CHANNELS_SECOND)
+
+    def full(self, shape: Sequence[int], value: float | int | bool, dtype: DType) -> Tensor:
+        """A constant of one value, broadcast without memory."""
+        return self.constant(np.array(value, dtype.numpy)).expand(tuple(shape))
+
+    def fresh_bits(self) -> Tensor:
+        """64 random bits (uint32 [2]) that differ from run to run, for kernels: expressions must not read them."""
+        return Tensor.contiguous(DTYPES["uint32"], (2,), Storage(8, port=FRESH, label="fresh bits"))
+
+    # ---- kernels
+
+    def kernel(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        emit: Emit,
+        *,
+        row_axis: int | None = None,
+        strided_output: bool = False,
+        flops: int = 0,
+        role: Role = "",
+        aligned: bool = False,
+    ) -> None:
+        """Add an operation that emits its own dispatches; what its selection refuses is declined.
+
+        A selection that can take an epilogue (``row_axis``) may pack weights, so it is not tried ahead.
+        """
+        if max([t.size for t in outputs], default=0) == 0:
+            return
+        op = KernelOp(
+            list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops, role=role, aligned=aligned
+        )
+        if row_axis is None:
+            try:
+                calls = emit(_TrialTarget(self.caps), inputs, outputs, None)
+            except ValueError as error:
+                raise Decline(str(error)) from None
+            if not isinstance(self.caps.tuned, Trial):  # which is to hear what an operation asks for when it is emitted
+                op.tried = (list(inputs), list(outputs)), calls
+        self._add(op)
+
+    # ---- movement
+
+    def contiguous(self, tensor: Tensor) -> Tensor:
+        """The tensor, copied when its elements do not lie densely."""
+        if tensor.is_contiguous:
+            return tensor
+        array = tensor.array
+        return self.constant(array) if array is not None else self.copy(tensor)
+
+    def copy(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """A dense copy, or one into the view ``out``."""
+        out = out if out is not None else self.empty(tensor.dtype, tensor.shape)
+        return self.store(ex.leaf(tensor), tensor.dtype, out=out)
+
+    def channels_last(self, tensor: Tensor) -> Tensor:
+        """A [n, c, h, w] that lies as [n, h, w, c], aligned to 16 bytes: itself, or a copy that all who ask for it share."""
+        if tensor.is_channels_last and alignment(tensor) == 16:
+            return tensor
+        key = (tensor.storage, tensor.shape, tensor.strides, tensor.offset)
+        if key not in self._lain:
+            lain = self.empty_channels_last(tensor.dtype, tensor.shape)
+            self._lain[key] = self.copy(tensor.transpose(CHANNELS_LAST), lain.transpose(CHANNELS_LAST)).transpose(
+                CHANNELS_SECOND
+            )
+        return self._lain[key]
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        if min(shape, default=0) < 0:
+            raise Decline(f"shape {tuple(shape)} has a negative size")
+        view = tensor.reshape(shape)
+        if view is None:
+            view = self.contiguous(tensor).reshape(shape)
+            assert view is not None
+        return view
+
+    def cast(self, tensor: Tensor, dtype: DType) -> Tensor:
+        """The ONNX Cast of a tensor (floats to ints truncate, 8-bit floats saturate)."""
+        if tensor.dtype is dtype:
+            return tensor
+        return self.store(self.cast_expr(ex.leaf(tensor), tensor.dtype, dtype), dtype, shape=tensor.shape)
+
+    def cast_expr(self, source: ex.Expr, from_dtype: DType, to: DType) -> ex.Expr:
+        if from_dtype.kind == "bits":
+            value = float8.decode(source, from_dtype)
+            return value if to.name == "float32" else self.cast_expr(value, DTYPES["float32"], to)
+        if to.kind == "bits":
+            return float8.encode(self.cast_expr(source, from_dtype, DTYPES["float32"]), to)
+        if to.kind == "bool":
+            zero = "false" if from_dtype.kind == "bool" else f"{source.ctype}(0)"
+            return ex.Expr("bool", f"({{0}} != {zero})", (source,))
+        code = "{0}"
+        if from_dtype.kind == "float" and to.kind == "uint":  # through a signed type: GLSL leaves negatives undefined
+            code = f"{to.glsl_compute}(int64_t({{0}}))"
+        elif source.ctype != to.glsl_compute:
+            code = f"{to.glsl_compute}({{0}})"
+        return ex.Expr(to.glsl_compute, ex.rounded(to, code), (source,))
+
+    # ---- inside
+
+    def _add(self, op: Op) -> None:
+        if 0 in [t.size for t in op.outputs]:
+            return
+        if self.node is not None:
+            op.labels.append(self.node.name)
+        self.ops.append(op)
+
+    def _expr(self, operand: Operand, ctype: str) -> ex.Expr:
+        if isinstance(operand, ex.Expr):
+            return operand
+        if isinstance(operand, Tensor):
+            weight = operand.storage.weight
+            if weight is not None and operand.size == 1 and not _opaque(operand.dtype):
+                # a scalar constant needs no load
+                return ex.Const(operand.dtype.glsl_compute, value=weight.array().item(operand.offset))
+            return ex.leaf(operand)
+        low, high = {"int": (-LARGEST, LARGEST), "uint": (0, 2 * LARGEST)}.get(ctype, (-math.inf, math.inf))
+        if ctype in ("int", "uint") and not low <= operand < high:
+            raise Decline(f"{operand} is beyond the 32 bits that its place has")
+        return ex.Const(ctype, value=operand)
+
+
+def _tensors(operand: Operand) -> Sequence[Tensor]:
+    if isinstance(operand, Tensor):
+        return (operand,)
+    return ex.tensors(operand) if isinstance(operand, ex.Expr) else ()
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    shapes = [tensor.shape for tensor in tensors]
+    try:
+        return broadcast_shapes(*shapes)
+    except ValueError:
+        raise Decline(f"shapes {shapes} do not broadcast") from None
+
+
+def _opaque(dtype: DType) -> bool:
+    """Whether numpy's scalar of a type is no plain number of its compute type."""
+    return dtype.name == "bfloat16" or dtype.kind == "bits"
+
+
+class _TrialTarget(BaseTarget):
+    """A `Target` for trying a selection."""
+
+    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        raise AssertionError("a selection that packs weights takes an epilogue, and is not tried ahead")
+
+
+class NeedsValue(Decline):
+    """A decline that ends once the tensor's value is known, or what it answers to the ``question``: the session plans
+    the node when it is.
+    """
+
+    def __init__(self, reason: str, tensor: Tensor, question: Question | None = None) -> None:
+        super().__init__(reason)
+        self.tensor, self.question = tensor, question
+        self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor, filled in by the partitioner

@@ -1,0 +1,221 @@
+"""Pointwise expressions: what a fused kernel computes for one element, as a small graph that becomes GLSL."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vkep.dtypes import DTYPES, DType, sign_extended
+from vkep.dtypes import load_code as load_code  # the other half of store_code
+from vkep.ir.tensor import Tensor
+
+#: 32-bit argument type that carries a scalar of a compute type
+_SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
+
+
+@dataclass(eq=False, slots=True)  # not frozen, for speed's sake: nothing changes one
+class Expr:
+    """A GLSL template over arguments, with the type it computes in. Sharing is by identity."""
+
+    ctype: str
+    template: str = ""
+    args: tuple[Expr, ...] = ()
+    _leaves: tuple[Leaf, ...] | None = field(default=None, init=False, repr=False)  #: kept by `leaves`
+
+
+@dataclass(eq=False, slots=True)
+class Leaf(Expr):
+    """One element of a tensor (a view of the output's shape)."""
+
+    tensor: Tensor | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Const(Expr):
+    """A scalar known at compile time. It travels as an argument, so that its value selects no shader."""
+
+    value: float | int = 0
+
+
+def leaf(tensor: Tensor) -> Leaf:
+    return Leaf(tensor.dtype.glsl_compute, tensor=tensor)
+
+
+def leaves(expr: Expr) -> tuple[Leaf, ...]:
+    """Each distinct leaf, in order of first use. (Fusion asks often: the expression keeps the answer.)"""
+    known = expr._leaves
+    if known is None:
+        if isinstance(expr, Leaf):
+            return (expr,)  # kept, it would hold itself
+        if len(expr.args) == 1:
+            known = leaves(expr.args[0])
+        else:
+            known = tuple(dict.fromkeys(itertools.chain.from_iterable(map(leaves, expr.args))))
+        expr._leaves = known
+    return known
+
+
+def tensors(expr: Expr) -> list[Tensor]:
+    """The tensor of each of the `leaves`."""
+    return [leaf.tensor for leaf in leaves(expr) if leaf.tensor is not None]
+
+
+def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
+    """The expression with leaves replaced (where there is something in their place); shared parts stay shared."""
+    done: dict[int, Expr] = {}
+    for leaf in leaves(expr):
+        placed = replace(leaf)
+        if placed is not None and placed is not leaf:
+            done[id(leaf)] = placed
+    return _rebuilt(expr, done) if done else expr
+
+
+# Functions that call themselves stand on their own: one inside another is a reference cycle, and keeps all that it has met
+# until the garbage collector comes by.
+
+
+def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
+    result = done.get(id(node))
+    if result is None:
+        result = node
+        if node.args:
+            args = tuple([_rebuilt(a, done) for a in node.args])
+            if args != node.args:  # of nodes that are equal where they are the same
+                result = Expr(node.ctype, node.template, args)
+            done[id(node)] = result
+    return result
+
+
+def inline(expr: Expr, inner: Mapping[Leaf, Expr]) -> Expr:
+    """The expression with leaves replaced, and those of what replaces them in turn; shared parts stay shared."""
+    return _inlined(expr, inner, {})
+
+
+def _inlined(node: Expr, inner: Mapping[Leaf, Expr], done: dict[int, Expr]) -> Expr:
+    result = done.get(id(node))
+    if result is None:
+        result = node
+        if isinstance(node, Leaf):
+            if node in inner:
+                result = _inlined(inner[node], inner, done)
+        elif node.args:
+            args = tuple([_inlined(a, inner, done) for a in node.args])
+            if args != node.args:
+                result = Expr(node.ctype, node.template, args)
+        done[id(node)] = result
+    return result
+
+
+def count(expr: Expr) -> int:
+    """Operations in the expression (its arithmetic cost for one element)."""
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node.args and id(node) not in seen:
+            seen.add(id(node))
+            stack += node.args
+    return len(seen)
+
+
+def store_code(dtype: DType, value: str) -> str:
+    """GLSL that turns a computed value into what is stored."""
+    if dtype.name == "bfloat16":
+        return f"bfloat16_bits({value})"
+    if dtype.kind == "bool":
+        return f"uint8_t({value} ? 1 : 0)"
+    return value if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl}({value})"
+
+
+def rounded(dtype: DType, code: str) -> str:
+    """GLSL for a value as it would be after being stored as ``dtype`` and read again (wraps and rounds)."""
+    if dtype.sub_byte_bits:
+        if dtype.kind == "int":
+            return sign_extended(f"int({code})", dtype.sub_byte_bits)
+        return f"(uint({code}) & {(1 << dtype.sub_byte_bits) - 1}u)"
+    if dtype.name in ("int8", "int16", "uint8", "uint16", "float16"):
+        return f"{dtype.glsl_compute}({dtype.glsl}({code}))"
+    if dtype.name == "bfloat16":
+        return f"uintBitsToFloat(uint(bfloat16_bits({code})) << 16)"
+    return code
+
+
+@dataclass(frozen=True)
+class Code:
+    """GLSL for an expression: statements, the name that holds the result, and the scalars it reads as ``args.cN``."""
+
+    statements: str
+    result: str
+    scalars: tuple[tuple[str, str, float | int], ...]
+
+
+def generate(expr: Expr, name_leaf: Callable[[Leaf], str]) -> Code:
+    """Write an expression as GLSL statements; ``name_leaf`` gives the code that reads a leaf."""
+    writer = _Writer(name_leaf)
+    result = writer.write(expr)
+    return Code(" ".join(writer.lines), result, tuple(writer.scalars))
+
+
+class _Writer:
+    """The statements of one expression, as they grow."""
+
+    def __init__(self, name_leaf: Callable[[Leaf], str]) -> None:
+        self._name_leaf = name_leaf
+        self._names: dict[int, str] = {}
+        self._constants: dict[tuple[str, float | int], str] = {}
+        self.lines: list[str] = []
+        self.scalars: list[tuple[str, str, float | int]] = []
+
+    def write(self, node: Expr) -> str:
+        """The code that stands for a node, whose statements are written."""
+        name = self._names.get(id(node))
+        if name is None:
+            if isinstance(node, Leaf):
+                name = self._name_leaf(node)
+            elif isinstance(node, Const):
+                name = self._constant(node)
+            else:
+                code = node.template.format(*[self.write(a) for a in node.args])
+                name = f"t{len(self.lines)}"
+                self.lines.append(f"{node.ctype} {name} = {code};")
+            self._names[id(node)] = name
+        return name
+
+    def _constant(self, node: Const) -> str:
+        if node.ctype == "bool":
+            return "true" if node.value else "false"
+        key = (node.ctype, node.value)
+        if key not in self._constants or node.value != node.value:  # NaN never equals itself: keep apart
+            kind = _SCALAR_KINDS.get(node.ctype)
+            if kind is None:
+                self._constants[key] = literal(node.value, node.ctype)
+            else:
+                name = f"c{len(self.scalars)}"
+                self.scalars.append((name, kind, node.value))
+                self._constants[key] = f"args.{name}"
+        return self._constants[key]
+
+
+def literal(value: float | int, ctype: str) -> str:
+    """GLSL for a value of a compute type that has no 32-bit argument form (64-bit types).
+
+    Made of 32-bit halves: a preprocessor definition, which is where expressions go, can hold no 64-bit literal.
+    """
+    if ctype not in ("double", "int64_t", "uint64_t"):
+        raise ValueError(f"no literal form for {value!r} in {ctype}")
+    code = "d" if ctype == "double" else "q" if ctype == "int64_t" else "Q"
+    low, high = struct.unpack("<II", struct.pack("<" + code, float(value) if code == "d" else int(value)))
+    if ctype == "double":
+        return f"packDouble2x32(uvec2({low}u, {high}u))"
+    return f"{ctype}(pack64(u32vec2({low}u, {high}u)))"
+
+
+def compute_dtype(ctype: str) -> DType:
+    """The storage type that holds a compute type exactly."""
+    return DTYPES[
+        {"float": "float32", "int": "int32", "uint": "uint32", "bool": "bool", "double": "float64"}.get(
+            ctype, ctype.removesuffix("_t")
+        )
+    ]

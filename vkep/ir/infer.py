@@ -1,0 +1,67 @@
+"""What ONNX can tell of a node's outputs from what is known of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from vkep import dtypes
+from vkep.dtypes import DType
+from vkep.graph.model import Node
+from vkep.graph.weights import Weight
+from vkep.ir.program import HostValue, ValueSpec
+
+Known = Weight | ValueSpec | HostValue
+#: contents of constants up to this size take part in inference
+_LARGEST_DATA = 1 << 16
+
+
+def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> list[ValueSpec | None]:
+    """Types and shapes of a node's outputs, None where ONNX cannot tell them."""
+    nothing: list[ValueSpec | None] = [None] * len(node.outputs)
+    if node.schema is None:
+        return nothing
+    types, data = {}, {}
+    for name in node.reads:
+        value = known[name]
+        dtype = dtype_of(value)
+        if dtype is None or isinstance(value, HostValue):
+            return nothing
+        types[name] = onnx.helper.make_tensor_type_proto(dtype.onnx, value.shape)
+        if isinstance(value, Weight) and value.nbytes <= _LARGEST_DATA:
+            data[name] = onnx.numpy_helper.from_array(value.array(), name)
+    try:
+        inferred = onnx.shape_inference.infer_node_outputs(
+            node.schema,
+            node.proto,
+            types,
+            data,
+            opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in opsets.items()],
+        )
+    except Exception:  # inference is a help, never a requirement: without it the rest is planned when values are there
+        return nothing
+    return [_spec(inferred.get(name)) for name in node.outputs]
+
+
+def dtype_of(value: Known) -> DType | None:
+    if isinstance(value, HostValue):
+        return None
+    return value.dtype if isinstance(value, ValueSpec) else dtypes.from_onnx(value.elem_type)
+
+
+def shape_of(node: Node, shape: tuple[int, ...]) -> np.ndarray:
+    if node.op_type == "Size":
+        return np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
+    return np.array(shape[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+
+
+def _spec(type_proto: onnx.TypeProto | None) -> ValueSpec | None:
+    if type_proto is None or not type_proto.HasField("tensor_type") or not type_proto.tensor_type.HasField("shape"):
+        return None
+    dtype = dtypes.from_onnx(type_proto.tensor_type.elem_type)
+    dims = type_proto.tensor_type.shape.dim
+    if dtype is None or not all(d.HasField("dim_value") for d in dims):
+        return None
+    return ValueSpec(dtype, tuple(int(d.dim_value) for d in dims))

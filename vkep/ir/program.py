@@ -1,0 +1,139 @@
+"""What a model becomes for one input signature: islands for Vulkan, nodes for the CPU, and what must wait for values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vkep.dtypes import DType
+from vkep.graph.model import Node
+from vkep.graph.weights import Weight
+from vkep.ir.guards import Answers, Question
+from vkep.plan.records import Plan
+
+if TYPE_CHECKING:  # programs of other delegates do without TOSA's operators
+    from vkep.tosa.lower import TosaGraph
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """A value known by type and shape, not by content (of which ``answers`` may tell something)."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    answers: Answers = ()
+
+
+@dataclass(frozen=True)
+class HostValue:
+    """A value that only the CPU can hold: strings, sequences, optionals."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one node runs and why, for the report."""
+
+    node: Node
+    #: "vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined" (its body's nodes stand for it) or "control"
+    #: (driven by the session)
+    where: str
+    reason: str = ""
+    island: int | None = None
+    declined: Mapping[str, str] = field(default_factory=dict)  #: why delegates that were asked before did not take it
+
+
+@dataclass(frozen=True)
+class IslandStep:
+    """Run a plan. Its ports' names are the model's value names."""
+
+    plan: Plan
+    weights: Mapping[str, Weight]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class VgfStep:
+    """Run a TOSA graph as a data graph. Its ports' names are the model's value names."""
+
+    graph: TosaGraph
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class CpuStep:
+    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names, ``reasons`` why each node is here."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Weight]
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeferredStep:
+    """Plan the rest once the earlier steps have run: it needs shapes, or ``values``, that only they give.
+
+    Of each value named the plan depends on the answers to the questions beside it; on its whole content where there are
+    none.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: Mapping[str, tuple[Question, ...]]
+    constants: Mapping[str, Weight]
+
+
+@dataclass(frozen=True)
+class ControlStep:
+    """A Loop or Scan that the session drives: its body runs as a program of its own, planned once for each signature.
+
+    ``inputs`` are the values that the node and its body read, ``constants`` those that are known.
+    """
+
+    node: Node
+    inputs: tuple[str, ...]
+    constants: Mapping[str, Weight]
+
+
+@dataclass(frozen=True)
+class KpCall:
+    """One dispatch of a user's kp shader: SPIR-V, or the file that it is in. Constants are 32-bit words."""
+
+    node: Node
+    shader: bytes | Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    workgroups: tuple[int, ...]
+    push_constants: bytes = b""
+    spec_constants: bytes = b""
+
+
+@dataclass(frozen=True)
+class KpStep:
+    """Run kp shaders on kp's own device: ``inputs`` and ``outputs`` pass through the host. ``specs`` are (dtype, shape)."""
+
+    calls: tuple[KpCall, ...]
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Weight]
+    specs: Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+Step = IslandStep | VgfStep | KpStep | CpuStep | DeferredStep | ControlStep
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order, constants that are results as they stand, and the placement of every node."""
+
+    steps: tuple[Step, ...]
+    constants: Mapping[str, Weight]  #: outputs that folding already knows
+    placements: tuple[Placement, ...]
+    outputs: tuple[str, ...] = ()  #: the values that whoever runs it asks for

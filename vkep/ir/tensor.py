@@ -1,0 +1,252 @@
+"""Tensors while lowering: strided views of storages whose place is not decided yet."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vkep.dtypes import DType
+from vkep.graph.weights import Weight
+from vkep.ir.guards import Answers
+
+#: axes of [n, c, h, w] in the order in which they lie with channels last, and the way back
+CHANNELS_LAST, CHANNELS_SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
+#: shapes recur within a model and from plan to plan: what follows from them alone is kept for so many
+_KEPT = 4096
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """Bytes that a plan will give a place: a weight, an input of the plan, or a buffer that an operation fills.
+
+    Identity matters, not value. Exactly one of ``weight`` and ``port`` is set for weights and ports; a buffer has none.
+    """
+
+    nbytes: int
+    weight: Weight | None = None
+    port: int | None = None
+    label: str = ""
+    channels_last: bool = False  #: made by a kernel that puts the channels last: what is computed from it stays so
+    answers: Answers = ()  #: what is known of an input's content
+
+    @property
+    def is_constant(self) -> bool:
+        return self.weight is not None
+
+
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, which makes one in six times the time: nothing changes one
+class Tensor:
+    """A strided view of a storage. ``strides`` and ``offset`` count elements; a stride may be 0 or negative."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    storage: Storage = field(repr=False)
+    strides: tuple[int, ...]
+    offset: int = 0
+    size: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.size = math.prod(self.shape)
+
+    @classmethod
+    def contiguous(cls, dtype: DType, shape: Sequence[int], storage: Storage | None = None, label: str = "") -> Tensor:
+        shape = tuple(map(int, shape))
+        storage = storage or Storage(math.prod(shape) * dtype.itemsize, label=label)
+        return cls(dtype, shape, storage, contiguous_strides(shape))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Elements lie densely in row-major order (from any offset)."""
+        return _is_dense(self.shape, self.strides)
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Elements of a [n, c, h, w] lie as [n, h, w, c], because the kernel that made them wants it so."""
+        return self.storage.channels_last and self.rank == 4 and self.transpose(CHANNELS_LAST).is_contiguous
+
+    @property
+    def is_whole(self) -> bool:
+        """The view covers its storage exactly."""
+        return self.offset == 0 and self.is_contiguous and self.nbytes == self.storage.nbytes
+
+    @property
+    def array(self) -> np.ndarray | None:
+        """The values, where they are known while lowering (a view of a weight), else None."""
+        if self.storage.weight is None:
+            return None
+        base = self.storage.weight.array()
+        if self.size == 0:
+            return np.empty(self.shape, self.dtype.numpy)
+        flat = np.ascontiguousarray(base).reshape(-1)
+        if self.size == 1:
+            return flat[self.offset : self.offset + 1].reshape(self.shape)
+        if self.is_contiguous:
+            dense = flat[self.offset : self.offset + self.size].reshape(self.shape)
+            dense.flags.writeable = False
+            return dense
+        strides = tuple(s * flat.itemsize for s in self.strides)
+        return np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, strides, writeable=False)
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """First and one past the last byte of the storage that the view can touch."""
+        if self.size == 0:
+            return (0, 0)
+        first, last = _reach(self.shape, self.strides)
+        return ((self.offset + first) * self.dtype.itemsize, (self.offset + last + 1) * self.dtype.itemsize)
+
+    # ---- movement: views only, None where a copy would be needed
+
+    def view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
+        return Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), self.offset if offset is None else offset)
+
+    def reshape(self, shape: Sequence[int]) -> Tensor | None:
+        """The same elements in row-major order under another shape, or None where no strides can say it."""
+        shape = tuple(map(int, shape))
+        if math.prod(shape) != self.size:
+            raise ValueError(f"cannot view {self.size} elements of shape {self.shape} as {shape}")
+        dense = self.size == 0 or _is_dense(self.shape, self.strides)
+        strides = contiguous_strides(shape) if dense else reshaped_strides(self.shape, self.strides, shape)
+        return None if strides is None else Tensor(self.dtype, shape, self.storage, strides, self.offset)
+
+    def transpose(self, perm: Sequence[int]) -> Tensor:
+        """Axes in the order of ``perm``; `ValueError` where it is no permutation of them."""
+        if sorted(perm) != list(range(self.rank)):
+            raise ValueError(f"{tuple(perm)} is no permutation of the axes of shape {self.shape}")
+        return self.view([self.shape[p] for p in perm], [self.strides[p] for p in perm])
+
+    def expand(self, shape: Sequence[int]) -> Tensor:
+        """Broadcast to ``shape`` (numpy rules); `ValueError` where it does not fit."""
+        shape = tuple(shape)
+        if shape == self.shape and 1 not in shape:
+            return self
+        strides = _expanded_strides(self.shape, self.strides, shape)
+        return self if shape == self.shape and strides == self.strides else self.view(shape, strides)
+
+    def slice(self, axis: int, start: int, length: int, step: int = 1) -> Tensor:
+        """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards)."""
+        shape, strides = list(self.shape), list(self.strides)
+        offset = self.offset + (start * strides[axis] if length else 0)
+        shape[axis], strides[axis] = length, strides[axis] * step
+        return self.view(shape, strides, offset)
+
+
+def alignment(*tensors: Tensor) -> int:
+    """Bytes, a power of two up to 16, that divide each tensor's address (storages are aligned to more)."""
+    return min(math.gcd(16, t.offset * t.dtype.itemsize) for t in tensors)
+
+
+@functools.lru_cache(_KEPT)
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= max(int(dim), 1)
+    return tuple(reversed(strides))
+
+
+@functools.lru_cache(_KEPT)
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if dim != 1:
+            if stride != expected:
+                return False
+            expected *= dim
+    return True
+
+
+@functools.lru_cache(_KEPT)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """How many elements before its first one a view of one or more elements begins, and after it ends."""
+    spans = [(int(d) - 1) * int(s) for d, s in zip(shape, strides, strict=True)]
+    return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0)
+
+
+@functools.lru_cache(_KEPT)
+def _expanded_strides(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    lead = len(target) - len(shape)
+    if lead < 0:
+        raise ValueError(f"cannot broadcast shape {shape} to {target}")
+    expanded = [0] * len(target)
+    for axis, (dim, stride) in enumerate(zip(shape, strides, strict=True), lead):
+        if dim == target[axis]:
+            expanded[axis] = int(stride) if dim != 1 else 0
+        elif dim != 1:
+            raise ValueError(f"cannot broadcast shape {shape} to {target}")
+    return tuple(expanded)
+
+
+@functools.lru_cache(_KEPT)
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that numpy broadcasts these to; `ValueError` where they do not fit."""
+    return tuple(map(int, np.broadcast_shapes(*shapes)))
+
+
+def collapse(
+    shape: Sequence[int], stride_sets: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Merge neighbouring axes that every stride set walks as one; drop axes of size 1.
+
+    Returns the merged shape (at least one axis) and the strides of each set.
+    """
+    return _collapsed(tuple(shape), tuple(map(tuple, stride_sets)))
+
+
+@functools.lru_cache(_KEPT)
+def _collapsed(
+    shape: tuple[int, ...], stride_sets: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    dims: list[int] = []
+    sets: list[list[int]] = [[] for _ in stride_sets]
+    for axis, dim in enumerate(map(int, shape)):
+        if dim == 1:
+            continue
+        here = [int(s[axis]) for s in stride_sets]
+        if dims and all(kept[-1] == stride * dim for kept, stride in zip(sets, here, strict=True)):
+            dims[-1] *= dim
+            for kept, stride in zip(sets, here, strict=True):
+                kept[-1] = stride
+        else:
+            dims.append(dim)
+            for kept, stride in zip(sets, here, strict=True):
+                kept.append(stride)
+    if not dims:
+        return (1,), ((0,),) * len(sets)
+    return tuple(dims), tuple(map(tuple, sets))
+
+
+@functools.lru_cache(_KEPT)
+def reshaped_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides under which ``new_shape`` walks the same elements in the same order, or None where none exist."""
+    old, [steps] = collapse(shape, [strides])
+    result: list[int] = []
+    group, left = len(old) - 1, old[-1]
+    step = steps[-1]
+    for dim in map(int, reversed(new_shape)):
+        if dim == 1:
+            result.append(0)
+            continue
+        if left == 1:
+            group -= 1
+            left, step = old[group], steps[group]
+        if left % dim:
+            return None
+        result.append(step)
+        left //= dim
+        step *= dim
+    return tuple(reversed(result))

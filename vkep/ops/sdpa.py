@@ -1,0 +1,356 @@
+"""The core of every attention operator: products, masks fused into them, softmax; a block of queries at a time.
+
+Masks by position are expressions over index vectors, so that no mask is written to memory where the score product can apply
+it. The scores of all queries at once may be larger than caches, or than memory; those of a block of queries are not, and a
+block reads only the keys that its queries may see.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from vkep.ir import expr as ex
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
+from vkep.ir.tensor import Tensor
+from vkep.kernels.launch import is_cpu
+from vkep.ops.contraction import matrix_product
+from vkep.ops.normalization import softmax_over
+from vkep.ops.sdpa_fused import MINUS_INFINITY, attend_fused
+
+#: bytes of scores from which queries are attended to in blocks of no more: enough to fill a large GPU, and a CPU's cores
+SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
+#: a block has a multiple of so many queries, rows of the products' tiles, unless its scores were larger than this
+_ROWS = 64
+LARGEST_SCORES_BYTES = 1 << 30
+#: blocks that a masked attention has at least: with eight, a causal one computes 9/16 of its scores
+_MASKED_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Window:
+    """Query i sees the keys from ``origin + i + first`` on, before ``origin + i + end`` (None: no bound), which is what the
+    conditions say; ``origin`` is an integer for each of the batch, None where the bounds have it in them.
+    """
+
+    conditions: tuple[Expr, ...]
+    first: int | None
+    end: int | None
+    origin: Expr | None
+
+
+@dataclass
+class Mask:
+    """Which keys a query sees: every condition must hold, and those of the window; biases are added to the scores.
+
+    Tensors broadcast to [batch, kv heads, queries of a head, queries, keys]. ``may_hide_rows`` says that a query may see
+    no key at all: its probabilities are zero then.
+    """
+
+    window: Window | None = None
+    conditions: list[Expr] = field(default_factory=list)
+    biases: list[Tensor] = field(default_factory=list)
+    may_hide_rows: bool = False
+
+    @property
+    def first(self) -> int | None:
+        """Query i sees no key before ``i + first`` (None: no bound is known when planning)."""
+        return self.window.first if self.window is not None and self.window.origin is None else None
+
+    @property
+    def end(self) -> int | None:
+        """Query i sees no key from ``i + end`` on (None: no bound is known when planning)."""
+        return self.window.end if self.window is not None and self.window.origin is None else None
+
+    def keys_of(self, start: int, count: int, keys: int) -> tuple[int, int]:
+        """The keys, first and end, that ``count`` queries from ``start`` on may see; at least one, where there are any."""
+        if not keys:
+            return 0, 0
+        end = keys if self.end is None else max(1, min(keys, start + count - 1 + self.end))
+        first = 0 if self.first is None else max(0, min(end - 1, start + self.first))
+        return first, end
+
+    def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Mask:
+        """The mask of a block: of queries and keys, first and end each."""
+        spans = {3: queries, 4: keys}
+
+        def block(tensor: Tensor) -> Tensor:
+            for axis, (first, end) in spans.items():
+                if tensor.shape[axis] > 1:
+                    tensor = tensor.slice(axis, first, end - first)
+            return tensor
+
+        def leaf(node: ex.Leaf) -> Expr | None:
+            return ex.leaf(block(node.tensor)) if node.tensor is not None else None
+
+        window = self.window
+        if window is not None:
+            window = replace(
+                window, conditions=tuple(ex.substitute(condition, leaf) for condition in window.conditions)
+            )
+        return replace(
+            self,
+            window=window,
+            conditions=[ex.substitute(condition, leaf) for condition in self.conditions],
+            biases=[block(bias) for bias in self.biases],
+        )
+
+    def allowed(self, b: Builder, with_biases: bool = False) -> Expr | None:
+        """Whether a key is seen; ``with_biases`` also where a bias of minus infinity hides it."""
+        parts = [*(self.window.conditions if self.window is not None else ()), *self.conditions]
+        if with_biases:
+            parts += [b.expr(f"({{0}} != {MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
+        result: Expr | None = None
+        for part in parts:
+            result = part if result is None else b.expr("({0} && {1})", result, part)
+        return result
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of one attention: query heads share key and value heads in groups."""
+
+    batch: int
+    kv_heads: int
+    group: int
+    queries: int
+    keys: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        return (self.batch, self.kv_heads, self.group, self.queries, self.keys)
+
+    def query_index(self, b: Builder) -> Tensor:
+        """0 to queries - 1, along the queries (dense over the group, so that a product's rows can read it)."""
+        index = np.tile(np.arange(self.queries, dtype=np.int32), self.group)
+        return b.constant(index).view((1, 1, self.group, self.queries, 1), (0, 0, self.queries, 1, 0))
+
+    def key_index(self, b: Builder) -> Tensor:
+        return b.constant(np.arange(self.keys, dtype=np.int32)).view((1, 1, 1, 1, self.keys), (0, 0, 0, 0, 1))
+
+    def mask_view(self, b: Builder, mask: Tensor) -> Tensor:
+        """A mask that broadcasts to [batch, heads, queries, keys], as one that broadcasts to ``shape``."""
+        view = mask.view((1,) * (4 - mask.rank) + mask.shape, (0,) * (4 - mask.rank) + mask.strides)
+        heads = view.shape[1]
+        if heads == 1:
+            return view.view((view.shape[0], 1, 1, *view.shape[2:]), (view.strides[0], 0, 0, *view.strides[2:]))
+        if heads != self.kv_heads * self.group:
+            b.decline(f"a mask of shape {mask.shape} for {self.kv_heads * self.group} heads")
+        per_head = view.strides[1]
+        return view.view(
+            (view.shape[0], self.kv_heads, self.group, *view.shape[2:]),
+            (view.strides[0], per_head * self.group, per_head, *view.strides[2:]),
+        )
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a product of a query and a key is multiplied by, what it is capped at (0: nothing), and the score [heads] that
+    takes its share of each row without a value.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    sink: Tensor | None = None
+
+
+@dataclass
+class Attended:
+    """What `sdpa` gives: the result [batch, heads, queries, value size] and the scores at the stage asked for."""
+
+    y: Tensor
+    scores: Tensor | None
+
+
+def split_heads(b: Builder, x: Tensor, heads: int) -> Tensor:
+    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    batch, length, width = x.shape
+    if not heads or width % heads:
+        b.decline(f"{width} features do not divide into {heads} heads")
+    return b.reshape(x, (batch, length, heads, width // heads)).transpose((0, 2, 1, 3))
+
+
+def merge_heads(b: Builder, x: Tensor) -> Tensor:
+    """The inverse of `split_heads`."""
+    batch, heads, length, size = x.shape
+    return b.reshape(x.transpose((0, 2, 1, 3)), (batch, length, heads * size))
+
+
+def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
+    """Past and new keys or values, one after the other."""
+    if past is None or past.shape[2] == 0:
+        return new
+    if past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
+        b.decline(f"past of shape {past.shape} and new of shape {new.shape} do not join")
+    length = past.shape[2] + new.shape[2]
+    out = b.empty(new.dtype, (*new.shape[:2], length, new.shape[3]))
+    b.copy(past, out=out.slice(2, 0, past.shape[2]))
+    b.copy(new, out=out.slice(2, past.shape[2], new.shape[2]))
+    return out
+
+
+def heads_of(b: Builder, q: Tensor, k: Tensor) -> Heads:
+    batch, q_heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    if k.shape[0] != batch or k.shape[3] != size or not kv_heads or q_heads % kv_heads:
+        b.decline(f"queries of shape {q.shape} and keys of shape {k.shape} do not fit together")
+    return Heads(batch, kv_heads, q_heads // kv_heads, queries, keys)
+
+
+def sdpa(
+    b: Builder,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: Heads,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    scores_stage: int | None = None,
+    sink: Tensor | None = None,
+    merged: bool = False,
+) -> Attended:
+    """``softmax(softcap(scale * q @ k.T) + mask) @ v`` with q, k, v [batch, heads, length, size] of one type.
+
+    ``scores_stage``: also give the scores as products (0), after the soft cap (1), with the mask (2) or as
+    probabilities (3). ``sink`` [heads] is a score that takes its share of each row without a value. ``merged``: the result
+    is going to `merge_heads`, and lies well for that where a kernel can place it.
+    """
+    scoring = Scoring(scale, softcap, sink)
+    if v.shape[:3] != k.shape[:3]:
+        b.decline(f"keys of shape {k.shape} and values of shape {v.shape} do not fit together")
+    if scores_stage is not None:
+        return _attend_block(b, q, k, v, heads, mask, scoring, scores_stage)
+    fused = attend_fused(b, q, k, v, heads, mask, scoring, merged)
+    if fused is not None:
+        return Attended(fused, None)
+    out: Tensor | None = None
+    block = _block(b, heads, q.dtype.itemsize, mask)
+    for start in range(0, heads.queries, block):
+        count = min(block, heads.queries - start)
+        first, end = mask.keys_of(start, count, heads.keys)
+        whole = count == heads.queries and end - first == heads.keys
+        made = _attend_block(
+            b,
+            q.slice(2, start, count),
+            k.slice(2, first, end - first),
+            v.slice(2, first, end - first),
+            replace(heads, queries=count, keys=end - first),
+            mask if whole else mask.of((start, start + count), (first, end)),
+            scoring,
+        )
+        if count == heads.queries:
+            return made
+        if out is None:
+            out = b.empty(q.dtype, (*q.shape[:3], v.shape[3]))
+        b.copy(made.y, out=out.slice(2, start, count))
+    return Attended(out if out is not None else b.empty(q.dtype, (*q.shape[:3], v.shape[3])), None)
+
+
+def _block(b: Builder, heads: Heads, itemsize: int, mask: Mask) -> int:
+    """How many queries of each head are attended to at once."""
+    each = heads.batch * heads.kv_heads * heads.group * heads.keys * itemsize
+    most = (SCORES_BYTES_CPU if is_cpu(b.caps) else SCORES_BYTES) // max(each, 1)
+    if most >= heads.queries:
+        return max(heads.queries, 1)
+    if mask.first is not None or mask.end is not None:
+        most = min(most, heads.queries // _MASKED_BLOCKS)
+    return max(most // _ROWS * _ROWS, min(LARGEST_SCORES_BYTES // each, _ROWS), 1)
+
+
+def _attend_block(
+    b: Builder,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: Heads,
+    mask: Mask,
+    scoring: Scoring,
+    scores_stage: int | None = None,
+) -> Attended:
+    flat = (heads.batch, heads.kv_heads, heads.group * heads.queries)
+    rows = b.reshape(q, (*flat, q.shape[3]))
+    product = matrix_product(b, rows, k.transpose((0, 1, 3, 2)))
+    product = b.reshape(product, heads.shape)
+    stages: dict[int, Tensor] = {}
+
+    def stage(index: int, value: Expr) -> Expr:
+        """Store the scores where they are asked for, and go on from there."""
+        if scores_stage != index:
+            return value
+        stages[index] = b.store(value, q.dtype, shape=heads.shape)
+        return b.expr("{0}", stages[index])
+
+    value = stage(0, b.expr("({0} * {1})", product, scoring.scale))
+    if scoring.softcap:
+        value = b.expr("({1} * limited_tanh({0} / {1}))", value, scoring.softcap)
+    value = stage(1, value)
+    for bias in mask.biases:
+        value = b.expr("({0} + {1})", value, bias)
+    allowed = mask.allowed(b)
+    if allowed is not None:
+        value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", allowed, value, ctype="float")
+    scores = b.store(stage(2, value), q.dtype, shape=heads.shape)
+    probabilities = _softmax(b, scores, heads, scoring.sink)
+    seen = mask.allowed(b, with_biases=True) if mask.may_hide_rows else None
+    if seen is not None:
+        kept = b.expr("({0} ? {1} : 0.0)", seen, probabilities, ctype="float")
+        probabilities = b.store(kept, q.dtype, shape=heads.shape)
+    if scores_stage == 3:
+        stages[3] = probabilities
+    y = matrix_product(b, b.reshape(probabilities, (*flat, heads.keys)), v)
+    q_heads = heads.kv_heads * heads.group
+    asked = stages[scores_stage] if scores_stage is not None else None
+    if asked is not None:
+        asked = b.reshape(asked, (heads.batch, q_heads, heads.queries, heads.keys))
+    return Attended(b.reshape(y, (heads.batch, q_heads, heads.queries, v.shape[3])), asked)
+
+
+def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> Tensor:
+    keys = heads.keys
+    if sink is not None:  # one more column, dropped again
+        keys += 1
+        wide = b.empty(scores.dtype, (*heads.shape[:4], keys))
+        b.copy(scores, out=wide.slice(4, 0, heads.keys))
+        column = b.reshape(b.cast(sink, scores.dtype), (1, heads.kv_heads, heads.group, 1, 1))
+        b.copy(column.expand((*heads.shape[:4], 1)), out=wide.slice(4, heads.keys, 1))
+        scores = wide
+    out = softmax_over(b, b.contiguous(scores), math.prod(heads.shape[:4]), keys, 1)
+    return out if sink is None else b.contiguous(out.slice(4, 0, heads.keys))
+
+
+def per_batch(b: Builder, values: Tensor) -> Expr:
+    """Integers, one for each of the batch, to stand in a mask's conditions."""
+    flat = b.reshape(values, (values.size, 1, 1, 1, 1))
+    return b.expr("int({0})", flat, ctype="int")
+
+
+def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, left: int = -1, right: int = -1) -> Mask:
+    """What a query at position ``offset + i`` sees: no later key where causal, none beyond the windows (-1: no bound)."""
+    if causal:
+        right = 0 if right < 0 else min(right, 0)
+    mask = Mask()
+    if left < 0 and right < 0:
+        return mask
+    position = b.expr("({0} + {1})", heads.query_index(b), offset, ctype="int")
+    key = heads.key_index(b)
+    conditions = []
+    if right >= 0:
+        conditions.append(b.expr("({0} <= {1} + {2})", key, position, right, ctype="bool"))
+    if left >= 0:
+        conditions.append(b.expr("({0} >= {1} - {2})", key, position, left, ctype="bool"))
+    start = offset if isinstance(offset, int) else 0
+    first, end = (start - left if left >= 0 else None), (start + right + 1 if right >= 0 else None)
+    mask.window = Window(tuple(conditions), first, end, None if isinstance(offset, int) else offset)
+    # with a window to the left and fewer keys than positions, the last queries see nothing
+    known = isinstance(offset, int) and offset >= 0 and offset + heads.queries <= heads.keys
+    mask.may_hide_rows = not known and not (left < 0 and isinstance(offset, int) and offset >= 0)
+    return mask
+
+
+def default_scale(size: int) -> float:
+    return 1.0 / math.sqrt(size) if size else 1.0

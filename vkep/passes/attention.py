@@ -1,0 +1,143 @@
+"""Attention that a model spells out in operations (`vkep.passes.match_attention`), as one (`vkep.ops.sdpa`).
+
+What becomes of it has the names of all its nodes: who runs a node, and what reports say of it, does not change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES
+from vkep.errors import Decline
+from vkep.ir import expr as ex
+from vkep.ir.builder import Builder
+from vkep.ir.ops import KernelOp, Op
+from vkep.ir.tensor import Tensor
+from vkep.ops.sdpa import Heads, Mask, Window, sdpa
+from vkep.passes.fuse import Uses, remove_dead
+from vkep.passes.match_attention import WHERE, Biased, Hidden, Search, Spelled
+
+#: a score put in place of a hidden one that leaves it no probability beside any score that a model computes
+_HIDES = -1e4
+#: in float32 also one that takes up what is added to it: hidden scores of a row are all alike then, with or without the sum
+_ABSORBS = -1e30
+
+
+def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
+    """The operations with spelled-out attention replaced where `sdpa` does better than what is written: where it goes
+    through the queries in blocks, or has a kernel for all of it. ``results`` are the tensors that must exist at the end.
+
+    The scores, and all between them and the result, must be read by nothing else.
+    """
+    if not any(isinstance(op, KernelOp) and op.role == "softmax" for op in ops):
+        return ops
+    kept = {t.storage for t in results}
+    ops = remove_dead(ops, kept)
+    search = Search(Uses(ops), kept)
+    replaced: list[Op] = []
+    gone: set[Op] = set()
+    for op in ops:
+        found = search.attention(op) if isinstance(op, KernelOp) and op.role == "product" else None
+        instead = _lowered(found, caps) if found is not None else None
+        if found is not None and found.merged is not None and instead is not None:
+            gone.add(found.merged)
+        replaced += [op] if instead is None else instead
+    return [op for op in replaced if op not in gone]
+
+
+def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
+    """The operations of `sdpa` in place of the last product, and of the copy that merges its heads; None where they would
+    be those that are there.
+    """
+    batch, count, queries, _ = spelled.q.shape
+    heads = Heads(batch, count, 1, queries, spelled.k.shape[2])
+    merged = spelled.merged
+    b = Builder(caps)
+    try:
+        mask = _mask(b, spelled, heads)
+        if mask is None:
+            return None
+        operands = (spelled.q, spelled.k, spelled.v)
+        y = sdpa(b, *operands, heads, mask, scale=spelled.scale, merged=merged is not None).y
+    except Decline:
+        return None
+    if sum(isinstance(op, KernelOp) and op.role == "product" for op in b.ops) == 2:
+        return None  # all queries at once by the kernels that are there: as it is written, with each node's own name
+    if merged is None:
+        b.copy(y, out=spelled.out)
+    else:
+        b.copy(y.transpose((0, 2, 1, 3)), out=merged.out)
+    ops = spelled.ops if merged is None else [*spelled.ops, merged]
+    labels = list(dict.fromkeys(label for op in ops for label in op.labels))
+    for op in b.ops:
+        op.labels = list(labels)
+    return b.ops
+
+
+def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
+    """What `sdpa` takes for the masks; None where it would mean something else."""
+    mask = Mask(may_hide_rows=spelled.guarded)
+    for position, given in enumerate(spelled.masks):
+        step = _as_hidden(b, given) if isinstance(given, Biased) else given
+        chosen = step.condition.array if isinstance(step, Hidden) else None
+        seen = chosen != step.when if isinstance(step, Hidden) and chosen is not None else None
+        # a finite score hides a key only where its row has another one; else the row's keys are all alike
+        hides = seen is not None and len(spelled.masks) == 1 and bool(seen.any(-1).all())
+        if isinstance(step, Hidden) and (step.score == -math.inf or (step.score <= _HIDES and hides)):
+            view = heads.mask_view(b, step.condition)
+            condition = b.expr("(!{0})" if step.when else "{0}", view, ctype="bool")
+            if seen is None or not _see_by_position(mask, condition, seen, heads):
+                mask.conditions.append(condition)
+        elif isinstance(given, Biased):
+            mask.biases.append(heads.mask_view(b, given.bias))
+        elif given.score <= _ABSORBS and position == 0:
+            mask.biases.append(heads.mask_view(b, _as_bias(b, given)))
+        else:
+            return None
+    # a guard also sees sums that are minus infinity where no bias is: of two biases, in float16 of a bias and a score
+    if spelled.guarded and mask.biases and (len(mask.biases) > 1 or spelled.q.dtype.name == "float16"):
+        return None
+    return mask
+
+
+def _as_hidden(b: Builder, given: Biased) -> Biased | Hidden:
+    """A constant bias of zeros and one score more, as what hides the keys that have it."""
+    array = given.bias.array
+    if array is None:
+        return given
+    seen = array == 0
+    least = array.min()
+    return Hidden(b.constant(seen), False, float(least)) if bool((seen | (array == least)).all()) else given
+
+
+def _as_bias(b: Builder, hidden: Hidden) -> Tensor:
+    """A finite score that absorbs what it is added to (which no float16 does: it is below them all), as a bias."""
+    there, elsewhere = (hidden.score, 0.0) if hidden.when else (0.0, hidden.score)
+    array = hidden.condition.array
+    if array is not None:
+        return b.constant(np.where(array, np.float32(there), np.float32(elsewhere)))
+    scores = (ex.Const("float", value=score) for score in (there, elsewhere))
+    return b.store(b.expr(WHERE, hidden.condition, *scores, ctype="float"), DTYPES["float32"])
+
+
+def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: Heads) -> bool:
+    """Make a constant condition the mask's window, if it is one: each query sees the keys from so far before its own
+    position to so far behind it. ``seen`` broadcasts to [batch, heads, queries, keys].
+    """
+    if seen.shape[:2] != (1, 1) or mask.window is not None:
+        return False
+    rows = np.broadcast_to(seen[0, 0], (heads.queries, heads.keys))
+    if not rows.any(1).all():
+        return False
+    queries, starts, ends = np.arange(heads.queries), rows.argmax(1), heads.keys - rows[:, ::-1].argmax(1)
+    first, end = int((starts - queries).min()), int((ends - queries).max())
+    at_once = rows.sum(1) == ends - starts
+    if not (at_once & (starts == (queries + first).clip(0)) & (ends == (queries + end).clip(None, heads.keys))).all():
+        return False
+    bounded_before, bounded_after = first + heads.queries > 1, end < heads.keys  # else the last or first query sees all
+    mask.window = Window((condition,), first if bounded_before else None, end if bounded_after else None, None)
+    return True

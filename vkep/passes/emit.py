@@ -1,0 +1,301 @@
+"""From operations to a plan: kernels chosen, buffers placed, hazards found, everything turned into plain data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import from_onnx, load_code
+from vkep.graph.weights import PackedWeight, Weight
+from vkep.ir import expr as ex
+from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
+from vkep.ir.tensor import Storage, Tensor, collapse
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, KernelCall, Operand
+from vkep.kernels.pointwise import PointwiseOperand, pointwise
+from vkep.kernels.tuning import working_on
+from vkep.passes.fuse import epilogue_strides
+from vkep.plan.hazards import HazardTracker
+from vkep.plan.memory import Lifetime, live_peak, place
+from vkep.plan.records import FRESH, ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
+from vkep.plan.schedule import Access, schedule
+
+_CONSTANT, _ACTIVATION, _PORT = Space.CONSTANT, Space.ACTIVATION, Space.PORT  # an enumeration's are slow to get
+
+
+@dataclass
+class PlannedIsland:
+    """A plan, and the weights that its constants name."""
+
+    plan: Plan
+    weights: dict[str, Weight]
+
+
+@dataclass
+class Emitter(BaseTarget):
+    """The `Target` that kernel selections see when they emit."""
+
+    packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    may_pack: bool = False  #: else `_MustPackError` ends what asks for a form that no plan has made yet
+
+    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        base = weight.storage.weight
+        if base is None:
+            return None
+        if not (self.may_pack or base.is_hashed):
+            raise _MustPackError
+        key = (f"{base.key}:{weight.offset}:{weight.shape}:{weight.strides}", tag)
+        if key not in self.packed:
+            if not (self.may_pack or "/".join(key) in base.packed):
+                raise _MustPackError
+            made = PackedWeight(base, weight.offset, transform, "/".join(key))
+            dtype = from_onnx(made.elem_type)
+            assert dtype is not None
+            # another thread may have made it meanwhile: the first one counts
+            self.packed.setdefault(key, Tensor.contiguous(dtype, made.shape, Storage(made.nbytes, weight=made)))
+        return self.packed[key]
+
+
+def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> PlannedIsland:
+    """Choose kernels for the operations and lay out the plan."""
+    emitter = Emitter(caps)
+    calls: list[tuple[KernelCall, str]] = []
+    labels = [_label(op) for op in ops]
+    made = [_calls_unless_packing(op, label, emitter) for op, label in zip(ops, labels, strict=True)]
+    late = [(op, label) for op, label, found in zip(ops, labels, made, strict=True) if found is None]
+    if late:
+        # Packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock.
+        emitter.may_pack = True
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(late))) as pool:
+            packed = pool.map(lambda one: _calls(one[0], one[1], emitter), late)
+            made = [next(packed) if found is None else found for found in made]
+    for label, found in zip(labels, made, strict=True):
+        calls += [(call, label) for call in found or ()]
+    return _Layout(calls, ports).planned()
+
+
+class _MustPackError(Exception):
+    """An operation's weights meet planning for the first time in a form that it asks for."""
+
+
+def _calls_unless_packing(op: Op, label: str, emitter: Emitter) -> list[KernelCall] | None:
+    try:
+        return _calls(op, label, emitter)
+    except _MustPackError:
+        return None
+
+
+def _label(op: Op) -> str:
+    labels = op.labels
+    return (labels[0] if len(labels) == 1 else " + ".join(dict.fromkeys(labels))) or "copy"
+
+
+def _calls(op: Op, label: str, emitter: Emitter) -> list[KernelCall]:
+    working_on(emitter.caps, label)
+    return _pointwise_calls(op, emitter.caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
+
+
+def _pointwise_calls(op: Pointwise, caps: DeviceCapabilities) -> list[KernelCall]:
+    inputs: list[Tensor] = []
+    names: dict[tuple[int, tuple[int, ...], int], str] = {}
+
+    def name(leaf: ex.Leaf) -> str:
+        tensor = leaf.tensor
+        assert tensor is not None
+        key = (id(tensor.storage), tensor.strides, tensor.offset)
+        if key not in names:
+            names[key] = f"x{len(inputs)}"
+            inputs.append(tensor)
+        return names[key]
+
+    code = ex.generate(op.expr, name)
+    shape, strides = collapse(op.out.shape, [op.out.strides, *(t.strides for t in inputs)])
+    params = ", ".join(f"{t.dtype.glsl_compute} x{k}" for k, t in enumerate(inputs))
+    function = (
+        f"{op.out.dtype.glsl} compute({params}) {{ {code.statements} "
+        f"return {ex.store_code(op.out.dtype, code.result)}; }}"
+    )
+    operands = [_pointwise_operand(t, shape, s) for t, s in zip([op.out, *inputs], strides, strict=True)]
+    return pointwise(shape, operands[0], operands[1:], function, code.scalars, caps, ex.count(op.expr))
+
+
+def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> PointwiseOperand:
+    spans = [(dim - 1) * step for dim, step in zip(shape, strides, strict=True)]
+    lowest = sum(span for span in spans if span < 0)
+    if lowest:
+        tensor = tensor.view((sum(abs(span) for span in spans) + 1,), (1,), tensor.offset + lowest)
+    return PointwiseOperand(tensor, tensor.dtype, tuple(strides), tensor.offset, -lowest)
+
+
+def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
+    if op.tried is not None and op.tried[0] == (op.inputs, op.outputs):  # nothing was moved since
+        return op.tried[1]
+    epilogue = _epilogue(op) if op.epilogue is not None else None
+    return op.emit(emitter, op.inputs, op.outputs, epilogue)
+
+
+def _epilogue(op: KernelOp) -> Epilogue:
+    assert op.epilogue is not None and op.epilogue_of is not None and op.row_axis is not None
+    operands: list[Tensor] = []
+    decls: dict[str, str] = {}
+    params: list[tuple[str, str, int]] = []
+    names: dict[tuple[int, tuple[int, ...], int], str] = {}
+
+    def name(leaf: ex.Leaf) -> str:
+        tensor = leaf.tensor
+        assert tensor is not None
+        if tensor.storage is op.epilogue_of.storage:  # type: ignore[union-attr]
+            return "v"
+        key = (id(tensor.storage), tensor.strides, tensor.offset)
+        if key not in names:
+            k = len(operands)
+            found = epilogue_strides(tensor, op.row_axis or 0)
+            assert found is not None
+            kind, row, col = found
+            terms = [
+                _term(axis, stride, f"e{k}_{axis}", params) for axis, stride in (("row", row), ("col", col)) if stride
+            ]
+            index = "o" if kind == "o" else (" + ".join(terms) or "0u")
+            pointer = f"E_{tensor.dtype.name}"
+            decls[pointer] = f"TENSOR({tensor.dtype.glsl}, {pointer})"
+            names[key] = load_code(tensor.dtype, f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v[{index}]")
+            operands.append(tensor)
+        return names[key]
+
+    code = ex.generate(op.epilogue, name)
+    return Epilogue(
+        body=f"{code.statements} v = {code.result};",
+        decls=" ".join(decls.values()),
+        operands=tuple((Operand(f"e{k}"), t) for k, t in enumerate(operands)),
+        params=(*params, *code.scalars),
+    )
+
+
+def _term(axis: str, stride: int, name: str, params: list[tuple[str, str, int]]) -> str:
+    if stride == 1:
+        return axis
+    params.append((name, "uint", stride))
+    return f"{axis} * args.{name}"
+
+
+def _accesses(call: KernelCall) -> list[Access]:
+    """What a call touches, constants aside."""
+    touched = []
+    for operand, tensor in call.operands:
+        if tensor is not None and tensor.storage.weight is None:
+            storage = tensor.storage
+            memory = storage if storage.port is None else storage.port
+            start, end = tensor.byte_range
+            touched.append(Access(memory, start, end, operand.writes))
+    return touched
+
+
+def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tuple[list[Storage], list[Lifetime]]:
+    """The temporary buffers, and from which group to which each is needed: those of one group never share memory, for that
+    would let one wait for the other.
+    """
+    spans: dict[Storage, list[int]] = {}
+    for (call, _), group in zip(calls, groups, strict=True):
+        for _, tensor in call.operands:
+            if tensor is not None and tensor.storage.weight is None and tensor.storage.port is None:
+                span = spans.setdefault(tensor.storage, [group, group])
+                span[0], span[1] = min(span[0], group), max(span[1], group)
+    return list(spans), [Lifetime(s.nbytes, first, last) for s, (first, last) in spans.items()]
+
+
+class _Layout:
+    """Turns kernel calls over tensors into dispatches over addresses."""
+
+    def __init__(self, calls: Sequence[tuple[KernelCall, str]], ports: Sequence[Port]) -> None:
+        groups = schedule([_accesses(call) for call, _ in calls], lambda groups: live_peak(_alive(calls, groups)[1]))
+        order = sorted(range(len(calls)), key=groups.__getitem__)
+        self.calls = [calls[i] for i in order]
+        self.groups = [groups[i] for i in order]
+        self.ports = tuple(ports)
+        self.weights: dict[str, Weight] = {}
+        self.constants: dict[str, int] = {}
+        self.slots: dict[tuple[int, int], int] = {}
+        self.pipelines: dict[PipelineKey, int] = {}
+        self.offsets, self.slab, self.peak = self._place()
+
+    def planned(self) -> PlannedIsland:
+        tracker = HazardTracker()
+        dispatches = [self._dispatch(call, label, tracker) for call, label in self.calls]
+        plan = Plan(
+            ports=self.ports,
+            constants=tuple(
+                ConstantRef(key, self.weights[key].nbytes, self.weights[key].name) for key in self.constants
+            ),
+            activation_bytes=self.slab,
+            slots=tuple(Slot(port, addend) for port, addend in self.slots),
+            pipelines=tuple(self.pipelines),
+            dispatches=tuple(dispatches),
+            live_peak_bytes=self.peak,
+        )
+        return PlannedIsland(plan, self.weights)
+
+    def _place(self) -> tuple[dict[Storage, int], int, int]:
+        storages, lifetimes = _alive(self.calls, self.groups)
+        offsets, total = place(lifetimes)
+        return dict(zip(storages, offsets, strict=True)), total, live_peak(lifetimes)
+
+    def _dispatch(self, call: KernelCall, label: str, tracker: HazardTracker) -> Dispatch:
+        relocations: list[Relocation] = []
+        reads: list[Range] = []
+        writes: list[Range] = []
+        indirect = moved = 0
+        for position, (operand, tensor) in enumerate(call.operands):
+            if tensor is None:
+                continue
+            addend = tensor.offset * tensor.dtype.itemsize
+            start, end = tensor.byte_range
+            moved += min(end - start, tensor.nbytes)
+            storage = tensor.storage
+            at = position * ADDRESS_BYTES
+            if storage.weight is not None:
+                index = self._constant(storage.weight)
+                relocations.append(Relocation(at, _CONSTANT, index, addend))
+                touched = Range(_CONSTANT, index, start, end)
+            elif storage.port is not None:
+                slot = self.slots.setdefault((storage.port, addend), len(self.slots))
+                relocations.append(Relocation(at, _PORT, slot, 0))
+                touched = Range(_PORT, storage.port, start, end)
+                indirect |= (storage.port != FRESH) << position  # the operand is the slot itself
+            else:
+                base = self.offsets[storage]
+                relocations.append(Relocation(at, _ACTIVATION, 0, base + addend))
+                touched = Range(_ACTIVATION, 0, base + start, base + end)
+            (writes if operand.writes else reads).append(touched)
+        in_memory = call.argument_bytes > PUSH_CONSTANT_BYTES
+        key = PipelineKey(
+            call.variant,
+            tuple(sorted({**call.spec, "INDIRECT": indirect}.items())),
+            call.argument_bytes,
+            in_memory,
+            call.subgroup_size,
+        )
+        return Dispatch(
+            pipeline=self.pipelines.setdefault(key, len(self.pipelines)),
+            arguments=bytes(ADDRESS_BYTES * len(call.operands)) + call.scalars,
+            relocations=tuple(relocations),
+            grid=call.grid,
+            barrier=tracker.needs_barrier(reads, writes),
+            label=label,
+            reads=tuple(reads),
+            writes=tuple(writes),
+            flops=call.flops,
+            bytes=moved,
+        )
+
+    def _constant(self, weight: Weight) -> int:
+        key = weight.key
+        index = self.constants.get(key)
+        if index is None:
+            index = self.constants[key] = len(self.constants)
+            self.weights[key] = weight
+        return index

@@ -1,0 +1,341 @@
+"""Fusion over the lowered operations: pointwise chains into one kernel, their tails into matmuls and convolutions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from vkep.ir import expr as ex
+from vkep.ir.ops import KernelOp, Op, Pointwise, reads
+from vkep.ir.tensor import Storage, Tensor, alignment, collapse
+
+#: tensors that one fused kernel may read: more would only lengthen its argument block
+MAX_OPERANDS = 12
+#: producers that go into one expression: walks over it call themselves, and shaders grow with it
+MAX_FUSED = 64
+
+
+def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
+    """Remove dead operations, fuse, and drop copies. ``results`` are the tensors that must exist at the end."""
+    kept = {t.storage for t in results}
+    ops = remove_dead(ops, kept)
+    uses = Uses(ops)
+    ops = _fuse_pointwise(ops, kept, uses)
+    ops = _fuse_epilogues(ops, kept, uses)
+    return _elide_copies(ops, kept, uses)
+
+
+def remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
+    """The operations that something in ``kept`` is made of."""
+    needed = set(kept)
+    live: list[Op] = []
+    for op in reversed(ops):
+        if not needed.isdisjoint(_written(op)):
+            live.append(op)
+            needed |= _read(op)
+    return live[::-1]
+
+
+class Uses:
+    """Who writes and who reads each storage (constants aside), kept up to date from pass to pass."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self.writers: dict[Storage, list[Op]] = defaultdict(list)
+        self.readers: dict[Storage, list[Op]] = defaultdict(list)
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: Op) -> None:
+        for storage in _written(op):
+            self.writers[storage].append(op)
+        for storage in _read(op):
+            self.readers[storage].append(op)
+
+    def remove(self, op: Op) -> None:
+        for storage in _written(op):
+            self.writers[storage].remove(op)
+        for storage in _read(op):
+            self.readers[storage].remove(op)
+
+    def merge(self, producer: Pointwise, consumer: Pointwise) -> None:
+        """The consumer computes for itself what the producer made for it alone, and reads what that read."""
+        self.writers[producer.out.storage].remove(producer)
+        self.readers[producer.out.storage].remove(consumer)
+        for storage in _read(producer):
+            readers = self.readers[storage]
+            readers.remove(producer)
+            if consumer not in readers:
+                readers.append(consumer)
+
+
+def _written(op: Op) -> list[Storage]:
+    return [op.out.storage] if isinstance(op, Pointwise) else [t.storage for t in op.outputs]
+
+
+def _read(op: Op) -> set[Storage]:
+    return {t.storage for t in reads(op) if t.storage.weight is None}
+
+
+def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
+    """Merge a pointwise producer into its consumer when that is its only reader."""
+    gone: set[int] = set()
+    for consumer in reversed(ops):
+        if not isinstance(consumer, Pointwise) or id(consumer) in gone:
+            continue
+        # the expression is written once, when all is found that goes into it
+        inlined: dict[ex.Leaf, ex.Expr] = {}
+        leaves = ex.leaves(consumer.expr)
+        merged, left = True, MAX_FUSED
+        while merged and left:
+            merged = False
+            for storage in dict.fromkeys([leaf.tensor.storage for leaf in leaves if leaf.tensor is not None]):
+                producer = _sole_producer(storage, consumer, uses, kept)
+                if not isinstance(producer, Pointwise):
+                    continue
+                read = [leaf for leaf in leaves if leaf.tensor is not None and leaf.tensor.storage is storage]
+                inner = _inner(producer, read, consumer.out)
+                if inner is None:
+                    continue
+                instead = ex.leaves(inner)
+                fused = dict.fromkeys([new for leaf in leaves for new in (instead if leaf in read else (leaf,))])
+                if len(fused) > MAX_OPERANDS:
+                    continue
+                uses.merge(producer, consumer)
+                inlined.update(dict.fromkeys(read, inner))
+                leaves = tuple(fused)
+                consumer.labels = producer.labels + consumer.labels
+                gone.add(id(producer))
+                merged, left = True, left - 1
+                break
+        if inlined:
+            consumer.expr = ex.inline(consumer.expr, inlined)
+    return [op for op in ops if id(op) not in gone]
+
+
+def _sole_producer(storage: Storage, reader: Op, uses: Uses, kept: set[Storage]) -> Op | None:
+    if storage.weight is not None or storage.port is not None or storage in kept:
+        return None
+    writers = uses.writers[storage]
+    if len(writers) != 1 or uses.readers[storage] != [reader] or not writers[0].outputs[0].is_whole:
+        return None
+    return writers[0]
+
+
+def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr | None:
+    """The producer's expression as it stands in place of the leaves that ``read`` its result, in one that is computed for
+    each element of ``out``; None where views do not line up.
+    """
+    for leaf in read:
+        if leaf.tensor is None or leaf.tensor.size != out.size or not leaf.tensor.is_whole:
+            return None
+    if producer.out.shape == out.shape:
+        return _rounded_to(producer.expr, producer.out)
+    failed = False
+
+    def moved(node: ex.Leaf) -> ex.Expr | None:
+        nonlocal failed
+        view = None if node.tensor is None else node.tensor.reshape(out.shape)
+        failed |= view is None
+        return None if view is None else ex.leaf(view)
+
+    inner = ex.substitute(producer.expr, moved)
+    return None if failed else _rounded_to(inner, producer.out)
+
+
+def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
+    """What the consumer would have read: a narrow type keeps its wrap, float16 its rounding to the stored type."""
+    return (
+        inner
+        if inner.ctype == out.dtype.glsl_compute
+        else ex.Expr(out.dtype.glsl_compute, f"{out.dtype.glsl_compute}({{0}})", (inner,))
+    )
+
+
+def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
+    """Move a pointwise operation into the epilogue of the kernel that makes its input."""
+    position = {id(op): i for i, op in enumerate(ops)}
+    depth = _depths(ops)
+    result: list[Op | None] = list(ops)
+    for op in ops:
+        if not isinstance(op, Pointwise):
+            continue
+        # the producer that waits for most: what else the expression reads can then run beside the way to it
+        candidates = [
+            p
+            for storage in dict.fromkeys([t.storage for t in op.inputs])
+            if isinstance(p := _sole_producer(storage, op, uses, kept), KernelOp)
+            and p.row_axis is not None
+            and p.epilogue is None
+        ]
+        for kernel in sorted(candidates, key=lambda k: (-depth[id(k)], -position[id(k)])):
+            expr = _as_epilogue(op, kernel)
+            if expr is None:
+                continue
+            out = op.out.reshape(kernel.outputs[0].shape)
+            if out is None or not (out.is_contiguous or kernel.strided_output):
+                continue
+            uses.remove(op)
+            uses.remove(kernel)
+            result[position[id(kernel)]] = None
+            result[position[id(op)]] = kernel
+            position[id(kernel)] = position[id(op)]
+            kernel.epilogue, kernel.epilogue_of = expr, kernel.outputs[0]
+            kernel.outputs = [out]
+            kernel.labels = kernel.labels + op.labels
+            uses.add(kernel)
+            break
+    return [op for op in result if op is not None]
+
+
+def _depths(ops: list[Op]) -> dict[int, int]:
+    """How many operations one after the other lead to each one."""
+    made: dict[Storage, int] = {}
+    depths = {}
+    for op in ops:
+        depth = depths[id(op)] = 1 + max([made.get(storage, 0) for storage in _read(op)], default=0)
+        for storage in _written(op):
+            made[storage] = max(depth, made.get(storage, 0))
+    return depths
+
+
+def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
+    out = kernel.outputs[0]
+    assert kernel.row_axis is not None
+    if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or op.out.size != out.size:
+        return None
+    if len(ex.leaves(op.expr)) > MAX_OPERANDS:
+        return None
+    failed = False
+    value = ex.leaf(out)  # all reads of the result are one value
+
+    def moved(node: ex.Leaf) -> ex.Expr | None:
+        nonlocal failed
+        assert node.tensor is not None
+        if node.tensor.storage is out.storage:
+            failed |= not (node.tensor.is_whole and node.tensor.size == out.size)
+            return value
+        view = node.tensor.reshape(out.shape)
+        if view is None or epilogue_strides(view, kernel.row_axis or 0) is None:
+            failed = True
+            return None
+        return ex.leaf(view)
+
+    expr = ex.substitute(op.expr, moved)
+    return None if failed else expr
+
+
+def epilogue_strides(view: Tensor, row_axis: int) -> tuple[str, int, int] | None:
+    """How an epilogue reaches a view of its output's shape.
+
+    ("o", 0, 0): at the flat index; ("rc", r, c): at ``row * r + col * c``; None: neither.
+    """
+    if view.is_contiguous and view.size == _prod(view.shape):
+        return ("o", 0, 0)
+    lead = zip(view.shape[:row_axis], view.strides[:row_axis], strict=True)
+    if any(dim != 1 and stride for dim, stride in lead):
+        return None
+    inner, [strides] = collapse(view.shape[row_axis + 1 :], [view.strides[row_axis + 1 :]])
+    if len(inner) > 1:
+        return None
+    row = view.strides[row_axis] if view.shape[row_axis] != 1 else 0
+    if row < 0 or strides[0] < 0:
+        return None
+    return ("rc", row, strides[0])
+
+
+def _prod(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size
+
+
+def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
+    """Let a producer write where a plain copy would put its result (Concat's parts, a plan's outputs)."""
+    gone: set[int] = set()
+    for copy in ops:
+        if not (isinstance(copy, Pointwise) and isinstance(copy.expr, ex.Leaf)):
+            continue
+        source = copy.expr.tensor
+        assert source is not None
+        if source.dtype is not copy.out.dtype or not source.is_whole or source.size != copy.out.size:
+            continue
+        storage = source.storage
+        if storage in kept or storage.is_constant or storage.port is not None:
+            continue
+        if len(uses.writers[storage]) != 1:
+            if _move_whole(storage, copy, uses):
+                gone.add(id(copy))
+            continue
+        [producer] = uses.writers[storage]
+        place = copy.out.reshape(producer.outputs[0].shape) if len(producer.outputs) == 1 else None
+        if place is None or not producer.outputs[0].is_whole:
+            continue
+        others = [op for op in uses.readers[storage] if op is not copy]
+        if not _can_write(producer, place) or (
+            others and not (place.is_contiguous and _may_read(others, storage, place))
+        ):
+            continue
+        for op in [producer, copy, *others]:
+            uses.remove(op)
+        producer.outputs[0:1] = [place] if isinstance(producer, KernelOp) else []
+        if isinstance(producer, Pointwise):
+            producer.out = place
+        for op in others:
+            _retarget(op, storage, place)
+        producer.labels = producer.labels + copy.labels
+        for op in [producer, *others]:
+            uses.add(op)
+        gone.add(id(copy))
+    return [op for op in ops if id(op) not in gone]
+
+
+def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
+    """Let all who write parts of a storage write where its copy would lie, when that is as dense."""
+    if not (copy.out.is_contiguous and _may_read(uses.readers[storage], storage, copy.out)):
+        return False
+    touching = [op for op in dict.fromkeys([*uses.writers[storage], *uses.readers[storage]]) if op is not copy]
+    for op in [copy, *touching]:
+        uses.remove(op)
+    for op in touching:
+        _retarget(op, storage, copy.out)
+        uses.add(op)
+    return True
+
+
+def _may_read(readers: Iterable[Op], storage: Storage, place: Tensor) -> bool:
+    """Whether those who read a storage may read it there: some load 16 bytes at a time."""
+    asks = (op for op in readers if isinstance(op, KernelOp) and op.aligned)
+    return alignment(place) == 16 or not any(t.storage is storage for op in asks for t in op.inputs)
+
+
+def _can_write(producer: Op, place: Tensor) -> bool:
+    if isinstance(producer, Pointwise):
+        return True
+    if place.is_contiguous:
+        return True
+    return (
+        producer.strided_output
+        and producer.row_axis is not None
+        and place.view(place.shape[producer.row_axis :], place.strides[producer.row_axis :]).is_contiguous
+    )
+
+
+def _retarget(op: Op, storage: Storage, place: Tensor) -> None:
+    """Make an operation read and write a result at its new, dense place."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        if tensor.storage is not storage:
+            return tensor
+        return Tensor(tensor.dtype, tensor.shape, place.storage, tensor.strides, tensor.offset + place.offset)
+
+    replace: Callable[[ex.Leaf], ex.Expr | None] = lambda node: (  # noqa: E731
+        ex.leaf(moved(node.tensor)) if node.tensor is not None and node.tensor.storage is storage else None
+    )
+    if isinstance(op, Pointwise):
+        op.out = moved(op.out)
+        op.expr = ex.substitute(op.expr, replace)
+    else:
+        op.inputs, op.outputs = [moved(t) for t in op.inputs], [moved(t) for t in op.outputs]
+        if op.epilogue is not None:
+            op.epilogue = ex.substitute(op.epilogue, replace)

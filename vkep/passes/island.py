@@ -1,0 +1,67 @@
+"""Nodes that are lowered together: what a plan is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.graph.weights import Weight
+from vkep.ir.builder import Builder
+from vkep.ir.infer import Known, dtype_of
+from vkep.ir.program import IslandStep, ValueSpec
+from vkep.ir.tensor import Storage, Tensor
+from vkep.passes.attention import lower_attention
+from vkep.passes.emit import emit
+from vkep.passes.fuse import optimize
+from vkep.plan.records import Port
+
+
+@dataclass
+class Island:
+    """Convex: no path between two of its nodes leaves it. ``stage`` says when it runs."""
+
+    stage: int
+    builder: Builder
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    ports: list[Port] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def tensor(self, name: str, known: Mapping[str, Known]) -> Tensor:
+        """The value of a name: made here, a constant, or an input of the plan. Raises `Decline`."""
+        if name not in self.tensors:
+            value = known[name]
+            if dtype_of(value) is None:
+                raise Decline(f"input {name!r} has an element type that no kernel takes")
+            if isinstance(value, Weight):
+                self.tensors[name] = self.builder.weight(value)
+            else:
+                assert isinstance(value, ValueSpec)
+                self.tensors[name] = self._import(name, value)
+        return self.tensors[name]
+
+    def _import(self, name: str, value: ValueSpec) -> Tensor:
+        size = math.prod(value.shape) * value.dtype.itemsize
+        port = Port(name, value.dtype.name, value.shape, size, is_input=True)
+        storage = Storage(size, port=len(self.ports), label=name, answers=value.answers)
+        self.ports.append(port)
+        return Tensor.contiguous(value.dtype, value.shape, storage)
+
+    def step(self, wanted: set[str], caps: DeviceCapabilities) -> IslandStep | None:
+        """The plan that makes the values ``wanted``; None where it makes none of them."""
+        made = [n for node in self.nodes for n in node.outputs if n in wanted]
+        ports, results = list(self.ports), []
+        for name in dict.fromkeys(made):
+            tensor = self.tensors[name]
+            port = Port(name, tensor.dtype.name, tensor.shape, tensor.nbytes, is_input=False)
+            storage = Storage(tensor.nbytes, port=len(ports), label=name)
+            ports.append(port)
+            results.append(self.builder.copy(tensor, out=Tensor.contiguous(tensor.dtype, tensor.shape, storage)))
+        if not results:
+            return None
+        ops = lower_attention(self.builder.ops, results, caps)
+        planned = emit(optimize(ops, results), ports, caps)
+        return IslandStep(planned.plan, planned.weights, tuple(self.nodes))

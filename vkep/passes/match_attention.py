@@ -1,0 +1,258 @@
+"""The search for attention that a model spells out: a product, a scale, masks, a softmax and a product.
+
+It is among the operations of an island, where views, constants, opsets and identities (Dropout) are resolved already.
+Scales of queries or keys before the product need no rule: they are what those are computed by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from vkep.ir import expr as ex
+from vkep.ir.ops import KernelOp, Op, Pointwise
+from vkep.ir.tensor import Storage, Tensor
+from vkep.passes.fuse import Uses
+
+#: expressions of the operators (`vkep.ops.arithmetic`)
+_ADD, _MUL, _DIV, WHERE = "({0} + {1})", "({0} * {1})", "exact_quotient({0}, {1})", "({0} ? {1} : {2})"
+#: operations from scores to a softmax that are followed: more are no attention's (and the search calls itself)
+MOST_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """``Where``: ``score`` stands in place of the scores where ``condition`` is ``when``."""
+
+    condition: Tensor
+    when: bool
+    score: float
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    factor: float
+
+
+@dataclass(frozen=True)
+class Biased:
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """To another type of float, or a copy."""
+
+
+_Step = Hidden | _Scaled | Biased | _Cast
+
+
+@dataclass
+class _Scores:
+    """What makes a softmax's input of a product: ``steps`` in the order of the run, each with its operation."""
+
+    product: KernelOp
+    steps: list[tuple[Pointwise, _Step]] = field(default_factory=list)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Scales come first, then masks, then casts."""
+        order = [{_Scaled: 0, Hidden: 1, Biased: 1, _Cast: 2}[type(step)] for _, step in self.steps]
+        return order == sorted(order)
+
+
+@dataclass
+class Spelled:
+    """One attention as it is written. q, k, v and out are [batch, heads, length, size]; masks broadcast to
+    [batch, heads, queries, keys], in the order in which they are applied.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    scale: float
+    masks: list[Hidden | Biased]
+    guarded: bool  #: rows of probabilities that are NaN, for they have no key to see, become zeros
+    ops: list[Op]  #: in the order of the run, the last product at the end
+    merged: Pointwise | None  #: all that reads the result: a copy of it as [batch, length, heads, size]
+
+
+class Search:
+    def __init__(self, uses: Uses, kept: set[Storage]) -> None:
+        self.uses, self.kept = uses, kept
+
+    def attention(self, last: KernelOp) -> Spelled | None:
+        """The attention that ends with a product, if it is one."""
+        guarded = False
+        after: list[Op] = [last]  # from the last product back to the softmax
+        op = self._maker(last.inputs[0], [last])
+        while isinstance(op, Pointwise):
+            cast, guard = _cast(op), self._guarded(op)
+            after.append(op)
+            if cast is not None:
+                op = self._maker(cast, [op])
+            elif guard is not None:
+                probabilities, test = guard
+                guarded = True
+                after.append(test)
+                op = self._maker(probabilities, [op, test])
+            else:
+                return None
+        if op is None or op.role != "softmax":
+            return None
+        softmax, scores = op, self._scores(op.inputs[0], op)
+        if scores is None or not scores.is_ordered:
+            return None
+        ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
+        row = softmax.outputs[0].shape[-1]  # views may group the scores in other rows before and behind it
+        shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
+        fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes) if shape[-1:] == (row,))
+        spelled = next((spelled for spelled in fits if spelled is not None), None)
+        return replace(spelled, merged=self._merged(spelled.out)) if spelled is not None else None
+
+    def _maker(self, tensor: Tensor, readers: Sequence[Op]) -> Op | None:
+        """What makes a tensor that is whole and that nobody else reads."""
+        storage = tensor.storage
+        if storage.weight is not None or storage.port is not None or storage in self.kept or not tensor.is_whole:
+            return None
+        writers = self.uses.writers[storage]
+        if len(writers) != 1 or set(self.uses.readers[storage]) != set(readers) or not writers[0].outputs[0].is_whole:
+            return None
+        return writers[0]
+
+    def _guarded(self, op: Pointwise) -> tuple[Tensor, Op] | None:
+        """``Where(IsNaN(p), 0, p)``: p, and the operation that is IsNaN."""
+        if op.expr.template != WHERE:
+            return None
+        test, kept = _tensor(op.expr.args[0]), _tensor(op.expr.args[2])
+        if test is None or kept is None or _number(op.expr.args[1]) != 0.0:
+            return None
+        is_nan = self._maker(test, [op])
+        if not isinstance(is_nan, Pointwise) or is_nan.expr.template != "isnan({0})":
+            return None
+        tested = _tensor(is_nan.expr.args[0])
+        same = tested is not None and tested.storage is kept.storage and tested.is_whole
+        return (kept, is_nan) if same else None
+
+    def _merged(self, out: Tensor) -> Pointwise | None:
+        readers = self.uses.readers[out.storage]
+        turned, op = out.transpose((0, 2, 1, 3)), readers[0] if len(readers) == 1 else None
+        if out.storage in self.kept or not isinstance(op, Pointwise) or not isinstance(op.expr, ex.Leaf):
+            return None
+        read = op.expr.tensor
+        if read is None or read.shape != turned.shape or read.offset != turned.offset or op.out.dtype is not out.dtype:
+            return None
+        strides = zip(read.shape, read.strides, turned.strides, strict=True)
+        return op if all(dim == 1 or one == other for dim, one, other in strides) else None
+
+    def _scores(self, made: Tensor, reader: Op, left: int = MOST_STEPS) -> _Scores | None:
+        op = self._maker(made, [reader])
+        if isinstance(op, KernelOp):
+            return _Scores(op) if op.role == "product" else None
+        if op is not None and left:
+            for before, step in _readings(op):
+                scores = self._scores(before, op, left - 1)
+                if scores is not None:
+                    scores.steps.append((op, step))
+                    return scores
+        return None
+
+
+def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
+    """Each way in which an operation may be a step from scores to scores: the scores before it, and the step."""
+    cast = _cast(op)
+    if cast is not None:
+        yield cast, _Cast()
+    template, args = op.expr.template, op.expr.args
+    if template in (_ADD, _MUL, _DIV):
+        for scores, other in ((args[0], args[1]), (args[1], args[0])):
+            of, bias, number = _tensor(scores), _tensor(other), _number(other)
+            if of is None:
+                continue
+            if template == _MUL and number is not None:
+                yield of, _Scaled(number)
+            elif template == _DIV and number and scores is args[0]:
+                yield of, _Scaled(1.0 / number)
+            elif template == _ADD and bias is not None and bias.storage is not of.storage:
+                yield of, Biased(bias)
+    elif template == WHERE and (condition := _tensor(args[0])) is not None:
+        for scores, other, when in ((args[1], args[2], False), (args[2], args[1], True)):
+            of, number = _tensor(scores), _number(other)
+            if of is not None and number is not None:
+                yield of, Hidden(condition, when, number)
+
+
+def _cast(op: Pointwise) -> Tensor | None:
+    """What an operation only casts between types of float, or copies."""
+    inner = op.expr
+    if inner.template == ex.rounded(op.out.dtype, "{0}") and len(inner.args) == 1:
+        inner = inner.args[0]
+    if not isinstance(inner, ex.Leaf) or inner.tensor is None:
+        return None
+    floats = ("float16", "float32")
+    return inner.tensor if inner.tensor.dtype.name in floats and op.out.dtype.name in floats else None
+
+
+def _tensor(arg: ex.Expr) -> Tensor | None:
+    return arg.tensor if isinstance(arg, ex.Leaf) else None
+
+
+def _number(arg: ex.Expr) -> float | None:
+    """A constant, alone or broadcast."""
+    if isinstance(arg, ex.Const):
+        return float(arg.value)
+    tensor = _tensor(arg)
+    if tensor is None or any(tensor.strides):
+        return None
+    array = tensor.view((), ()).array
+    return None if array is None else float(array)
+
+
+def _fitted(shape: tuple[int, ...], scores: _Scores, last: KernelOp, guarded: bool, ops: list[Op]) -> Spelled | None:
+    """The attention with scores of a shape; None where views do not line up so."""
+    x, y = scores.product.inputs
+    p, z = last.inputs
+    if len(shape) < 2 or math.prod(shape) != scores.product.outputs[0].size or x.dtype is not z.dtype:
+        return None
+    *lead, queries, keys = shape
+    if y.shape[-1] != keys or p.shape[-1] != keys:
+        return None
+    outer = (math.prod(lead[:-1]), lead[-1]) if lead else (1, 1)
+    full = (*outer, queries, keys)
+    k, v = _matrices(y, outer, x.shape[-2] == queries), _matrices(z, outer, p.shape[-2] == queries)
+    q, out = x.reshape((*outer, queries, x.shape[-1])), last.outputs[0].reshape((*outer, queries, z.shape[-1]))
+    if q is None or k is None or v is None or out is None:
+        return None
+    scale = 1.0
+    masks: list[Hidden | Biased] = []
+    for op, step in scores.steps:
+        if op.out.size != math.prod(full):
+            return None
+        if isinstance(step, _Scaled):
+            scale *= step.factor
+        elif isinstance(step, (Hidden, Biased)):
+            view = _narrowed(step.condition if isinstance(step, Hidden) else step.bias, full)
+            if view is None:
+                return None
+            masks.append(replace(step, condition=view) if isinstance(step, Hidden) else Biased(view))
+    return Spelled(q, k.transpose((0, 1, 3, 2)), v, out, scale, masks, guarded, ops, None)
+
+
+def _matrices(y: Tensor, outer: tuple[int, int], rows_of_one: bool) -> Tensor | None:
+    """A product's right operand as one matrix for each [batch, heads]. ``rows_of_one``: the rows that it meets are one
+    head's queries; of all heads together they may be where all share one matrix.
+    """
+    matrix = y.shape[-2:]
+    if math.prod(y.shape[:-2]) == 1:
+        return y.view(matrix, y.strides[-2:]).expand((*outer, *matrix))
+    return y.reshape((*outer, *matrix)) if rows_of_one and math.prod(y.shape[:-2]) == math.prod(outer) else None
+
+
+def _narrowed(view: Tensor, full: tuple[int, ...]) -> Tensor | None:
+    """A mask over the scores' shape as it was before it was broadcast to it."""
+    mask = view.reshape(full)
+    if mask is None:
+        return None
+    return mask.view([dim if stride else 1 for dim, stride in zip(mask.shape, mask.strides, strict=True)], mask.strides)

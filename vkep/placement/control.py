@@ -1,0 +1,373 @@
+"""If, Loop and Scan while planning: a branch that is known, and loops of a known few steps, become nodes of their graph.
+
+What remains (loops whose steps only a run can count, or too many to lay out) is a `ControlStep`: the session runs the body,
+planned once for each signature, as often as it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from vkep import dtypes
+from vkep.errors import Decline
+from vkep.graph.model import Graph, Node, ValueInfo
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.ir.program import HostValue, ValueSpec
+
+#: nodes that a loop may grow to when it is laid out; longer ones are driven by the session
+MAX_UNROLLED_NODES = 512
+
+Known = Weight | ValueSpec | HostValue
+
+
+@dataclass
+class Inlined:
+    """Nodes to lower in place of a control-flow node, and the constants that they read."""
+
+    nodes: list[Node] = field(default_factory=list)
+    weights: dict[str, Weight] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NeedsCondition:
+    """The branch follows from a value that only a run gives."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class HostDriven:
+    """A loop for the session to drive."""
+
+    reason: str
+
+
+Expansion = Inlined | NeedsCondition | HostDriven
+
+
+def is_control(node: Node) -> bool:
+    return not node.domain and node.op_type in ("If", "Loop", "Scan") and bool(node.bodies)
+
+
+def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
+    """What becomes of a control-flow node whose inputs are ``known``. Raises `Decline` for what only the CPU can run."""
+    for name in node.reads:
+        if isinstance(known[name], HostValue):
+            raise Decline(f"{name!r} is no tensor")
+    if not all(v.is_tensor for body in node.bodies.values() for v in body.outputs):
+        raise Decline("a result of its body is no tensor")
+    if node.op_type == "If":
+        return _expand_if(node, known)
+    return _expand_loop(node, known, opsets) if node.op_type == "Loop" else _expand_scan(node, known, opsets)
+
+
+def scope(node: Node) -> str:
+    """A prefix for names inside of a node that no other node has."""
+    return f"{next((o for o in node.outputs if o), node.name)}/"
+
+
+# ---- bodies
+
+
+def instantiate(body: Graph, prefix: str, inputs: Sequence[str], outputs: Sequence[str]) -> Inlined:
+    """The body's nodes with its inputs and outputs under the given names, and all else under ``prefix``.
+
+    An output named "" is not wanted.
+    """
+    names = {info.name: name for info, name in zip(body.inputs, inputs, strict=True)}
+    names |= {name: prefix + name for name in body.weights}
+    names |= {name: prefix + name for node in body.nodes for name in node.outputs if name}
+    made = {name for node in body.nodes for name in node.outputs if name}
+    copies: list[tuple[str, str]] = []
+    for info, wanted in zip(body.outputs, outputs, strict=True):
+        if not wanted:
+            continue
+        if info.name in made:
+            names[info.name] = wanted
+            made.remove(info.name)  # an output listed twice needs a name of its own
+        else:
+            copies.append((info.name, wanted))
+    result = Inlined(weights={names[name]: weight for name, weight in body.weights.items()})
+    result.nodes = [renamed(node, names, prefix) for node in body.nodes]
+    result.nodes += [_node("Identity", [names.get(source, source)], [wanted], 13) for source, wanted in copies]
+    return result
+
+
+def renamed(node: Node, names: Mapping[str, str], prefix: str = "") -> Node:
+    """A node that reads and writes other names, in its bodies too."""
+
+    def of(name: str) -> str:
+        return names.get(name, name)
+
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node.proto)
+    _rename(proto, names)
+    free = {name: of(name) for name in node.captures}
+    return replace(
+        node,
+        name=prefix + node.name,
+        inputs=tuple(map(of, node.inputs)),
+        outputs=tuple(map(of, node.outputs)),
+        captures=tuple(map(of, node.captures)),
+        proto=proto,
+        bodies={key: _renamed_body(body, free) for key, body in node.bodies.items()},
+    )
+
+
+def _renamed_body(body: Graph, names: Mapping[str, str]) -> Graph:
+    """A body that reads other names of the graph around it; its own names stay."""
+    own = {i.name for i in body.inputs} | set(body.weights) | {o for n in body.nodes for o in n.outputs}
+    free = {name: other for name, other in names.items() if name not in own}
+    outputs = tuple(replace(o, name=free.get(o.name, o.name)) for o in body.outputs)
+    return replace(body, nodes=tuple(renamed(n, free) for n in body.nodes), outputs=outputs)
+
+
+def _rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    proto.input[:] = [names.get(name, name) for name in proto.input]
+    proto.output[:] = [names.get(name, name) for name in proto.output]
+    for attribute in proto.attribute:
+        for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            own.update(o for n in graph.node for o in n.output)
+            free = {name: other for name, other in names.items() if name not in own}
+            for inner in graph.node:
+                _rename(inner, free)
+            for output in graph.output:
+                output.name = free.get(output.name, output.name)
+
+
+def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, **attributes: Any) -> Node:
+    proto = helper.make_node(op_type, list(inputs), list(outputs), **attributes)
+    schema = onnx.defs.get_schema(op_type, opset, "")
+    return Node(0, outputs[0], op_type, "", tuple(inputs), tuple(outputs), attributes, proto, schema)
+
+
+# ---- If
+
+
+def _expand_if(node: Node, known: Mapping[str, Known]) -> Expansion:
+    condition = known[node.inputs[0]]
+    if not isinstance(condition, Weight):
+        return NeedsCondition(node.inputs[0])
+    body = node.bodies["then_branch" if bool(condition.array().reshape(-1)[0]) else "else_branch"]
+    return instantiate(body, scope(node), (), node.outputs)
+
+
+# ---- Loop
+
+
+def carried_condition(body: Graph) -> bool | str | None:
+    """A Loop body's condition: True or False where it is constant, "same" where it is the condition that came in, else None."""
+    name = body.outputs[0].name
+    sources = {o: n.inputs[0] for n in body.nodes if n.op_type == "Identity" and not n.domain for o in n.outputs}
+    while name in sources:
+        name = sources[name]
+    if name in body.weights:
+        return bool(body.weights[name].array().reshape(-1)[0])
+    return "same" if name == body.inputs[1].name else None
+
+
+def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
+    body = node.bodies["body"]
+    limit_name, start_name, *initial = (*node.inputs, *("",) * max(0, 2 - len(node.inputs)))
+    start = known[start_name] if start_name else None
+    limit = known[limit_name] if limit_name else None
+    goes_on = carried_condition(body)
+    if not limit_name and goes_on in (True, "same") and (start is None or goes_on is True):
+        raise Decline("a loop without an end")
+    if goes_on is None or (start is not None and not isinstance(start, Weight)):
+        return HostDriven("its condition is computed")
+    if isinstance(start, Weight) and not bool(start.array().reshape(-1)[0]):
+        trips = 0
+    elif goes_on is False:
+        trips = 1
+        if limit is not None and not isinstance(limit, Weight):
+            return HostDriven("its number of steps is computed")
+        if isinstance(limit, Weight):
+            trips = min(trips, int(limit.array().reshape(-1)[0]))
+    elif isinstance(limit, Weight):
+        trips = int(limit.array().reshape(-1)[0])
+    else:
+        return HostDriven("its number of steps is computed")
+    trips = max(trips, 0)
+    if trips * max(len(body.nodes), 1) > MAX_UNROLLED_NODES:
+        return HostDriven(f"{trips} steps of {len(body.nodes)} nodes")
+    return _Unrolled(node, body, opsets).loop(trips, initial)
+
+
+def _expand_scan(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
+    batched = node.since_version < 9  # version 8: every value has a batch axis in front, and the first input lengths
+    if batched and node.inputs[0]:
+        raise Decline("sequence_lens, which only version 8 of Scan has")
+    inputs = node.inputs[1:] if batched else node.inputs
+    scan = ScanShape.of(node, len(inputs))
+    shapes = [_shape(known[name])[batched:] for name in inputs]
+    trips, batch = scan.trips(shapes), _shape(known[inputs[0]])[0] if batched else 1
+    if batch * trips * max(len(scan.body.nodes), 1) > MAX_UNROLLED_NODES:
+        reason = f"{trips} steps of {len(scan.body.nodes)} nodes"
+        if batched:
+            raise Decline(f"{reason} for each of {batch} (Scan of version 8)")
+        return HostDriven(reason)
+    unrolled = _Unrolled(node, scan.body, opsets)
+    return unrolled.batched_scan(scan, trips, inputs, batch) if batched else unrolled.scan(scan, trips, inputs)
+
+
+@dataclass(frozen=True)
+class ScanShape:
+    """A Scan node's attributes, with their defaults filled in (without the batch axis of version 8)."""
+
+    body: Graph
+    states: int
+    input_axes: tuple[int, ...]
+    input_backwards: tuple[bool, ...]
+    output_axes: tuple[int, ...]
+    output_backwards: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, node: Node, inputs: int) -> ScanShape:
+        body, attributes = node.bodies["body"], node.attributes
+        count = int(attributes["num_scan_inputs"])
+        states = inputs - count
+        results = len(body.outputs) - states
+
+        def listed(name: str, length: int) -> list[int]:
+            return list(attributes.get(name) or [0] * length)
+
+        return cls(
+            body=body,
+            states=states,
+            input_axes=tuple(listed("scan_input_axes", count)),
+            input_backwards=tuple(map(bool, attributes.get("directions") or listed("scan_input_directions", count))),
+            output_axes=tuple(listed("scan_output_axes", results)),
+            output_backwards=tuple(map(bool, listed("scan_output_directions", results))),
+        )
+
+    def trips(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        """The number of steps, from the shapes of all inputs."""
+        counts = {s[a] for s, a in zip(shapes[self.states :], self.input_axes, strict=True)}
+        if len(counts) != 1:
+            raise Decline(f"scan inputs of {sorted(counts)} steps; expected one number")
+        return counts.pop()
+
+
+def _shape(value: Known) -> tuple[int, ...]:
+    assert not isinstance(value, HostValue)
+    return tuple(value.shape)
+
+
+def empty_result(info: ValueInfo, axis: int = 0) -> np.ndarray[Any, Any]:
+    """What a loop without steps stacks: no elements along ``axis``; dimensions that the body leaves open are 0."""
+    dtype = dtypes.from_onnx(info.elem_type)
+    if dtype is None:
+        raise Decline(f"the body's output {info.name!r} has no known element type")
+    inner = [d if isinstance(d, int) else 0 for d in info.shape or ()]
+    axis = axis % (len(inner) + 1)
+    return np.zeros((*inner[:axis], 0, *inner[axis:]), dtype.numpy)
+
+
+class _Unrolled:
+    """Lays a loop's steps out one after the other."""
+
+    def __init__(self, node: Node, body: Graph, opsets: Mapping[str, int]) -> None:
+        self.node, self.body = node, body
+        self.scope = scope(node)
+        self.opset = opsets.get("", 1)
+        self.result = Inlined()
+
+    def loop(self, trips: int, initial: Sequence[str]) -> Inlined:
+        states = list(initial)
+        stacked: list[list[str]] = [[] for _ in self.body.outputs[1 + len(states) :]]
+        condition = self._constant("goes_on", np.array(True))
+        for step in range(trips):
+            index = self._constant(f"step{step}", np.array(step, np.int64))
+            states = self._step(f"{step}/", [index, condition, *states], len(states), stacked, skip=1)
+        self._finish(states, stacked, [0] * len(stacked), self.node.outputs, skip=1)
+        return self.result
+
+    def scan(self, scan: ScanShape, trips: int, inputs: Sequence[str]) -> Inlined:
+        self._scan(scan, trips, inputs, self.node.outputs, "")
+        return self.result
+
+    def batched_scan(self, scan: ScanShape, trips: int, inputs: Sequence[str], batch: int) -> Inlined:
+        parts: list[list[str]] = []
+        for k in range(batch):
+            index = self._constant(f"at{k}", np.array(k, np.int64))
+            own = [self._add("Gather", [name, index], f"batch{k}/in{j}", axis=0) for j, name in enumerate(inputs)]
+            made = [f"{self.scope}batch{k}/{name}" if name else "" for name in self.node.outputs]
+            self._scan(scan, trips, own, made, f"batch{k}/")
+            parts.append(made)
+        for output, *names in zip(self.node.outputs, *parts, strict=True):
+            if output:
+                stacked = [self._unsqueezed(name, 0, f"{name}/stacked") for name in names]
+                self.result.nodes.append(_node("Concat", stacked, [output], self.opset, axis=0))
+        return self.result
+
+    def _scan(self, scan: ScanShape, trips: int, inputs: Sequence[str], outputs: Sequence[str], where: str) -> None:
+        states = list(inputs[: scan.states])
+        stacked: list[list[str]] = [[] for _ in scan.output_axes]
+        for step in range(trips):
+            elements = []
+            for k, name in enumerate(inputs[scan.states :]):
+                at = trips - 1 - step if scan.input_backwards[k] else step
+                index = self._constant(f"at{at}", np.array(at, np.int64))
+                elements.append(self._add("Gather", [name, index], f"{where}{step}/in{k}", axis=scan.input_axes[k]))
+            states = self._step(f"{where}{step}/", [*states, *elements], scan.states, stacked)
+        for k, backwards in enumerate(scan.output_backwards):
+            if backwards:
+                stacked[k].reverse()
+        self._finish(states, stacked, scan.output_axes, outputs, where)
+
+    def _step(
+        self, where: str, inputs: Sequence[str], states: int, stacked: Sequence[list[str]], skip: int = 0
+    ) -> list[str]:
+        prefix = self.scope + where
+        outputs = [f"{prefix}out{k}" for k in range(len(self.body.outputs) - skip)]
+        made = instantiate(self.body, prefix, inputs, [*[""] * skip, *outputs])
+        self.result.nodes += made.nodes
+        self.result.weights |= made.weights
+        for names, name in zip(stacked, outputs[states:], strict=True):
+            names.append(name)
+        return outputs[:states]
+
+    def _finish(
+        self,
+        states: Sequence[str],
+        stacked: Sequence[Sequence[str]],
+        axes: Sequence[int],
+        outputs: Sequence[str],
+        where: str = "",
+        skip: int = 0,
+    ) -> None:
+        for name, output in zip(states, outputs, strict=False):
+            if output:
+                self.result.nodes.append(_node("Identity", [name], [output], self.opset))
+        infos = self.body.outputs[skip + len(states) :]
+        for k, output in enumerate(outputs[len(states) :]):
+            if not output:
+                continue
+            if not stacked[k]:
+                self.result.weights[output] = ArrayWeight(output, empty_result(infos[k], axes[k]))
+                continue
+            parts = [self._unsqueezed(name, axes[k], f"{where}{k}/part{j}") for j, name in enumerate(stacked[k])]
+            self.result.nodes.append(_node("Concat", parts, [output], self.opset, axis=axes[k]))
+
+    def _unsqueezed(self, name: str, axis: int, to: str) -> str:
+        if self.opset < 13:
+            return self._add("Unsqueeze", [name], to, axes=[axis])
+        return self._add("Unsqueeze", [name, self._constant(f"axis{axis}", np.array([axis], np.int64))], to)
+
+    def _add(self, op_type: str, inputs: Sequence[str], to: str, **attributes: Any) -> str:
+        name = self.scope + to
+        self.result.nodes.append(_node(op_type, inputs, [name], self.opset, **attributes))
+        return name
+
+    def _constant(self, name: str, array: np.ndarray[Any, Any]) -> str:
+        full = self.scope + name
+        self.result.weights[full] = ArrayWeight(full, array)
+        return full

@@ -1,0 +1,216 @@
+"""Operators that ONNX defines by a function body: their nodes are lowered in place of a kernel of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from vkep.dtypes import from_numpy
+from vkep.errors import Decline, InvalidModelError
+from vkep.graph.load import read_graph
+from vkep.graph.model import Node
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.ir.builder import Builder, NeedsValue
+from vkep.ir.program import ValueSpec
+from vkep.ir.tensor import Tensor
+from vkep.placement.control import HostDriven, NeedsCondition, expand, is_control
+from vkep.placement.fold import FoldError, can_fold, fold
+
+#: lowers one node of a body: (node, arguments, the body's opsets) to results; raises `Decline`
+LowerNode = Callable[[Node, Sequence[Tensor | None], Mapping[str, int]], Sequence[Tensor]]
+
+
+def has_body(node: Node) -> bool:
+    """Whether ONNX gives the node's operator a function body."""
+    schema: Any = node.schema  # the package's types know nothing of function bodies
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def lower_function(
+    b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int], lower_node: LowerNode
+) -> list[Tensor]:
+    """Lower a node through its function body: all of it, or `Decline` with what its body met.
+
+    A body that needs a value raises `NeedsValue` naming the node's inputs that the value is computed from.
+    """
+    body = _body(node, arguments, opsets.get(node.domain, 0))
+    versions = {"": opsets.get("", onnx.defs.onnx_opset_version()), **{o.domain: o.version for o in body.opset_import}}
+    env: dict[str, Tensor | None] = {}
+    origin: dict[str, frozenset[str]] = {}  # a value's inputs of the node, where its content depends on theirs
+    for name, argument, outer in zip(
+        body.input, [*arguments, *[None] * len(body.input)], [*node.inputs, *[""] * len(body.input)], strict=False
+    ):
+        env[name] = argument
+        origin[name] = frozenset([outer] if outer else [])
+    pending = deque(_nodes(node, body, versions))
+    while pending:
+        inner = pending.popleft()
+        if is_control(inner):
+            pending.extendleft(reversed(_expanded(b, node, inner, env, origin, versions)))
+            continue
+        inputs = [env.get(n) if n else None for n in inner.inputs]
+        sources = frozenset[str]().union(*(origin.get(n, frozenset()) for n in inner.inputs))
+        try:
+            results = _folded(b, inner, inputs, versions) or lower_node(inner, inputs, versions)
+        except NeedsValue as need:
+            need.names = tuple(n for n in node.inputs if n in sources)
+            need.question = None  # it was asked of what the body computes, not of these
+            raise need
+        except Decline as decline:
+            raise Decline(f"{inner.op_type} in its function body: {decline.reason}") from None
+        if inner.op_type in ("Shape", "Size"):
+            sources = frozenset()
+        for name, tensor in zip(inner.outputs, results, strict=False):
+            if name:
+                env[name], origin[name] = tensor, sources
+    made = [env.get(name) for name in body.output]
+    spare = next((t for t in made if t is not None), None)
+    outputs: list[Tensor] = []
+    for k, name in enumerate(node.outputs):
+        result = made[k] if made[k] is not None or name else spare  # an output that nobody reads may be anything
+        if result is None:
+            raise Decline(f"its function body makes no output {name!r}")
+        outputs.append(result)
+    return outputs
+
+
+def _expanded(
+    b: Builder,
+    node: Node,
+    inner: Node,
+    env: dict[str, Tensor | None],
+    origin: dict[str, frozenset[str]],
+    versions: Mapping[str, int],
+) -> list[Node]:
+    """The nodes that stand for a control-flow node of the body; their constants are added to ``env``."""
+    known = {n: _known(n, t) for n in inner.reads if (t := env.get(n)) is not None}
+    missing = [n for n in inner.reads if n not in known]
+    if missing:
+        raise Decline(f"{inner.op_type} in its function body reads the absent {missing[0]!r}")
+    expansion = expand(inner, known, versions)
+    if isinstance(expansion, HostDriven):
+        raise Decline(f"{inner.op_type} in its function body: {expansion.reason}")
+    if isinstance(expansion, NeedsCondition):
+        tensor = env[expansion.name]
+        assert tensor is not None
+        need = NeedsValue(f"the branch of {inner.op_type} in its function body is chosen at run time", tensor)
+        need.names = tuple(n for n in node.inputs if n in origin.get(expansion.name, frozenset()))
+        raise need
+    for name, weight in expansion.weights.items():
+        env[name], origin[name] = b.weight(weight), frozenset()
+    return expansion.nodes
+
+
+def _known(name: str, tensor: Tensor) -> Weight | ValueSpec:
+    array = tensor.array
+    return ValueSpec(tensor.dtype, tensor.shape) if array is None else ArrayWeight(name, np.ascontiguousarray(array))
+
+
+def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.FunctionProto:
+    """The body for the newest version of the model's opset or below."""
+    schema: Any = node.schema
+    plain = [v for v in schema.function_opset_versions if v <= opset]
+    if plain:
+        body = schema.get_function_with_opset_version(max(plain))
+    else:
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+        if not versions:
+            raise Decline(f"{node.op_type} has no function body for opset {opset}")
+        types = [
+            helper.make_tensor_type_proto(t.dtype.onnx, t.shape) if t is not None else onnx.TypeProto()
+            for t in arguments
+        ]
+        body = schema.get_context_dependent_function_with_opset_version(
+            max(versions), node.proto.SerializeToString(), [t.SerializeToString() for t in types]
+        )
+    if isinstance(body, bytes):
+        body = onnx.FunctionProto.FromString(body)
+    if not body.node:
+        raise Decline(f"{node.op_type} has no function body for these inputs")
+    return body
+
+
+def _nodes(node: Node, body: onnx.FunctionProto, versions: Mapping[str, int]) -> Sequence[Node]:
+    """The body's nodes with the node's attributes (or their defaults) in place of the references to them."""
+    assert node.schema is not None
+    given = {a.name: a for a in node.proto.attribute}
+    for name, spec in node.schema.attributes.items():
+        if name not in given and spec.default_value.name:
+            given[name] = spec.default_value
+    graph = onnx.GraphProto(name=node.op_type)
+    for proto in body.node:
+        copy = graph.node.add()
+        copy.CopyFrom(proto)
+        del copy.attribute[:]
+        for attribute in proto.attribute:
+            if not attribute.ref_attr_name:
+                copy.attribute.add().CopyFrom(attribute)
+            elif attribute.ref_attr_name in given:
+                value = copy.attribute.add()
+                value.CopyFrom(given[attribute.ref_attr_name])
+                value.name = attribute.name
+        if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+            _plain_constant(copy)
+    return _with_constants(graph, versions)
+
+
+def _plain_constant(proto: onnx.NodeProto) -> None:
+    """Give a Constant its value as a tensor, whichever attribute holds it."""
+    if len(proto.attribute) != 1:
+        raise Decline("a Constant in its function body has no value")
+    [attribute] = proto.attribute
+    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if attribute.name in kinds:
+        array = np.array(helper.get_attribute_value(attribute), kinds[attribute.name])
+        del proto.attribute[:]
+        proto.attribute.append(helper.make_attribute("value", numpy_helper.from_array(array)))
+
+
+def _with_constants(graph: onnx.GraphProto, versions: Mapping[str, int]) -> Sequence[Node]:
+    """Read the nodes, keeping Constants (which `read_graph` turns into weights) as nodes."""
+    nodes: list[Node] = []
+    for proto in graph.node:
+        alone = onnx.GraphProto(name=graph.name, node=[proto])
+        try:
+            found = read_graph(alone, versions, None, onnx.IR_VERSION, "")
+        except InvalidModelError as error:
+            raise Decline(f"its function body cannot be read alone: {error}") from None
+        if found.nodes:
+            nodes += found.nodes
+        else:
+            nodes.append(Node(len(nodes), "", "Constant", "", (), tuple(proto.output), {}, proto))
+    return nodes
+
+
+def _folded(
+    b: Builder, node: Node, inputs: Sequence[Tensor | None], versions: Mapping[str, int]
+) -> Sequence[Tensor] | None:
+    """The results where planning knows them: constants, shapes, and what follows from them."""
+    if node.op_type == "Constant":
+        try:
+            return [b.constant(numpy_helper.to_array(node.proto.attribute[0].t))]
+        except (TypeError, IndexError) as error:  # onnx writes some bodies for few types only
+            raise Decline(f"the constant {node.outputs[0]!r} of its function body has no value: {error}") from None
+    first = inputs[0] if inputs else None
+    if node.op_type == "Shape" and first is not None:
+        return [
+            b.constant(np.array(first.shape[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64))
+        ]
+    if node.op_type == "Size" and first is not None:
+        return [b.constant(np.array(first.size, np.int64))]
+    arrays = [None if t is None else t.array for t in inputs]
+    if not can_fold(node) or any(a is None and t is not None for a, t in zip(arrays, inputs, strict=True)):
+        return None
+    try:
+        results = fold(node, arrays, versions)
+        for array in results:
+            if array is not None:
+                from_numpy(array.dtype)
+    except (FoldError, TypeError):
+        return None
+    return [b.constant(np.zeros(0, np.float32) if a is None else a) for a in results]

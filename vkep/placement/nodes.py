@@ -1,0 +1,144 @@
+"""One node onto Vulkan: by its declared operator, else through the function body that ONNX gives it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from vkep.dtypes import DTYPES, DType
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.ir.builder import Builder, NeedsValue
+from vkep.ir.tensor import Tensor
+from vkep.ops import registry
+from vkep.placement.functions import has_body, lower_function
+
+#: device features that storing and loading an element type needs
+_STORAGE_FEATURES = {
+    "float16": ("storage_16bit", "float16"),
+    "bfloat16": ("storage_16bit", "int16"),
+    "float64": ("float64",),
+    "int8": ("storage_8bit", "int8"),
+    "uint8": ("storage_8bit", "int8"),
+    "bool": ("storage_8bit", "int8"),
+    "int16": ("storage_16bit", "int16"),
+    "uint16": ("storage_16bit", "int16"),
+    "int64": ("int64",),
+    "uint64": ("int64",),
+    **dict.fromkeys(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"), ("storage_8bit", "int8")),
+    **{d: ("storage_8bit", "int8") for d in DTYPES if d.startswith("float8_")},
+}
+
+
+#: what an operator function runs into when shapes and attributes break the operator's definition
+_BROKEN = (IndexError, ValueError, ArithmeticError, MemoryError, struct.error)
+
+
+def check_known(node: Node) -> None:
+    """`Decline` a node that has neither a declaration nor a function body."""
+    if registry.find(node) is None and not has_body(node):
+        raise Decline(_why_undeclared(node))
+
+
+def lower_node(
+    b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int]
+) -> Sequence[Tensor]:
+    """The node's results; its operations are added to the builder. Raises `Decline`.
+
+    A declaration that declines is followed by the function body, where there is one; the reason told is the
+    declaration's.
+    """
+    definition = registry.find(node)
+    if definition is None:
+        check_known(node)
+    declined: Decline | None = None
+    if definition is not None:
+        operations = len(b.ops)
+        try:
+            return _declared(b, node, arguments, definition)
+        except NeedsValue:
+            raise
+        except Decline as decline:
+            if not has_body(node):
+                raise
+            del b.ops[operations:]
+            declined = decline
+
+    outer = b.node
+
+    def inner(part: Node, inputs: Sequence[Tensor | None], versions: Mapping[str, int]) -> Sequence[Tensor]:
+        b.node = replace(part, name=outer.name if outer is not None else part.name)
+        try:
+            return lower_node(b, part, inputs, versions)
+        finally:
+            b.node = outer
+
+    try:
+        return lower_function(b, node, arguments, opsets, inner)
+    except NeedsValue:
+        raise
+    except Decline:
+        if declined is not None:
+            raise declined from None
+        raise
+
+
+def _declared(
+    b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef
+) -> Sequence[Tensor]:
+    # an operator without a schema has its types by the names of its inputs
+    constraints = node.constraints if node.schema is not None else definition.inputs
+    for position, tensor in enumerate(arguments):
+        if tensor is None:
+            continue
+        name = tensor.dtype.name
+        if name in _STORAGE_FEATURES:
+            _check_storage(b, tensor.dtype)
+        if position < len(constraints):
+            allowed = definition.types.get(constraints[position])
+        elif node.schema is not None and constraints:  # the last one is variadic
+            allowed = definition.types.get(constraints[-1])
+        else:
+            allowed = None
+        if allowed is not None and name not in allowed:
+            raise Decline(f"input {position} is {tensor.dtype}; the kernels take {', '.join(allowed)}")
+    results = _call(definition, node, b, list(arguments))
+    for tensor in results:
+        if tensor.dtype.name in _STORAGE_FEATURES:
+            _check_storage(b, tensor.dtype)
+    return results
+
+
+def _check_storage(b: Builder, dtype: DType) -> None:
+    needed = _STORAGE_FEATURES[dtype.name]
+    if not b.caps.has(*needed):
+        missing = [f for f in needed if not b.caps.has(f)]
+        raise Decline(f"the device lacks {', '.join(missing)}, which {dtype} tensors need")
+
+
+def _call(
+    definition: registry.OperatorDef, node: Node, builder: Builder, tensors: list[Tensor | None]
+) -> Sequence[Tensor]:
+    while tensors and tensors[-1] is None and len(tensors) > definition.required_inputs:
+        tensors.pop()
+    most = len(definition.inputs)
+    if len(tensors) < definition.required_inputs or (len(tensors) > most and not definition.variadic):
+        raise Decline(f"{len(tensors)} inputs; the kernel takes {definition.required_inputs} to {most}")
+    attributes = dict(node.attributes)
+    if attributes and not attributes.keys() <= definition.attributes.keys():
+        unknown = attributes.keys() - definition.attributes.keys()
+        raise Decline(f"attribute {sorted(unknown)[0]!r} is not supported")
+    if definition.wants_opset:
+        attributes["opset"] = node.since_version
+    try:
+        result = definition.function(builder, *tensors, **attributes)
+    except _BROKEN as error:
+        raise Decline(f"its inputs and attributes do not fit together: {type(error).__name__}: {error}") from error
+    return result if isinstance(result, (tuple, list)) else (result,)
+
+
+def _why_undeclared(node: Node) -> str:
+    if node.schema is None:
+        return f"{node.domain or 'ai.onnx'}.{node.op_type} is no operator that the onnx package or vkep knows"
+    return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"

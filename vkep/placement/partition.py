@@ -1,0 +1,367 @@
+"""Assigning nodes: lower each for the first delegate that accepts it (`vkep.placement.policy` says in which order),
+gather the others for the CPU, in stages.
+
+A stage is a run of one kind of step. A node's stage is the latest of its inputs' stages, plus one where it runs
+elsewhere than that input was made; nodes of one kind and stage make one convex island.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.graph.weights import ArrayWeight, Weight
+from vkep.ir.builder import Builder, NeedsValue
+from vkep.ir.guards import Needs
+from vkep.ir.infer import Known, infer, shape_of
+from vkep.ir.program import (
+    ControlStep,
+    CpuStep,
+    DeferredStep,
+    IslandStep,
+    Placement,
+    Program,
+    Step,
+    ValueSpec,
+)
+from vkep.ir.tensor import Tensor
+from vkep.passes.island import Island
+from vkep.placement.control import HostDriven, Inlined, expand, is_control
+from vkep.placement.data_dependent import parts
+from vkep.placement.fold import FoldError, can_fold, fold_weights
+from vkep.placement.graph_islands import GraphIslands
+from vkep.placement.kompute import KOMPUTE, KpRegions
+from vkep.placement.kompute import find as find_kp
+from vkep.placement.nodes import check_known, lower_node
+from vkep.placement.policy import VGF, VULKAN, Partition, Policy
+
+#: the delegates to offer a node to where there are no data graphs
+_ALONE: tuple[str, ...] = (VULKAN,)
+
+
+def lower(
+    nodes: Sequence[Node],
+    known: Mapping[str, Known],
+    outputs: Sequence[str],
+    opsets: Mapping[str, int],
+    caps: DeviceCapabilities,
+    policy: Policy | None = None,
+    *,
+    may_postpone: bool = False,
+) -> Program:
+    """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs).
+
+    Without a ``policy`` the Vulkan delegate is the only one. Partitions that the policy finds too small are dissolved,
+    their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.
+
+    ``may_postpone``: where a plan asks a question of a value in ``known``, the program is one deferred step.
+    """
+    current: Policy | None = policy or Policy()
+    while current is not None:
+        partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current)
+        current = partitioner.place()
+        if may_postpone and partitioner.asks_inputs:
+            return partitioner.postponed()
+    return partitioner.program()
+
+
+class _Partitioner:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        known: Mapping[str, Known],
+        outputs: Sequence[str],
+        opsets: Mapping[str, int],
+        caps: DeviceCapabilities,
+        policy: Policy,
+    ) -> None:
+        self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
+        self.policy = policy
+        self.graphs = GraphIslands()
+        self.kompute = KpRegions()
+        self.known: dict[str, Known] = dict(known)
+        self.made: dict[str, tuple[str, int]] = {}  # value: (kind, stage) of the step that makes it
+        self.islands: dict[int, Island] = {}
+        self.cpu: dict[int, list[tuple[Node, str]]] = {}
+        self.control: dict[int, list[Node]] = {}
+        self.deferred: list[Node] = []
+        self.placed: list[Node] = []  # every node but those that their bodies' nodes stand for
+        self.needs = Needs()
+        self.asks_inputs = ""  #: the question that a node asks of what the program starts from
+        self.placements: list[Placement] = []
+
+    def place(self) -> Policy | None:
+        """Give every node its place; the policy to try again with, or None where all is well."""
+        for node in self.nodes:
+            self._place(node)
+        return self.policy.prune(self._partitions())
+
+    def _partitions(self) -> list[Partition]:
+        replaceable = {id(p.node) for p in self.placements if p.where == VGF and VULKAN not in p.declined}
+        found = [Partition(VULKAN, tuple(island.nodes)) for island in self.islands.values()]
+        for island in self.graphs.by_stage.values():
+            swap = all(id(n) in replaceable and not self.graphs.is_quantized(n) for n in island.nodes)
+            found.append(Partition(VGF, tuple(island.nodes), island.flops, swap))
+        return found
+
+    def program(self) -> Program:
+        steps = self._steps()
+        constants = {n: v for n in self.outputs if isinstance(v := self.known.get(n), Weight)}
+        return Program(tuple(steps), constants, tuple(self.placements), tuple(self.outputs))
+
+    def postponed(self) -> Program:
+        """All nodes in one deferred step: planned at once then, where a part planned now would end at the question."""
+        self.deferred = list(self.nodes)
+        step = self._deferred_step()
+        constants = {n: v for n in self.outputs if n not in step.outputs and isinstance(v := self.known.get(n), Weight)}
+        placements = tuple(Placement(node, "deferred", self.asks_inputs) for node in self.nodes)
+        return Program((step,), constants, placements, tuple(self.outputs))
+
+    # ---- one node
+
+    def _place(self, node: Node) -> None:
+        for name in node.reads:
+            if name not in self.known:
+                self._defer(node, f"waits for the shape of {name!r}")
+                return
+        if is_control(node):
+            self._place_control(node)
+            return
+        self.placed.append(node)
+        inputs = [self.known[n] for n in node.reads]
+        self.graphs.note(node)
+        if self._folded(node, inputs):
+            return
+        first, *rest = parts(node, self.known, self.opsets)
+        try:
+            self._offer(first)
+        except NeedsValue as need:
+            if need.names:
+                self.needs.add(need.names, need.question)
+                if need.question is not None and not any(n in self.made for n in need.names):
+                    self.asks_inputs = need.reason
+                self._defer(node, need.reason)
+            else:  # a value that the node makes for itself never becomes known
+                self._to_cpu(node, need.reason)
+        except Decline as decline:
+            self._to_cpu(node, decline.reason)
+        else:
+            if rest:  # the node's own line in the report; its parts' lines follow
+                self.placements[-1] = replace(self.placements[-1], node=node)
+            for part in rest:
+                self._place(part)
+
+    def _place_control(self, node: Node) -> None:
+        try:
+            expansion = expand(node, self.known, self.opsets)
+        except Decline as decline:
+            self.placed.append(node)
+            self._to_cpu(node, decline.reason)
+            return
+        if isinstance(expansion, Inlined):
+            self.known.update(expansion.weights)
+            self.placements.append(Placement(node, "inlined"))
+            for inner in expansion.nodes:
+                self._place(inner)
+        elif isinstance(expansion, HostDriven):
+            stage = self._stage(node, "control")
+            self.control.setdefault(stage, []).append(node)
+            self.placed.append(node)
+            self.placements.append(Placement(node, "control", expansion.reason))
+            self.made.update({name: ("control", stage) for name in node.outputs if name})
+        else:
+            self.needs.add([expansion.name], None)
+            self._defer(node, f"its branch follows from {expansion.name!r}")
+
+    def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:
+        if node.op_type in ("Shape", "Size") and not node.domain and isinstance(inputs[0], ValueSpec):
+            if not can_fold(node):
+                return False
+            name = node.outputs[0]
+            results: list[ArrayWeight | None] | None = [ArrayWeight(name, shape_of(node, inputs[0].shape))]
+        elif all(isinstance(v, Weight) for v in inputs) and can_fold(node):
+            weights = [v if isinstance(v := self.known.get(n), Weight) else None for n in node.inputs]
+            try:
+                results = fold_weights(node, weights, self.opsets)
+            except FoldError:
+                return False
+        else:
+            return False
+        if results is None:
+            return False
+        self.known.update({r.name: r for r in results if r is not None})
+        self.placements.append(Placement(node, "folded"))
+        return True
+
+    def _offer(self, node: Node) -> None:
+        """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, or `NeedsValue`
+        where one only waits for a value.
+        """
+        order, reasons = _ALONE, dict[str, str]()
+        if self.policy.graphs:
+            follows = any(self.made.get(name, ("", 0))[0] == VGF for name in node.reads)
+            order = self.policy.order(node, self.graphs.is_quantized(node), follows)
+            reasons = self.policy.passed_over(node)
+        waits: NeedsValue | None = None
+        for kind in order:
+            reasons.pop(kind, None)
+            refused = self.policy.why_refused(node, kind)
+            if refused:
+                reasons[kind] = refused
+                continue
+            try:
+                self._lower(node, reasons) if kind == VULKAN else self._lower_graph(node, reasons)
+                return
+            except NeedsValue as need:
+                waits = need
+            except Decline as decline:
+                reasons[kind] = decline.reason
+        if waits is not None:
+            raise waits
+        if find_kp(node) is not None:
+            try:
+                self._lower_kompute(node, reasons)
+                return
+            except Decline as decline:
+                reasons = {KOMPUTE: decline.reason, **reasons}
+                order = (KOMPUTE, *order)
+        raise Decline("; ".join(f"{k}: {r}" for k, r in reasons.items()) if len(order) > 1 else reasons[order[0]])
+
+    def _lower_graph(self, node: Node, declined: Mapping[str, str]) -> None:
+        stage = self._stage(node, VGF)
+        for port in self.graphs.add(node, stage, self.known):
+            self.known[port.name] = ValueSpec(port.dtype, port.shape)
+            self.made[port.name] = (VGF, stage)
+        self.placements.append(Placement(node, VGF, island=stage, declined=dict(declined)))
+
+    def _lower_kompute(self, node: Node, declined: Mapping[str, str]) -> None:
+        stage = self._stage(node, KOMPUTE)
+        for name, spec in self.kompute.add(node, stage, self.known):
+            self.known[name] = spec
+            self.made[name] = (KOMPUTE, stage)
+        self.placements.append(Placement(node, KOMPUTE, island=stage, declined=dict(declined)))
+
+    def _lower(self, node: Node, declined: Mapping[str, str]) -> None:
+        check_known(node)
+        stage = self._stage(node, "vulkan")
+        island = self.islands.get(stage)
+        if island is None:
+            island = Island(stage, Builder(self.caps))
+        builder = island.builder
+        ops, ports, tensors = len(builder.ops), len(island.ports), len(island.tensors)
+        builder.node = node
+        arguments: list[Tensor | None] = []
+        try:
+            arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
+            results = lower_node(builder, node, arguments, self.opsets)
+        except Decline as decline:
+            if isinstance(decline, NeedsValue) and not decline.names:
+                pairs = zip(node.inputs, arguments, strict=True)
+                decline.names = tuple(n for n, t in pairs if t is not None and t.storage is decline.tensor.storage)
+            del builder.ops[ops:], island.ports[ports:]
+            for name in list(island.tensors)[tensors:]:  # those that came in for this node
+                del island.tensors[name]
+            raise
+        finally:
+            builder.node = None
+        self.islands[stage] = island
+        island.nodes.append(node)
+        for name, tensor in zip(node.outputs, results, strict=False):
+            if name:
+                island.tensors[name] = tensor
+                self.known[name] = ValueSpec(tensor.dtype, tensor.shape)
+                self.made[name] = ("vulkan", stage)
+        missing = [n for n in node.outputs[len(results) :] if n]
+        if missing:
+            raise AssertionError(f"{node.title}: its operator function made no output {missing}")
+        self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
+
+    def _stage(self, node: Node, kind: str) -> int:
+        latest = 0
+        for name in node.reads:
+            made = self.made.get(name)
+            if made is not None:
+                latest = max(latest, made[1] + (made[0] != kind))
+        return latest
+
+    def _to_cpu(self, node: Node, reason: str) -> None:
+        stage = self._stage(node, "cpu")
+        self.cpu.setdefault(stage, []).append((node, reason))
+        self.placements.append(Placement(node, "cpu", reason))
+        specs = infer(node, self.known, self.opsets)
+        for name, spec in zip(node.outputs, specs, strict=True):
+            if name:
+                self.made[name] = ("cpu", stage)
+                if spec is not None:
+                    self.known[name] = spec
+
+    def _defer(self, node: Node, reason: str) -> None:
+        self.deferred.append(node)
+        self.placed.append(node)
+        self.placements.append(Placement(node, "deferred", reason))
+
+    # ---- the steps
+
+    def _steps(self) -> list[Step]:
+        later = {n for node in self.deferred for n in node.reads} | set(self.outputs)
+        outside = [node for nodes in self.cpu.values() for node, _ in nodes]
+        outside += [node for nodes in self.control.values() for node in nodes]
+        outside_reads = {n for node in outside for n in node.reads} | self.kompute.reads()
+        read_outside = outside_reads | self.graphs.reads()
+        steps: list[tuple[int, Step]] = []
+        for stage, island in self.islands.items():
+            elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
+            step = island.step(later | read_outside | elsewhere, self.caps)
+            if step is not None:
+                steps.append((stage, step))
+        ports = {p.name for island in self.islands.values() for p in island.ports}
+        shared = {key for _, step in steps if isinstance(step, IslandStep) for key in step.weights}
+        steps += self.graphs.steps(later | outside_reads | ports, shared)
+        steps += self.kompute.steps(later | read_outside | ports)
+        for stage, nodes in self.cpu.items():
+            steps.append((stage, self._cpu_step(nodes, later)))
+        for stage, loops in self.control.items():
+            steps += [(stage, ControlStep(node, *self._needs([node], set()))) for node in loops]
+        ordered = [step for _, step in sorted(steps, key=lambda s: s[0])]
+        if self.deferred:
+            ordered.append(self._deferred_step())
+        return ordered
+
+    def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
+        nodes = [node for node, _ in placed]
+        made = [n for node in nodes for n in node.outputs if n]
+        inputs, constants = self._needs(nodes, set(made))
+        wanted = later | _reads_outside(self.placed, nodes)
+        return CpuStep(
+            tuple(nodes),
+            inputs,
+            tuple(n for n in made if n in wanted),
+            constants,
+            tuple(reason for _, reason in placed),
+        )
+
+    def _deferred_step(self) -> DeferredStep:
+        made = [n for node in self.deferred for n in node.outputs if n]
+        inputs, constants = self._needs(self.deferred, set(made))
+        outputs = tuple(n for n in made if n in set(self.outputs))
+        values = {}
+        for name in inputs:
+            known = self.known.get(name)
+            asked = self.needs.of(name, known.answers if isinstance(known, ValueSpec) else ())
+            if asked is not None:
+                values[name] = asked
+        return DeferredStep(tuple(self.deferred), inputs, outputs, values, constants)
+
+    def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
+        """The values that a group of nodes takes in, and the constants that it reads."""
+        needed = dict.fromkeys(n for node in nodes for n in node.reads if n not in made)
+        constants = {n: v for n in needed if isinstance(v := self.known.get(n), Weight)}
+        return tuple(n for n in needed if n not in constants), constants
+
+
+def _reads_outside(all_nodes: Iterable[Node], group: Sequence[Node]) -> set[str]:
+    inside = {id(n) for n in group}
+    return {name for node in all_nodes if id(node) not in inside for name in node.reads}

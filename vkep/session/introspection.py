@@ -1,0 +1,45 @@
+"""What a program is made of, deferred parts and loops' bodies included: for reports and profiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vkep.ir.program import Placement
+from vkep.session.cpu import CpuRunner
+from vkep.session.executor import Executable, IslandExecutor
+from vkep.session.kompute import KpRunner
+from vkep.session.vgf_executor import VgfExecutor
+
+
+@dataclass
+class Flat:
+    """Parts in the order in which they run; placements of deferred nodes stand in place of "deferred"."""
+
+    placements: list[Placement]
+    islands: list[IslandExecutor] = field(default_factory=list)
+    engines: set[str] = field(default_factory=set)  #: of the CPU groups
+    graphs: list[VgfExecutor] = field(default_factory=list)
+    kompute: list[KpRunner] = field(default_factory=list)
+
+
+def flatten(executable: Executable) -> Flat:
+    placements = {id(p.node): p for p in executable.program.placements}
+    flat = Flat([])
+    for step in executable.steps:
+        if isinstance(step, IslandExecutor):
+            flat.islands.append(step)
+        elif isinstance(step, VgfExecutor):
+            flat.graphs.append(step)
+        elif isinstance(step, KpRunner):
+            flat.kompute.append(step)
+        elif isinstance(step, CpuRunner):
+            flat.engines.add(step.engine)
+        elif step.latest is not None:
+            inner = flatten(step.latest)
+            placements.update({id(p.node): p for p in inner.placements})
+            flat.islands += inner.islands
+            flat.graphs += inner.graphs
+            flat.kompute += inner.kompute
+            flat.engines |= inner.engines
+    flat.placements = list(placements.values())
+    return flat

@@ -1,0 +1,203 @@
+"""What a session is made of: its model, delegates and planned executables, and how runs go through them.
+
+Importing this brings numpy, onnx and most of vkep: `vkep.session.session` does so while the driver opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpu_shared.context import SharedGpuContext
+from gpu_shared.errors import ClosedError
+from vkep import dtypes
+from vkep.device.delegate import VulkanDelegate
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError
+from vkep.graph import load_model
+from vkep.graph.load import ModelSource
+from vkep.ir.infer import Known
+from vkep.ir.program import HostValue, ValueSpec
+from vkep.session.compile import Compiler
+from vkep.session.executor import Executable, ExecutableCache, check_target, known_value
+from vkep.session.inputs import check_inputs, no_dict, wrong_names
+from vkep.session.options import SessionOptions, spirv_folder
+from vkep.session.saved import made_by
+from vkep.session.vgf_executor import session_policy, vgf_delegate
+from vkep.shaders.library import ShaderLibrary
+
+Array = np.ndarray[Any, Any]
+Feed = Array | DeviceTensor
+
+
+class SessionState:
+    """What a session must give back, apart from the session itself so that a finaliser can hold it."""
+
+    def __init__(self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext]) -> None:
+        """``context`` is asked when all that needs no device is done. Raises as `InferenceSession`; nothing is left then."""
+        self.model = load_model(source, base_dir=options.base_dir)
+        self.inputs = {v.name: v for v in self.model.graph.inputs}
+        self.outputs = [v.name for v in self.model.graph.outputs]
+        arena = options.arena_config()
+        library = ShaderLibrary(cache_dir=spirv_folder(options))
+        if options.save_plans and self.model.file_identity:
+            made_by()  # kept: the key of the saved plan asks for it
+        tuned = options.tuned
+        self.delegate = VulkanDelegate(context(), library, arena, sync_mode=options.sync_mode, tuned=tuned)
+        self.closed = False
+        policy = session_policy(options, self.delegate.context)
+        self.graphs = vgf_delegate(self.delegate, options.sync_mode) if policy.graphs else None
+        self.compile = Compiler(self.delegate, options, self.model, policy, self.graphs)
+        self.cache = ExecutableCache(options.plan_cache_size)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if self.delegate.forked:  # all of it is the parent's
+                return
+            try:
+                self.cache.close()
+            finally:
+                if self.graphs is not None:
+                    self.graphs.close()
+                self.delegate.close()
+
+    def check_open(self) -> None:
+        """Raises `ClosedError`, `ForkedProcessError`."""
+        if self.closed:
+            raise ClosedError(f"session of {self.model.source}")
+        self.delegate.context  # noqa: B018  # in a forked child it raises, before any lock is tried
+
+    def check_tensor(self, tensor: DeviceTensor, what: str) -> None:
+        """See `InferenceSession.check_tensor`."""
+        if not isinstance(tensor, DeviceTensor):
+            raise TypeError(f"{what}: expected a DeviceTensor, got {type(tensor).__name__}")
+        if tensor.closed:
+            raise InvalidInputError(f"{what}: the device tensor is closed")
+        if tensor.context_key is not self.delegate.context:
+            raise InvalidInputError(
+                f"{what}: the device tensor lies on another context; make it with this session's device_tensor(), "
+                "or give both sessions the same token and group"
+            )
+
+    # ---- planning
+
+    def executable(self, feeds: Mapping[str, Feed]) -> Running:
+        """The executable for the feeds' signature, planned where it is new, and the values of a run. Raises as
+        `InferenceSession.run`.
+        """
+        self.check_open()
+        if not isinstance(feeds, (dict, Mapping)):  # dict first: Mapping takes longer to ask
+            raise no_dict("feeds", feeds, "arrays")
+        values: dict[str, Any] = {}
+        signature = []
+        for name, info in self.inputs.items():
+            value: Any = feeds.get(name)
+            if value is None:
+                raise wrong_names(self.inputs, feeds)
+            if not isinstance(value, (np.ndarray, DeviceTensor)) and info.elem_type:
+                value = np.asarray(value)  # a list or a scalar
+            values[name] = value
+            signature.append(_signature(value))
+        if len(feeds) != len(values):
+            raise wrong_names(self.inputs, feeds)
+        key = tuple(signature)
+        if key not in self.cache:
+            check_inputs(self.inputs, values)
+        for name, value in values.items():
+            if isinstance(value, DeviceTensor):
+                self.check_tensor(value, f"input {name!r}")
+        return Running(self.cache.use(key, lambda: self.make(values)), values)
+
+    def make(self, values: Mapping[str, Any]) -> Executable:
+        """The executable for inputs like ``values``."""
+        known: dict[str, Known] = dict(self.model.graph.weights)
+        known.update({name: known_value(value, name) for name, value in values.items()})
+        return self._plan(known)
+
+    def plan_static(self) -> None:
+        """Plan for the only signature there is, where no shape is dynamic."""
+        if not all(v.is_static for v in self.inputs.values()):
+            return
+        known: dict[str, Known] = dict(self.model.graph.weights)
+        signature = []
+        for info in self.inputs.values():
+            dtype = dtypes.from_onnx(info.elem_type)
+            shape = tuple(int(d) for d in info.shape or ())  # type: ignore[arg-type]
+            known[info.name] = ValueSpec(dtype, shape) if dtype else HostValue(dtypes.onnx_name(info.elem_type))
+            signature.append((dtype.numpy if dtype else np.dtype(object), shape))
+        with self.cache.use(tuple(signature), lambda: self._plan(known)):
+            pass
+
+    def plan_shapes(self, shapes: Mapping[str, Sequence[int]]) -> Running:
+        """The executable for input shapes. Raises `InvalidInputError` where a dynamic input is not named."""
+        if not isinstance(shapes, Mapping):
+            raise no_dict("shapes", shapes, "shapes")
+        feeds = {}
+        for name, info in self.inputs.items():
+            shape = shapes.get(name, info.shape if info.is_static else None)
+            if shape is None:
+                raise InvalidInputError(f"plan: no shape for the dynamic input {name!r}")
+            dtype = dtypes.from_onnx(info.elem_type)
+            feeds[name] = np.zeros(tuple(int(d) for d in shape), dtype.numpy if dtype else np.float32)  # type: ignore[arg-type]
+        return self.executable(feeds)
+
+    def _plan(self, known: Mapping[str, Known]) -> Executable:
+        return self.compile.plan_model(self.model, known, self.outputs)
+
+    # ---- results
+
+    def targets(
+        self, inputs: Mapping[str, Feed], outputs: Mapping[str, DeviceTensor | str]
+    ) -> dict[str, DeviceTensor | None]:
+        """The outputs that are to lie on the device. Two names never share memory that a run writes."""
+        targets: dict[str, DeviceTensor | None] = {}
+        taken = {id(t): f"input {n!r}" for n, t in inputs.items() if isinstance(t, DeviceTensor)}
+        for name, target in outputs.items():
+            if isinstance(target, DeviceTensor):
+                self.check_tensor(target, f"output {name!r}")
+                other = taken.setdefault(id(target), f"output {name!r}")
+                if other != f"output {name!r}":
+                    raise InvalidInputError(f"output {name!r}: its device tensor is also bound to {other}")
+                targets[name] = target
+            elif target == "gpu":
+                targets[name] = None
+        return targets
+
+    def result(self, value: Any, name: str) -> Any:
+        """A value of a run as the caller's own array."""
+        if isinstance(value, DeviceTensor):
+            return value.numpy()
+        return value.copy() if name in self.inputs and isinstance(value, np.ndarray) else value
+
+    def bound_result(self, value: Any, name: str, target: DeviceTensor | str) -> Any:
+        """A result where the binding wants it: what no island made (a constant, an input, a CPU node's) is moved."""
+        if target == "cpu":
+            return self.result(value, name)
+        if isinstance(target, DeviceTensor):
+            if value is not target:
+                check_target(name, value.dtype, value.shape, target)
+                target.write(self.result(value, name))
+            return target
+        return DeviceTensor.from_numpy(self.delegate, value) if isinstance(value, np.ndarray) else value
+
+
+class Running:
+    """An executable in use, and the values of a run."""
+
+    def __init__(self, use: Any, values: dict[str, Any]) -> None:
+        self._use, self._values = use, values
+
+    def __enter__(self) -> tuple[Executable, dict[str, Any]]:
+        return self._use.__enter__(), self._values
+
+    def __exit__(self, *exc: object) -> None:
+        self._use.__exit__(*exc)
+
+
+def _signature(value: Any) -> object:
+    if isinstance(value, np.ndarray):
+        return (value.dtype, value.shape)
+    return (value.dtype.numpy, value.shape) if isinstance(value, DeviceTensor) else type(value)

@@ -1,0 +1,88 @@
+"""Values that pass between delegates without the host: device tensors made once for a program and used by every run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DTYPES
+from vkep.ir.program import IslandStep, Program, VgfStep
+
+if TYPE_CHECKING:
+    from vkep.device.datagraph.delegate import VgfRunner
+    from vkep.device.delegate import VulkanDelegate
+
+
+class Frame:
+    """One run's tensors by value name. VgfRunner keeps a recording for each frame, so that runs replay."""
+
+    def __init__(self, tensors: dict[str, DeviceTensor]) -> None:
+        self.tensors = tensors
+        self.last = 0  #: timeline value of the last submit of the run before
+
+    def close(self) -> None:
+        for tensor in self.tensors.values():
+            tensor.close()
+
+
+class BufferSets:
+    """The frames of one program. Thread-safe; as many exist as runs overlapped."""
+
+    def __init__(self, delegate: VulkanDelegate, program: Program) -> None:
+        self._delegate = delegate
+        self._specs = handed_over(program)
+        self._idle: list[Frame] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._specs
+
+    def take(self) -> Frame:
+        """A frame that no run uses; waits for the GPU where the run before it has not ended there."""
+        with self._lock:
+            frame = self._idle.pop() if self._idle else None
+        if frame is None:
+            tensors: dict[str, DeviceTensor] = {}
+            try:
+                for name, (dtype, shape) in self._specs.items():
+                    tensors[name] = DeviceTensor(self._delegate, DTYPES[dtype], shape)
+            except BaseException:
+                Frame(tensors).close()
+                raise
+            return Frame(tensors)
+        self._delegate.lease.wait(frame.last)
+        return frame
+
+    def give(self, frame: Frame, runners: Iterable[VgfRunner] = ()) -> None:
+        frame.last = self._delegate.context.timeline.submitted
+        with self._lock:
+            if not self._closed:
+                self._idle.append(frame)
+                return
+        for runner in runners:
+            runner.forget(list(frame.tensors.values()))
+        frame.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for frame in idle:
+            frame.close()
+
+
+def handed_over(program: Program) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """(dtype, shape) of every value that a data graph reads or writes, and of what Vulkan islands make for each other."""
+    specs: dict[str, tuple[str, tuple[int, ...]]] = {}
+    read = {p.name for step in program.steps if isinstance(step, IslandStep) for p in step.plan.inputs}
+    for step in program.steps:
+        if isinstance(step, VgfStep):
+            for port in (*step.graph.inputs, *step.graph.outputs):
+                specs[port.name] = (port.dtype.name, port.shape)
+        elif isinstance(step, IslandStep):
+            specs.update({p.name: (p.dtype, p.shape) for p in step.plan.outputs if p.name in read})
+    return specs

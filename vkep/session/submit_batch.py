@@ -1,0 +1,150 @@
+"""Regions that follow one another on the device, sent as one submit.
+
+Every recording begins and ends with a barrier for whatever lies around it, so that the regions of one submit need no
+semaphore between them; the timeline orders the submit after those of other delegates and sessions. The sync mode
+``queue_wait_idle`` asks for the host at each boundary: there each region is a submit of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gpu_shared.commands import CommandBuffer, QueryPool
+from gpu_shared.timeline import PreparedSubmit
+from vkep.device.tensor import DeviceTensor
+
+if TYPE_CHECKING:
+    from gpu_shared.lease import DelegateLease
+    from vkep.device.delegate import VulkanDelegate
+
+#: submits that are kept, one for each set of recordings
+_SUBMITS = 16
+Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
+
+
+class Staged:
+    """A region made ready. ``submitted`` is called with the timeline value, ``collect`` once the GPU is done with it,
+    where ``on_host`` says that results come back to the host.
+    """
+
+    def __init__(
+        self,
+        lease: DelegateLease,
+        buffers: Sequence[CommandBuffer],
+        submitted: Callable[[int], None],
+        collect: Callable[[], None] | None = None,
+    ) -> None:
+        self.lease, self.buffers, self.submitted, self.collect = lease, buffers, submitted, collect
+
+
+class Region(Protocol):
+    """A step that runs on the shared device."""
+
+    @property
+    def title(self) -> str:
+        """For profiles: the delegate, and its nodes."""
+
+    def stage(self, values: dict[str, Any], targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
+        """Make a run ready. ``locks`` takes what it holds until the submit, ``held`` what it holds until the run's end.
+        What lies on the device is in ``values`` on return, the rest after ``collect``.
+        """
+
+    def close(self) -> None: ...
+
+
+class SubmitBatch:
+    """Consecutive regions of a program. Thread-safe, as they are."""
+
+    def __init__(self, delegate: VulkanDelegate, regions: Sequence[Region]) -> None:
+        self.regions = tuple(regions)
+        self._delegate = delegate
+        self._submits: OrderedDict[tuple[int, ...], PreparedSubmit] = OrderedDict()
+        self._lock = threading.Lock()
+        self._stamps: _Stamps | None = None
+
+    def run(self, values: dict[str, Any], targets: Targets) -> None:
+        """Send all regions off at once; waits only where results come back to the host."""
+        with ExitStack() as held, ExitStack() as locks:
+            staged = [region.stage(values, targets, locks, held) for region in self.regions]
+            buffers = [buffer for one in staged for buffer in one.buffers]
+            self._finish(staged, self._prepared(buffers), locks)
+
+    def profile(self, values: dict[str, Any], targets: Targets) -> list[float]:
+        """Run, with a timestamp between the regions; nanoseconds of each. One thread at a time. Raises ``ValueError``
+        where the queue has no timestamps.
+        """
+        stamps = self._stamps = self._stamps or _Stamps(self._delegate, len(self.regions) + 1)
+        with ExitStack() as held, ExitStack() as locks:
+            staged = [region.stage(values, targets, locks, held) for region in self.regions]
+            buffers = [stamps.buffers[0]]
+            for one, stamp in zip(staged, stamps.buffers[1:], strict=True):
+                buffers += [*one.buffers, stamp]
+            self._delegate.lease.wait(self._finish(staged, self._prepared(buffers), locks))
+        return stamps.times()
+
+    def _finish(self, staged: Sequence[Staged], prepared: PreparedSubmit, locks: ExitStack) -> int:
+        lease = self._delegate.lease
+        value = lease.submit(prepared)
+        for one in staged:
+            one.submitted(value)
+            if one.lease is not lease:
+                one.lease.joined(value)
+        locks.close()
+        collects = [one.collect for one in staged if one.collect is not None]
+        if collects:
+            lease.wait(value)
+            for collect in collects:
+                collect()
+        return value
+
+    def _prepared(self, buffers: Sequence[CommandBuffer]) -> PreparedSubmit:
+        key = tuple(map(id, buffers))  # an entry keeps its command buffers, and so their ids
+        with self._lock:
+            prepared = self._submits.get(key)
+            if prepared is None:
+                while len(self._submits) >= _SUBMITS:
+                    self._submits.popitem(last=False)
+                prepared = self._submits[key] = PreparedSubmit(self._delegate.context.timeline, buffers)
+            self._submits.move_to_end(key)
+        return prepared
+
+    def close(self) -> None:
+        self._submits.clear()
+        if self._stamps is not None:
+            self._stamps.close()
+        for region in self.regions:
+            region.close()
+
+
+class _Stamps:
+    """Command buffers that each write a timestamp; the first begins anew."""
+
+    def __init__(self, delegate: VulkanDelegate, count: int) -> None:
+        self._queries = QueryPool(delegate.context.device, count)
+        self.buffers: list[CommandBuffer] = []
+        with delegate.lock:
+            for index in range(count):
+                commands = delegate.allocate_commands("region timestamp")
+                commands.begin()
+                if index == 0:
+                    commands.reset_query_pool(self._queries)
+                commands.write_timestamp(self._queries, index)
+                self.buffers.append(commands.end())
+
+    def times(self) -> list[float]:
+        """Nanoseconds between the stamps of a run that has ended."""
+        ticks = self._queries.results()
+        assert ticks is not None
+        return [self._queries.nanoseconds(a, b) for a, b in itertools.pairwise(ticks)]
+
+    def close(self) -> None:
+        for commands in self.buffers:
+            commands.close()
+        self._queries.close()
