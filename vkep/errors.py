@@ -19,6 +19,13 @@ class Decline(VkepError):
         self.reason = reason
 
 
+class InvalidNode(Decline):
+    """A node's inputs and attributes break the operator's specification: no engine may run it.
+
+    A session raises `InvalidModelError` for it where the model alone says so, `InvalidInputError` where a run's inputs do.
+    """
+
+
 class InvalidModelError(VkepError, ValueError):
     """The bytes are no ONNX model, or the model breaks the ONNX specification."""
 
@@ -29,6 +36,10 @@ class UnsupportedModelError(VkepError, ValueError):
 
 class InvalidInputError(VkepError, ValueError):
     """A run's inputs do not fit the model: name, rank, shape or dtype."""
+
+
+class KernelBoundsError(VkepError):
+    """A planned kernel may leave the memory of an operand: a mistake of vkep's own, found before anything runs."""
 
 
 class InvalidPteError(VkepError, ValueError):

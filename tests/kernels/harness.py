@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.memory import Buffer
 from vkep.device.kernel_runner import KernelRunner, ReadyCall
-from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, KernelCall
+from vkep.kernels.problem import Problem
+from vkep.kernels.select import Emission, bind, candidates, emit
 
 GUARD = 256  #: bytes on either side of a tensor; also its alignment
 GUARD_BYTE = 0xA5
@@ -39,9 +43,12 @@ class Tensor:
 
 @dataclass
 class NumpyWorkspace:
-    """The workspace that selection functions ask for scratch tensors and tables."""
+    """The target that candidates ask for scratch tensors, tables, packed weights and places for their faults."""
 
+    caps: DeviceCapabilities = field(default_factory=DeviceCapabilities.for_tests)
     tensors: list[Tensor] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    flag: Tensor | None = None  #: the word that kernels note faults in, as (1-based) positions in ``faults``
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
         self.tensors.append(Tensor.empty(shape, dtype))
@@ -51,6 +58,14 @@ class NumpyWorkspace:
         self.tensors.append(Tensor(array))
         return self.tensors[-1]
 
+    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor:
+        return self.constant(transform(weight.array))
+
+    def fault(self, reason: str) -> tuple[Tensor, int]:
+        self.flag = self.flag or Tensor(np.zeros(2, np.uint32))
+        self.faults.append(reason)
+        return self.flag, len(self.faults)
+
 
 class Harness(KernelRunner):
     """One device for a test session; pipelines are kept between runs."""
@@ -58,12 +73,41 @@ class Harness(KernelRunner):
     def __init__(self, select: int | str | None = None) -> None:
         super().__init__("vkep kernel tests", select)
 
+    def compute(
+        self,
+        problem: Problem,
+        caps: DeviceCapabilities,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        epilogue: Epilogue | None = None,
+        candidate: str = "",
+        **how: Any,
+    ) -> NumpyWorkspace:
+        """Run the candidate that is chosen for a problem, or the one that is named; ``how`` as for `run`."""
+        target = NumpyWorkspace(caps)
+        taken = next((c for c in candidates(type(problem)) if c.name == candidate), None)
+        if taken is not None:
+            assert taken.when(problem, caps) == ""
+            calls = taken.emit(problem, Emission(target, bind(problem, inputs, outputs), epilogue))
+        else:
+            assert not candidate, f"{type(problem).__name__} has no candidate {candidate!r}"
+            calls = emit(problem, target, inputs, outputs, epilogue)
+        self.run(calls, **how)
+        return target
+
     def run(self, calls: Sequence[KernelCall], *, indirect: bool = False, in_memory: bool | None = None) -> None:
         """Run the calls in order and read every written tensor back into its ``array``.
 
         ``indirect`` passes every operand through a slot of a table; ``in_memory`` forces where arguments lie. Raises
         `AssertionError` where a guard changed.
         """
+        for call in calls:
+            reaches = call.reaches()
+            for operand, tensor in call.operands:
+                if tensor is not None:
+                    reach = reaches.get(operand.name, ITS_VIEW)
+                    assert reach <= tensor.array.nbytes, f"{call.kernel.source}: {operand.name} reaches {reach} bytes"
         tensors = {id(t): t for call in calls for _, t in call.operands if t is not None}
         written = {id(t) for call in calls for o, t in call.operands if t is not None and o.writes}
         buffers = {key: self._upload(t) for key, t in tensors.items()}

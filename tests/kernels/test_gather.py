@@ -10,8 +10,10 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.gather import copy, gather, gather_elements, gather_nd
+from vkep.errors import Decline
+from vkep.kernels.gather import GatherProblem, copy, gather_elements, gather_nd
 from vkep.kernels.scatter import scatter_elements, scatter_nd
+from vkep.kernels.select import choose
 
 TYPES = ["float32", "float16", "int64", "uint8", "bool"]
 INDEX_TYPES = ["int32", "int64"]
@@ -27,29 +29,18 @@ def test_gather(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator
     for outer, axis, inner, count in [(1, 5, 1, 3), (3, 7, 16, 4), (2, 9, 5, 1), (1, 100, 768, 13), (4, 3, 1, 50)]:
         x = random(rng, (outer, axis, inner), dtype)
         indices = rng.integers(-axis, axis, count).astype(index_dtype)
-        for alignment in (None, 16):
+        for alignment in (1, 16):
             y = Tensor.empty((outer, count, inner), dtype)
-            calls = gather(
-                outer,
-                axis,
-                inner,
-                count,
-                x.itemsize,
-                index_dtype,
-                caps,
-                Tensor(x),
-                Tensor(indices),
-                y,
-                alignment=alignment,
-            )
-            gpu.run(calls)
+            problem = GatherProblem(outer, axis, inner, count, dtype, index_dtype, alignment)
+            gpu.compute(problem, caps, [Tensor(x), Tensor(indices)], [y])
             np.testing.assert_array_equal(y.array, x[:, indices])
 
 
 def test_gather_from_a_misaligned_view(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
     x = random(rng, (2, 3, 8), "float16")
     y = Tensor(np.zeros((2, 2, 8), np.float16), offset=2)
-    gpu.run(gather(2, 3, 8, 2, 2, "int32", caps, Tensor(x, offset=6), Tensor(np.array([2, 0], np.int32)), y))
+    indices = Tensor(np.array([2, 0], np.int32))
+    gpu.compute(GatherProblem(2, 3, 8, 2, "float16", "int32"), caps, [Tensor(x, offset=6), indices], [y])
     np.testing.assert_array_equal(y.array, x[:, [2, 0]])
 
 
@@ -59,7 +50,7 @@ def test_gather_clamps_indices_out_of_range(gpu: Harness, caps: DeviceCapabiliti
     wild = [5, 100, -6, 2**31 - 1, -(2**31)] + ([2**32, -(2**32) - 1, 2**62] if index_dtype == "int64" else [])
     want = [4, 4, 0, 4, 0] + ([4, 0, 4] if index_dtype == "int64" else [])
     indices, y = np.array(wild, index_dtype), Tensor.empty((len(wild),), np.float32)
-    gpu.run(gather(1, 5, 1, len(wild), 4, index_dtype, caps, Tensor(x), Tensor(indices), y))
+    gpu.compute(GatherProblem(1, 5, 1, len(wild), "float32", index_dtype), caps, [Tensor(x), Tensor(indices)], [y])
     np.testing.assert_array_equal(y.array, want)
 
 
@@ -195,13 +186,10 @@ def test_scatter_clamps_indices_out_of_range(gpu: Harness, caps: DeviceCapabilit
 
 
 def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
-    assert gather(1, 5, 2, 0, 4, "int64", caps, None, None, None) == []
     assert gather_elements((3, 2), (0, 2), 0, 4, "int64", caps, None, None, None) == []
     assert scatter_nd((3,), (0, 1), "float32", "int64", caps, None, None, None, None) == []
-    with pytest.raises(ValueError, match="into an empty axis"):
-        gather(1, 0, 2, 3, 4, "int64", caps, None, None, None)
-    with pytest.raises(ValueError, match="index type is 'uint8'"):
-        gather(1, 5, 2, 3, 4, "uint8", caps, None, None, None)
+    with pytest.raises(Decline, match="into an empty axis"):
+        choose(GatherProblem(1, 0, 2, 3, "float32", "int64"), caps)
     with pytest.raises(ValueError, match="reach beyond data"):
         gather_elements((3, 2), (3, 4), 0, 4, "int64", caps, None, None, None)
     with pytest.raises(ValueError, match="equal batch axes"):

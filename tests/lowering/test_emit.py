@@ -30,7 +30,7 @@ CAPS = DeviceCapabilities("imagined GPU", device_type="discrete", features=FEATU
 
 
 def _port(index: int, shape: tuple[int, ...]) -> Tensor:
-    return Tensor.contiguous(FLOAT, shape, Storage(0, port=index))
+    return Tensor.contiguous(FLOAT, shape, Storage(128, port=index))
 
 
 def _selections(caps: DeviceCapabilities, copied: bool) -> list[tuple[Tensor, Tensor]]:

@@ -16,7 +16,7 @@ from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir import expr as ex
 from vkep.ir import float8
 from vkep.ir.guards import Question
-from vkep.ir.ops import BaseTarget, Emit, KernelOp, Op, Pointwise, Role
+from vkep.ir.ops import BaseTarget, ClosureProblem, Emit, KernelOp, Op, Pointwise, Role
 from vkep.ir.tensor import (
     CHANNELS_LAST,
     CHANNELS_SECOND,
@@ -26,6 +26,8 @@ from vkep.ir.tensor import (
     broadcast_shapes,
     contiguous_strides,
 )
+from vkep.kernels.problem import Problem
+from vkep.kernels.select import choose
 from vkep.kernels.tuning import Trial
 from vkep.plan.records import FRESH
 
@@ -182,6 +184,17 @@ class Builder:
 
     # ---- kernels
 
+    def compute(self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Add an operation with kernels of its own. Operands in the order of `Problem.needs` and `Problem.makes`.
+
+        Raises `InvalidNode` where they are not what the problem needs, `Decline` where no candidate takes the problem on this
+        device.
+        """
+        op = KernelOp(problem, list(inputs), list(outputs))
+        if 0 not in [t.size for t in outputs]:
+            choose(problem, self.caps)
+            self._add(op)
+
     def kernel(
         self,
         inputs: Sequence[Tensor],
@@ -200,16 +213,15 @@ class Builder:
         """
         if max([t.size for t in outputs], default=0) == 0:
             return
-        op = KernelOp(
-            list(inputs), list(outputs), emit, row_axis, strided_output, flops=flops, role=role, aligned=aligned
-        )
+        problem = ClosureProblem(emit, row_axis, strided_output, role, aligned)
+        op = KernelOp(problem, list(inputs), list(outputs))
         if row_axis is None:
             try:
                 calls = emit(_TrialTarget(self.caps), inputs, outputs, None)
             except ValueError as error:
                 raise Decline(str(error)) from None
             if not isinstance(self.caps.tuned, Trial):  # which is to hear what an operation asks for when it is emitted
-                op.tried = (list(inputs), list(outputs)), calls
+                problem.tried = (list(inputs), list(outputs)), calls
         self._add(op)
 
     # ---- movement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,20 +15,8 @@ from vkep.ir.expr import Expr, tensors
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.launch import Workspace
-
-
-class Target(Workspace, Protocol):
-    """What a kernel selection may ask for while it emits: scratch tensors, constants, packed weights."""
-
-    @property
-    def caps(self) -> DeviceCapabilities: ...
-
-    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
-        """A weight transformed once on the host; None when ``weight`` is not a constant.
-
-        ``transform`` gets the elements from the tensor's address on, in memory order.
-        """
+from vkep.kernels.problem import Problem, check
+from vkep.kernels.select import Target
 
 
 @dataclass
@@ -36,6 +24,9 @@ class BaseTarget:
     """What every `Target` hands out alike."""
 
     caps: DeviceCapabilities
+
+    def fault(self, reason: str) -> tuple[Any, int]:
+        return None, 0
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
         return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
@@ -70,29 +61,44 @@ class Pointwise:
         return [self.out]
 
 
+@dataclass(eq=False)
+class ClosureProblem(Problem):
+    """An operation whose kernels a closure emits: what problems and tables of candidates are about to replace."""
+
+    emit: Emit
+    row_axis: int | None = None  # type: ignore[misc]
+    strided_output: bool = False  # type: ignore[misc]
+    role: Role = ""
+    aligned: bool = False  # type: ignore[misc]
+    #: what the trial of a selection (`Builder.kernel`) gave, and the inputs and outputs that it was for
+    tried: tuple[tuple[list[Tensor], list[Tensor]], list[KernelCall]] | None = None
+
+
 @dataclass(eq=False, slots=True)
 class KernelOp:
-    """An operation with kernels of its own.
+    """A problem and its operands, in the order of `Problem.needs` and `Problem.makes`.
 
-    ``row_axis`` is set where the kernels can pass their result through an epilogue: the output axis that is the
-    epilogue's ``row``; the axes after it, flattened, are its ``col``.
-    ``strided_output`` says that the output may be a view whose batch stride (axes before ``row_axis``) is not dense.
-    ``aligned`` says that its inputs are at multiples of 16 bytes, and must stay there.
+    Raises `InvalidNode` where the operands are not what the problem needs.
     """
 
+    problem: Problem
     inputs: list[Tensor]
     outputs: list[Tensor]
-    emit: Emit
-    row_axis: int | None = None
-    strided_output: bool = False
     labels: list[str] = field(default_factory=list)
     epilogue: Expr | None = None  #: an expression over the result (the leaf that views ``epilogue_of``) and others
     epilogue_of: Tensor | None = None
-    flops: int = 0
-    role: Role = ""
-    aligned: bool = False
-    #: what the trial of a selection (`Builder.kernel`) gave, and the inputs and outputs that it was for
-    tried: tuple[tuple[list[Tensor], list[Tensor]], list[KernelCall]] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, ClosureProblem):
+            check(self.problem, self.inputs, self.outputs)
+
+    @property
+    def row_axis(self) -> int | None:
+        return self.problem.row_axis
+
+    @property
+    def role(self) -> Role:
+        return self.problem.role if isinstance(self.problem, ClosureProblem) else ""
 
     @property
     def all_inputs(self) -> list[Tensor]:

@@ -107,10 +107,23 @@ class Tensor:
         first, last = _reach(self.shape, self.strides)
         return ((self.offset + first) * self.dtype.itemsize, (self.offset + last + 1) * self.dtype.itemsize)
 
+    @property
+    def elements_left(self) -> int:
+        """Elements of the storage from the view's first one on."""
+        return self.storage.nbytes // self.dtype.itemsize - self.offset
+
     # ---- movement: views only, None where a copy would be needed
 
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
-        return Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), self.offset if offset is None else offset)
+        """Other sizes and strides (elements) over the same storage; `ValueError` where they leave it."""
+        made = Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), self.offset if offset is None else offset)
+        start, end = made.byte_range
+        if start < 0 or end > self.storage.nbytes:
+            raise ValueError(
+                f"a view of shape {made.shape}, strides {made.strides} from element {made.offset} on touches bytes {start} "
+                f"to {end} of {self.storage.nbytes}"
+            )
+        return made
 
     def reshape(self, shape: Sequence[int]) -> Tensor | None:
         """The same elements in row-major order under another shape, or None where no strides can say it."""
@@ -136,7 +149,13 @@ class Tensor:
         return self if shape == self.shape and strides == self.strides else self.view(shape, strides)
 
     def slice(self, axis: int, start: int, length: int, step: int = 1) -> Tensor:
-        """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards)."""
+        """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards).
+
+        `ValueError` where one of them is outside the axis.
+        """
+        last = start + (length - 1) * step
+        if length < 0 or (length and not (0 <= start < self.shape[axis] and 0 <= last < self.shape[axis])):
+            raise ValueError(f"elements {start} to {last} of axis {axis}, which has {self.shape[axis]}")
         shape, strides = list(self.shape), list(self.strides)
         offset = self.offset + (start * strides[axis] if length else 0)
         shape[axis], strides[axis] = length, strides[axis] * step

@@ -7,7 +7,8 @@ from the end, one out of range is clamped (ONNX leaves it undefined; nothing is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -19,6 +20,7 @@ from vkep.kernels.launch import (
     ceil_div,
     contiguous_strides,
     element_count,
+    element_type,
     fields8,
     grid,
     is_cpu,
@@ -26,6 +28,8 @@ from vkep.kernels.launch import (
     numbered,
     unit_for,
 )
+from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.select import Candidate, Emission, implement
 
 _DATA = (Operand("x"), Operand("indices"), Operand("y", writes=True))
 
@@ -47,12 +51,22 @@ def _ahead(*units: int) -> tuple[dict[str, str], ...]:
     return tuple(_gather_defines(unit, words) for unit in units for words in ("int32", "int64"))
 
 
+def _gather_reach(call: KernelCall) -> Mapping[str, int]:
+    unit, row = call.size_of("UNIT_T"), call["inner"]
+    return {
+        "x": ceil_div(call["total"], row * call["count"]) * call["axis"] * row * unit,
+        "indices": call["count"] * 4 * int(call.define("INDEX_WORDS")),
+        "y": call["total"] * unit,
+    }
+
+
 GATHER = Kernel(
     "gather.comp",
     operands=_DATA,
     params=(("total", "uint"), ("axis", "uint"), *magic_fields("inner", "count")),
     spec={"PER_LANE": 1},
     variants=_ahead(*UNITS),
+    reach=_gather_reach,
 )
 GATHER_ELEMENTS = Kernel(
     "gather_elements.comp",
@@ -112,47 +126,63 @@ def _units_per_lane(total: int, caps: DeviceCapabilities) -> int:
     return 8 if is_cpu(caps) and total >= 1024 else 1
 
 
-def gather(
-    outer: int,
-    axis: int,
-    inner: int,
-    count: int,
-    itemsize: int,
-    index_dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    indices: Any,
-    y: Any,
-    *,
-    alignment: int | None = None,
-) -> list[KernelCall]:
-    """``y`` [outer, count, inner] = ``x`` [outer, axis, inner] at ``indices`` [count] of its middle.
+@dataclass(frozen=True)
+class GatherProblem(Problem):
+    """``y`` [outer, count, inner] = ``x`` [outer, axis, inner] at ``indices`` [count] of its middle (ONNX Gather).
 
-    ``itemsize`` is in bytes. ``alignment`` (bytes, by default ``itemsize``) divides the addresses of x and y: with 16,
-    rows move 16 bytes a time.
-    Raises `ValueError` for an empty axis with a non-empty output, and for another index type.
+    ``alignment`` (bytes) divides the addresses of x and y: with 16, rows move 16 bytes at a time.
     """
-    index_words(index_dtype)
-    element_count("gather input", outer, axis, inner)
-    if not element_count("gather output", outer, count, inner):
-        return []
-    if not axis:
-        raise ValueError(f"gather: {count} indices into an empty axis, expected at least one element")
-    unit = unit_for(inner * itemsize, alignment or itemsize)
-    units = inner * itemsize // unit
-    total = outer * count * units
-    per_lane = _units_per_lane(total, caps)
-    local = lanes(caps, total // per_lane)
+
+    outer: int
+    axis: int
+    inner: int
+    count: int
+    dtype: str
+    index_dtype: str
+    alignment: int = 1
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("x", self.dtype, (self.outer, self.axis, self.inner), flat=True),
+            Need("indices", self.index_dtype, (self.count,), flat=True),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.outer, self.count, self.inner), flat=True),)
+
+    def placed(self, operands: Mapping[str, Any]) -> GatherProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+
+def _takes_gather(problem: GatherProblem, caps: DeviceCapabilities) -> str:
+    return "indices into an empty axis" if not problem.axis else ""
+
+
+def _gather(problem: GatherProblem, e: Emission) -> list[KernelCall]:
+    itemsize = element_type(problem.dtype).itemsize
+    unit = unit_for(problem.inner * itemsize, max(problem.alignment, itemsize))
+    units = problem.inner * itemsize // unit
+    total = element_count("gather output", problem.outer, problem.count, units)
+    per_lane = _units_per_lane(total, e.caps)
+    local = lanes(e.caps, total // per_lane)
     return [
         GATHER.call(
             grid=grid(ceil_div(total, local * per_lane)),
-            operands={"x": x, "indices": indices, "y": y},
-            params={"total": total, "axis": axis, **magic_params("inner", units), **magic_params("count", count)},
+            operands=e.operands,
+            params={
+                "total": total,
+                "axis": problem.axis,
+                **magic_params("inner", units),
+                **magic_params("count", problem.count),
+            },
             spec={"PER_LANE": per_lane},
-            defines=_gather_defines(unit, index_dtype),
+            defines=_gather_defines(unit, problem.index_dtype),
             local_size=(local,),
         )
     ]
+
+
+implement(GatherProblem, Candidate("gather", _gather, when=_takes_gather))
 
 
 def gather_elements(

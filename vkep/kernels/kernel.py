@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,17 @@ SCALAR_CODES = {"uint": "I", "int": "i", "float": "f"}
 ADDRESS_BYTES = 8
 #: larger argument blocks go to memory: what every Vulkan device has of push constants (specification, "Required Limits")
 PUSH_CONSTANT_BYTES = 128
+#: the reach of an operand whose addresses are generated from its view's own shape and strides
+ITS_VIEW = -1
+#: bytes of the GLSL types that kernels declare pointers to
+GLSL_BYTES = {
+    **dict.fromkeys(("uint8_t", "int8_t"), 1),
+    **dict.fromkeys(("uint16_t", "int16_t", "float16_t"), 2),
+    **dict.fromkeys(("uint", "int", "float", "u8vec4", "i8vec4"), 4),
+    **dict.fromkeys(("uvec2", "ivec2", "vec2", "uint64_t", "int64_t", "double", "f16vec4", "u16vec4", "i16vec4"), 8),
+    **dict.fromkeys(("uvec4", "ivec4", "vec4", "dvec2"), 16),
+    **dict.fromkeys(("dvec4", "u64vec4", "i64vec4"), 32),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,10 @@ class Kernel:
 
     ``operands`` and ``params`` in the order of the GLSL argument block (operands first); ``spec`` maps each of the
     kernel's own spec constants to its default. ``variants`` are the sets of defines that the tool builds ahead.
+
+    ``reach`` is the kernel's promise: from a call's arguments (`KernelCall.__getitem__`, ``size_of``, ``grid``) the bytes of
+    each operand, by name, that its lanes may touch from the operand's address on. It is written from the GLSL, and a plan
+    is laid out only where every operand has so many bytes.
     """
 
     source: str
@@ -44,6 +59,7 @@ class Kernel:
     params: tuple[tuple[str, str], ...] = ()
     spec: Mapping[str, int] = field(default_factory=dict)
     variants: tuple[Mapping[str, str], ...] = ({},)
+    reach: Callable[[KernelCall], Mapping[str, int]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         names = [o.name for o in self.operands] + [name for name, _ in self.params]
@@ -96,6 +112,7 @@ class Kernel:
             spec={**self.spec, **spec, "LOCAL_X": lx, "LOCAL_Y": ly, "LOCAL_Z": lz},
             operands=bound,
             scalars=self._packed(codes, values, params),
+            params=params,
             grid=(int(x), int(y), int(z)),
             subgroup_size=subgroup_size,
             flops=int(flops),
@@ -141,6 +158,24 @@ class KernelCall:
     grid: tuple[int, int, int]
     subgroup_size: int | None = None
     flops: int = 0
+    params: Mapping[str, int | float] = field(default_factory=dict)  #: the kernel's own, by name
+
+    def __getitem__(self, name: str) -> int:
+        """A whole-number argument or a spec constant."""
+        found = self.params.get(name)
+        return int(self.spec[name] if found is None else found)
+
+    def define(self, name: str) -> str:
+        """What a preprocessor name is defined as."""
+        return dict(self.variant.defines)[name]
+
+    def size_of(self, name: str) -> int:
+        """Bytes of the GLSL type that a preprocessor name is defined as."""
+        return GLSL_BYTES[self.define(name)]
+
+    def reaches(self) -> Mapping[str, int]:
+        """Bytes that the call's lanes may touch of each of the kernel's own operands (`ITS_VIEW`: what its view covers)."""
+        return self.kernel.reach(self) if self.kernel.reach is not None else {}
 
     @property
     def argument_bytes(self) -> int:

@@ -10,12 +10,12 @@ import numpy as np
 
 from vkep.dtypes import DTYPES, DType
 from vkep.ir.builder import Builder
-from vkep.ir.ops import Target
 from vkep.ir.tensor import Tensor, alignment, broadcast_shapes, collapse
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem, matmul
 from vkep.kernels.matmul_generic import matmul_generic
+from vkep.kernels.select import Target
 from vkep.ops.registry import FLOATS, operator
 
 #: layers repeat, and so do plans for other sizes: what was checked and derived before is kept

@@ -12,7 +12,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.guards import RoundedCapacity
 from vkep.ir.tensor import Tensor
-from vkep.kernels.gather import gather
+from vkep.kernels.gather import GatherProblem
 from vkep.ops.attention import angles, rotated
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, outputs, wants_output
@@ -315,11 +315,7 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
     index = b.store(b.expr("({0} + {1})", source, row), _INT32, shape=(batch, heads, room, 1))
     out = b.empty(new.dtype, (batch, heads, room, size))
     rows_in = batch * heads * both.shape[2]
-    b.kernel(
-        [both, index],
-        [out],
-        lambda t, i, o, _: gather(1, rows_in, size, index.size, new.dtype.itemsize, "int32", t.caps, i[0], i[1], o[0]),
-    )
+    b.compute(GatherProblem(1, rows_in, size, index.size, new.dtype.name, "int32"), [both, index], [out])
     return out
 
 

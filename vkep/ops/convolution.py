@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
 from vkep.ir.builder import Builder
-from vkep.ir.ops import Target
 from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
 from vkep.kernels.col2im import col2im
 from vkep.kernels.conv import ConvProblem, conv
@@ -19,6 +18,7 @@ from vkep.kernels.deform import deform_columns
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.pad import pad
+from vkep.kernels.select import Target
 from vkep.ops.contraction import matrix_product, prepack, scratch
 from vkep.ops.registry import FLOATS, operator
 

@@ -6,7 +6,7 @@ import math
 
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, alignment
-from vkep.kernels.gather import gather, gather_elements, gather_nd
+from vkep.kernels.gather import GatherProblem, gather_elements, gather_nd
 from vkep.kernels.pad import pad as pad_kernel
 from vkep.kernels.scatter import scatter_elements as scatter_elements_kernel
 from vkep.kernels.scatter import scatter_nd as scatter_nd_kernel
@@ -26,23 +26,8 @@ def gather_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tens
         return b.reshape(one, [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]])
     outer, inner = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
     out = b.empty(data.dtype, [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]])
-    b.kernel(
-        [b.contiguous(data), b.contiguous(indices)],
-        [out],
-        lambda t, i, o, _: gather(
-            outer,
-            data.shape[axis],
-            inner,
-            indices.size,
-            data.dtype.itemsize,
-            indices.dtype.name,
-            t.caps,
-            i[0],
-            i[1],
-            o[0],
-            alignment=alignment(i[0], o[0]),
-        ),
-    )
+    problem = GatherProblem(outer, data.shape[axis], inner, indices.size, data.dtype.name, indices.dtype.name)
+    b.compute(problem, [b.contiguous(data), b.contiguous(indices)], [out])
     return out
 
 

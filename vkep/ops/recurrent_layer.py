@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
-from vkep.ir.ops import Target
 from vkep.ir.tensor import Tensor
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.recurrent import fits, recurrent
+from vkep.kernels.select import Target
 from vkep.ops.contraction import matrix_product
 
 #: GLSL of {0} with parameters alpha {1} and beta {2}, and the parameters' defaults (None: has none)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from vkep.dtypes import DTYPES, DType
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
-from vkep.ir.ops import Target
 from vkep.ir.tensor import Tensor, alignment, broadcast_shapes
 from vkep.kernels.attention import AttentionProblem, attention, takes_attention
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import is_cpu
+from vkep.kernels.select import Target
 
 if TYPE_CHECKING:
     from vkep.ops.sdpa import Heads, Mask, Scoring

@@ -10,7 +10,7 @@ from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import cumsum
-from vkep.kernels.gather import gather
+from vkep.kernels.gather import GatherProblem
 from vkep.kernels.selection import compact, non_max_suppression
 from vkep.ops.allowed import ARITHMETIC
 from vkep.ops.registry import SIZED, operator
@@ -96,11 +96,6 @@ def non_max_suppression_take(
     out = b.empty(_INT64, [rows.size, 3])
     if not rows.size:
         return b.constant(np.zeros((0, 3), np.int64))
-    b.kernel(
-        [b.contiguous(picks), b.constant(rows.astype(np.int64))],
-        [out],
-        lambda t, i, o, _: gather(
-            1, picks.shape[0] * picks.shape[1], 3, rows.size, 8, "int64", t.caps, i[0], i[1], o[0], alignment=8
-        ),
-    )
+    problem = GatherProblem(1, picks.shape[0] * picks.shape[1], 3, rows.size, "int64", "int64")
+    b.compute(problem, [b.contiguous(picks), b.constant(rows.astype(np.int64))], [out])
     return out

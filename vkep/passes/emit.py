@@ -11,13 +11,16 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import from_onnx, load_code
+from vkep.errors import KernelBoundsError
 from vkep.graph.weights import PackedWeight, Weight
 from vkep.ir import expr as ex
-from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
+from vkep.ir.ops import BaseTarget, ClosureProblem, KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, collapse
+from vkep.kernels import select
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, KernelCall, Operand
+from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, PUSH_CONSTANT_BYTES, KernelCall, Operand
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
+from vkep.kernels.select import bind
 from vkep.kernels.tuning import working_on
 from vkep.passes.fuse import epilogue_strides
 from vkep.plan.hazards import HazardTracker
@@ -133,10 +136,14 @@ def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[i
 
 
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
-    if op.tried is not None and op.tried[0] == (op.inputs, op.outputs):  # nothing was moved since
-        return op.tried[1]
+    problem = op.problem
     epilogue = _epilogue(op) if op.epilogue is not None else None
-    return op.emit(emitter, op.inputs, op.outputs, epilogue)
+    if isinstance(problem, ClosureProblem):
+        if problem.tried is not None and problem.tried[0] == (op.inputs, op.outputs):  # nothing was moved since
+            return problem.tried[1]
+        return problem.emit(emitter, op.inputs, op.outputs, epilogue)
+    placed = problem.placed(bind(problem, op.inputs, op.outputs))
+    return select.emit(placed, emitter, op.inputs, op.outputs, epilogue)
 
 
 def _epilogue(op: KernelOp) -> Epilogue:
@@ -208,6 +215,16 @@ def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tu
     return list(spans), [Lifetime(s.nbytes, first, last) for s, (first, last) in spans.items()]
 
 
+def _prove(call: KernelCall, operand: Operand, tensor: Tensor, reach: int, end: int) -> None:
+    """That what a kernel may touch of an operand lies in the operand's view, and the view in its storage."""
+    first = tensor.offset * tensor.dtype.itemsize
+    if end > tensor.storage.nbytes or (reach != ITS_VIEW and first + reach > end):
+        raise KernelBoundsError(
+            f"{call.kernel.source}: it may touch {reach} bytes of {operand.name!r} from byte {first} on; the operand is "
+            f"{tensor.dtype} {list(tensor.shape)}, which ends at byte {end} of {tensor.storage.nbytes}"
+        )
+
+
 class _Layout:
     """Turns kernel calls over tensors into dispatches over addresses."""
 
@@ -249,11 +266,13 @@ class _Layout:
         reads: list[Range] = []
         writes: list[Range] = []
         indirect = moved = 0
+        reaches = call.reaches()
         for position, (operand, tensor) in enumerate(call.operands):
             if tensor is None:
                 continue
             addend = tensor.offset * tensor.dtype.itemsize
             start, end = tensor.byte_range
+            _prove(call, operand, tensor, reaches.get(operand.name, ITS_VIEW), end)
             moved += min(end - start, tensor.nbytes)
             storage = tensor.storage
             at = position * ADDRESS_BYTES

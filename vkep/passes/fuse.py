@@ -172,7 +172,7 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
             if expr is None:
                 continue
             out = op.out.reshape(kernel.outputs[0].shape)
-            if out is None or not (out.is_contiguous or kernel.strided_output):
+            if out is None or not (out.is_contiguous or kernel.problem.strided_output):
                 continue
             uses.remove(op)
             uses.remove(kernel)
@@ -305,7 +305,7 @@ def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
 
 def _may_read(readers: Iterable[Op], storage: Storage, place: Tensor) -> bool:
     """Whether those who read a storage may read it there: some load 16 bytes at a time."""
-    asks = (op for op in readers if isinstance(op, KernelOp) and op.aligned)
+    asks = (op for op in readers if isinstance(op, KernelOp) and op.problem.aligned)
     return alignment(place) == 16 or not any(t.storage is storage for op in asks for t in op.inputs)
 
 
@@ -315,7 +315,7 @@ def _can_write(producer: Op, place: Tensor) -> bool:
     if place.is_contiguous:
         return True
     return (
-        producer.strided_output
+        producer.problem.strided_output
         and producer.row_axis is not None
         and place.view(place.shape[producer.row_axis :], place.strides[producer.row_axis :]).is_contiguous
     )

@@ -1,0 +1,148 @@
+"""Choosing a kernel: for each kind of problem one ordered table of candidates.
+
+Everyone who asks which kernel runs a problem, and why, reads the same table: the claim of a node (`choose`), lowering
+(`emit`), `vkep explain` (`explain`), `vkep tune` and the bench.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.launch import Workspace
+from vkep.kernels.problem import Problem
+
+P = TypeVar("P", bound=Problem)
+
+
+class Target(Workspace, Protocol):
+    """What a candidate may ask for while it emits."""
+
+    @property
+    def caps(self) -> DeviceCapabilities: ...
+
+    def prepack(self, weight: Any, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Any:
+        """A weight transformed once on the host; None where ``weight`` is no constant.
+
+        ``transform`` gets the elements from the tensor's address on, in memory order. The tag names the transformation:
+        equal tags on equal weights give equal bytes.
+        """
+
+    def fault(self, reason: str) -> tuple[Any, int]:
+        """Where a kernel notes that its data break the specification (an operand, None where nobody asks), and the number
+        that it writes there, by which a run raises `InvalidInputError` with ``reason``.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a candidate emits for: the operands by name, and the target that it may ask."""
+
+    target: Target
+    operands: Mapping[str, Any]
+    epilogue: Epilogue | None = None
+
+    @property
+    def caps(self) -> DeviceCapabilities:
+        return self.target.caps
+
+    def __getitem__(self, name: str) -> Any:
+        return self.operands[name]
+
+    def get(self, name: str) -> Any:
+        """An operand that may be absent: None then."""
+        return self.operands.get(name)
+
+
+#: why a candidate does not take a problem on a device, "" where it does
+When = Callable[[Any, DeviceCapabilities], str]
+
+
+def always(problem: Problem, caps: DeviceCapabilities) -> str:
+    """For a candidate that takes every problem on every device."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Candidate(Generic[P]):
+    """One way to compute a problem.
+
+    Attributes:
+        name: as `vkep explain` prints it.
+        emit: makes the dispatches. It refuses nothing that ``when`` lets pass.
+        when: why it does not take a problem on a device ("" where it does): the problem's shape, what the device lacks, limits
+            of grid, shared memory and arguments. Where the problem lies in memory is not known yet.
+        epilogue: whether its result may pass through a fused expression.
+        layout: how its images lie in memory: "nchw" or "nhwc".
+    """
+
+    name: str
+    emit: Callable[[P, Emission], list[KernelCall]]
+    when: When = always
+    epilogue: bool = False
+    layout: str = "nchw"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[P]):
+    """The candidate that runs a problem, and those before it in the table with what turned them down."""
+
+    candidate: Candidate[P]
+    turned_down: tuple[tuple[str, str], ...]
+
+
+_TABLES: dict[type[Problem], tuple[Candidate[Any], ...]] = {}
+
+
+def implement(problem: type[P], *candidates: Candidate[P]) -> None:
+    """Declare the candidates of a kind of problem, the best first. Each kind has one table."""
+    if problem in _TABLES:
+        raise ValueError(f"{problem.__name__} has its table of candidates already")
+    _TABLES[problem] = candidates
+
+
+def candidates(problem: type[P]) -> tuple[Candidate[P], ...]:
+    """The table of a kind of problem."""
+    return _TABLES[problem]
+
+
+def tables() -> Mapping[type[Problem], tuple[Candidate[Any], ...]]:
+    """Every table, by the kind of problem."""
+    return _TABLES
+
+
+def choose(problem: P, caps: DeviceCapabilities) -> Choice[P]:
+    """The first candidate that takes a problem on a device. Raises `Decline` with every candidate's reason where none does."""
+    turned_down: list[tuple[str, str]] = []
+    for candidate in _TABLES[type(problem)]:
+        reason = candidate.when(problem, caps)
+        if not reason:
+            return Choice(candidate, tuple(turned_down))
+        turned_down.append((candidate.name, reason))
+    reasons = dict.fromkeys(reason for _, reason in turned_down)
+    raise Decline("; ".join(reasons) or f"no kernel computes a {type(problem).__name__}")
+
+
+def emit(
+    problem: P,
+    target: Target,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    epilogue: Epilogue | None = None,
+) -> list[KernelCall]:
+    """The dispatches of the chosen candidate for operands in the order of `Problem.needs` and `Problem.makes`."""
+    operands = bind(problem, inputs, outputs)
+    return choose(problem, target.caps).candidate.emit(problem, Emission(target, operands, epilogue))
+
+
+def bind(problem: Problem, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
+    """Operands by the names that the problem has for them."""
+    needs = (*problem.needs(), *problem.makes())
+    return {need.name: operand for need, operand in zip(needs, (*inputs, *outputs), strict=True)}
