@@ -139,6 +139,8 @@ def symbol(plan: Plan, relocation: Relocation) -> str:
     addend = relocation.addend
     if relocation.space is Space.ACTIVATION:
         return f"activation+{addend:#x}"
+    if relocation.space is Space.FAULT:
+        return "fault word"
     if relocation.space is Space.CONSTANT:
         name = f"weight {relocation.index} {plan.constants[relocation.index].label!r}"
     else:

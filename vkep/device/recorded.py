@@ -15,6 +15,7 @@ from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
+from vkep.errors import InvalidInputError
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
 from vkep.memory.staging import StagingArena, shared_staging_arena
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _SLOT_BYTES = 8
+_FAULT_BYTES = 4
 
 
 class _HostPorts:
@@ -118,6 +120,12 @@ class RecordedPlan:
             self._slots_staging = self._hold(upload.value.alloc(_SLOT_BYTES * max(len(plan.slots), 1)))
         else:
             self._staging = (None, None)
+        if plan.faults:
+            arena = self._staging[1] or delegate.arena
+            self._fault_block = self._hold(arena.alloc(_FAULT_BYTES))
+            assert self._fault_block.mapped is not None, "unified memory and staging are mapped"
+            self._fault = np.frombuffer(self._fault_block.mapped, np.uint32, 1)
+            self._fault[0] = 0
         mapped = (self._slots_staging or self._table).mapped
         assert mapped is not None
         self._slots = np.frombuffer(mapped, np.uint64, len(plan.slots))
@@ -144,6 +152,8 @@ class RecordedPlan:
                 base = self._constants[r.index]
             elif r.space is Space.ACTIVATION:
                 base = self._slab.address
+            elif r.space is Space.FAULT:
+                base = self._fault_block.address
             else:
                 base = self._table.address + _SLOT_BYTES * r.index
             struct.pack_into("<Q", data, r.offset, base + r.addend)
@@ -172,7 +182,7 @@ class RecordedPlan:
             commands.dispatch(*dispatch.grid)
             if queries is not None:
                 commands.write_timestamp(queries, index + 1)
-        if self._delegate.unified:
+        if self._delegate.unified or self.plan.faults:
             commands.barrier_to_host()
         commands.end()
         return commands
@@ -223,7 +233,15 @@ class RecordedPlan:
         value = self.submit(inputs, outputs)
         if not all(isinstance(o, DeviceTensor) for o in outputs):
             self._delegate.lease.wait(value)
+            self._check()
         return self.collect(outputs)
+
+    def _check(self) -> None:
+        """Raise `InvalidInputError` where a kernel of the run that has ended noted a fault."""
+        code = int(self._fault[0]) if self.plan.faults else 0
+        if code:
+            self._fault[0] = 0
+            raise InvalidInputError(dict(self.plan.faults)[code])
 
     def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> int:
         """Send a run off; returns its timeline value."""
@@ -334,7 +352,7 @@ class RecordedPlan:
         self._submits.clear()
         self._sides.clear()
         self._host, self._main = None, None
-        self._slots = np.empty(0, np.uint64)
+        self._slots, self._fault = np.empty(0, np.uint64), np.empty(0, np.uint32)
         held, self._held = self._held, []
         for thing in reversed(held):
             thing.free() if isinstance(thing, DeviceBlock) else thing.close()

@@ -217,10 +217,12 @@ class Builder:
         op = KernelOp(problem, list(inputs), list(outputs))
         if row_axis is None:
             try:
-                calls = emit(_TrialTarget(self.caps), inputs, outputs, None)
+                target = _TrialTarget(self.caps)
+                calls = emit(target, inputs, outputs, None)
             except ValueError as error:
                 raise Decline(str(error)) from None
-            if not isinstance(self.caps.tuned, Trial):  # which is to hear what an operation asks for when it is emitted
+            # a trial of tilings is to hear what an operation asks for when it is emitted, and a plan what may be wrong
+            if not (isinstance(self.caps.tuned, Trial) or target.asked_fault):
                 problem.tried = (list(inputs), list(outputs)), calls
         self._add(op)
 
@@ -326,6 +328,12 @@ def _opaque(dtype: DType) -> bool:
 
 class _TrialTarget(BaseTarget):
     """A `Target` for trying a selection."""
+
+    asked_fault = False
+
+    def fault(self, reason: str) -> tuple[Tensor | None, int]:
+        self.asked_fault = True
+        return super().fault(reason)
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         raise AssertionError("a selection that packs weights takes an epilogue, and is not tried ahead")

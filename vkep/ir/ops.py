@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class BaseTarget:
 
     caps: DeviceCapabilities
 
-    def fault(self, reason: str) -> tuple[Any, int]:
+    def fault(self, reason: str) -> tuple[Tensor | None, int]:
         return None, 0
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:

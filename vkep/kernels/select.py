@@ -36,8 +36,8 @@ class Target(Workspace, Protocol):
         """
 
     def fault(self, reason: str) -> tuple[Any, int]:
-        """Where a kernel notes that its data break the specification (an operand, None where nobody asks), and the number
-        that it writes there, by which a run raises `InvalidInputError` with ``reason``.
+        """Where a kernel notes that its data break the specification (an operand of 4 bytes, None where nobody asks), and
+        the code that it leaves there (`shaders/fault.glsl`): the run raises `InvalidInputError` with the node and ``reason``.
         """
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import from_onnx, load_code
+from vkep.dtypes import DTYPES, from_onnx, load_code
 from vkep.errors import KernelBoundsError
 from vkep.graph.weights import PackedWeight, Weight
 from vkep.ir import expr as ex
@@ -25,10 +25,27 @@ from vkep.kernels.tuning import working_on
 from vkep.passes.fuse import epilogue_strides
 from vkep.plan.hazards import HazardTracker
 from vkep.plan.memory import Lifetime, live_peak, place
-from vkep.plan.records import FRESH, ConstantRef, Dispatch, PipelineKey, Plan, Port, Range, Relocation, Slot, Space
+from vkep.plan.records import (
+    FAULT,
+    FRESH,
+    ConstantRef,
+    Dispatch,
+    PipelineKey,
+    Plan,
+    Port,
+    Range,
+    Relocation,
+    Slot,
+    Space,
+)
 from vkep.plan.schedule import Access, schedule
 
-_CONSTANT, _ACTIVATION, _PORT = Space.CONSTANT, Space.ACTIVATION, Space.PORT  # an enumeration's are slow to get
+#: an enumeration's are slow to get
+_CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
+#: the run's fault word: all dispatches may write it, in any order, so that it is no access for hazards and schedules
+_FAULT_WORD = Tensor.contiguous(DTYPES["uint32"], (1,), Storage(4, port=FAULT, label="fault word"))
+#: fault codes that each operation has for its own
+_CODES = 16
 
 
 @dataclass
@@ -41,10 +58,20 @@ class PlannedIsland:
 
 @dataclass
 class Emitter(BaseTarget):
-    """The `Target` that kernel selections see when they emit."""
+    """The `Target` that one operation's candidate sees when it emits."""
 
     packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     may_pack: bool = False  #: else `_MustPackError` ends what asks for a form that no plan has made yet
+    label: str = ""  #: the operation's nodes
+    first_code: int = 1  #: codes are given out by the operation's place in the plan: threads emit in any order
+    faults: dict[int, str] = field(default_factory=dict)  #: reasons by code
+
+    def fault(self, reason: str) -> tuple[Tensor, int]:
+        code = self.first_code + len(self.faults)
+        if len(self.faults) == _CODES:
+            raise ValueError(f"{self.label!r} has more than {_CODES} reasons for a fault")
+        self.faults[code] = f"node {self.label!r}: {reason}"
+        return _FAULT_WORD, code
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         base = weight.storage.weight
@@ -66,29 +93,30 @@ class Emitter(BaseTarget):
 
 def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> PlannedIsland:
     """Choose kernels for the operations and lay out the plan."""
-    emitter = Emitter(caps)
-    calls: list[tuple[KernelCall, str]] = []
+    packed: dict[tuple[str, str], Tensor] = {}
     labels = [_label(op) for op in ops]
-    made = [_calls_unless_packing(op, label, emitter) for op, label in zip(ops, labels, strict=True)]
-    late = [(op, label) for op, label, found in zip(ops, labels, made, strict=True) if found is None]
+    targets = [Emitter(caps, packed, False, label, 1 + _CODES * k) for k, label in enumerate(labels)]
+    made = [_calls_unless_packing(op, target) for op, target in zip(ops, targets, strict=True)]
+    late = [k for k, found in enumerate(made) if found is None]
     if late:
         # Packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock.
-        emitter.may_pack = True
+        for k in late:
+            targets[k] = replace(targets[k], may_pack=True, faults={})
         with ThreadPoolExecutor(min(os.cpu_count() or 1, len(late))) as pool:
-            packed = pool.map(lambda one: _calls(one[0], one[1], emitter), late)
-            made = [next(packed) if found is None else found for found in made]
-    for label, found in zip(labels, made, strict=True):
-        calls += [(call, label) for call in found or ()]
-    return _Layout(calls, ports).planned()
+            for k, found in zip(late, pool.map(lambda k: _calls(ops[k], targets[k]), late), strict=True):
+                made[k] = found
+    calls = [(call, label) for label, found in zip(labels, made, strict=True) for call in found or ()]
+    faults = tuple(entry for target in targets for entry in target.faults.items())
+    return _Layout(calls, ports, faults).planned()
 
 
 class _MustPackError(Exception):
     """An operation's weights meet planning for the first time in a form that it asks for."""
 
 
-def _calls_unless_packing(op: Op, label: str, emitter: Emitter) -> list[KernelCall] | None:
+def _calls_unless_packing(op: Op, emitter: Emitter) -> list[KernelCall] | None:
     try:
-        return _calls(op, label, emitter)
+        return _calls(op, emitter)
     except _MustPackError:
         return None
 
@@ -98,8 +126,8 @@ def _label(op: Op) -> str:
     return (labels[0] if len(labels) == 1 else " + ".join(dict.fromkeys(labels))) or "copy"
 
 
-def _calls(op: Op, label: str, emitter: Emitter) -> list[KernelCall]:
-    working_on(emitter.caps, label)
+def _calls(op: Op, emitter: Emitter) -> list[KernelCall]:
+    working_on(emitter.caps, emitter.label)
     return _pointwise_calls(op, emitter.caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
 
 
@@ -194,7 +222,7 @@ def _accesses(call: KernelCall) -> list[Access]:
     """What a call touches, constants aside."""
     touched = []
     for operand, tensor in call.operands:
-        if tensor is not None and tensor.storage.weight is None:
+        if tensor is not None and tensor.storage.weight is None and tensor is not _FAULT_WORD:
             storage = tensor.storage
             memory = storage if storage.port is None else storage.port
             start, end = tensor.byte_range
@@ -228,12 +256,14 @@ def _prove(call: KernelCall, operand: Operand, tensor: Tensor, reach: int, end: 
 class _Layout:
     """Turns kernel calls over tensors into dispatches over addresses."""
 
-    def __init__(self, calls: Sequence[tuple[KernelCall, str]], ports: Sequence[Port]) -> None:
+    def __init__(
+        self, calls: Sequence[tuple[KernelCall, str]], ports: Sequence[Port], faults: tuple[tuple[int, str], ...]
+    ) -> None:
         groups = schedule([_accesses(call) for call, _ in calls], lambda groups: live_peak(_alive(calls, groups)[1]))
         order = sorted(range(len(calls)), key=groups.__getitem__)
         self.calls = [calls[i] for i in order]
         self.groups = [groups[i] for i in order]
-        self.ports = tuple(ports)
+        self.ports, self.faults = tuple(ports), faults
         self.weights: dict[str, Weight] = {}
         self.constants: dict[str, int] = {}
         self.slots: dict[tuple[int, int], int] = {}
@@ -253,6 +283,7 @@ class _Layout:
             pipelines=tuple(self.pipelines),
             dispatches=tuple(dispatches),
             live_peak_bytes=self.peak,
+            faults=self.faults,
         )
         return PlannedIsland(plan, self.weights)
 
@@ -273,6 +304,9 @@ class _Layout:
             addend = tensor.offset * tensor.dtype.itemsize
             start, end = tensor.byte_range
             _prove(call, operand, tensor, reaches.get(operand.name, ITS_VIEW), end)
+            if tensor is _FAULT_WORD:
+                relocations.append(Relocation(position * ADDRESS_BYTES, _FAULT, 0))
+                continue
             moved += min(end - start, tensor.nbytes)
             storage = tensor.storage
             at = position * ADDRESS_BYTES

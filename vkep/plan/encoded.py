@@ -108,7 +108,7 @@ def plan_fields(plan: Plan) -> Any:
 
 def read_plan(fields: Any) -> Plan:
     """The inverse of `plan_fields`. Raises `ValueError` (also for shaders other than vkep's own), `TypeError`."""
-    ports, constants, activation, slots, pipelines, dispatches, peak, notes = fields
+    ports, constants, activation, slots, pipelines, dispatches, peak, notes, faults = fields
     return Plan(
         ports=tuple(Port(n, t, tuple(shape), size, into) for n, t, shape, size, into in ports),
         constants=tuple(ConstantRef(*c) for c in constants),
@@ -118,6 +118,7 @@ def read_plan(fields: Any) -> Plan:
         dispatches=tuple(_dispatch(*d) for d in dispatches),
         live_peak_bytes=peak,
         notes=tuple(notes),
+        faults=tuple((int(code), str(text)) for code, text in faults),
     )
 
 

@@ -16,6 +16,7 @@ class Space(Enum):
     CONSTANT = "constant"  #: index into ``Plan.constants``
     ACTIVATION = "activation"  #: byte offset into the plan's activation slab (index unused)
     PORT = "port"  #: an input or output of the run (ranges: index into ``Plan.ports``; relocations: ``Plan.slots``)
+    FAULT = "fault"  #: the run's fault word (index and addend unused): see ``Plan.faults``
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Relocation:
 
 #: in place of a port: a slot that holds no address but 64 random bits, drawn for each run
 FRESH = -1
+#: in place of a port: the run's fault word
+FAULT = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,9 @@ class Plan:
     dispatches: tuple[Dispatch, ...]
     live_peak_bytes: int = 0  #: largest sum of live activations at one dispatch: the bound for activation_bytes
     notes: tuple[str, ...] = field(default=())
+    #: what a kernel may find at run time that breaks an operator's specification: (code, what is wrong, with the node). The
+    #: kernel that finds it leaves the code in the run's fault word, which is 0 otherwise.
+    faults: tuple[tuple[int, str], ...] = ()
 
     @property
     def inputs(self) -> tuple[Port, ...]:
