@@ -25,6 +25,10 @@ class InvalidNode(Decline):
     A session raises `InvalidModelError` for it where the model alone says so, `InvalidInputError` where a run's inputs do.
     """
 
+    def at(self, title: str) -> InvalidNode:
+        """The same of the node that ``title`` names."""
+        return InvalidNode(f"{title}: {self.reason}")
+
 
 class InvalidModelError(VkepError, ValueError):
     """The bytes are no ONNX model, or the model breaks the ONNX specification."""
@@ -35,7 +39,9 @@ class UnsupportedModelError(VkepError, ValueError):
 
 
 class InvalidInputError(VkepError, ValueError):
-    """A run's inputs do not fit the model: name, rank, shape or dtype."""
+    """A run's inputs do not fit the model (name, rank, shape or dtype), or one of its nodes does not allow what comes to it
+    (a shape, a value): the message names the node.
+    """
 
 
 class KernelBoundsError(VkepError):

@@ -62,6 +62,16 @@ def test_dynamic_shapes_are_planned_as_they_come(session: OpenSession) -> None:
         np.testing.assert_allclose(made.run(None, {"x": x})[0], np.maximum(x, 0) @ weight, rtol=1e-5, atol=1e-5)
 
 
+def test_shapes_that_break_an_operator_are_a_failed_status(session: OpenSession) -> None:
+    # of the sample sizes that the symbols are tried with, 4 contradicts b's 3
+    made = session(graph("g (float[n,m] x, float[3] b) => (float[n,3] y) { y = Add(x, b) }"))
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"INVALID_ARGUMENT.*Add.*shapes .* do not broadcast"):
+            made.run(None, {"x": np.ones((2, 2), np.float32), "b": np.ones(3, np.float32)})
+        got = made.run(None, {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)})[0]
+        np.testing.assert_array_equal(got, np.full((2, 3), 2))
+
+
 def test_shapes_that_only_a_value_tells(session: OpenSession) -> None:
     made = session(graph("g (float[2,3] x, int64[2] s) => (float[n,m] y) { r = Reshape(x, s) y = Neg(r) }"))
     x = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 import vkep
 from tests.session.models import ADD_RELU, model
-from vkep import InferenceSession, InvalidModelError, SharedGpuContext, UnsupportedModelError, VkepError
+from vkep import InferenceSession, InvalidInputError, InvalidModelError, SharedGpuContext, UnsupportedModelError
 
 X = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
 
@@ -57,10 +57,8 @@ def test_models_that_do_not_open(context: SharedGpuContext, source: Any, error: 
         ("y = Transpose<perm=[0,1,5]>(x)", "no permutation"),
         ("y = Transpose<perm=[0]>(x)", ""),
         ("s = Constant<value = int64[1] {7}>() y = Reshape(x, s)", "cannot reshape"),
-        ("y = Softmax<axis=9>(x)", "axis 9 is out of range for rank 2"),
         ("y = Concat<axis=0>(x, b)", ""),
         ("y = MatMul(x, x)", "inner dimensions differ"),
-        ("z = Constant<value = float[2] {1, 2}>() y = Add(x, z)", "do not broadcast"),
         ("i = Constant<value = int64[1] {9}>() y = Gather(x, i)", "index 9 is out of range"),
         ("y = Flatten<axis=7>(x)", ""),
         ("y = MaxPool<kernel_shape=[9, 9]>(x)", ""),
@@ -75,10 +73,71 @@ def test_nodes_whose_shapes_cannot_be(context: SharedGpuContext, text: str, reas
         [node] = [n for n in session.report().nodes if n.where == "cpu"]
         assert reason in node.reason and node.reason
         if node.op_type != "Flatten":  # onnx's reference lets any axis pass
-            with pytest.raises(VkepError, match=f"(?s)on the CPU.*{node.op_type}"):
+            with pytest.raises(InvalidInputError, match=f"(?s)on the CPU.*{node.op_type}"):
                 session.run(None, X)
     with pytest.raises(UnsupportedModelError, match=re.escape(node.reason)):
         InferenceSession(proto, context=context, fallback="error")
+
+
+INVALID = [
+    ("y = Softmax<axis=9>(x)", "Softmax.*axis 9 is out of range for rank 2"),
+    ("y = Add(x, b)", r"Add.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),
+    ("y = PRelu(x, b)", r"PRelu.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),
+    ("y = GreaterOrEqual(x, b)", r"GreaterOrEqual.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),
+    ("y = twice.Sum(x, b)", r"Add.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),
+]
+TWICE = """<domain: "twice", opset_import: ["": 22]> Sum (x, b) => (y) { s = Add(x, b) y = Add(s, s) }"""
+
+
+def _invalid(text: str, x: str, b: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 22, "twice": 1]> g (float[{x}] x, float[{b}] b) => (float[] y) {{ {text} }}
+        {TWICE}"""
+    )
+
+
+@pytest.mark.parametrize(("text", "message"), INVALID)
+@pytest.mark.parametrize("fallback", ["cpu", "error"])
+def test_a_model_that_breaks_an_operator_does_not_open(
+    context: SharedGpuContext, text: str, message: str, fallback: str
+) -> None:
+    with pytest.raises(InvalidModelError, match=message):
+        InferenceSession(_invalid(text, "2,3", "2"), context=context, fallback=fallback)
+
+
+@pytest.mark.parametrize(("text", "message"), INVALID[1:])
+def test_a_run_that_breaks_an_operator_is_refused_and_the_next_one_answers(
+    context: SharedGpuContext, text: str, message: str
+) -> None:
+    with InferenceSession(_invalid(text, "n,m", "k"), context=context) as session:
+        for _ in range(2):
+            with pytest.raises(InvalidInputError, match=message):
+                session.run(None, {"x": X["x"], "b": np.ones(2, np.float32)})
+            assert session.run(None, X)[0].shape == (2, 3)
+        with pytest.raises(InvalidInputError, match=message):
+            session.plan({"x": (2, 3), "b": (2,)})
+
+
+def test_values_of_a_run_that_break_an_operator_are_refused(context: SharedGpuContext) -> None:
+    """What is planned when a value is there: a deferred step, a branch, a loop's body."""
+    text = """g (float[n,m] x, float[k] b, int64 count, bool more) => (float[] y) {
+        y = Loop (count, more, x)
+            <body = body (int64 i, bool go, float[n,m] state) => (bool again, float[n,m] next) {
+                again = Identity(go) next = Add(state, b)
+            }>
+    }"""
+    feeds = {**X, "count": np.array(2), "more": np.array(True)}
+    with InferenceSession(model(text), context=context) as session:
+        with pytest.raises(InvalidInputError, match=r"Add.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"):
+            session.run(None, {**feeds, "b": np.ones(2, np.float32)})
+        np.testing.assert_array_equal(session.run(None, feeds)[0], np.full((2, 3), 3))
+    text = """g (float[n,m] x, float[r] b, int64[1] axes) => (float[] y) { u = Unsqueeze(b, axes) y = Add(x, u) }"""
+    with InferenceSession(model(text), context=context) as session:
+        with pytest.raises(InvalidInputError, match="Unsqueeze"):
+            session.run(None, {**X, "axes": np.array([5])})
+        with pytest.raises(InvalidInputError, match=r"Add.*shapes \[\(2, 3\), \(4, 1\)\] do not broadcast"):
+            session.run(None, {"x": X["x"], "b": np.ones(4, np.float32), "axes": np.array([1])})
+        np.testing.assert_array_equal(session.run(None, {**X, "axes": np.array([0])})[0], np.full((2, 3), 2))
 
 
 def test_external_data_that_is_gone_when_it_is_read(context: SharedGpuContext, tmp_path: Path) -> None:

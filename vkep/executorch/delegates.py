@@ -15,7 +15,7 @@ from vkep.aten import Border, import_vk_graph
 from vkep.device.datagraph.delegate import VgfRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
-from vkep.errors import InvalidPteError, VkepError
+from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.context_resources import ContextResources
 from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.ir.infer import Known
@@ -103,8 +103,11 @@ class VulkanRunner:
                 dtype = dtypes.from_onnx(info.elem_type)
                 assert dtype is not None and info.shape is not None
                 feeds[info.name] = np.empty(tuple(int(d) for d in info.shape if isinstance(d, int)), dtype.numpy)
-            with self._cache.use(None, lambda: self._plan(feeds)):
-                pass
+            try:
+                with self._cache.use(None, lambda: self._plan(feeds)):
+                    pass
+            except InvalidInputError as error:
+                raise InvalidPteError(f"{self._where}: {error}") from None
 
     @property
     def can_stage(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vkep.errors import InvalidPteError, VkepError
+from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.portable import Kernel
 from vkep.executorch.tensors import HostTensor
 from vkep.pte.flow import Writer
@@ -61,7 +61,7 @@ def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: 
             raise
         except Exception as error:  # whatever numpy makes of shapes that do not fit
             shapes = [list(a.shape) if isinstance(a := read(), np.ndarray) else a for read in readers]
-            raise VkepError(f"{what} on {shapes}: {error}") from error
+            raise InvalidInputError(f"{what} on {shapes}: {error}") from error
         if result is None:
             return
         results = result if isinstance(result, tuple) else (result,)
@@ -85,7 +85,7 @@ def _view(state: State, step: KernelStep, size: Callable[[], Any], what: str) ->
         try:
             view = array.reshape([int(s) for s in size()])
         except ValueError as error:
-            raise VkepError(f"{what}: {error}") from error
+            raise InvalidInputError(f"{what}: {error}") from error
         values[out].array = view
 
     return run

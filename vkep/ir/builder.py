@@ -10,7 +10,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType, from_onnx
-from vkep.errors import Decline
+from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir import expr as ex
@@ -48,7 +48,12 @@ class Builder:
     # ---- declining
 
     def decline(self, reason: str) -> NoReturn:
+        """What the kernels do not do: the CPU takes the node."""
         raise Decline(reason)
+
+    def invalid(self, reason: str) -> NoReturn:
+        """What the operator's specification does not allow: the model or the run is refused."""
+        raise InvalidNode(reason)
 
     def value(self, tensor: Tensor | None, what: str) -> np.ndarray:
         """The values of an input that must be known while planning, such as axes or a shape; else declines."""
@@ -77,9 +82,9 @@ class Builder:
         return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from the front; declines one that is out of range."""
+        """An axis counted from the front. Raises `InvalidNode` for one that is out of range."""
         if not -rank <= axis < max(rank, 1):
-            raise Decline(f"axis {axis} is out of range for rank {rank}")
+            raise InvalidNode(f"axis {axis} is out of range for rank {rank}")
         return axis % max(rank, 1)
 
     # ---- constants
@@ -254,7 +259,7 @@ class Builder:
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         if min(shape, default=0) < 0:
-            raise Decline(f"shape {tuple(shape)} has a negative size")
+            raise InvalidNode(f"shape {tuple(shape)} has a negative size")
         view = tensor.reshape(shape)
         if view is None:
             view = self.contiguous(tensor).reshape(shape)
@@ -318,7 +323,7 @@ def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     try:
         return broadcast_shapes(*shapes)
     except ValueError:
-        raise Decline(f"shapes {shapes} do not broadcast") from None
+        raise InvalidNode(f"shapes {shapes} do not broadcast") from None
 
 
 def _opaque(dtype: DType) -> bool:

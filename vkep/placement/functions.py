@@ -34,7 +34,7 @@ def has_body(node: Node) -> bool:
 def lower_function(
     b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int], lower_node: LowerNode
 ) -> list[Tensor]:
-    """Lower a node through its function body: all of it, or `Decline` with what its body met.
+    """Lower a node through its function body: all of it, or `Decline` (`InvalidNode`) with what its body met.
 
     A body that needs a value raises `NeedsValue` naming the node's inputs that the value is computed from.
     """
@@ -62,7 +62,7 @@ def lower_function(
             need.question = None  # it was asked of what the body computes, not of these
             raise need
         except Decline as decline:
-            raise Decline(f"{inner.op_type} in its function body: {decline.reason}") from None
+            raise type(decline)(f"{inner.op_type} in its function body: {decline.reason}") from None
         if inner.op_type in ("Shape", "Size"):
             sources = frozenset()
         for name, tensor in zip(inner.outputs, results, strict=False):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vkep.dtypes import DTYPES, DType
-from vkep.errors import Decline
+from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
 from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.tensor import Tensor
@@ -44,7 +44,7 @@ def check_known(node: Node) -> None:
 def lower_node(
     b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int]
 ) -> Sequence[Tensor]:
-    """The node's results; its operations are added to the builder. Raises `Decline`.
+    """The node's results; its operations are added to the builder. Raises `Decline`, `InvalidNode`.
 
     A declaration that declines is followed by the function body, where there is one; the reason told is the
     declaration's.
@@ -57,7 +57,7 @@ def lower_node(
         operations = len(b.ops)
         try:
             return _declared(b, node, arguments, definition)
-        except NeedsValue:
+        except (NeedsValue, InvalidNode):
             raise
         except Decline as decline:
             if not has_body(node):
@@ -76,7 +76,7 @@ def lower_node(
 
     try:
         return lower_function(b, node, arguments, opsets, inner)
-    except NeedsValue:
+    except (NeedsValue, InvalidNode):
         raise
     except Decline:
         if declined is not None:

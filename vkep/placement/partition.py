@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.errors import Decline
+from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.builder import Builder, NeedsValue
@@ -51,6 +51,7 @@ def lower(
     policy: Policy | None = None,
     *,
     may_postpone: bool = False,
+    decline_invalid: bool = False,
 ) -> Program:
     """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs).
 
@@ -58,10 +59,13 @@ def lower(
     their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.
 
     ``may_postpone``: where a plan asks a question of a value in ``known``, the program is one deferred step.
+
+    Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; with ``decline_invalid``
+    it is a decline as others are.
     """
     current: Policy | None = policy or Policy()
     while current is not None:
-        partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current)
+        partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current, decline_invalid)
         current = partitioner.place()
         if may_postpone and partitioner.asks_inputs:
             return partitioner.postponed()
@@ -77,9 +81,10 @@ class _Partitioner:
         opsets: Mapping[str, int],
         caps: DeviceCapabilities,
         policy: Policy,
+        decline_invalid: bool,
     ) -> None:
         self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
-        self.policy = policy
+        self.policy, self.decline_invalid = policy, decline_invalid
         self.graphs = GraphIslands()
         self.kompute = KpRegions()
         self.known: dict[str, Known] = dict(known)
@@ -147,6 +152,8 @@ class _Partitioner:
             else:  # a value that the node makes for itself never becomes known
                 self._to_cpu(node, need.reason)
         except Decline as decline:
+            if isinstance(decline, InvalidNode) and not self.decline_invalid:
+                raise decline.at(node.title) from None
             self._to_cpu(node, decline.reason)
         else:
             if rest:  # the node's own line in the report; its parts' lines follow
@@ -197,8 +204,8 @@ class _Partitioner:
         return True
 
     def _offer(self, node: Node) -> None:
-        """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, or `NeedsValue`
-        where one only waits for a value.
+        """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, `NeedsValue` where one
+        only waits for a value, or `InvalidNode`.
         """
         order, reasons = _ALONE, dict[str, str]()
         if self.policy.graphs:
@@ -217,6 +224,8 @@ class _Partitioner:
                 return
             except NeedsValue as need:
                 waits = need
+            except InvalidNode:
+                raise
             except Decline as decline:
                 reasons[kind] = decline.reason
         if waits is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpu_shared.compile_spec import SyncMode
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.runner import PlanRunner
-from vkep.errors import UnsupportedModelError
+from vkep.errors import InvalidInputError, InvalidNode, UnsupportedModelError
 from vkep.graph.model import Model, Node
 from vkep.ir.infer import Known
 from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Program, Step, VgfStep
@@ -71,14 +71,19 @@ class Compiler:
 
     def plan(self, nodes: Sequence[Node], known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
         """Share nodes out to the delegates and make the program ready; what the converter or the driver refuses is
-        offered to the other delegate. Raises as `__call__`.
+        offered to the other delegate. Raises as `__call__`, and `InvalidInputError` for a node that ``known`` breaks.
         """
         # It brings every operator, which takes a tenth of a second: a saved plan does without.
         from vkep.placement.partition import lower
 
         policy = self.policy
         while True:
-            program = lower(nodes, known, outputs, self._opsets, self._delegate.capabilities, policy, may_postpone=True)
+            try:
+                program = lower(
+                    nodes, known, outputs, self._opsets, self._delegate.capabilities, policy, may_postpone=True
+                )
+            except InvalidNode as invalid:
+                raise InvalidInputError(invalid.reason) from None
             try:
                 return self(program)
             except GraphRefused as refusal:

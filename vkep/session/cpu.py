@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from vkep.errors import UnsupportedModelError, VkepError
+from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 from vkep.ir.program import CpuStep
 
 logger = logging.getLogger("vkep.cpu")
@@ -25,7 +25,7 @@ class CpuRunner:
     """A group of nodes on the CPU.
 
     The evaluator is chosen at the first run, when the inputs' types are known: onnxruntime, or onnx's reference where that
-    is not installed or refuses the nodes (an opset or type newer than it knows). ``engine`` says which.
+    is not installed or does not know the nodes (an opset or type newer than it is). ``engine`` says which.
     """
 
     def __init__(self, step: CpuStep, opsets: Mapping[str, int]) -> None:
@@ -49,29 +49,30 @@ class CpuRunner:
             )
 
     def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name. Raises `VkepError` with the evaluators' messages when a node fails."""
+        """Outputs by name. Raises `InvalidInputError` with the evaluator's message where a node refuses what comes to it,
+        `VkepError` where no evaluator knows the nodes.
+        """
         feeds = {name: values[name] for name in self.step.inputs}
-        if self._run is None:
-            results = self._first_run(feeds)
-        else:
-            try:
-                results = self._run(feeds)
-            except Exception as error:  # whatever the evaluator raises, with where it came from
-                raise VkepError(f"on the CPU ({self.engine}), {self._nodes()}: {error}") from error
+        evaluate = self._run or self._chosen(feeds)
+        try:
+            results = evaluate(feeds)
+        except Exception as error:  # whatever the evaluator raises, with where it came from
+            raise InvalidInputError(f"on the CPU ({self.engine}), {self._nodes()}: {str(error).strip()}") from error
+        self._run = evaluate
         return dict(zip(self.step.outputs, results, strict=True))
 
-    def _first_run(self, feeds: Mapping[str, Any]) -> Sequence[Any]:
+    def _chosen(self, feeds: Mapping[str, Any]) -> Evaluate:
+        """The first evaluator that knows the nodes. One that refuses only the shapes has the last word."""
         failures = []
         for engine, make in self._engines.items():
+            self.engine = engine
             try:
-                evaluate = make(self._model(feeds), list(self.step.outputs))
-                results = evaluate(feeds)
-            except Exception as error:  # the next evaluator may take what this one refuses
+                return make(self._model(feeds), list(self.step.outputs))
+            except Exception as error:
+                if "ShapeInferenceError" in str(error):
+                    raise InvalidInputError(f"on the CPU ({engine}), {self._nodes()}: {str(error).strip()}") from error
                 failures.append(f"{engine}: {str(error).strip()}")
-                logger.info("%s refuses %s: %s", engine, self._nodes(), error)
-                continue
-            self.engine, self._run = engine, evaluate
-            return results
+                logger.info("%s does not know %s: %s", engine, self._nodes(), error)
         raise VkepError(f"on the CPU, {self._nodes()}:\n  " + "\n  ".join(failures))
 
     def _nodes(self) -> str:
@@ -99,7 +100,9 @@ def _onnxruntime(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
     options.log_severity_level = 4  # what it refuses is raised, and may be taken by the next evaluator
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     opaque = [
-        o.type for o in session.get_outputs() if any(kind in o.type for kind in ("float8", "float4", "int4", "int2"))
+        v.type
+        for v in (*session.get_inputs(), *session.get_outputs())
+        if any(kind in v.type for kind in ("bfloat16", "float8", "float4", "int4", "int2"))
     ]
     if opaque:  # onnxruntime hands these out as plain bytes
         raise TypeError(f"onnxruntime has no numpy form for {opaque[0]}")

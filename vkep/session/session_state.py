@@ -15,7 +15,7 @@ from gpu_shared.errors import ClosedError
 from vkep import dtypes
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.graph import load_model
 from vkep.graph.load import ModelSource
 from vkep.ir.infer import Known
@@ -118,7 +118,9 @@ class SessionState:
         return self._plan(known)
 
     def plan_static(self) -> None:
-        """Plan for the only signature there is, where no shape is dynamic."""
+        """Plan for the only signature there is, where no shape is dynamic. Raises `InvalidModelError` where a node breaks its
+        operator's specification.
+        """
         if not all(v.is_static for v in self.inputs.values()):
             return
         known: dict[str, Known] = dict(self.model.graph.weights)
@@ -128,8 +130,11 @@ class SessionState:
             shape = tuple(int(d) for d in info.shape or ())  # type: ignore[arg-type]
             known[info.name] = ValueSpec(dtype, shape) if dtype else HostValue(dtypes.onnx_name(info.elem_type))
             signature.append((dtype.numpy if dtype else np.dtype(object), shape))
-        with self.cache.use(tuple(signature), lambda: self._plan(known)):
-            pass
+        try:
+            with self.cache.use(tuple(signature), lambda: self._plan(known)):
+                pass
+        except InvalidInputError as error:
+            raise InvalidModelError(f"{self.model.source}: {error}") from None
 
     def plan_shapes(self, shapes: Mapping[str, Sequence[int]]) -> Running:
         """The executable for input shapes. Raises `InvalidInputError` where a dynamic input is not named."""
