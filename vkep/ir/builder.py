@@ -105,8 +105,10 @@ class Builder:
 
     # ---- pointwise
 
-    def expr(self, template: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
-        """A GLSL expression with ``{0}``, ``{1}`` for its arguments. Python numbers take the first tensor's type."""
+    def expr(self, op: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
+        """A pointwise operation (`Expr.op`) of type ``ctype`` (GLSL; by default that of the first tensor or expression, which
+        Python numbers among the arguments take).
+        """
         known = None
         for arg in args:
             if isinstance(arg, (Tensor, ex.Expr)):
@@ -114,18 +116,18 @@ class Builder:
                 break
         kind = ctype or known
         if kind is None:
-            raise ValueError(f"expression {template!r} has no typed argument; pass ctype")
-        return ex.Expr(kind, template, tuple([self._expr(a, known or kind) for a in args]))
+            raise ValueError(f"expression {op!r} has no typed argument; pass ctype")
+        return ex.Expr(kind, op, tuple([self._expr(a, known or kind) for a in args]))
 
     def divide(self, x: Operand, y: Operand) -> ex.Expr:
         """A float quotient right to the last bit: one step of refinement where a GPU's division is not (Vulkan spec,
         "Precision and Operation of SPIR-V Instructions": 2.5 ULP). Rounding a quotient needs it, for ties.
         """
-        return self.expr("exact_quotient({0}, {1})", x, y, ctype="float")
+        return self.expr("exact_div", x, y, ctype="float")
 
     def pointwise(
         self,
-        template: str,
+        op: str,
         *args: Operand,
         dtype: DType | None = None,
         shape: Sequence[int] | None = None,
@@ -137,9 +139,9 @@ class Builder:
             dtype = tensors[0].dtype
         if shape is None and out is None:  # also of scalar constants, which are no tensors of the expression
             shape = _broadcast([t for a in args for t in _tensors(a)])
-        result = self.expr(template, *args, ctype=dtype.glsl_compute)
+        result = self.expr(op, *args, ctype=dtype.glsl_compute)
         if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type would
-            result = ex.Expr(dtype.glsl_compute, ex.rounded(dtype, "{0}"), (result,))
+            result = ex.Expr(dtype.glsl_compute, ex.stored_as(dtype), (result,))
         return self.store(result, dtype, shape=shape, out=out)
 
     def store(
@@ -281,11 +283,11 @@ class Builder:
         if to.kind == "bool":
             zero = "false" if from_dtype.kind == "bool" else f"{source.ctype}(0)"
             return ex.Expr("bool", f"({{0}} != {zero})", (source,))
-        code = "{0}"
+        if source.ctype == to.glsl_compute:
+            return ex.Expr(source.ctype, ex.stored_as(to), (source,))
+        code = f"{to.glsl_compute}({{0}})"
         if from_dtype.kind == "float" and to.kind == "uint":  # through a signed type: GLSL leaves negatives undefined
             code = f"{to.glsl_compute}(int64_t({{0}}))"
-        elif source.ctype != to.glsl_compute:
-            code = f"{to.glsl_compute}({{0}})"
         return ex.Expr(to.glsl_compute, ex.rounded(to, code), (source,))
 
     # ---- inside

@@ -7,8 +7,12 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from vkep.dtypes import DTYPES, DType, sign_extended
+from vkep.dtypes import DTYPES, DType
 from vkep.dtypes import load_code as load_code  # the other half of store_code
+from vkep.dtypes import sign_extended as sign_extended
+from vkep.ir.pointwise_ops import glsl
+from vkep.ir.pointwise_ops import rounded as rounded
+from vkep.ir.pointwise_ops import stored_as as stored_as
 from vkep.ir.tensor import Tensor
 
 #: 32-bit argument type that carries a scalar of a compute type
@@ -17,10 +21,13 @@ _SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
 
 @dataclass(eq=False, slots=True)  # not frozen, for speed's sake: nothing changes one
 class Expr:
-    """A GLSL template over arguments, with the type it computes in. Sharing is by identity."""
+    """A pointwise operation on its arguments, and the GLSL type of its result. Sharing is by identity.
+
+    ``op`` is a name of `vkep.ir.pointwise_ops.GLSL`, or an operator's own GLSL with ``{0}``, ``{1}`` for the arguments.
+    """
 
     ctype: str
-    template: str = ""
+    op: str = ""
     args: tuple[Expr, ...] = ()
     _leaves: tuple[Leaf, ...] | None = field(default=None, init=False, repr=False)  #: kept by `leaves`
 
@@ -83,7 +90,7 @@ def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
         if node.args:
             args = tuple([_rebuilt(a, done) for a in node.args])
             if args != node.args:  # of nodes that are equal where they are the same
-                result = Expr(node.ctype, node.template, args)
+                result = Expr(node.ctype, node.op, args)
             done[id(node)] = result
     return result
 
@@ -103,7 +110,7 @@ def _inlined(node: Expr, inner: Mapping[Leaf, Expr], done: dict[int, Expr]) -> E
         elif node.args:
             args = tuple([_inlined(a, inner, done) for a in node.args])
             if args != node.args:
-                result = Expr(node.ctype, node.template, args)
+                result = Expr(node.ctype, node.op, args)
         done[id(node)] = result
     return result
 
@@ -127,19 +134,6 @@ def store_code(dtype: DType, value: str) -> str:
     if dtype.kind == "bool":
         return f"uint8_t({value} ? 1 : 0)"
     return value if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl}({value})"
-
-
-def rounded(dtype: DType, code: str) -> str:
-    """GLSL for a value as it would be after being stored as ``dtype`` and read again (wraps and rounds)."""
-    if dtype.sub_byte_bits:
-        if dtype.kind == "int":
-            return sign_extended(f"int({code})", dtype.sub_byte_bits)
-        return f"(uint({code}) & {(1 << dtype.sub_byte_bits) - 1}u)"
-    if dtype.name in ("int8", "int16", "uint8", "uint16", "float16"):
-        return f"{dtype.glsl_compute}({dtype.glsl}({code}))"
-    if dtype.name == "bfloat16":
-        return f"uintBitsToFloat(uint(bfloat16_bits({code})) << 16)"
-    return code
 
 
 @dataclass(frozen=True)
@@ -177,7 +171,7 @@ class _Writer:
             elif isinstance(node, Const):
                 name = self._constant(node)
             else:
-                code = node.template.format(*[self.write(a) for a in node.args])
+                code = glsl(node.op).format(*[self.write(a) for a in node.args], type=node.ctype)
                 name = f"t{len(self.lines)}"
                 self.lines.append(f"{node.ctype} {name} = {code};")
             self._names[id(node)] = name

@@ -68,7 +68,7 @@ def encode(value: Expr, dtype: DType, saturate: bool = True, round_mode: str = "
     if dtype.name == "float8_e8m0fnu":
         return _encode_power(value, saturate, round_mode)
     f = FORMATS[dtype.name]
-    size = Expr("float", "abs({0})", (value,))
+    size = Expr("float", "abs", (value,))
     least = 1 - f.bias
     exponent = Expr("int", f"max(int(floatBitsToUint({{0}}) >> 23) - 127, {least})", (size,))
     # 2**(mantissa bits - exponent), exactly; the exponent is small enough for infinity to stay one

@@ -20,14 +20,14 @@ def _legacy(b: Builder, x: Tensor, y: Tensor, axis: int | None, broadcast: int) 
     return b.reshape(y, [*y.shape, *[1] * (x.rank - start - y.rank)])
 
 
-def _declare_binary(op_type: str, template: str, among: tuple[str, ...], boolean: bool = False) -> None:
+def _declare_binary(op_type: str, op: str, among: tuple[str, ...], boolean: bool = False) -> None:
     dtype = _BOOL if boolean else None
 
     def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-        return b.pointwise(template, x, y, dtype=dtype)
+        return b.pointwise(op, x, y, dtype=dtype)
 
     def lower_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
-        return b.pointwise(template, x, _legacy(b, x, y, axis, broadcast), dtype=dtype)
+        return b.pointwise(op, x, _legacy(b, x, y, axis, broadcast), dtype=dtype)
 
     def lower_1_consuming(
         b: Builder,
@@ -47,25 +47,25 @@ def _declare_binary(op_type: str, template: str, among: tuple[str, ...], boolean
     operator(op_type, since=1, until=6, types=types)(lower_1_consuming if consuming else lower_1)
 
 
-_declare_binary("Add", "({0} + {1})", ARITHMETIC)
-_declare_binary("Sub", "({0} - {1})", ARITHMETIC)
-_declare_binary("Mul", "({0} * {1})", ARITHMETIC)
-_declare_binary("And", "({0} && {1})", ("bool",))
-_declare_binary("Or", "({0} || {1})", ("bool",))
-_declare_binary("Xor", "({0} != {1})", ("bool",))
-_declare_binary("Equal", "({0} == {1})", (*ARITHMETIC, "bool"), boolean=True)
-_declare_binary("Greater", "({0} > {1})", ARITHMETIC, boolean=True)
-_declare_binary("Less", "({0} < {1})", ARITHMETIC, boolean=True)
+_declare_binary("Add", "add", ARITHMETIC)
+_declare_binary("Sub", "sub", ARITHMETIC)
+_declare_binary("Mul", "mul", ARITHMETIC)
+_declare_binary("And", "and", ("bool",))
+_declare_binary("Or", "or", ("bool",))
+_declare_binary("Xor", "ne", ("bool",))
+_declare_binary("Equal", "eq", (*ARITHMETIC, "bool"), boolean=True)
+_declare_binary("Greater", "gt", ARITHMETIC, boolean=True)
+_declare_binary("Less", "lt", ARITHMETIC, boolean=True)
 
 
 @operator("GreaterOrEqual", since=12, types={"T": every("GreaterOrEqual", among=ARITHMETIC)})
 def greater_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    return b.pointwise("({0} >= {1})", x, y, dtype=_BOOL)
+    return b.pointwise("ge", x, y, dtype=_BOOL)
 
 
 @operator("LessOrEqual", since=12, types={"T": every("LessOrEqual", among=ARITHMETIC)})
 def less_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    return b.pointwise("({0} <= {1})", x, y, dtype=_BOOL)
+    return b.pointwise("le", x, y, dtype=_BOOL)
 
 
 def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
             b.decline(f"shapes {x.shape} and {y.shape} do not broadcast")
         return b.store(b.divide(x, y), x.dtype, shape=shape)
     if x.dtype.kind == "float":
-        return b.pointwise("({0} / {1})", x, y)
+        return b.pointwise("div", x, y)
     # an integer divided by zero is undefined in ONNX and must not trap on a CPU driver
     return b.pointwise("({1} == {2} ? {2} : {0} / {1})", x, y, 0)
 
@@ -119,13 +119,13 @@ def pow_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     exponent = y.array if y.size == 1 else None
     if exponent is not None and x.dtype.kind == "float":
         value = float(exponent.reshape(-1)[0])
-        simple = {1.0: "{0}", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", 0.5: "sqrt({0})", -0.5: "inversesqrt({0})"}
+        simple = {1.0: "same", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", 0.5: "sqrt", -0.5: "inversesqrt({0})"}
         if value in simple:
             return b.store(b.expr(simple[value], x), x.dtype, shape=broadcast_shapes(x.shape, y.shape))
     if x.dtype.kind != "float" and y.dtype.kind != "float":
         return _integer_power(b, x, y)
-    base = b.expr("{0}" if x.dtype.kind == "float" else "float({0})", x, ctype="float")
-    power = b.expr("{0}" if y.dtype.kind == "float" else "float({0})", y, ctype="float")
+    base = b.expr("same" if x.dtype.kind == "float" else "cast", x, ctype="float")
+    power = b.expr("same" if y.dtype.kind == "float" else "cast", y, ctype="float")
     # GLSL's pow is undefined below zero; ONNX's is the real power for whole exponents
     whole = b.expr("(floor({0}) == {0})", power, ctype="bool")
     odd = b.expr("(mod({0}, 2.0) == 1.0)", power, ctype="bool")
@@ -140,8 +140,8 @@ def pow_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
 def _integer_power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     """x**y exactly, wrapping as the type does, by squaring (six steps are as many bits as a useful exponent has)."""
     kind = x.dtype.glsl_compute
-    base = b.expr("{0}", x)
-    left = b.expr(f"{kind}({{0}})", y, ctype=kind)
+    base = b.expr("same", x)
+    left = b.expr("cast", y, ctype=kind)
     result = b.expr("({0} < {1} ? ({2} == {3} ? {3} : ({2} == -{3} ? {3} - ({0} & {3}) * ({3} + {3}) : {1})) : {3})",
                     left, 0, base, 1)  # fmt: skip
     for _ in range(6):
@@ -169,7 +169,7 @@ def mod(b: Builder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
 def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
     kind = x.dtype.glsl_compute
     nan = f"{kind}(uintBitsToFloat(0x7fc00000u))"
-    a, d = b.expr("{0}", x), b.expr("{0}", y)
+    a, d = b.expr("same", x), b.expr("same", y)
     rest = b.expr("({0} - {1} * trunc({0} / {1}))", a, d)
     # the quotient's rounding may leave a remainder as large as the divisor, or of the wrong sign
     rest = b.expr("(abs({0}) >= abs({1}) || {0} * {2} < {3} ? {3} : {0})", rest, d, a, 0)
@@ -223,20 +223,20 @@ def clip_6(b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: fl
 
 @operator("Clip", since=11, types={"T": every("Clip", among=ARITHMETIC)})
 def clip(b: Builder, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    v = clipped = b.expr("{0}", x)
+    v = clipped = b.expr("same", x)
     if min is not None:
-        clipped = b.expr("max({0}, {1})", clipped, b.reshape(min, []))
+        clipped = b.expr("max", clipped, b.reshape(min, []))
     if max is not None:
-        clipped = b.expr("min({0}, {1})", clipped, b.reshape(max, []))
+        clipped = b.expr("min", clipped, b.reshape(max, []))
     if x.dtype.kind == "float":  # max() and min() need not keep NaN
         clipped = b.expr("(isnan({0}) ? {0} : {1})", v, clipped)
     return b.store(clipped, x.dtype, shape=x.shape)
 
 
-def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], template: str) -> Expr:
-    result = b.expr("{0}", inputs[0])
+def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], op: str) -> Expr:
+    result = b.expr("same", inputs[0])
     for tensor in inputs[1:]:
-        result = b.expr(template, result, tensor)
+        result = b.expr(op, result, tensor)
     return result
 
 
@@ -247,10 +247,10 @@ def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
         b.decline(f"shapes {[t.shape for t in inputs]} do not broadcast")
 
 
-def _declare_variadic(op_type: str, template: str, among: tuple[str, ...]) -> None:
+def _declare_variadic(op_type: str, op: str, among: tuple[str, ...]) -> None:
     def lower(b: Builder, *inputs: Tensor) -> Tensor:
         # constants enter the expression without a leaf, so the shape is told
-        return b.store(_fold_variadic(b, inputs, template), inputs[0].dtype, shape=_broadcast(b, inputs))
+        return b.store(_fold_variadic(b, inputs, op), inputs[0].dtype, shape=_broadcast(b, inputs))
 
     lower.__name__ = op_type.lower()
     operator(op_type, since=6, types={"T": every(op_type, among=among)})(lower)
@@ -259,16 +259,16 @@ def _declare_variadic(op_type: str, template: str, among: tuple[str, ...]) -> No
 # NaN wins, as in numpy: a comparison with NaN is false, so the first branch tests for it
 _declare_variadic("Max", "({0} != {0} || {0} > {1} ? {0} : {1})", ARITHMETIC)
 _declare_variadic("Min", "({0} != {0} || {0} < {1} ? {0} : {1})", ARITHMETIC)
-_declare_variadic("Sum", "({0} + {1})", FLOATING)
+_declare_variadic("Sum", "add", FLOATING)
 
 
 @operator("Mean", since=6, types={"T": every("Mean", among=FLOATING)})
 def mean(b: Builder, *inputs: Tensor) -> Tensor:
-    total = _fold_variadic(b, inputs, "({0} + {1})")
-    return b.store(b.expr("({0} / {1})", total, len(inputs)), inputs[0].dtype, shape=_broadcast(b, inputs))
+    total = _fold_variadic(b, inputs, "add")
+    return b.store(b.expr("div", total, len(inputs)), inputs[0].dtype, shape=_broadcast(b, inputs))
 
 
 @operator("Where", types={"B": ("bool",), "T": every("Where")})
 def where(b: Builder, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    chosen = b.expr("({0} ? {1} : {2})", condition, x, y, ctype=x.dtype.glsl_compute)
+    chosen = b.expr("where", condition, x, y, ctype=x.dtype.glsl_compute)
     return b.store(chosen, x.dtype, shape=_broadcast(b, (condition, x, y)))

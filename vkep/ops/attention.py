@@ -72,7 +72,7 @@ def attention(
     mask.may_hide_rows |= nonpad_kv_seqlen is not None
     if nonpad_kv_seqlen is not None:
         lengths = per_batch(b, nonpad_kv_seqlen)
-        mask.conditions.append(b.expr("({0} < {1})", heads.key_index(b), lengths, ctype="bool"))
+        mask.conditions.append(b.expr("lt", heads.key_index(b), lengths, ctype="bool"))
     if attn_mask is not None:
         _add_mask(b, mask, heads, attn_mask)
     wanted = b.node is not None and len(b.node.outputs) > 3 and bool(b.node.outputs[3])
@@ -100,7 +100,7 @@ def _offset(b: Builder, heads: Heads, past: Tensor | None, lengths: Tensor | Non
         return past.shape[2]
     if lengths is None:
         return 0
-    return b.expr("({0} - {1})", per_batch(b, lengths), heads.queries)
+    return b.expr("sub", per_batch(b, lengths), heads.queries)
 
 
 def _add_mask(b: Builder, mask: Mask, heads: Heads, given: Tensor) -> None:
@@ -117,7 +117,7 @@ def _add_mask(b: Builder, mask: Mask, heads: Heads, given: Tensor) -> None:
         given = padded
     view = heads.mask_view(b, given)
     if given.dtype.kind == "bool":
-        mask.conditions.append(b.expr("{0}", view))
+        mask.conditions.append(b.expr("same", view))
     elif given.dtype.kind == "float":
         mask.biases.append(view)
     else:

@@ -162,19 +162,19 @@ def general_product(
     if alpha != 1.0:
         product = scaled(b, product, alpha)
     if c is not None and beta != 0.0:
-        product = b.pointwise("({0} + {1})", product, c if beta == 1.0 else scaled(b, c, beta), shape=product.shape)
+        product = b.pointwise("add", product, c if beta == 1.0 else scaled(b, c, beta), shape=product.shape)
     return b.cast(product, dtype)
 
 
 def scaled(b: Builder, x: Tensor, factor: float) -> Tensor:
     """``x`` times a number that need not be whole, also for integers (truncated, as a cast of the product)."""
     if x.dtype.kind == "float":
-        return b.pointwise("({0} * {1})", x, factor)
+        return b.pointwise("mul", x, factor)
     if factor == int(factor):
-        return b.pointwise("({0} * {1})", x, int(factor))
-    wide = b.expr("(double({0}) * {1})", b.expr("{0}", x), b.constant(np.array(factor, np.float64)), ctype="double")
+        return b.pointwise("mul", x, int(factor))
+    wide = b.expr("(double({0}) * {1})", b.expr("same", x), b.constant(np.array(factor, np.float64)), ctype="double")
     kind = x.dtype.glsl_compute
-    return b.store(b.expr(f"{kind}({{0}})", wide, ctype=kind), x.dtype)
+    return b.store(b.expr("cast", wide, ctype=kind), x.dtype)
 
 
 @operator("Gemm", since=1, until=6, types={"T": PRODUCT_TYPES})

@@ -51,13 +51,13 @@ def gelu_(b: Builder, x: Tensor) -> Tensor:
 
 @operator("BiasGelu", domain=MICROSOFT, types={"x": FLOATS})
 def bias_gelu(b: Builder, x: Tensor, bias: Tensor) -> Tensor:
-    return gelu(b, b.pointwise("({0} + {1})", x, bias, shape=x.shape))
+    return gelu(b, b.pointwise("add", x, bias, shape=x.shape))
 
 
 @operator("FastGelu", domain=MICROSOFT, types={"x": FLOATS})
 def fast_gelu(b: Builder, x: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
-        x = b.pointwise("({0} + {1})", x, bias, shape=x.shape)
+        x = b.pointwise("add", x, bias, shape=x.shape)
     return gelu(b, x, approximate="tanh")
 
 
@@ -78,12 +78,12 @@ def bias_dropout(
     seed: int | None = None,
 ) -> list[Tensor]:
     rate = training_rate(b, ratio, training_mode)
-    total, mask = b.expr("({0} + {1})", data, bias), b.full(data.shape, True, _BOOL)
+    total, mask = b.expr("add", data, bias), b.full(data.shape, True, _BOOL)
     if rate:
         kept, mask = dropped(b, b.store(total, data.dtype, shape=data.shape), rate, seed)
-        total = b.expr("{0}", kept)
+        total = b.expr("same", kept)
     if residual is not None:
-        total = b.expr("({0} + {1})", total, residual)
+        total = b.expr("add", total, residual)
     return outputs(b, b.store(total, data.dtype, shape=data.shape), mask)
 
 
@@ -147,9 +147,9 @@ operator("SimplifiedLayerNormalization", domain=MICROSOFT, types={"x": FLOATS, "
 
 
 def _with_skip(b: Builder, x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
-    total = b.expr("({0} + {1})", x, skip)
+    total = b.expr("add", x, skip)
     if bias is not None:
-        total = b.expr("({0} + {1})", total, bias)
+        total = b.expr("add", total, bias)
     return b.store(total, x.dtype, shape=x.shape)
 
 
@@ -198,16 +198,16 @@ def embed_layer_normalization(
     if gamma is None or beta is None:
         b.decline("the layer norm's scale or bias is missing")
     batch, length = input_ids.shape
-    total = b.expr("{0}", gather_(b, word_embedding, input_ids, axis=0))
+    total = b.expr("same", gather_(b, word_embedding, input_ids, axis=0))
     if position_ids is not None:
         positions = gather_(b, position_embedding, position_ids, axis=0)
     else:
         if length > position_embedding.shape[0]:
             b.decline(f"{length} positions; the table holds {position_embedding.shape[0]}")
         positions = position_embedding.slice(0, 0, length)
-    total = b.expr("({0} + {1})", total, positions)
+    total = b.expr("add", total, positions)
     if segment_ids is not None and segment_embedding is not None:
-        total = b.expr("({0} + {1})", total, gather_(b, segment_embedding, segment_ids, axis=0))
+        total = b.expr("add", total, gather_(b, segment_embedding, segment_ids, axis=0))
     summed = b.store(total, word_embedding.dtype, shape=(batch, length, word_embedding.shape[1]))
     out, _, _ = row_norm(b, summed, gamma, beta, epsilon=epsilon)
     index = b.full((batch,), 0, _INT32)
@@ -270,7 +270,7 @@ def fused_gemm(
 def activated(b: Builder, x: Tensor, activation: str, values: Sequence[float]) -> Tensor:
     """The activation that a fused operator names, with its parameters in the order of ONNX's attributes."""
     templates = {
-        "": ("{0}", ()),
+        "": ("same", ()),
         "Relu": ("relu({0})", ()),
         "LeakyRelu": ("({0} < 0.0 ? {0} * {1} : {0})", (0.01,)),
         "Sigmoid": ("(1.0 / (1.0 + exp(-{0})))", ()),
@@ -316,7 +316,7 @@ def fused_conv(
         strides=strides,
     )
     if z is not None:
-        out = b.pointwise("({0} + {1})", out, z)
+        out = b.pointwise("add", out, z)
     return activated(b, out, activation, activation_params)
 
 

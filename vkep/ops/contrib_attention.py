@@ -58,7 +58,7 @@ def rotary_embedding(
     if position_ids.size == 1 and (batch, length) != (1, 1):  # the first position of every sequence
         steps = b.constant(np.arange(length, dtype=np.int64)).view((1, length), (0, 1))
         first = b.reshape(position_ids, (1, 1))
-        position_ids = b.pointwise("({0} + {1})", steps, first, shape=(batch, length))
+        position_ids = b.pointwise("add", steps, first, shape=(batch, length))
     cos, sin = angles(b, cos_cache, sin_cache, b.reshape(position_ids, (batch, length)))
     y = rotated(b, x, cos, sin, bool(interleaved))
     return merge_heads(b, y) if flat else y
@@ -134,7 +134,7 @@ def _parts(
         biases = [bias.slice(0, start, size) for start, size in ((0, width), (width, width), (2 * width, last))]
 
     def heads_with(t: Tensor, added: Tensor | None) -> Tensor:
-        return split_heads(b, t if added is None else b.pointwise("({0} + {1})", t, added), num_heads)
+        return split_heads(b, t if added is None else b.pointwise("add", t, added), num_heads)
 
     q = heads_with(query, biases[0])
     if key is None:
@@ -152,12 +152,12 @@ def _parts(
 def _add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_value: float) -> None:
     """The key padding mask: 1 where a key counts, [batch, keys] or [batch, queries, keys]; or lengths [batch]."""
     if padding.rank == 1 and padding.size == heads.batch:
-        counts = b.expr("({0} < {1})", heads.key_index(b), per_batch(b, padding), ctype="bool")
+        counts = b.expr("lt", heads.key_index(b), per_batch(b, padding), ctype="bool")
     elif padding.rank == 2 and padding.shape == (heads.batch, heads.keys):
-        counts = b.expr("({0} != {1})", b.reshape(padding, (heads.batch, 1, 1, 1, heads.keys)), 0, ctype="bool")
+        counts = b.expr("ne", b.reshape(padding, (heads.batch, 1, 1, 1, heads.keys)), 0, ctype="bool")
     elif padding.rank == 3 and padding.shape == (heads.batch, heads.queries, heads.keys):
         view = b.reshape(padding, (heads.batch, 1, 1, heads.queries, heads.keys))
-        counts = b.expr("({0} != {1})", view, 0, ctype="bool")
+        counts = b.expr("ne", view, 0, ctype="bool")
     else:
         b.decline(f"a padding mask of shape {padding.shape} for {heads.batch} sequences of {heads.keys} keys")
     shape = (heads.batch, 1, 1, heads.queries if padding.rank == 3 else 1, heads.keys)
@@ -214,7 +214,7 @@ def group_query_attention(
             b.decline("do_rotary without tables of cos and sin")
         if position_ids is None:
             steps = b.constant(np.arange(length, dtype=np.int32)).view((1, length), (0, 1))
-            position_ids = b.pointwise("({0} + {1})", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
+            position_ids = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
         cos, sin = angles(b, cos_cache, sin_cache, position_ids)
         q, k = (rotated(b, t, cos, sin, bool(rotary_interleaved)) for t in (q, k))
     room = max(used, room)
@@ -223,7 +223,7 @@ def group_query_attention(
         used = min(used, attention_bias.shape[-1])
     used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)
     heads = heads_of(b, q, used_key)
-    offset = b.expr("{0}", per_batch(b, first))
+    offset = b.expr("same", per_batch(b, first))
     left = local_window_size - 1 if local_window_size > 0 else -1
     mask = position_mask(b, heads, offset, True, left)
     mask.may_hide_rows = False  # a query sees itself
@@ -289,7 +289,7 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
 
     def step_in(start: int, count: int) -> Expr:
         """Which of the new ones lies at each position: below 0 before them, and their number or more after them."""
-        return b.expr("({0} - {1})", positions.slice(2, start, count), b.reshape(first, (batch, 1, 1, 1)))
+        return b.expr("sub", positions.slice(2, start, count), b.reshape(first, (batch, 1, 1, 1)))
 
     if past is not None and old and length == 1 and room <= old + 1:
         out = b.empty(new.dtype, (batch, heads, room, size))
@@ -312,7 +312,7 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
     place = b.constant(np.minimum(np.arange(room, dtype=np.int32), max(old - 1, 0)))
     before = place.view((1, 1, room, 1), (0, 0, 1, 0))
     source = b.expr("({0} < 0 ? {1} : {3} + min({0}, {2}))", step_in(0, room), before, length, old, ctype="int")
-    index = b.store(b.expr("({0} + {1})", source, row), _INT32, shape=(batch, heads, room, 1))
+    index = b.store(b.expr("add", source, row), _INT32, shape=(batch, heads, room, 1))
     out = b.empty(new.dtype, (batch, heads, room, size))
     rows_in = batch * heads * both.shape[2]
     b.compute(GatherProblem(1, rows_in, size, index.size, new.dtype.name, "int32"), [both, index], [out])
@@ -343,7 +343,7 @@ def attention(
         b.decline("rotary embedding or a shared cache inside of Attention")
     product = matrix_product(b, x, weights)
     if bias is not None:
-        product = b.pointwise("({0} + {1})", product, bias)
+        product = b.pointwise("add", product, bias)
     sizes = qkv_hidden_sizes or [weights.shape[1] // 3] * 3
     starts = (0, sizes[0], sizes[0] + sizes[1])
     q, k, v = (

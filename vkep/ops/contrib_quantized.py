@@ -92,7 +92,7 @@ def matmul_nbits_(
             columns = _dequantized(b, wide, each[0], each[1], bits, a.dtype)
         columns = columns.transpose((1, 0))
         out = matrix_product(b, a, columns)
-    return out if bias is None else b.pointwise("({0} + {1})", out, bias, shape=out.shape)
+    return out if bias is None else b.pointwise("add", out, bias, shape=out.shape)
 
 
 def _zero_points(
@@ -117,12 +117,12 @@ def _dequantized_blocks(
 
 
 def _dequantized(b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: DType) -> Tensor:
-    value = b.expr("float({0})", codes, ctype="float")
+    value = b.expr("cast", codes, ctype="float")
     if zeros is None:
-        value = b.expr("({0} - {1})", value, float(1 << (bits - 1)))
+        value = b.expr("sub", value, float(1 << (bits - 1)))
     else:
         value = b.expr("({0} - float({1}))", value, zeros, ctype="float")
-    return b.store(b.expr("({0} * {1})", value, scales, ctype="float"), dtype, shape=codes.shape)
+    return b.store(b.expr("mul", value, scales, ctype="float"), dtype, shape=codes.shape)
 
 
 def _places(b: Builder, g_idx: Tensor, rows: int, blocks: int) -> Tensor:
@@ -173,16 +173,16 @@ def gather_block_quantized(
     length, blocks = rows.shape[axis], factors.shape[axis]
     if zeros is not None:
         zeros = zeros.slice(axis, 0, blocks)
-    value = b.expr("int({0})", rows, ctype="int")
+    value = b.expr("cast", rows, ctype="int")
     if packed and data.dtype.kind == "int":
         value = b.expr(ex.sign_extended("{0}", data.dtype.bits), value)
     if zeros is not None:
         value = b.expr("({0} - int({1}))", value, _repeated(b, zeros, axis, block_size, length), ctype="int")
     elif data.dtype is _UINT8:
-        value = b.expr("({0} - {1})", value, 1 << (bits - 1))
+        value = b.expr("sub", value, 1 << (bits - 1))
     factor = _repeated(b, factors, axis, block_size, length)
-    result = b.expr("(float({0}) * {1})", value, factor, ctype="float")
-    return b.store(ex.Expr("float", ex.rounded(scales.dtype, "{0}"), (result,)), scales.dtype, shape=rows.shape)
+    result = b.expr("mul_float", value, factor, ctype="float")
+    return b.store(ex.Expr("float", ex.stored_as(scales.dtype), (result,)), scales.dtype, shape=rows.shape)
 
 
 def _packed_table(b: Builder, data: Tensor, gather_axis: int) -> tuple[Tensor, bool]:
@@ -236,14 +236,14 @@ def dynamic_quantize_matmul(
 
 
 def _scaled_to_float(b: Builder, product: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> Tensor:
-    factor = b.expr("({0} * {1})", a_scale, b_scale, ctype="float")
-    value = b.expr("(float({0}) * {1})", product, factor, ctype="float")
+    factor = b.expr("mul", a_scale, b_scale, ctype="float")
+    value = b.expr("mul_float", product, factor, ctype="float")
     if bias is not None:
-        value = b.expr("({0} + {1})", value, bias)
+        value = b.expr("add", value, bias)
     return b.store(value, a_scale.dtype, shape=product.shape)
 
 
-def _declare_qlinear(op_type: str, template: str) -> None:
+def _declare_qlinear(op_type: str, op: str) -> None:
     def lower(
         b: Builder,
         x: Tensor,
@@ -256,7 +256,7 @@ def _declare_qlinear(op_type: str, template: str) -> None:
         z_zero_point: Tensor | None = None,
     ) -> Tensor:
         left, right = _real(b, x, x_scale, x_zero_point), _real(b, y, y_scale, y_zero_point)
-        value = b.expr("({0} / {1})", b.expr(template, left, right), z_scale, ctype="float")
+        value = b.expr("div", b.expr(op, left, right), z_scale, ctype="float")
         shape = np.broadcast_shapes(x.shape, y.shape)
         return b.store(rounded_to(b, value, z_zero_point, x.dtype), x.dtype, shape=shape)
 
@@ -265,14 +265,14 @@ def _declare_qlinear(op_type: str, template: str) -> None:
 
 
 def _real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.Expr:
-    value = b.expr("int({0})", x, ctype="int")
+    value = b.expr("cast", x, ctype="int")
     if zero_point is not None:
         value = b.expr("({0} - int({1}))", value, zero_point, ctype="int")
-    return b.expr("(float({0}) * {1})", value, scale, ctype="float")
+    return b.expr("mul_float", value, scale, ctype="float")
 
 
-_declare_qlinear("QLinearAdd", "({0} + {1})")
-_declare_qlinear("QLinearMul", "({0} * {1})")
+_declare_qlinear("QLinearAdd", "add")
+_declare_qlinear("QLinearMul", "mul")
 
 
 @operator("QGemm", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES})
@@ -296,13 +296,13 @@ def qgemm(
     if transB:
         y = y.transpose((1, 0))
     total = integer_product(b, a, y, a_zero_point, b_zero_point)
-    value = b.expr("{0}", total)
+    value = b.expr("same", total)
     if c is not None:
-        value = b.expr("({0} + {1})", value, c)
+        value = b.expr("add", value, c)
     factor = b.expr("({0} * {1} * {2})", a_scale, b_scale, alpha, ctype="float")
-    result = b.expr("(float({0}) * {1})", value, factor, ctype="float")
+    result = b.expr("mul_float", value, factor, ctype="float")
     if y_scale is None:
         return b.store(result, a_scale.dtype, shape=total.shape)
     dtype = y_zero_point.dtype if y_zero_point is not None else a.dtype
-    result = rounded_to(b, b.expr("({0} / {1})", result, y_scale, ctype="float"), y_zero_point, dtype)
+    result = rounded_to(b, b.expr("div", result, y_scale, ctype="float"), y_zero_point, dtype)
     return b.store(result, dtype, shape=total.shape)

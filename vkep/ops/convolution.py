@@ -132,7 +132,7 @@ def with_bias(b: Builder, x: Tensor, bias: Tensor | None) -> Tensor:
     """``x`` plus a vector over its channels."""
     if bias is None:
         return x
-    return b.pointwise("({0} + {1})", x, b.reshape(bias, (1, bias.size, *([1] * (x.rank - 2)))))
+    return b.pointwise("add", x, b.reshape(bias, (1, bias.size, *([1] * (x.rank - 2)))))
 
 
 @operator("Conv", types={"T": CONV_TYPES})

@@ -96,7 +96,7 @@ def _contract(b: Builder, x: _Term, y: _Term, kept: set[str], sizes: dict[str, i
     result = [*batch, *left, *right]
     if not summed:
         product = b.pointwise(
-            "({0} * {1})",
+            "mul",
             _aligned(b, x, result, sizes),
             _aligned(b, y, result, sizes),
             shape=[sizes[label] for label in result],

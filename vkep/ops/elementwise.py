@@ -32,11 +32,11 @@ _TANH = (
 #: with the element types that GLSL has the function for
 _EXACT = {
     "Ceil": "ceil({0})",
-    "Floor": "floor({0})",
+    "Floor": "floor",
     "Reciprocal": "(1.0 / {0})",
-    "Round": "roundEven({0})",
+    "Round": "round",
     "Softsign": "({0} / (1.0 + abs({0})))",
-    "Sqrt": "sqrt({0})",
+    "Sqrt": "sqrt",
 }
 _SINGLE = {
     "Acos": "acos({0})",
@@ -54,9 +54,9 @@ _SINGLE = {
 }
 
 
-def _declare_unary(op_type: str, template: str, among: tuple[str, ...]) -> None:
+def _declare_unary(op_type: str, op: str, among: tuple[str, ...]) -> None:
     def lower(b: Builder, x: Tensor) -> Tensor:
-        return b.pointwise(template, x)
+        return b.pointwise(op, x)
 
     lower.__name__ = op_type.lower()
     # from the first version without the consumed_inputs attribute of ONNX's earliest opset
@@ -73,14 +73,14 @@ for _name, _template in _SINGLE.items():
 @operator("Exp", since=6, types={"T": every("Exp", among=FLOATING)})
 def exp(b: Builder, x: Tensor) -> Tensor:
     if x.dtype.name == "float64":
-        return b.store(_double_exp(b, b.expr("{0}", x)), x.dtype)
-    return b.pointwise("exp({0})", x)
+        return b.store(_double_exp(b, b.expr("same", x)), x.dtype)
+    return b.pointwise("exp", x)
 
 
 @operator("Log", since=6, types={"T": every("Log", among=FLOATING)})
 def log(b: Builder, x: Tensor) -> Tensor:
     if x.dtype.name == "float64":
-        return b.store(_double_log(b, b.expr("{0}", x)), x.dtype)
+        return b.store(_double_log(b, b.expr("same", x)), x.dtype)
     return b.pointwise("log({0})", x)
 
 
@@ -135,18 +135,18 @@ def _log1p(b: Builder, x: Expr) -> Expr:
 
 
 def _softplus(b: Builder, x: Expr) -> Expr:
-    return b.expr("({0} > 20.0 ? {0} : {1})", x, _log1p(b, b.expr("exp({0})", x)))
+    return b.expr("({0} > 20.0 ? {0} : {1})", x, _log1p(b, b.expr("exp", x)))
 
 
 @operator("Softplus", types={"T": every("Softplus", among=SINGLE)})
 def softplus(b: Builder, x: Tensor) -> Tensor:
-    return b.store(_softplus(b, b.expr("{0}", x)), x.dtype)
+    return b.store(_softplus(b, b.expr("same", x)), x.dtype)
 
 
 @operator("Asinh", types={"T": every("Asinh", among=SINGLE)})
 def asinh(b: Builder, x: Tensor) -> Tensor:
-    v = b.expr("{0}", x)
-    size = b.expr("abs({0})", v)
+    v = b.expr("same", x)
+    size = b.expr("abs", v)
     grown = b.expr("({0} > 1e9 ? {0} : {0} + {0} * {0} / (1.0 + sqrt({0} * {0} + 1.0)))", size)
     return b.store(b.expr("({0} < 0.0 ? -{1} : {1})", v, _log1p(b, grown)), x.dtype)
 
@@ -159,8 +159,8 @@ def acosh(b: Builder, x: Tensor) -> Tensor:
 
 @operator("Atanh", types={"T": every("Atanh", among=SINGLE)})
 def atanh(b: Builder, x: Tensor) -> Tensor:
-    v = b.expr("{0}", x)
-    size = b.expr("abs({0})", v)
+    v = b.expr("same", x)
+    size = b.expr("abs", v)
     half = b.expr("(0.5 * {0})", _log1p(b, b.expr("(2.0 * {0} / (1.0 - {0}))", size)))
     return b.store(b.expr("({0} < 0.0 ? -{1} : {1})", v, half), x.dtype)
 
@@ -168,19 +168,19 @@ def atanh(b: Builder, x: Tensor) -> Tensor:
 @operator("Relu", since=6, types={"T": every("Relu", among=(*FLOATING, *SIGNED))})
 def relu(b: Builder, x: Tensor) -> Tensor:
     templates = {"float": "relu({0})", "double": "(isnan({0}) || {0} > {1} ? {0} : {1})"}
-    return b.pointwise(templates.get(x.dtype.glsl_compute, "max({0}, {1})"), x, 0)
+    return b.pointwise(templates.get(x.dtype.glsl_compute, "max"), x, 0)
 
 
 @operator("Abs", since=6, types={"T": every("Abs", among=ARITHMETIC)})
 def abs_(b: Builder, x: Tensor) -> Tensor:
     if x.dtype.kind == "uint":
         return x
-    return b.pointwise("abs({0})", x)
+    return b.pointwise("abs", x)
 
 
 @operator("Neg", since=6, types={"T": every("Neg", among=ARITHMETIC)})
 def neg(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise("(-{0})", x)
+    return b.pointwise("neg", x)
 
 
 @operator("Sign", types={"T": every("Sign", among=ARITHMETIC)})
@@ -192,7 +192,7 @@ def sign(b: Builder, x: Tensor) -> Tensor:
 
 @operator("Not", types={"T": ("bool",)})
 def not_(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise("(!{0})", x)
+    return b.pointwise("not", x)
 
 
 @operator("BitwiseNot", types={"T": every("BitwiseNot", among=ARITHMETIC)})
@@ -202,7 +202,7 @@ def bitwise_not(b: Builder, x: Tensor) -> Tensor:
 
 @operator("IsNaN", types={"T1": every("IsNaN", "T1", among=FLOATING)})
 def is_nan(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise("isnan({0})", x, dtype=_BOOL)
+    return b.pointwise("isnan", x, dtype=_BOOL)
 
 
 @operator("IsInf", types={"T1": every("IsInf", "T1", among=FLOATING)})
@@ -237,14 +237,14 @@ def selu(
 
 @operator("Celu", types={"T": every("Celu", among=SINGLE)})
 def celu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    v = b.expr("{0}", x)
-    grown = b.expr(_EXPM1, b.expr("({0} / {1})", v, alpha))
+    v = b.expr("same", x)
+    grown = b.expr(_EXPM1, b.expr("div", v, alpha))
     return b.store(b.expr("({0} < 0.0 ? {1} * {2} : {0})", v, alpha, grown), x.dtype)
 
 
 @operator("HardSigmoid", since=6, types={"T": every("HardSigmoid", among=SINGLE)})
 def hard_sigmoid(b: Builder, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    line = b.expr("({0} * {1} + {2})", x, alpha, beta)
+    line = b.expr("mul_add", x, alpha, beta)
     return b.store(b.expr("limited({0}, 0.0, 1.0)", line), x.dtype)
 
 
@@ -255,11 +255,11 @@ def thresholded_relu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 @operator("Shrink", types={"T": every("Shrink", among=(*SINGLE, *SIGNED, *UNSIGNED))})
 def shrink(b: Builder, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
-    v = b.expr("{0}" if x.dtype.kind == "float" else "float({0})", x, ctype="float")
+    v = b.expr("same" if x.dtype.kind == "float" else "cast", x, ctype="float")
     shrunk = b.expr("({0} < -{2} ? {0} + {1} : ({0} > {2} ? {0} - {1} : 0.0))", v, bias, lambd)
     if x.dtype.kind == "float":
         return b.store(shrunk, x.dtype)
-    return b.store(b.expr(f"{x.dtype.glsl_compute}({{0}})", shrunk, ctype=x.dtype.glsl_compute), x.dtype)
+    return b.store(b.expr("cast", shrunk, ctype=x.dtype.glsl_compute), x.dtype)
 
 
 @operator("Mish", types={"T": every("Mish", among=SINGLE)})
@@ -267,7 +267,7 @@ def mish(b: Builder, x: Tensor) -> Tensor:
     # tanh(log(1 + e)) for e = exp(x), without the cancellation of 1 + e
     grown = b.expr("exp({0} > 20.0 ? 20.0 : {0})", x)
     return b.store(
-        b.expr("({0} * (({1} * ({1} + 2.0)) / ({1} * ({1} + 2.0) + 2.0)))", b.expr("{0}", x), grown), x.dtype
+        b.expr("({0} * (({1} * ({1} + 2.0)) / ({1} * ({1} + 2.0) + 2.0)))", b.expr("same", x), grown), x.dtype
     )
 
 

@@ -56,7 +56,7 @@ def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> 
     rows = b.reshape(positions(b, x.shape[0]), [x.shape[0], 1])
     cols = positions(b, x.shape[1])
     on = b.expr("({1} - {0} == {2})", rows, cols, _diagonal(k), ctype="bool")
-    code = "{0}" if made.kind == "bool" else f"({{0}} ? {made.glsl_compute}(1) : {made.glsl_compute}(0))"
+    code = "same" if made.kind == "bool" else f"({{0}} ? {made.glsl_compute}(1) : {made.glsl_compute}(0))"
     return b.store(b.expr(code, on, ctype=made.glsl_compute), made, shape=x.shape)
 
 
@@ -68,14 +68,14 @@ def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis:
     spread = b.reshape(indices, [*indices.shape[:where], 1, *indices.shape[where:]])
     place = b.reshape(positions(b, count), [count, *[1] * (indices.rank - where)])
     kind = indices.dtype.glsl_compute
-    at = b.expr(f"{kind}({{0}})", place, ctype=kind)
+    at = b.expr("cast", place, ctype=kind)
     if indices.dtype.kind != "uint":  # a negative index counts from the end; one out of range is nowhere
         spread_e = b.expr("({0} < {1} ? {0} + {2} : {0})", spread, 0, count)
     else:
-        spread_e = b.expr("{0}", spread)
-    on = b.expr("({0} == {1})", spread_e, at, ctype="bool")
+        spread_e = b.expr("same", spread)
+    on = b.expr("eq", spread_e, at, ctype="bool")
     off_value, on_value = values.slice(0, 0, 1), values.slice(0, 1, 1)
-    chosen = b.expr("({0} ? {1} : {2})", on, on_value, off_value, ctype=values.dtype.glsl_compute)
+    chosen = b.expr("where", on, on_value, off_value, ctype=values.dtype.glsl_compute)
     return b.store(chosen, values.dtype, shape=shape)
 
 
@@ -93,8 +93,8 @@ def range_(b: Builder, start: Tensor, limit: Tensor, delta: Tensor, *, stash_typ
         b.decline("delta is 0")
     count = max(math.ceil((last - first) / step), 0)
     kind = start.dtype.glsl_compute
-    at = b.expr(f"{kind}({{0}})", positions(b, count), ctype=kind)
-    return b.store(b.expr("({0} * {1} + {2})", at, step, first), start.dtype, shape=[count])
+    at = b.expr("cast", positions(b, count), ctype=kind)
+    return b.store(b.expr("mul_add", at, step, first), start.dtype, shape=[count])
 
 
 @operator("ConstantOfShape", since=9, types={"T1": ("int64",)})

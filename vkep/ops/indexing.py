@@ -35,10 +35,10 @@ def tensor_scatter(
         b.decline(f"mode is {mode!r}, expected 'linear' or 'circular'")
     where = b.axis(axis, past_cache.rank)
     steps = np.arange(update.shape[where], dtype=np.int64).reshape([-1, *[1] * (update.rank - where - 1)])
-    at = b.expr("{0}", b.constant(steps))
+    at = b.expr("same", b.constant(steps))
     if write_indices is not None:
         first = b.reshape(write_indices, [write_indices.size, *[1] * (update.rank - 1)])
-        at = b.expr("({0} + {1})", at, first)
+        at = b.expr("add", at, first)
     if mode == "circular":
         at = b.expr("({0} % {1})", at, past_cache.shape[where])
     indices = b.store(at, DTYPES["int64"], shape=update.shape)

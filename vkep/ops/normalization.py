@@ -74,7 +74,7 @@ def _batch_norm(
         factor = s / np.sqrt(v + epsilon)
         weight = b.constant((factor).astype(np.float32), "scale")
         shift = b.constant((o - m * factor).astype(np.float32), "shift")
-        return b.pointwise("({0} * {1} + {2})", x, _per_channel(b, weight, x.rank), _per_channel(b, shift, x.rank))
+        return b.pointwise("mul_add", x, _per_channel(b, weight, x.rank), _per_channel(b, shift, x.rank))
     s_, o_, m_, v_ = (_per_channel(b, t, x.rank) for t in (scale, bias, mean, var))
     return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
 

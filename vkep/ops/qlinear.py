@@ -73,7 +73,7 @@ def qlinear_matmul(
 ) -> Tensor:
     product = integer_product(b, a, y, a_zero_point, b_zero_point)
     factor = b.expr("({0} * {1} / {2})", _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale), ctype="float")
-    value = b.expr("(float({0}) * {1})", product, factor, ctype="float")
+    value = b.expr("mul_float", product, factor, ctype="float")
     result = rounded_to(b, value, _rows(b, a, y_zero_point), y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=product.shape)
 
@@ -155,9 +155,9 @@ def qlinear_conv(
     }
     total = integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
     shape = total.shape
-    value = b.expr("{0}", total)
+    value = b.expr("same", total)
     if bias is not None:
-        value = b.expr("({0} + {1})", value, _channels(b, bias, len(shape), 1))
+        value = b.expr("add", value, _channels(b, bias, len(shape), 1))
     factor = b.expr("({0} * {1} / {2})", x_scale, _channels(b, w_scale, len(shape), 1), y_scale, ctype="float")
-    result = rounded_to(b, b.expr("(float({0}) * {1})", value, factor, ctype="float"), y_zero_point, y_zero_point.dtype)
+    result = rounded_to(b, b.expr("mul_float", value, factor, ctype="float"), y_zero_point, y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=shape)

@@ -83,7 +83,7 @@ def quantized(b: Builder, x: Expr, scale: Expr | Tensor, zero_point: Expr | Tens
 def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DType) -> Expr:
     """``saturate(round(value) + zero_point)``."""
     low, high = value_range(to)
-    shifted = b.expr("roundEven({0})", value)
+    shifted = b.expr("round", value)
     if zero_point is not None:
         shifted = b.expr("({0} + float({1}))", shifted, zero_point, ctype="float")
     kind = to.glsl_compute
@@ -121,11 +121,11 @@ def quantize_linear(
     division = (dtypes.from_onnx(precision) if precision else y_scale.dtype) or _FLOAT32
     if division.name not in (*_SCALES, "int32"):
         b.decline(f"a division in {division}")
-    value = b.expr("float({0})", b.reshape(x, blocks.shape), ctype="float")
-    factor = b.expr("float({0})", scale, ctype="float")
+    value = b.expr("cast", b.reshape(x, blocks.shape), ctype="float")
+    factor = b.expr("cast", scale, ctype="float")
     zero = None if y_zero_point is None else blocks.spread(y_zero_point)
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
-        code = float8.encode(b.expr("({0} / {1})", value, factor, ctype="float"), to, bool(saturate))
+        code = float8.encode(b.expr("div", value, factor, ctype="float"), to, bool(saturate))
         return b.reshape(b.store(code, to, shape=blocks.shape), x.shape)
     if division.name in ("float16", "bfloat16"):
         quotient = ex.Expr("float", ex.rounded(division, "({0} / {1})"), (value, factor))
@@ -170,8 +170,8 @@ def dequantized(
     factor, zero = blocks.spread(scale), None if zero_point is None else blocks.spread(zero_point)
     if x.dtype.kind == "bits":
         number = b.cast_expr(ex.leaf(b.reshape(x, shape)), x.dtype, _FLOAT32)
-        scaled = b.expr("({0} * {1})", number, factor, ctype="float")
-        return b.reshape(b.store(ex.Expr("float", ex.rounded(to, "{0}"), (scaled,)), to, shape=shape), x.shape)
+        scaled = b.expr("mul", number, factor, ctype="float")
+        return b.reshape(b.store(ex.Expr("float", ex.stored_as(to), (scaled,)), to, shape=shape), x.shape)
     packed = _packed(b, x, shape)
     if packed is not None:  # several elements a byte: the innermost axis is split into bytes and their parts
         value, each = packed
@@ -179,11 +179,11 @@ def dequantized(
         factor = _split(b, factor, blocks.shape, each)
         zero = None if zero is None else _split(b, zero, blocks.shape, each)
     else:
-        value = b.expr("int({0})", b.reshape(x, shape), ctype="int")
+        value = b.expr("cast", b.reshape(x, shape), ctype="int")
     if zero is not None:
         value = b.expr("({0} - int({1}))", value, zero, ctype="int")
-    result = b.expr("(float({0}) * {1})", value, factor, ctype="float")
-    return b.reshape(b.store(ex.Expr("float", ex.rounded(to, "{0}"), (result,)), to, shape=shape), x.shape)
+    result = b.expr("mul_float", value, factor, ctype="float")
+    return b.reshape(b.store(ex.Expr("float", ex.stored_as(to), (result,)), to, shape=shape), x.shape)
 
 
 def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | None:
@@ -200,7 +200,7 @@ def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | N
     view = b.reshape(made, (*lead, *ones)).expand(split)
     shifts = b.constant(np.arange(0, 8, bits, dtype=np.uint32)).view((each, *ones[1:]), (1, *(0,) * len(ones[1:])))
     part = b.expr(f"(({{0}} >> {{1}}) & {(1 << bits) - 1}u)", view, shifts, ctype="uint")
-    code = ex.sign_extended("int({0})", bits) if x.dtype.kind == "int" else "int({0})"
+    code = ex.sign_extended("int({0})", bits) if x.dtype.kind == "int" else "cast"
     return b.expr(code, part, ctype="int"), each
 
 
@@ -224,5 +224,5 @@ def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
     uint8 = DTYPES["uint8"]
     initial = b.expr("(0.0 - {0})", b.divide(b.expr("min({0}, 0.0)", lowest), scale))
     zero_point = b.store(b.expr("uint(roundEven(clamp({0}, 0.0, 255.0)))", initial, ctype="uint"), uint8, shape=())
-    y = b.store(quantized(b, b.expr("{0}", x), scale, zero_point, uint8), uint8, shape=x.shape)
+    y = b.store(quantized(b, b.expr("same", x), scale, zero_point, uint8), uint8, shape=x.shape)
     return [y, scale, zero_point]

@@ -137,7 +137,7 @@ def dropped(b: Builder, x: Tensor, rate: float, seed: int | None) -> list[Tensor
     """``x`` with each element kept by chance and scaled by ``1 / (1 - rate)``, else 0; and the mask (ONNX Dropout)."""
     if not 0 <= rate < 1:
         b.decline(f"ratio is {rate}, expected at least 0 and below 1")
-    mask = b.pointwise("({0} >= {1})", draw(b, "uniform", x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
+    mask = b.pointwise("ge", draw(b, "uniform", x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
     zero = f"{x.dtype.glsl_compute}(0)"
     factor = b.constant(_scale_of(rate, x.dtype))
     y = b.store(b.expr(f"({{1}} ? {{0}} * {{2}} : {zero})", x, mask, factor), x.dtype, shape=x.shape)

@@ -107,9 +107,9 @@ def _gru_steps(
         if linear:
             within = None if product is None else gate(product, 2, hidden)
             if within is not None or inner is not None:
-                candidate = b.expr("({0} * {1})", reset, sum_of(b, within, inner))
+                candidate = b.expr("mul", reset, sum_of(b, within, inner))
         elif product is not None:
-            mixed = b.store(b.expr("({0} * {1})", reset, h), h.dtype, shape=h.shape)
+            mixed = b.store(b.expr("mul", reset, h), h.dtype, shape=h.shape)
             candidate = matrix_product(b, mixed, last.transpose((1, 0)))
         new = g(b, sum_of(b, xh, candidate))
         h = layer.emit(b.expr("((1.0 - {0}) * {1} + {0} * {2})", z, new, h), h, t, d)
@@ -158,7 +158,7 @@ def _gru_biases(
     if not linear or bias is None:
         return bias_sum(b, bias, d, 3, hidden), None
     added = b.empty(bias.dtype, (3 * hidden,))
-    gates = b.expr("({0} + {1})", rows_of(bias, d, 0, 2 * hidden), rows_of(bias, d, 3 * hidden, 2 * hidden))
+    gates = b.expr("add", rows_of(bias, d, 0, 2 * hidden), rows_of(bias, d, 3 * hidden, 2 * hidden))
     b.store(gates, bias.dtype, out=added.slice(0, 0, 2 * hidden))
     b.copy(rows_of(bias, d, 2 * hidden, hidden), out=added.slice(0, 2 * hidden, hidden))
     return added, rows_of(bias, d, 5 * hidden, hidden)
@@ -181,7 +181,7 @@ def _lstm_steps(
     def watched(cell: Tensor, index: int) -> Expr | None:
         if peepholes is None:
             return None
-        return b.expr("({0} * {1})", cell, peepholes.slice(0, index * hidden, hidden))
+        return b.expr("mul", cell, peepholes.slice(0, index * hidden, hidden))
 
     for t in layer.order(layer.directions[d]):
         product = recurrence(b, h, r)
@@ -191,7 +191,7 @@ def _lstm_steps(
         forget = b.expr("(1.0 - {0})", i) if input_forget else f(b, sum_of(b, *f_, watched(c, 2)))
         new_c = layer.keep(b.expr("({0} * {1} + {2} * {3})", forget, c, i, g(b, sum_of(b, *c_))), c, t)
         o = f(b, sum_of(b, *o_, watched(new_c, 1)))
-        h = layer.emit(b.expr("({0} * {1})", o, h_of(b, b.expr("{0}", new_c))), h, t, d)
+        h = layer.emit(b.expr("mul", o, h_of(b, b.expr("same", new_c))), h, t, d)
         c = new_c
     return h, c
 

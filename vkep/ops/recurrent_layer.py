@@ -101,20 +101,20 @@ class Layer:
     def inputs_part(self, w: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ w.T + bias`` for all steps: [steps, batch, gates * hidden]."""
         out = matrix_product(self.b, self.x, w.transpose((1, 0)))
-        return out if bias is None else self.b.pointwise("({0} + {1})", out, bias)
+        return out if bias is None else self.b.pointwise("add", out, bias)
 
     def alive(self, step: int) -> Expr | None:
         """Whether a sequence of the batch reaches a step; None where all do."""
         if self.lengths is None:
             return None
         lengths = self.lengths.view((self.batch, 1), (self.lengths.strides[0], 0))
-        return self.b.expr("({0} > {1})", lengths, step, ctype="bool")
+        return self.b.expr("gt", lengths, step, ctype="bool")
 
     def keep(self, new: Expr, old: Tensor, step: int, out: Tensor | None = None) -> Tensor:
         """Store a state: the new one where the sequence goes on, else the old one."""
         alive = self.alive(step)
         if alive is not None:
-            new = self.b.expr("({0} ? {1} : {2})", alive, new, old, ctype="float")
+            new = self.b.expr("where", alive, new, old, ctype="float")
         return self.b.store(new, old.dtype, shape=(self.batch, self.hidden), out=out)
 
     def emit(self, new: Expr, old: Tensor, step: int, direction: int) -> Tensor:
@@ -191,7 +191,7 @@ def bias_sum(b: Builder, bias: Tensor | None, d: int, gates: int, hidden: int) -
     if bias is None:
         return None
     size = gates * hidden
-    return b.pointwise("({0} + {1})", rows_of(bias, d, 0, size), rows_of(bias, d, size, size))
+    return b.pointwise("add", rows_of(bias, d, 0, size), rows_of(bias, d, size, size))
 
 
 def _is_zero(state: Tensor) -> bool:
@@ -205,9 +205,9 @@ def recurrence(b: Builder, state: Tensor, r: Tensor) -> Tensor | None:
 
 def sum_of(b: Builder, *parts: Tensor | Expr | None) -> Expr:
     given = [p for p in parts if p is not None]
-    total = b.expr("{0}", given[0])
+    total = b.expr("same", given[0])
     for part in given[1:]:
-        total = b.expr("({0} + {1})", total, part)
+        total = b.expr("add", total, part)
     return total
 
 

@@ -147,7 +147,7 @@ def _grid_sample(b: Builder, x: Tensor, grid: Tensor, align_corners: int, mode: 
 def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
     batch, _, *spatial = b.ints(size, "size") or [0, 0]
     rank = len(spatial)
-    total = b.expr("{0}", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
+    total = b.expr("same", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
     for column, axis in enumerate(reversed(range(rank))):  # theta's columns are x first, the last axis
         length = spatial[axis]
         if align_corners:

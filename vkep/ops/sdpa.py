@@ -105,7 +105,7 @@ class Mask:
             parts += [b.expr(f"({{0}} != {MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
         result: Expr | None = None
         for part in parts:
-            result = part if result is None else b.expr("({0} && {1})", result, part)
+            result = part if result is None else b.expr("and", result, part)
         return result
 
 
@@ -283,14 +283,14 @@ def _attend_block(
         if scores_stage != index:
             return value
         stages[index] = b.store(value, q.dtype, shape=heads.shape)
-        return b.expr("{0}", stages[index])
+        return b.expr("same", stages[index])
 
-    value = stage(0, b.expr("({0} * {1})", product, scoring.scale))
+    value = stage(0, b.expr("mul", product, scoring.scale))
     if scoring.softcap:
         value = b.expr("({1} * limited_tanh({0} / {1}))", value, scoring.softcap)
     value = stage(1, value)
     for bias in mask.biases:
-        value = b.expr("({0} + {1})", value, bias)
+        value = b.expr("add", value, bias)
     allowed = mask.allowed(b)
     if allowed is not None:
         value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", allowed, value, ctype="float")
@@ -326,7 +326,7 @@ def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> T
 def per_batch(b: Builder, values: Tensor) -> Expr:
     """Integers, one for each of the batch, to stand in a mask's conditions."""
     flat = b.reshape(values, (values.size, 1, 1, 1, 1))
-    return b.expr("int({0})", flat, ctype="int")
+    return b.expr("cast", flat, ctype="int")
 
 
 def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, left: int = -1, right: int = -1) -> Mask:
@@ -336,7 +336,7 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
     mask = Mask()
     if left < 0 and right < 0:
         return mask
-    position = b.expr("({0} + {1})", heads.query_index(b), offset, ctype="int")
+    position = b.expr("add", heads.query_index(b), offset, ctype="int")
     key = heads.key_index(b)
     conditions = []
     if right >= 0:

@@ -109,7 +109,7 @@ def _biases(b: Builder, mask: Mask, heads: Heads, dtype: DType) -> list[Tensor] 
         return None
     value: ex.Expr = ex.Const("float", value=0.0)
     for bias in mask.biases:
-        value = b.expr("({0} + {1})", value, bias, ctype="float")
+        value = b.expr("add", value, bias, ctype="float")
     for condition in mask.conditions:
         value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", condition, value, ctype="float")
     return [b.store(value, kind, out=out)]

@@ -86,7 +86,7 @@ def _transform(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bo
     if inverse:
         if onesided:
             result = result.slice(2, 0, 1)
-        result = b.pointwise("({0} * {1})", result, 1.0 / length)
+        result = b.pointwise("mul", result, 1.0 / length)
     elif onesided:
         result = result.slice(1, 0, bins)
     result = b.reshape(result, (*lead, *result.shape[1:]))
@@ -104,7 +104,7 @@ def _two_sided(b: Builder, x: Tensor, length: int) -> Tensor:
     rest = length - bins
     if rest:
         sign = b.constant(np.array([1, -1], np.float32))
-        b.pointwise("({0} * {1})", x.slice(1, rest, rest, -1), sign, out=out.slice(1, bins, rest))
+        b.pointwise("mul", x.slice(1, rest, rest, -1), sign, out=out.slice(1, bins, rest))
     return out
 
 
@@ -161,7 +161,7 @@ def stft(
         if window.shape[0] != length:
             b.decline(f"a window of {window.shape[0]} samples for frames of {length}")
         factors = b.reshape(b.cast(window, _FLOAT32), (length, 1))
-        framed = b.pointwise("({0} * {1})", framed, factors)
+        framed = b.pointwise("mul", framed, factors)
     result = fourier(b, b.reshape(framed, (batch * frames, length, parts)))
     bins = length // 2 + 1 if onesided else length
     return b.cast(b.reshape(result.slice(1, 0, bins), (batch, frames, bins, 2)), signal.dtype)

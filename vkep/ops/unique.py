@@ -45,7 +45,7 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
     b.copy(b.full([1], True, _BOOL), out=begins.slice(0, 0, 1))
     if x.size > 1:
         again = _same(b, values.slice(0, 1, x.size - 1), values.slice(0, 0, x.size - 1))
-        b.store(b.expr("(!{0})", again), _BOOL, out=begins.slice(0, 1, x.size - 1))
+        b.store(b.expr("not", again), _BOOL, out=begins.slice(0, 1, x.size - 1))
     if sorted:
         found, count = positions_of(b, b.copy(begins.slice(0, x.size - 1, x.size, -1)))
         back = b.store(b.expr("({1} - {0})", found, x.size - 1), _INT64, shape=[x.size])

@@ -19,7 +19,7 @@ from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
 from vkep.ops.sdpa import Heads, Mask, Window, sdpa
 from vkep.passes.fuse import Uses, remove_dead
-from vkep.passes.match_attention import WHERE, Biased, Hidden, Search, Spelled
+from vkep.passes.match_attention import Biased, Hidden, Search, Spelled
 
 #: a score put in place of a hidden one that leaves it no probability beside any score that a model computes
 _HIDES = -1e4
@@ -89,7 +89,7 @@ def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
         hides = seen is not None and len(spelled.masks) == 1 and bool(seen.any(-1).all())
         if isinstance(step, Hidden) and (step.score == -math.inf or (step.score <= _HIDES and hides)):
             view = heads.mask_view(b, step.condition)
-            condition = b.expr("(!{0})" if step.when else "{0}", view, ctype="bool")
+            condition = b.expr("not" if step.when else "same", view, ctype="bool")
             if seen is None or not _see_by_position(mask, condition, seen, heads):
                 mask.conditions.append(condition)
         elif isinstance(given, Biased):
@@ -121,7 +121,7 @@ def _as_bias(b: Builder, hidden: Hidden) -> Tensor:
     if array is not None:
         return b.constant(np.where(array, np.float32(there), np.float32(elsewhere)))
     scores = (ex.Const("float", value=score) for score in (there, elsewhere))
-    return b.store(b.expr(WHERE, hidden.condition, *scores, ctype="float"), DTYPES["float32"])
+    return b.store(b.expr("where", hidden.condition, *scores, ctype="float"), DTYPES["float32"])
 
 
 def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: Heads) -> bool:

@@ -144,11 +144,8 @@ def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr
 
 def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
     """What the consumer would have read: a narrow type keeps its wrap, float16 its rounding to the stored type."""
-    return (
-        inner
-        if inner.ctype == out.dtype.glsl_compute
-        else ex.Expr(out.dtype.glsl_compute, f"{out.dtype.glsl_compute}({{0}})", (inner,))
-    )
+    kind = out.dtype.glsl_compute
+    return inner if inner.ctype == kind else ex.Expr(kind, "cast", (inner,))
 
 
 def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:

@@ -15,8 +15,6 @@ from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor
 from vkep.passes.fuse import Uses
 
-#: expressions of the operators (`vkep.ops.arithmetic`)
-_ADD, _MUL, _DIV, WHERE = "({0} + {1})", "({0} * {1})", "exact_quotient({0}, {1})", "({0} ? {1} : {2})"
 #: operations from scores to a softmax that are followed: more are no attention's (and the search calls itself)
 MOST_STEPS = 16
 
@@ -124,13 +122,13 @@ class Search:
 
     def _guarded(self, op: Pointwise) -> tuple[Tensor, Op] | None:
         """``Where(IsNaN(p), 0, p)``: p, and the operation that is IsNaN."""
-        if op.expr.template != WHERE:
+        if op.expr.op != "where":
             return None
         test, kept = _tensor(op.expr.args[0]), _tensor(op.expr.args[2])
         if test is None or kept is None or _number(op.expr.args[1]) != 0.0:
             return None
         is_nan = self._maker(test, [op])
-        if not isinstance(is_nan, Pointwise) or is_nan.expr.template != "isnan({0})":
+        if not isinstance(is_nan, Pointwise) or is_nan.expr.op != "isnan":
             return None
         tested = _tensor(is_nan.expr.args[0])
         same = tested is not None and tested.storage is kept.storage and tested.is_whole
@@ -165,19 +163,19 @@ def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
     cast = _cast(op)
     if cast is not None:
         yield cast, _Cast()
-    template, args = op.expr.template, op.expr.args
-    if template in (_ADD, _MUL, _DIV):
+    name, args = op.expr.op, op.expr.args
+    if name in ("add", "mul", "exact_div"):
         for scores, other in ((args[0], args[1]), (args[1], args[0])):
             of, bias, number = _tensor(scores), _tensor(other), _number(other)
             if of is None:
                 continue
-            if template == _MUL and number is not None:
+            if name == "mul" and number is not None:
                 yield of, _Scaled(number)
-            elif template == _DIV and number and scores is args[0]:
+            elif name == "exact_div" and number and scores is args[0]:
                 yield of, _Scaled(1.0 / number)
-            elif template == _ADD and bias is not None and bias.storage is not of.storage:
+            elif name == "add" and bias is not None and bias.storage is not of.storage:
                 yield of, Biased(bias)
-    elif template == WHERE and (condition := _tensor(args[0])) is not None:
+    elif name == "where" and (condition := _tensor(args[0])) is not None:
         for scores, other, when in ((args[1], args[2], False), (args[2], args[1], True)):
             of, number = _tensor(scores), _number(other)
             if of is not None and number is not None:
@@ -187,7 +185,7 @@ def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
 def _cast(op: Pointwise) -> Tensor | None:
     """What an operation only casts between types of float, or copies."""
     inner = op.expr
-    if inner.template == ex.rounded(op.out.dtype, "{0}") and len(inner.args) == 1:
+    if inner.op == ex.stored_as(op.out.dtype) and len(inner.args) == 1:
         inner = inner.args[0]
     if not isinstance(inner, ex.Leaf) or inner.tensor is None:
         return None
