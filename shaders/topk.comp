@@ -68,7 +68,7 @@ void main() {
         last = best_of(best, local_column * SPLIT + share, SPLIT);
         if (live && share == 0u) {
             uint to = (outer * args.k + place) * args.inner + i;
-            OutTensor(operand(args.values, 1)).v[to] = OUT_T(x.v[base + last.index * args.inner]);
+            OutTensor(operand(args.values, 1)).v[to] = OUT_T(x.v[base + min(last.index, args.axis - 1u) * args.inner]);
             Int64Tensor(operand(args.indices, 2)).v[to] = uvec2(last.index, 0u);
         }
     }

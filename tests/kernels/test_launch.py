@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.kernels.gather import COPY, copy
 from vkep.kernels.launch import element_count, grid, lanes, row_vectors, share_columns, unit_for
-from vkep.kernels.norm import LP_NORM, LRN, NORM, layer_norm
+from vkep.kernels.norm import LP_NORM, LRN, NORM, LayerNormProblem
 from vkep.kernels.pool import POOL, pool
-from vkep.kernels.reduce import REDUCE, REDUCE_OPS, reduce
-from vkep.kernels.softmax import SOFTMAX, softmax
+from vkep.kernels.reduce import REDUCE, REDUCE_OPS, ReduceProblem
+from vkep.kernels.select import Emission, bind, candidates, emit
+from vkep.kernels.softmax import SOFTMAX, SoftmaxProblem
 
 DEVICES = st.builds(
     DeviceCapabilities.for_tests,
@@ -106,7 +107,7 @@ def test_units_divide_rows_and_addresses() -> None:
 def test_row_vectors_need_whole_groups_and_aligned_addresses() -> None:
     assert row_vectors(8, "float32", 16)["VECTOR_IN_T"] == "vec4"
     assert row_vectors(8, "float16", 8)["VECTOR_IN_T"] == "f16vec4"
-    for args in ((6, "float32", 16), (8, "float32", 8), (8, "float32", None), (8, "bfloat16", 16)):
+    for args in ((6, "float32", 16), (8, "float32", 8), (8, "float32", 4), (8, "bfloat16", 16)):
         assert row_vectors(*args) == {}
 
 
@@ -122,15 +123,15 @@ def test_element_count_refuses_what_32_bit_indices_cannot_reach() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_common_problems_use_variants_built_ahead(device_type: str, dtype: str) -> None:
     caps = DeviceCapabilities.for_tests(device_type=device_type)
-    calls = [
-        call
-        for op in REDUCE_OPS
-        for shape in ((64, 700, 1), (64, 768, 1), (64, 49, 512))
-        for call in reduce(op, *shape, dtype, caps, 1, 2, alignment=16)
-        if op not in ("all", "any")
-    ]
-    calls += softmax(64, 768, 1, dtype, caps, 1, 2, alignment=16) + softmax(64, 77, 1, dtype, caps, 1, 2)
-    calls += layer_norm(64, 768, dtype, caps, 1, 2, scale=3, alignment=16) + layer_norm(64, 77, dtype, caps, 1, 2)
+    target, reductions = NumpyWorkspace(caps), {candidate.name: candidate for candidate in candidates(ReduceProblem)}
+    calls = []
+    for op in REDUCE_OPS.keys() - {"all", "any"}:
+        for shape in ((64, 700, 1), (64, 768, 1), (64, 49, 512)):
+            problem = ReduceProblem(*shape, dtype, op, alignment=16)
+            calls += reductions["one pass"].emit(problem, Emission(target, bind(problem, [1], [2])))
+    for length, alignment in ((768, 16), (77, 1)):
+        calls += emit(SoftmaxProblem(64, length, 1, dtype, alignment=alignment), target, [1], [2])
+        calls += emit(LayerNormProblem(64, length, dtype, alignment=alignment, bias=False), target, [1, 3], [2])
     calls += pool("max", 1, 3, (8, 8), (4, 4), (2, 2), dtype, caps, 1, 2)
     assert {call.kernel.source for call in calls} == {k.source for k in (REDUCE, SOFTMAX, NORM, POOL)}
     for call in calls:

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_norm
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.dtypes import DTYPES
+from vkep.errors import Decline, InvalidNode
+from vkep.ir import tensor as view
+from vkep.kernels.norm import GroupNormProblem, LayerNormProblem, LocalResponseNormProblem, LpNormProblem
+from vkep.kernels.select import bind, choose, emit
+
+LAIN = view.Tensor.contiguous(DTYPES["float32"], (16,))
 
 
 def normalised(x: np.ndarray, epsilon: float, center: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -29,8 +35,9 @@ def test_layer_norm(
     for s in (None, scale):
         for b in (None, bias):
             y = Tensor.empty(shape, np.float32)
-            operands = {"scale": None if s is None else Tensor(s), "bias": None if b is None else Tensor(b)}
-            gpu.run(layer_norm(*shape, "float32", caps, Tensor(x), y, epsilon=1e-5, rms=rms, **operands))
+            factors = [Tensor(t) for t in (s, b) if t is not None]
+            problem = LayerNormProblem(*shape, "float32", 1e-5, rms, s is not None, b is not None)
+            gpu.compute(problem, caps, [Tensor(x), *factors], [y])
             full = want * (1 if s is None else s) + (0 if b is None else b)
             np.testing.assert_allclose(y.array, full, rtol=2e-5, atol=2e-5)
 
@@ -42,7 +49,8 @@ def test_layer_norm_gives_statistics(gpu: Harness, caps: DeviceCapabilities, rng
         Tensor.empty((7,), np.float32),
         Tensor.empty((7,), np.float32),
     )
-    gpu.run(layer_norm(7, 200, "float32", caps, Tensor(x), y, mean=mean, inv_std=inv_std), indirect=True)
+    problem = LayerNormProblem(7, 200, "float32", scale=False, bias=False, mean=True, inv_std=True)
+    gpu.compute(problem, caps, [Tensor(x)], [y, mean, inv_std], indirect=True)
     _, want_mean, want_inv_std = normalised(x, 1e-5)
     np.testing.assert_allclose(mean.array, want_mean, atol=1e-6)
     np.testing.assert_allclose(inv_std.array, want_inv_std, rtol=1e-5)
@@ -53,7 +61,7 @@ def test_layer_norm_is_stable_around_a_large_mean(
 ) -> None:
     x = (rng.normal(size=(4, 1500)) + 10_000).astype(np.float32)
     y = Tensor.empty(x.shape, np.float32)
-    gpu.run(layer_norm(*x.shape, "float32", caps, Tensor(x), y))
+    gpu.compute(LayerNormProblem(*x.shape, "float32", scale=False, bias=False), caps, [Tensor(x)], [y])
     np.testing.assert_allclose(y.array, normalised(x, 1e-5)[0], atol=5e-3)
 
 
@@ -62,7 +70,7 @@ def test_layer_norm_float16(gpu: Harness, caps: DeviceCapabilities, rng: np.rand
     x = (rng.normal(size=(6, 1024)) * 100).astype(np.float16)  # squares overflow float16
     scale = rng.normal(size=1024).astype(np.float16)
     y = Tensor.empty(x.shape, np.float16)
-    gpu.run(layer_norm(*x.shape, "float16", caps, Tensor(x), y, scale=Tensor(scale), rms=rms))
+    gpu.compute(LayerNormProblem(*x.shape, "float16", rms=rms, bias=False), caps, [Tensor(x), Tensor(scale)], [y])
     want = normalised(x, 1e-5, center=not rms)[0] * scale
     np.testing.assert_allclose(y.array.astype(np.float64), want, rtol=2e-3, atol=2e-3)
 
@@ -83,8 +91,8 @@ def test_group_norm(
     x = (rng.normal(size=(images, groups, channels, spatial)) + 2).astype(np.float32)
     scale, bias = (rng.normal(size=(1, groups, channels, 1)).astype(np.float32) for _ in range(2))
     y = Tensor.empty(x.shape, np.float32)
-    operands = {"scale": Tensor(scale), "bias": Tensor(bias)}
-    gpu.run(group_norm(images, groups, channels, spatial, "float32", caps, Tensor(x), y, epsilon=1e-3, **operands))
+    problem = GroupNormProblem(images, groups, groups * channels, spatial, "float32", 1e-3)
+    gpu.compute(problem, caps, [Tensor(x), Tensor(scale.reshape(-1)), Tensor(bias.reshape(-1))], [y])
     flat = x.reshape(images, groups, -1)
     want = normalised(flat, 1e-3)[0].reshape(x.shape) * scale + bias
     np.testing.assert_allclose(y.array, want, rtol=2e-5, atol=2e-5)
@@ -97,8 +105,8 @@ def test_four_at_a_time(gpu: Harness, caps: DeviceCapabilities, rng: np.random.G
         x = (rng.normal(size=(rows, axis)) + 1).astype(dtype)
         scale, bias = (rng.normal(size=axis).astype(dtype) for _ in range(2))
         y = Tensor.empty(x.shape, dtype)
-        operands = {"scale": Tensor(scale), "bias": Tensor(bias)}
-        calls = layer_norm(rows, axis, dtype, caps, Tensor(x), y, alignment=16, **operands)
+        operands = [Tensor(x), Tensor(scale), Tensor(bias)]
+        calls = emit(LayerNormProblem(rows, axis, dtype, alignment=16), NumpyWorkspace(caps), operands, [y])
         assert "VECTOR_IN_T" in dict(calls[0].variant.defines)
         gpu.run(calls)
         want = normalised(x, 1e-5)[0] * scale.astype(np.float64) + bias
@@ -106,7 +114,8 @@ def test_four_at_a_time(gpu: Harness, caps: DeviceCapabilities, rng: np.random.G
     x = rng.normal(size=(2, 3, 5, 16)).astype(dtype)
     scale = rng.normal(size=15).astype(dtype)
     y = Tensor.empty(x.shape, dtype)
-    gpu.run(group_norm(2, 3, 5, 16, dtype, caps, Tensor(x), y, scale=Tensor(scale), alignment=16))
+    factors = [Tensor(scale), Tensor(np.zeros(15, dtype))]
+    gpu.compute(GroupNormProblem(2, 3, 15, 16, dtype, alignment=16), caps, [Tensor(x), *factors], [y])
     want = normalised(x.reshape(2, 3, 80), 1e-5)[0].reshape(x.shape) * scale.astype(np.float64).reshape(1, 3, 5, 1)
     np.testing.assert_allclose(y.array.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
@@ -119,7 +128,7 @@ def test_lp_norm(
     x = rng.normal(size=shape).astype(np.float32)
     x[0, :, 0] = 0  # the norm is 0
     y = Tensor.empty(shape, np.float32)
-    gpu.run(lp_norm(*shape, "float32", caps, Tensor(x), y, p))
+    gpu.compute(LpNormProblem(*shape, "float32", p), caps, [Tensor(x)], [y])
     norm = np.linalg.norm(x.astype(np.float64), p, axis=1, keepdims=True)
     np.testing.assert_allclose(y.array, x / np.where(norm == 0, 1, norm), rtol=1e-5, atol=1e-7)
 
@@ -131,7 +140,7 @@ def test_local_response_norm(
 ) -> None:
     x = (rng.normal(size=(2, 6, 35)) * 4).astype(dtype)
     y = Tensor.empty(x.shape, x.dtype)
-    gpu.run(local_response_norm(2, 6, 35, dtype, caps, Tensor(x), y, size=size, alpha=0.01, beta=0.75, bias=1.5))
+    gpu.compute(LocalResponseNormProblem(2, 6, 35, dtype, size, 0.01, 0.75, 1.5), caps, [Tensor(x)], [y])
     wide = x.astype(np.float64)
     squares = np.zeros(x.shape)
     for c in range(6):
@@ -140,13 +149,20 @@ def test_local_response_norm(
     np.testing.assert_allclose(y.array, want, rtol=1e-5 if dtype == "float32" else 2e-3)
 
 
-def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
-    assert layer_norm(0, 5, "float32", caps, None, None) == []
-    assert group_norm(2, 0, 3, 4, "float32", caps, None, None) == []
-    assert local_response_norm(1, 4, 0, "float32", caps, None, None, size=3) == []
-    with pytest.raises(ValueError, match="p is 3, expected 1 or 2"):
-        lp_norm(1, 2, 1, "float32", caps, None, None, 3)
-    with pytest.raises(ValueError, match="size is 0"):
-        local_response_norm(1, 2, 1, "float32", caps, None, None, size=0)
-    with pytest.raises(ValueError, match="layer norm: element type is 'int8'"):
-        layer_norm(1, 2, "int8", caps, None, None)
+def test_wrong_arguments(caps: DeviceCapabilities) -> None:
+    with pytest.raises(InvalidNode, match="p is 3, expected 1 or 2"):
+        LpNormProblem(1, 2, 1, "float32", 3)
+    with pytest.raises(InvalidNode, match="size is 0"):
+        LocalResponseNormProblem(1, 2, 1, "float32", 0)
+    with pytest.raises(InvalidNode, match="6 channels do not divide into 4 groups"):
+        GroupNormProblem(1, 4, 6, 1, "float32")
+    with pytest.raises(Decline, match="element type is 'int8'"):
+        choose(LayerNormProblem(1, 2, "int8"), caps)
+
+
+def test_alignment_is_that_of_rows_and_factors() -> None:
+    """The statistics are written one by one, wherever they lie."""
+    problem = LayerNormProblem(2, 4, "float32", mean=True)
+    x, scale, bias, y, mean = (LAIN.view((4,), (1,), offset) for offset in (0, 4, 8, 12, 1))
+    assert problem.placed(bind(problem, [x, scale, bias], [y, mean])).alignment == 16
+    assert problem.placed(bind(problem, [x, scale, mean], [y, mean])).alignment == 4

@@ -7,9 +7,10 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.cumsum import cumsum
+from vkep.errors import InvalidNode
+from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.pad import pad
-from vkep.kernels.topk import topk
+from vkep.kernels.topk import TopKProblem
 
 PADS = [
     ((5,), (2,), (3,)),
@@ -67,7 +68,7 @@ def test_cumsum(
     for exclusive in (False, True):
         for reverse in (False, True):
             y = Tensor.empty(shape, dtype)
-            gpu.run(cumsum(*shape, dtype, caps, Tensor(x), y, exclusive=exclusive, reverse=reverse))
+            gpu.compute(ScanProblem(*shape, dtype, exclusive, reverse), caps, [Tensor(x)], [y])
             turned = x[:, ::-1] if reverse else x
             want = np.cumsum(turned, 1, dtype=np.float64)
             want = want - turned if exclusive else want
@@ -93,7 +94,7 @@ def test_topk(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, 
                 Tensor.empty((shape[0], k, shape[2]), dtype),
                 Tensor.empty((shape[0], k, shape[2]), np.int64),
             )
-            gpu.run(topk(*shape, k, dtype, caps, Tensor(x), values, indices, largest=largest))
+            gpu.compute(TopKProblem(*shape, dtype, k, largest), caps, [Tensor(x)], [values, indices])
             want_values, want_indices = expected_topk(x, k, largest)
             np.testing.assert_array_equal(indices.array, want_indices, err_msg=f"{shape} {k}")
             np.testing.assert_array_equal(values.array, want_values)
@@ -105,11 +106,10 @@ def test_topk_of_special_floats(gpu: Harness, caps: DeviceCapabilities, k: int) 
     x = np.concatenate([x, np.full(50 if k == 1 else 0, -5, np.float32)])
     for largest, order in ((True, [1, 5, 4, 0, 2, 3]), (False, [3, 0, 2, 4, 1, 5])):
         values, indices = Tensor.empty((k,), np.float32), Tensor.empty((k,), np.int64)
-        gpu.run(topk(1, len(x), 1, k, "float32", caps, Tensor(x), values, indices, largest=largest))
+        gpu.compute(TopKProblem(1, len(x), 1, "float32", k, largest), caps, [Tensor(x)], [values, indices])
         np.testing.assert_array_equal(indices.array, order[:k])
 
 
-def test_topk_of_nothing(caps: DeviceCapabilities) -> None:
-    assert topk(3, 5, 1, 0, "float32", caps, None, None, None) == []
-    with pytest.raises(ValueError, match="k is 6, expected 0 to 5"):
-        topk(3, 5, 1, 6, "float32", caps, None, None, None)
+def test_topk_of_more_than_there_is() -> None:
+    with pytest.raises(InvalidNode, match="k is 6, expected 0 to 5"):
+        TopKProblem(3, 5, 1, "float32", 6)

@@ -8,9 +8,11 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
-from vkep.kernels.argreduce import argreduce
+from vkep.errors import Decline
+from vkep.kernels.argreduce import ArgReduceProblem
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.reduce import REDUCE_OPS, reduce
+from vkep.kernels.reduce import REDUCE_OPS, ReduceProblem
+from vkep.kernels.select import choose, emit
 
 OPS = sorted(REDUCE_OPS)
 #: columns and rows, odd and even, short and long, few and many
@@ -48,10 +50,8 @@ def expected(op: str, x: np.ndarray) -> np.ndarray:
 
 
 def run(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, dtype: str, **kwargs: bool) -> np.ndarray:
-    outer, axis, inner = array.shape
-    x, y = Tensor(array), Tensor.empty((outer, inner), array.dtype)
-    calls = reduce(op, outer, axis, inner, dtype, caps, x, y, NumpyWorkspace())
-    gpu.run(calls, **kwargs)
+    y = Tensor.empty((array.shape[0], array.shape[2]), array.dtype)
+    gpu.compute(ReduceProblem(*array.shape, dtype, op), caps, [Tensor(array)], [y], **kwargs)
     return y.array
 
 
@@ -116,8 +116,8 @@ def test_one_long_column_takes_two_passes(
     gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str
 ) -> None:
     x = rng.uniform(0.1, 1.0, (1, 100_003, 1)).astype(np.float32)
-    y, workspace = Tensor.empty((1, 1), np.float32), NumpyWorkspace()
-    calls = reduce(op, 1, 100_003, 1, "float32", caps, Tensor(x), y, workspace)
+    y, workspace = Tensor.empty((1, 1), np.float32), NumpyWorkspace(caps)
+    calls = emit(ReduceProblem(1, 100_003, 1, "float32", op), workspace, [Tensor(x)], [y])
     assert len(calls) == 2 and len(workspace.tensors) == 1
     gpu.run(calls)
     np.testing.assert_allclose(y.array, expected(op, x), rtol=2e-6)
@@ -125,8 +125,8 @@ def test_one_long_column_takes_two_passes(
 
 def test_two_passes_of_float16_keep_float32_partials(gpu: Harness, caps: DeviceCapabilities) -> None:
     x = np.full((1, 1 << 16, 1), 1.0, np.float16)
-    y, workspace = Tensor.empty((1, 1), np.float16), NumpyWorkspace()
-    gpu.run(reduce("mean", 1, 1 << 16, 1, "float16", caps, Tensor(x), y, workspace))
+    y = Tensor.empty((1, 1), np.float16)
+    workspace = gpu.compute(ReduceProblem(1, 1 << 16, 1, "float16", "mean"), caps, [Tensor(x)], [y])
     assert workspace.tensors[0].array.dtype == np.float32  # 65536 is no float16
     assert y.array[0, 0] == 1.0
 
@@ -139,9 +139,8 @@ UNIT_SHAPES = [(3, 8, 1), (5, 328, 1), (300, 40, 1), (3, 37, 24), (2, 530, 8), (
 def run_units(
     gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, dtype: str, **kwargs: bool
 ) -> tuple[np.ndarray, list[KernelCall]]:
-    outer, axis, inner = array.shape
-    y = Tensor.empty((outer, inner), array.dtype)
-    calls = reduce(op, outer, axis, inner, dtype, caps, Tensor(array), y, NumpyWorkspace(), alignment=16)
+    y = Tensor.empty((array.shape[0], array.shape[2]), array.dtype)
+    calls = emit(ReduceProblem(*array.shape, dtype, op, alignment=16), NumpyWorkspace(caps), [Tensor(array)], [y])
     gpu.run(calls, **kwargs)
     return y.array, calls
 
@@ -196,7 +195,8 @@ def test_units_need_whole_groups_and_aligned_addresses(
     for shape in [(3, 64, 1), (2, 16, 8)]:  # an address between two units
         x = rng.normal(size=shape).astype(np.float16)
         y = Tensor.empty((shape[0], shape[2]), np.float16)
-        calls = reduce("sum", *shape, "float16", caps, Tensor(x, offset=8), y, NumpyWorkspace(), alignment=8)
+        problem = ReduceProblem(*shape, "float16", alignment=8)
+        calls = emit(problem, NumpyWorkspace(caps), [Tensor(x, offset=8)], [y])
         gpu.run(calls)
         assert unit_of(calls[0]) == (1, False)
         np.testing.assert_allclose(y.array.astype(np.float64), expected("sum", x), rtol=1e-3, atol=1e-2)
@@ -288,28 +288,20 @@ def test_results_repeat_exactly(gpu: Harness, caps: DeviceCapabilities, rng: np.
     assert run(gpu, caps, "sum", x, "float32").tobytes() == run(gpu, caps, "sum", x, "float32").tobytes()
 
 
-def test_empty_output_needs_no_call(gpu: Harness, caps: DeviceCapabilities) -> None:
-    assert reduce("sum", 0, 4, 2, "float32", caps, None, None) == []
-    assert argreduce("max", 2, 4, 0, "float32", caps, None, None) == []
-
-
-def test_bad_arguments(caps: DeviceCapabilities) -> None:
-    with pytest.raises(ValueError, match="operation is 'median', expected one of"):
-        reduce("median", 1, 1, 1, "float32", caps, None, None)
-    with pytest.raises(ValueError, match="element type is 'complex64'"):
-        reduce("sum", 1, 1, 1, "complex64", caps, None, None)
-    with pytest.raises(ValueError, match="fewer than 2\\*\\*31"):
-        reduce("sum", 2**16, 2**16, 1, "float32", caps, None, None)
-    with pytest.raises(ValueError, match="no float64 kernel"):
-        reduce("logsum", 1, 4, 1, "float64", caps, None, None)
-    with pytest.raises(ValueError, match="axis is empty"):
-        argreduce("max", 2, 0, 3, "float32", caps, None, None)
+def test_what_is_turned_down(caps: DeviceCapabilities) -> None:
+    for problem, why in {
+        ReduceProblem(2**16, 2**16, 1, "float32"): "fewer than 2\\*\\*31",
+        ReduceProblem(1, 4, 1, "float64", "logsum"): "no float64 kernel",
+        ArgReduceProblem(2, 0, 3, "float32"): "axis is empty",
+        ArgReduceProblem(2, 1, 3, "float64"): "no 32-bit sort key",
+    }.items():
+        with pytest.raises(Decline, match=why):
+            choose(problem, caps)
 
 
 def run_arg(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, last: bool = False) -> np.ndarray:
-    outer, axis, inner = array.shape
-    y = Tensor.empty((outer, inner), np.int64)
-    gpu.run(argreduce(op, outer, axis, inner, array.dtype.name, caps, Tensor(array), y, last))
+    y = Tensor.empty((array.shape[0], array.shape[2]), np.int64)
+    gpu.compute(ArgReduceProblem(*array.shape, array.dtype.name, op == "max", last), caps, [Tensor(array)], [y])
     return y.array
 
 

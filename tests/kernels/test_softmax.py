@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
-from vkep.kernels.softmax import softmax
+from vkep.errors import Decline
+from vkep.kernels.select import choose, emit
+from vkep.kernels.softmax import SoftmaxProblem
 
 SHAPES = [(1, 1, 1), (3, 10, 1), (2, 1000, 1), (600, 12, 1), (1, 5000, 1), (2, 21, 5), (1, 7, 300), (1, 9000, 2)]
 
@@ -20,9 +24,9 @@ def expected(x: np.ndarray, log: bool, alpha: float = 1.0) -> np.ndarray:
     return wide - np.log(total) if log else np.exp(wide) / total
 
 
-def run(gpu: Harness, caps: DeviceCapabilities, x: np.ndarray, dtype: str, **kwargs: float) -> np.ndarray:
+def run(gpu: Harness, caps: DeviceCapabilities, x: np.ndarray, dtype: str, **kwargs: Any) -> np.ndarray:
     y = Tensor.empty(x.shape, x.dtype)
-    gpu.run(softmax(*x.shape, dtype, caps, Tensor(x), y, **kwargs))
+    gpu.compute(SoftmaxProblem(*x.shape, dtype, **kwargs), caps, [Tensor(x)], [y])
     return y.array
 
 
@@ -53,7 +57,8 @@ def test_four_at_a_time(
 ) -> None:
     for shape in [(1, 4, 1), (3, 100, 1), (130, 128, 1), (2, 5000, 1), (1, 18000, 1)]:
         x = rng.normal(size=shape).astype(dtype)
-        assert "VECTOR_IN_T" in dict(softmax(*shape, dtype, caps, None, None, alignment=16)[0].variant.defines)
+        calls = emit(SoftmaxProblem(*shape, dtype, alignment=16), NumpyWorkspace(caps), [None], [None])
+        assert "VECTOR_IN_T" in dict(calls[0].variant.defines)
         rtol, atol = (1e-5, 1e-6) if dtype == "float32" else (2e-3, 1e-5)
         np.testing.assert_allclose(
             run(gpu, caps, x, dtype, log=log, alignment=16), expected(x, log), rtol=rtol, atol=atol
@@ -81,11 +86,10 @@ def test_nan_fills_its_own_row_only(gpu: Harness, caps: DeviceCapabilities, rng:
 def test_in_place(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
     x = rng.normal(size=(5, 300, 1)).astype(np.float32)
     both = Tensor(x)
-    gpu.run(softmax(5, 300, 1, "float32", caps, both, both))
+    gpu.compute(SoftmaxProblem(5, 300, 1, "float32"), caps, [both], [both])
     np.testing.assert_allclose(both.array, expected(x, False), rtol=1e-5)
 
 
-def test_empty_and_wrong_types(caps: DeviceCapabilities) -> None:
-    assert softmax(2, 0, 3, "float32", caps, None, None) == []
-    with pytest.raises(ValueError, match="element type is 'int32'"):
-        softmax(1, 2, 1, "int32", caps, None, None)
+def test_wrong_types(caps: DeviceCapabilities) -> None:
+    with pytest.raises(Decline, match="element type is 'int32'"):
+        choose(SoftmaxProblem(1, 2, 1, "int32"), caps)

@@ -17,8 +17,9 @@ from vkep.graph import load_model
 from vkep.ir.builder import Builder
 from vkep.ir.program import IslandStep, ValueSpec
 from vkep.ir.tensor import Storage, Tensor
+from vkep.kernels import select
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.softmax import softmax
+from vkep.kernels.softmax import SoftmaxProblem
 from vkep.kernels.tuning import Trial
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
@@ -39,12 +40,12 @@ def _selections(caps: DeviceCapabilities, copied: bool) -> list[tuple[Tensor, Te
     b = Builder(caps)
     x, y = _port(0, (4, 8)), _port(1, (4, 8))
 
-    def select(_: Any, i: Sequence[Tensor], o: Sequence[Tensor], __: Any) -> list[KernelCall]:
+    def selected(target: Any, i: Sequence[Tensor], o: Sequence[Tensor], _: Any) -> list[KernelCall]:
         asked.append((i[0], o[0]))
-        return softmax(4, 8, 1, "float32", caps, i[0], o[0])
+        return select.emit(SoftmaxProblem(4, 8, 1, "float32"), target, i, o)
 
     out = b.empty(FLOAT, (4, 8)) if copied else y
-    b.kernel([x], [out], select)
+    b.kernel([x], [out], selected)
     if copied:
         b.copy(out, out=y)
     ports = [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.device.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
@@ -18,10 +19,12 @@ from vkep.kernels.conv import ConvProblem, conv
 from vkep.kernels.conv_space_to_depth import channels_last_kernels
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem, matmul
-from vkep.kernels.norm import layer_norm
+from vkep.kernels.norm import LayerNormProblem
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
-from vkep.kernels.reduce import reduce
-from vkep.kernels.softmax import softmax
+from vkep.kernels.problem import Problem
+from vkep.kernels.reduce import ReduceProblem
+from vkep.kernels.select import emit
+from vkep.kernels.softmax import SoftmaxProblem
 
 #: ResNet-50's convolutions: (channels, size, out channels, kernel, stride)
 RESNET50_CONVS = (
@@ -95,6 +98,29 @@ class Case:
     flops: int = 0
 
 
+@dataclass
+class TimerTarget:
+    """The target that candidates emit for: a timer's operands."""
+
+    timer: KernelTimer
+
+    @property
+    def caps(self) -> DeviceCapabilities:
+        return self.timer.caps
+
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Operand:
+        return self.timer.scratch(math.prod(shape) * DTYPES[dtype].itemsize)
+
+    def constant(self, array: np.ndarray) -> Operand:
+        return self.timer.operand(array)
+
+    def prepack(self, weight: Operand, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Operand:
+        return self.timer.prepack(weight)(transform, tag)
+
+    def fault(self, reason: str) -> tuple[None, int]:
+        return None, 0
+
+
 def cases(sizes: Sizes) -> Iterator[Case]:
     """Memory-bound operators, products, attention, and the convolutions of ResNet-50 and MobileNetV2."""
     for dtype in sizes.dtypes:
@@ -151,22 +177,12 @@ def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
 
         return make
 
-    def over_rows(kernel: Callable[..., list[KernelCall]]) -> Callable[[KernelTimer], Any]:
+    def over_rows(problem: Problem) -> Callable[[KernelTimer], Any]:
         def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
             x, y = data(timer)
-            return kernel(timer, x, y), [x, y]
+            return emit(problem, TimerTarget(timer), [x], [y]), [x, y]
 
         return make
-
-    class Workspace:
-        def __init__(self, timer: KernelTimer) -> None:
-            self.timer = timer
-
-        def scratch(self, of: str, shape: tuple[int, ...]) -> Operand:
-            return self.timer.scratch(math.prod(shape) * DTYPES[of].itemsize)
-
-        def constant(self, array: np.ndarray) -> Operand:
-            return self.timer.operand(array)
 
     side = 1 << (elements.bit_length() - 1) // 2
     square, heads = (side, elements // side), (elements // (128 * 12 * 64), 128, 12, 64)
@@ -188,25 +204,20 @@ def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
     yield transposition("NCHW-NHWC", (16, 64, elements // 1024), (0, 2, 1))
 
     def reduction(name: str, shape: tuple[int, int, int]) -> Case:
-        make = over_rows(lambda t, x, y: reduce("sum", *shape, dtype, t.caps, x, y, Workspace(t), alignment=16))
+        make = over_rows(ReduceProblem(*shape, dtype, "sum", alignment=16))
         return Case(f"reduce {name} {label}", make, lambda t: _reducer(tensor(t).view(shape), 1), both // 2)
 
     yield reduction("rows", (rows, axis, 1))
     yield reduction("columns", (1, rows, axis))
     yield reduction("all", (1, elements, 1))
 
-    def row_kernel(name: str, n: int, kernel: Callable[..., Any], peer: Callable[..., Any]) -> Case:
-        return Case(f"{name} {n} {label}", over_rows(kernel), lambda t: peer(t, tensor(t).view(-1, n)), both)
-
-    def softmax_of(n: int) -> Callable[..., list[KernelCall]]:
-        return lambda t, x, y: softmax(elements // n, n, 1, dtype, t.caps, x, y, alignment=16)
-
-    def norm_of(n: int) -> Callable[..., list[KernelCall]]:
-        return lambda t, x, y: layer_norm(elements // n, n, dtype, t.caps, x, y, alignment=16)
+    def row_kernel(name: str, n: int, problem: Problem, peer: Callable[..., Any]) -> Case:
+        return Case(f"{name} {n} {label}", over_rows(problem), lambda t: peer(t, tensor(t).view(-1, n)), both)
 
     for n in (1024, 8192):
-        yield row_kernel("softmax", n, softmax_of(n), _softmax)
-        yield row_kernel("layer norm", n, norm_of(n), _norm)
+        yield row_kernel("softmax", n, SoftmaxProblem(elements // n, n, 1, dtype, alignment=16), _softmax)
+        norm = LayerNormProblem(elements // n, n, dtype, scale=False, bias=False, alignment=16)
+        yield row_kernel("layer norm", n, norm, _norm)
 
 
 def _copier(torch: Any, x: Any) -> Callable[[], Any]:
@@ -292,7 +303,7 @@ def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bo
         s, p = (timer.operand(nbytes=heads * length * length * itemsize) for _ in range(2))
         calls = [
             *matmul(scores, timer.caps, q, k, s, None, timer.scratch),
-            *softmax(heads * length, length, 1, dtype, timer.caps, s, p, alignment=16),
+            *emit(SoftmaxProblem(heads * length, length, 1, dtype, alignment=16), TimerTarget(timer), [s], [p]),
             *matmul(mixture, timer.caps, p, v, y, None, timer.scratch),
         ]
         return calls, [q, k, v, s, p, y]

@@ -81,6 +81,20 @@ class Builder:
     def ints(self, tensor: Tensor | None, what: str) -> list[int] | None:
         return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
 
+    def expect(self, name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
+        """Raise `InvalidNode` where an input that is there has another shape than the node's other inputs ask for."""
+        if tensor is not None and tensor.shape != tuple(shape):
+            raise InvalidNode(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
+
+    def broadcast(self, name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """An input as a view of a shape, `InvalidNode` where it does not broadcast to that."""
+        try:
+            return tensor.expand(shape)
+        except ValueError:
+            raise InvalidNode(
+                f"{name} has shape {list(tensor.shape)}, which does not broadcast to {list(shape)}"
+            ) from None
+
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from the front. Raises `InvalidNode` for one that is out of range."""
         if not -rank <= axis < max(rank, 1):

@@ -40,8 +40,8 @@ class BaseTarget:
 
 #: (target, inputs, outputs, epilogue) to dispatches
 Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
-#: what a kernel operation is, where passes ask: inputs [..., m, k] by [..., k, n], or a softmax along the last axis
-Role = Literal["", "product", "softmax"]
+#: what a kernel operation is, where passes ask: inputs [..., m, k] by [..., k, n]
+Role = Literal["", "product"]
 
 
 @dataclass(eq=False, slots=True)

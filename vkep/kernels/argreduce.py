@@ -2,54 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_count, element_defines, grid, key_defines, share_columns
+from vkep.kernels.launch import element_defines, grid, key_defines, share_columns
+from vkep.kernels.problem import Need
+from vkep.kernels.select import Candidate, Emission, implement
 
 ARGREDUCE = Kernel(
     "argreduce.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner")),
+    params=COLUMN_PARAMS,
     spec={"SPLIT": 1, "ACROSS": 0, "MAXIMUM": 1, "LAST": 0},
     variants=tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8")),
+    reach=lambda call: {"x": column_blocks(call) * call["axis"] * call.size_of("IN_T"), "y": 8 * call["columns"]},
 )
 
 
-def argreduce(
-    op: str,
-    outer: int,
-    axis: int,
-    inner: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    select_last_index: bool = False,
-) -> list[KernelCall]:
-    """``y`` int64 [outer, inner] = index of the greatest (``op`` "max") or least ("min") of ``x`` [outer, axis, inner].
+@dataclass(frozen=True)
+class ArgReduceProblem(ColumnProblem):
+    """``y`` int64 [outer, inner] = index of the greatest (else the least) of the middle of ``x`` [outer, axis, inner].
 
-    Among equals the first, or with ``select_last_index`` the last; a NaN wins over every number, as in numpy. Raises
-    `ValueError` for another ``op``, float64, or an empty axis with a non-empty output.
+    Among equals the first, or the last; a NaN wins over every number, as in numpy.
     """
-    if op not in ("max", "min"):
-        raise ValueError(f"argreduce: operation is {op!r}, expected 'max' or 'min'")
-    element_count("argreduce input", outer, axis, inner)
-    if not outer * inner:
-        return []
-    if not axis:
-        raise ValueError(f"arg{op}: the axis is empty (shape [{outer}, 0, {inner}]), expected at least one element")
-    share = share_columns(outer * inner, axis, inner, caps, shuffles=False)
+
+    greatest: bool = True
+    last: bool = False
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", "int64", (self.outer, self.inner), flat=True),)
+
+    @property
+    def flops(self) -> int:
+        return self.elements
+
+
+def _takes(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:
+    if problem.dtype == "float64":
+        return "float64 has no 32-bit sort key"
+    if not problem.axis:
+        return f"the axis is empty (shape [{problem.outer}, 0, {problem.inner}]), expected at least one element"
+    return ""
+
+
+def _arg_reduce(problem: ArgReduceProblem, e: Emission) -> list[KernelCall]:
+    share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
     return [
         ARGREDUCE.call(
             grid=grid(share.groups),
-            operands={"x": x, "y": y},
-            params={"columns": outer * inner, "axis": axis, **magic_params("inner", inner)},
-            spec={**share.spec, "MAXIMUM": int(op == "max"), "LAST": int(select_last_index)},
-            defines=element_defines(dtype) | key_defines(dtype),
+            operands=e.operands,
+            params=problem.params,
+            spec={**share.spec, "MAXIMUM": int(problem.greatest), "LAST": int(problem.last)},
+            defines=element_defines(problem.dtype) | key_defines(problem.dtype),
             local_size=(share.local,),
-            flops=outer * axis * inner,
+            flops=problem.flops,
         )
     ]
+
+
+implement(ArgReduceProblem, Candidate("argreduce", _arg_reduce, when=_takes))

@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, element_defines, grid, share_columns
+from vkep.kernels.launch import ceil_div, element_defines, grid, share_columns
+from vkep.kernels.select import Candidate, Emission, implement
 
 CUMSUM = Kernel(
     "cumsum.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("segment", "uint")),
+    params=(*COLUMN_PARAMS, ("segment", "uint")),
     spec={"SPLIT": 1, "EXCLUSIVE": 0, "REVERSE": 0},
     variants=tuple(map(element_defines, ("float32", "float16", "int32", "int64"))),
+    reach=lambda call: dict.fromkeys("xy", column_blocks(call) * call["axis"] * call.size_of("IN_T")),
 )
 
 
-def cumsum(
-    outer: int,
-    axis: int,
-    inner: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    *,
-    exclusive: bool = False,
-    reverse: bool = False,
-    product: bool = False,
-) -> list[KernelCall]:
+@dataclass(frozen=True)
+class ScanProblem(ColumnProblem):
     """ONNX CumSum (``product``: CumProd) over the middle of [outer, axis, inner]; float16 accumulates in float32."""
-    if not element_count("cumsum input", outer, axis, inner):
-        return []
-    share = share_columns(outer * inner, axis, inner, caps, shuffles=False)
+
+    exclusive: bool = False
+    reverse: bool = False
+    product: bool = False
+
+    @property
+    def flops(self) -> int:
+        return self.elements
+
+
+def _scan(problem: ScanProblem, e: Emission) -> list[KernelCall]:
+    share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
     return [
         CUMSUM.call(
             grid=grid(share.groups),
-            operands={"x": x, "y": y},
-            params={
-                "columns": outer * inner,
-                "axis": axis,
-                **magic_params("inner", inner),
-                "segment": ceil_div(axis, share.split),
-            },
-            spec={"SPLIT": share.split, "EXCLUSIVE": int(exclusive), "REVERSE": int(reverse)},
-            defines=element_defines(dtype) | ({"PRODUCT": "1"} if product else {}),
+            operands=e.operands,
+            params=problem.params | {"segment": ceil_div(problem.axis, share.split)},
+            spec={"SPLIT": share.split, "EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)},
+            defines=element_defines(problem.dtype) | ({"PRODUCT": "1"} if problem.product else {}),
             local_size=(share.local,),
-            flops=outer * axis * inner,
+            flops=problem.flops,
         )
     ]
+
+
+implement(ScanProblem, Candidate("cumsum", _scan))

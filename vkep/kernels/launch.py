@@ -12,6 +12,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.kernels.fastdiv import LIMIT
+from vkep.kernels.kernel import KernelCall
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
 #: workgroups below which a GPU is taken to be starved, so that long axes are divided further: a large GPU holds a
@@ -217,16 +218,21 @@ def share_columns(
     return ColumnShare(split, across, local, ceil_div(columns, local // split), size if usable else None)
 
 
-def row_vectors(row_length: int, dtype: str, alignment: int | None) -> dict[str, str]:
+def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
     """Defines of ``shaders/rows.glsl`` to move four elements at a time; none where rows or addresses forbid it.
 
-    ``alignment`` in bytes divides the addresses of all row operands; None says no more than the element's size.
+    ``alignment`` in bytes divides the addresses of all row operands.
     """
     kind = element_type(dtype)
     vector = {"float32": "vec4", "float16": "f16vec4"}.get(kind.name)
-    if vector is None or row_length % 4 or (alignment or kind.itemsize) % (4 * kind.itemsize):
+    if vector is None or row_length % 4 or alignment % (4 * kind.itemsize):
         return {}
     return {"VECTOR_IN_T": vector, "VECTOR_OUT_T": vector}
+
+
+def row_unit(call: KernelCall) -> int:
+    """Bytes of what a kernel with ``shaders/rows.glsl`` moves at a time, as its rows' lengths count."""
+    return call.size_of("VECTOR_IN_T" if "VECTOR_IN_T" in dict(call.variant.defines) else "IN_T")
 
 
 def row_variants() -> tuple[dict[str, str], ...]:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import InvalidNode
+from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     ceil_div,
-    element_count,
     element_defines,
-    element_type,
     grid,
     lanes,
     required_subgroup_size,
+    row_unit,
     row_variants,
     row_vectors,
     share_columns,
     with_shuffles,
 )
+from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.select import Candidate, Emission, implement, takes_floats
 from vkep.kernels.softmax import register_spec
+
+
+def _norm_reach(call: KernelCall) -> Mapping[str, int]:
+    rows, axis, element = call["rows"], call["axis"], call.size_of("IN_T")
+    if call["BY_CHANNEL"]:
+        factors = ((min(call["period"], rows) - 1) * call["channels"] + (axis - 1) // call["spatial"] + 1) * element
+    else:
+        factors = axis * row_unit(call)
+    both = rows * axis * row_unit(call)
+    return {"x": both, "y": both, "scale": factors, "bias": factors, "mean": 4 * rows, "inv_std": 4 * rows}
+
 
 NORM = Kernel(
     "norm.comp",
@@ -53,14 +68,23 @@ NORM = Kernel(
         "SUBGROUP_LANES": 32,
     },
     variants=row_variants(),
+    reach=_norm_reach,
 )
 LP_NORM = Kernel(
     "lp_norm.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner")),
+    params=COLUMN_PARAMS,
     spec={"SPLIT": 1, "ACROSS": 0, "P": 2, "SUBGROUP_LANES": 32},
     variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
+    reach=lambda call: dict.fromkeys("xy", column_blocks(call) * call["axis"] * call.size_of("IN_T")),
 )
+
+
+def _lrn_reach(call: KernelCall) -> Mapping[str, int]:
+    image, element = call["channels"] * call["inner"], call.size_of("IN_T")
+    return {"x": ceil_div(call["total"], image) * image * element, "y": call["total"] * element}
+
+
 LRN = Kernel(
     "lrn.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
@@ -74,113 +98,124 @@ LRN = Kernel(
         ("bias", "float"),
     ),
     variants=tuple(map(element_defines, ("float32", "float16"))),
+    reach=_lrn_reach,
 )
 
 
-def _floats_only(what: str, dtype: str) -> None:
-    if element_type(dtype).glsl_compute != "float":
-        raise ValueError(f"{what}: element type is {dtype!r}, expected float32, float16 or bfloat16")
+@dataclass(frozen=True)
+class LayerNormProblem(Problem):
+    """Layer norm of the rows of ``x`` [rows, axis] (Ba et al., arXiv:1607.06450), with ``rms`` RMS norm (arXiv:1910.07467).
 
-
-def layer_norm(
-    rows: int,
-    axis: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    *,
-    scale: Any = None,
-    bias: Any = None,
-    epsilon: float = 1e-5,
-    rms: bool = False,
-    mean: Any = None,
-    inv_std: Any = None,
-    alignment: int | None = None,
-) -> list[KernelCall]:
-    """Layer norm of the rows of ``x`` [rows, axis] (Ba et al., arXiv:1607.06450), or RMS norm (arXiv:1910.07467).
-
-    ``scale`` and ``bias`` [axis] are of ``dtype``; the optional outputs ``mean`` and ``inv_std`` [rows] are float32.
-    Statistics are computed in float32. ``alignment`` (bytes, by default the element's size) divides the addresses of x,
-    y, scale and bias: with 16, rows move four elements at a time. Raises `ValueError` for an element type that is no
-    float.
+    ``scale`` and ``bias`` [axis], ``mean`` and ``inv_std`` (outputs, float32 [rows]) are there where these fields say so.
+    Floats only; statistics are computed in float32. ``alignment`` (bytes) divides the addresses of x, y, scale and bias:
+    with 16, rows move four elements at a time.
     """
-    return _norm("layer norm", rows, axis, dtype, caps, x, y, scale, bias, epsilon, not rms, mean, inv_std, alignment)
+
+    rows: int
+    axis: int
+    dtype: str
+    epsilon: float = 1e-5
+    rms: bool = False
+    scale: bool = True
+    bias: bool = True
+    mean: bool = False
+    inv_std: bool = False
+    alignment: int = 1
+
+    def needs(self) -> tuple[Need, ...]:
+        factors = [name for name in ("scale", "bias") if getattr(self, name)]
+        return (
+            Need("x", self.dtype, (self.rows, self.axis), flat=True),
+            *(Need(name, self.dtype, (self.axis,), flat=True) for name in factors),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        statistics = [name for name in ("mean", "inv_std") if getattr(self, name)]
+        return (
+            Need("y", self.dtype, (self.rows, self.axis), flat=True),
+            *(Need(name, "float32", (self.rows,), flat=True) for name in statistics),
+        )
+
+    @property
+    def flops(self) -> int:
+        return 8 * self.rows * self.axis
+
+    def placed(self, operands: Mapping[str, Any]) -> LayerNormProblem:
+        moved = [operand for name, operand in operands.items() if name not in ("mean", "inv_std")]
+        return replace(self, alignment=alignment_of(*moved))
 
 
-def group_norm(
-    images: int,
-    groups: int,
-    channels_per_group: int,
-    spatial: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    *,
-    scale: Any = None,
-    bias: Any = None,
-    epsilon: float = 1e-5,
-    alignment: int | None = None,
-) -> list[KernelCall]:
-    """Group norm of ``x`` [images, groups, channels_per_group, spatial] (arXiv:1803.08494); instance norm has one
-    channel a group. ``scale`` and ``bias`` hold a value a channel, [groups * channels_per_group].
+@dataclass(frozen=True)
+class GroupNormProblem(Problem):
+    """Group norm of ``x`` [images, channels, spatial] with ``scale`` and ``bias`` [channels] (arXiv:1803.08494).
+
+    ``groups`` divides ``channels``; instance norm has a group for each channel. Otherwise as `LayerNormProblem`.
     """
-    axis = channels_per_group * spatial
-    by_channel = (groups, spatial, channels_per_group)
-    return _norm(
-        "group norm",
-        images * groups,
-        axis,
-        dtype,
-        caps,
-        x,
-        y,
-        scale,
-        bias,
-        epsilon,
-        True,
-        None,
-        None,
-        alignment,
-        by_channel,
-    )
+
+    images: int
+    groups: int
+    channels: int
+    spatial: int
+    dtype: str
+    epsilon: float = 1e-5
+    alignment: int = 1
+
+    def __post_init__(self) -> None:
+        if self.groups < 1 or self.channels % self.groups:
+            raise InvalidNode(f"{self.channels} channels do not divide into {self.groups} groups")
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("x", self.dtype, (self.images, self.channels, self.spatial), flat=True),
+            *(Need(name, self.dtype, (self.channels,)) for name in ("scale", "bias")),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.images, self.channels, self.spatial), flat=True),)
+
+    @property
+    def flops(self) -> int:
+        return 8 * self.images * self.channels * self.spatial
+
+    def placed(self, operands: Mapping[str, Any]) -> GroupNormProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+
+def _layer_norm(problem: LayerNormProblem, e: Emission) -> list[KernelCall]:
+    vectors = row_vectors(problem.axis, problem.dtype, problem.alignment)
+    return _norm(problem, e, problem.rows, problem.axis, vectors, center=not problem.rms)
+
+
+def _group_norm(problem: GroupNormProblem, e: Emission) -> list[KernelCall]:
+    channels = problem.channels // problem.groups
+    rows, axis = problem.images * problem.groups, channels * problem.spatial
+    vectors = row_vectors(problem.spatial, problem.dtype, problem.alignment)
+    return _norm(problem, e, rows, axis, vectors, by_channel=(problem.groups, problem.spatial, channels))
 
 
 def _norm(
-    what: str,
+    problem: LayerNormProblem | GroupNormProblem,
+    e: Emission,
     rows: int,
     axis: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    scale: Any,
-    bias: Any,
-    epsilon: float,
-    center: bool,
-    mean: Any,
-    inv_std: Any,
-    alignment: int | None,
+    vectors: dict[str, str],
+    center: bool = True,
     by_channel: tuple[int, int, int] | None = None,
 ) -> list[KernelCall]:
-    _floats_only(what, dtype)
-    if not element_count(f"{what} input", rows, axis):
-        return []
     period, spatial, channels = by_channel or (1, 1, axis)
-    vectors = row_vectors(spatial if by_channel else axis, dtype, alignment)
     width = 4 if vectors else 1
     steps = axis // width
-    share = share_columns(rows, steps, 1, caps)
+    share = share_columns(rows, steps, 1, e.caps)
+    optional = ("scale", "bias", "mean", "inv_std")
     return [
         NORM.call(
             grid=grid(share.groups),
-            operands={"x": x, "scale": scale, "bias": bias, "y": y, "mean": mean, "inv_std": inv_std},
+            operands={operand.name: e.get(operand.name) for operand in NORM.operands},
             params={
                 "rows": rows,
                 "axis": steps,
                 "inv_axis": 1.0 / axis,
-                "epsilon": epsilon,
+                "epsilon": problem.epsilon,
                 **magic_params("period", period),
                 **magic_params("spatial", max(spatial // width, 1)),
                 "channels": channels,
@@ -188,86 +223,105 @@ def _norm(
             spec={
                 "SPLIT": share.split,
                 "SUBGROUP_LANES": share.shuffle or 1,
-                **register_spec(steps, share.split, caps),
+                **register_spec(steps, share.split, e.caps),
                 "CENTER": int(center),
-                "HAS_SCALE": int(scale is not None),
-                "HAS_BIAS": int(bias is not None),
-                "HAS_MEAN": int(mean is not None),
-                "HAS_INV_STD": int(inv_std is not None),
+                **{f"HAS_{name.upper()}": int(name in e.operands) for name in optional},
                 "BY_CHANNEL": int(by_channel is not None),
             },
-            defines=element_defines(dtype) | vectors | share.defines,
+            defines=element_defines(problem.dtype) | vectors | share.defines,
             local_size=(share.local,),
-            subgroup_size=required_subgroup_size(share, caps),
-            flops=8 * rows * axis,
+            subgroup_size=required_subgroup_size(share, e.caps),
+            flops=problem.flops,
         )
     ]
 
 
-def lp_norm(
-    outer: int, axis: int, inner: int, dtype: str, caps: DeviceCapabilities, x: Any, y: Any, p: int = 2
-) -> list[KernelCall]:
-    """``y`` = x / (sum over the middle of [outer, axis, inner] of |x|^p)^(1/p), p 1 or 2; 0 where the norm is 0."""
-    _floats_only("lp norm", dtype)
-    if p not in (1, 2):
-        raise ValueError(f"lp norm: p is {p}, expected 1 or 2 (ONNX LpNormalization)")
-    if not element_count("lp norm input", outer, axis, inner):
-        return []
-    share = share_columns(outer * inner, axis, inner, caps)
+@dataclass(frozen=True)
+class LpNormProblem(ColumnProblem):
+    """``y`` = x / (sum over the middle of |x|^p)^(1/p), p 1 or 2; 0 where the norm is 0. Floats only."""
+
+    p: int = 2
+
+    def __post_init__(self) -> None:
+        if self.p not in (1, 2):
+            raise InvalidNode(f"p is {self.p}, expected 1 or 2")
+
+    @property
+    def flops(self) -> int:
+        return 3 * self.elements
+
+
+def _lp_norm(problem: LpNormProblem, e: Emission) -> list[KernelCall]:
+    share = share_columns(problem.columns, problem.axis, problem.inner, e.caps)
     return [
         LP_NORM.call(
             grid=grid(share.groups),
-            operands={"x": x, "y": y},
-            params={"columns": outer * inner, "axis": axis, **magic_params("inner", inner)},
-            spec={**share.lane_spec, "P": p},
-            defines=element_defines(dtype) | share.defines,
+            operands=e.operands,
+            params=problem.params,
+            spec={**share.lane_spec, "P": problem.p},
+            defines=element_defines(problem.dtype) | share.defines,
             local_size=(share.local,),
-            subgroup_size=required_subgroup_size(share, caps),
-            flops=3 * outer * axis * inner,
+            subgroup_size=required_subgroup_size(share, e.caps),
+            flops=problem.flops,
         )
     ]
 
 
-def local_response_norm(
-    images: int,
-    channels: int,
-    inner: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    *,
-    size: int,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    bias: float = 1.0,
-) -> list[KernelCall]:
+@dataclass(frozen=True)
+class LocalResponseNormProblem(Problem):
     """ONNX LRN of ``x`` [images, channels, inner]: squares are summed over the channels
-    [c - floor((size-1)/2), c + ceil((size-1)/2)]. Raises `ValueError` for ``size`` < 1 and for non-float types.
+    [c - floor((size-1)/2), c + ceil((size-1)/2)]. Floats only.
     """
-    _floats_only("LRN", dtype)
-    if size < 1:
-        raise ValueError(f"LRN: size is {size}, expected at least 1")
-    total = element_count("LRN input", images, channels, inner)
-    if not total:
-        return []
-    local = lanes(caps, total)
+
+    images: int
+    channels: int
+    inner: int
+    dtype: str
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    bias: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InvalidNode(f"size is {self.size}, expected at least 1")
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, (self.images, self.channels, self.inner), flat=True),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.images, self.channels, self.inner), flat=True),)
+
+    @property
+    def flops(self) -> int:
+        return (2 * self.size + 4) * self.images * self.channels * self.inner
+
+
+def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> list[KernelCall]:
+    total = problem.images * problem.channels * problem.inner
+    local = lanes(e.caps, total)
     return [
         LRN.call(
             grid=grid(ceil_div(total, local)),
-            operands={"x": x, "y": y},
+            operands=e.operands,
             params={
                 "total": total,
-                **magic_params("inner", inner),
-                **magic_params("channels", channels),
-                "before": (size - 1) // 2,
-                "after": size // 2,
-                "alpha_over_size": alpha / size,
-                "beta": beta,
-                "bias": bias,
+                **magic_params("inner", problem.inner),
+                **magic_params("channels", problem.channels),
+                "before": (problem.size - 1) // 2,
+                "after": problem.size // 2,
+                "alpha_over_size": problem.alpha / problem.size,
+                "beta": problem.beta,
+                "bias": problem.bias,
             },
-            defines=element_defines(dtype),
+            defines=element_defines(problem.dtype),
             local_size=(local,),
-            flops=(2 * size + 4) * total,
+            flops=problem.flops,
         )
     ]
+
+
+implement(LayerNormProblem, Candidate("norm", _layer_norm, when=takes_floats))
+implement(GroupNormProblem, Candidate("norm", _group_norm, when=takes_floats))
+implement(LpNormProblem, Candidate("lp_norm", _lp_norm, when=takes_floats))
+implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=takes_floats))

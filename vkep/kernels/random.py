@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, grid, lanes
+from vkep.kernels.launch import ceil_div, grid, lanes
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
 
 RANDOM = Kernel(
     "random.comp",
     operands=(Operand("y", writes=True), Operand("fresh")),
     params=(("total", "uint"), ("seed_low", "uint"), ("seed_high", "uint"), ("shift", "float"), ("scale", "float")),
     spec={"NORMAL": 0, "HAS_FRESH": 0},
+    reach=lambda call: {"y": 4 * call["total"], "fresh": 8},
 )
 
 
-def random(
-    distribution: str,
-    count: int,
-    seed: int,
-    shift: float,
-    scale: float,
-    caps: DeviceCapabilities,
-    y: Any,
-    fresh: Any = None,
-) -> list[KernelCall]:
-    """``y`` float32 [count]: "uniform" in [shift, shift + scale) or "normal" with mean ``shift`` and deviation ``scale``.
+@dataclass(frozen=True)
+class RandomProblem(Problem):
+    """``y`` float32 [count]: uniform in [shift, shift + scale), or ``normal`` with mean ``shift`` and deviation ``scale``.
 
     The same ``seed`` (64 bits) gives the same numbers; ``fresh`` (uint32 [2]) is mixed into it when the kernel runs.
-    Raises `ValueError` for another distribution.
     """
-    if distribution not in ("uniform", "normal"):
-        raise ValueError(f"random: distribution is {distribution!r}, expected 'uniform' or 'normal'")
-    if not element_count("random output", count):
-        return []
-    groups_of_four = ceil_div(count, 4)
-    local = lanes(caps, groups_of_four)
+
+    count: int
+    seed: int
+    shift: float = 0.0
+    scale: float = 1.0
+    normal: bool = False
+    fresh: bool = False
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("fresh", "uint32", (2,)),) if self.fresh else ()
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", "float32", (self.count,), flat=True),)
+
+
+def _random(problem: RandomProblem, e: Emission) -> list[KernelCall]:
+    groups_of_four = ceil_div(problem.count, 4)
+    local = lanes(e.caps, groups_of_four)
     return [
         RANDOM.call(
             grid=grid(ceil_div(groups_of_four, local)),
-            operands={"y": y, "fresh": fresh},
+            operands={"y": e["y"], "fresh": e.get("fresh")},
             params={
-                "total": count,
-                "seed_low": seed & 0xFFFFFFFF,
-                "seed_high": (seed >> 32) & 0xFFFFFFFF,
-                "shift": shift,
-                "scale": scale,
+                "total": problem.count,
+                "seed_low": problem.seed & 0xFFFFFFFF,
+                "seed_high": (problem.seed >> 32) & 0xFFFFFFFF,
+                "shift": problem.shift,
+                "scale": problem.scale,
             },
-            spec={"NORMAL": int(distribution == "normal"), "HAS_FRESH": int(fresh is not None)},
+            spec={"NORMAL": int(problem.normal), "HAS_FRESH": int(problem.fresh)},
             local_size=(local,),
         )
     ]
+
+
+implement(RandomProblem, Candidate("random", _random))

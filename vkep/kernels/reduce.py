@@ -6,19 +6,19 @@ ReduceLogSum, ReduceLogSumExp (https://onnx.ai/onnx/operators), and logical all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
+from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     BUSY_GROUPS,
     MAX_GRID_AXIS,
     ColumnShare,
-    Workspace,
     ceil_div,
-    element_count,
     element_defines,
     element_type,
     grid,
@@ -28,6 +28,8 @@ from vkep.kernels.launch import (
     share_columns,
     with_shuffles,
 )
+from vkep.kernels.problem import Need, alignment_of
+from vkep.kernels.select import Candidate, Emission, implement
 
 
 @dataclass(frozen=True)
@@ -125,58 +127,84 @@ def _ahead() -> tuple[dict[str, str], ...]:
     )
 
 
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    defines, blocks = dict(call.variant.defines), column_blocks(call)
+    results = int(defines["UNIT_ELEMENTS"].rstrip("u")) if "UNIT_COLUMNS" in defines else 1
+    return {
+        "x": blocks * call["axis"] * (_UNIT_BYTES if "UNIT_ELEMENTS" in defines else call.size_of("IN_T")),
+        "y": blocks * call.grid[2] * results * call.size_of("OUT_T"),
+    }
+
+
 REDUCE = Kernel(
     "reduce.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("part_length", "uint"), ("count", "uint")),
+    params=(*COLUMN_PARAMS, ("part_length", "uint"), ("count", "uint")),
     spec={"SPLIT": 1, "ACROSS": 0, "LOADS": 4, "SUBGROUP_LANES": 32},
     variants=_ahead(),
+    reach=_reach,
 )
 
 
-def reduce(
-    op: str,
-    outer: int,
-    axis: int,
-    inner: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    workspace: Workspace | None = None,
-    *,
-    alignment: int | None = None,
-) -> list[KernelCall]:
-    """``y`` [outer, inner] = ``op`` over the middle of ``x`` [outer, axis, inner], both of ``dtype``.
+@dataclass(frozen=True)
+class ReduceProblem(ColumnProblem):
+    """``y`` [outer, inner] = ``op`` (a key of `REDUCE_OPS`) over the middle of ``x`` [outer, axis, inner].
 
-    ``op`` is a key of `REDUCE_OPS`. float16 and bfloat16 accumulate in float32. max and min propagate NaN.
-    An empty axis gives the identity (mean: NaN). With a ``workspace``, few columns of many elements take two passes
-    through scratch memory. ``alignment`` (bytes, by default the element's size) divides both addresses: with 16, a lane
-    loads several elements narrower than a word at once, where the innermost length is a multiple of so many. Raises
-    `ValueError` for an unknown ``op`` or element type.
+    float16 and bfloat16 accumulate in float32. max and min propagate NaN. An empty axis gives the identity (mean: NaN).
+    ``alignment`` (bytes) divides both addresses: with 16, a lane loads several elements narrower than a word at once, where
+    the innermost length is a multiple of so many.
     """
-    what = REDUCE_OPS.get(op)
-    if what is None:
-        raise ValueError(f"reduce: operation is {op!r}, expected one of {sorted(REDUCE_OPS)}")
-    kind = element_type(dtype)
-    if kind.name == "float64" and op in ("logsum", "logsumexp"):
-        raise ValueError(f"reduce: {op} has no float64 kernel (GLSL has no double logarithm)")
-    element_count("reduce input", outer, axis, inner)
-    if not outer * inner:
-        return []
-    task = _Task.of(outer, axis, inner, dtype, caps, alignment)
-    parts = task.parts() if workspace is not None else 1
-    if parts == 1 or workspace is None:
-        return [task.call(what, dtype, axis, x, y)]
-    part_length = ceil_div(task.axis, parts)
+
+    op: str = "sum"
+    alignment: int = 1
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.outer, self.inner), flat=True),)
+
+    @property
+    def flops(self) -> int:
+        return self.elements
+
+    def placed(self, operands: Mapping[str, Any]) -> ReduceProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+    def task(self, caps: DeviceCapabilities) -> _Task:
+        return _Task.of(self.outer, self.axis, self.inner, self.dtype, caps, self.alignment)
+
+
+def _takes(problem: ReduceProblem, caps: DeviceCapabilities) -> str:
+    if problem.dtype == "float64" and problem.op in ("logsum", "logsumexp"):
+        return f"{problem.op} has no float64 kernel (GLSL has no double logarithm)"
+    return ""
+
+
+def _takes_two(problem: ReduceProblem, caps: DeviceCapabilities) -> str:
+    return _takes(problem, caps) or ("one pass keeps the device busy" if problem.task(caps).parts() == 1 else "")
+
+
+def _one_pass(problem: ReduceProblem, e: Emission) -> list[KernelCall]:
+    return [problem.task(e.caps).call(REDUCE_OPS[problem.op], problem.dtype, problem.axis, e["x"], e["y"])]
+
+
+def _two_passes(problem: ReduceProblem, e: Emission) -> list[KernelCall]:
+    """The first one reduces parts of the axis into scratch memory."""
+    task, what = problem.task(e.caps), REDUCE_OPS[problem.op]
+    part_length = ceil_div(task.axis, task.parts())
     parts = ceil_div(task.axis, part_length)
-    partial_type = "float32" if kind.glsl_compute == "float" else dtype
-    partial = workspace.scratch(partial_type, (outer, parts, inner))
-    rest = _Task.of(outer, parts, inner, partial_type, caps, alignment)
+    partial_type = "float32" if element_type(problem.dtype).glsl_compute == "float" else problem.dtype
+    partial = e.target.scratch(partial_type, (problem.outer, parts, problem.inner))
+    rest = _Task.of(problem.outer, parts, problem.inner, partial_type, e.caps, problem.alignment)
     return [
-        task.call(what.first or what, partial_type, axis, x, partial, part_length),
-        rest.call(what.last or what, dtype, axis, partial, y),
+        task.call(what.first or what, partial_type, problem.axis, e["x"], partial, part_length),
+        rest.call(what.last or what, problem.dtype, problem.axis, partial, e["y"]),
     ]
+
+
+implement(
+    ReduceProblem,
+    Candidate("two passes", _two_passes, when=_takes_two),
+    Candidate("one pass", _one_pass, when=_takes),
+)
 
 
 @dataclass(frozen=True)
@@ -192,12 +220,10 @@ class _Task:
     caps: DeviceCapabilities
 
     @classmethod
-    def of(
-        cls, outer: int, axis: int, inner: int, dtype: str, caps: DeviceCapabilities, alignment: int | None
-    ) -> _Task:
+    def of(cls, outer: int, axis: int, inner: int, dtype: str, caps: DeviceCapabilities, alignment: int) -> _Task:
         itemsize = element_type(dtype).itemsize
         unit = _UNIT_BYTES // itemsize
-        narrow = itemsize < 4 and dtype in _VECTORS and (alignment or itemsize) % _UNIT_BYTES == 0
+        narrow = itemsize < 4 and dtype in _VECTORS and alignment % _UNIT_BYTES == 0
         if not narrow or (axis if inner == 1 else inner) % unit:
             unit = 1
         over_columns = inner > 1 and unit > 1

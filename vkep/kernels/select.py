@@ -15,8 +15,9 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
 from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.launch import Workspace
+from vkep.kernels.launch import Workspace, element_type
 from vkep.kernels.problem import Problem
 
 P = TypeVar("P", bound=Problem)
@@ -70,6 +71,13 @@ def always(problem: Problem, caps: DeviceCapabilities) -> str:
     return ""
 
 
+def takes_floats(problem: Any, caps: DeviceCapabilities) -> str:
+    """For a candidate that computes in float32 on elements of ``problem.dtype``."""
+    if element_type(problem.dtype).glsl_compute != "float":
+        return f"element type is {problem.dtype!r}, expected float32, float16 or bfloat16"
+    return ""
+
+
 @dataclass(frozen=True)
 class Candidate(Generic[P]):
     """One way to compute a problem.
@@ -119,7 +127,12 @@ def tables() -> Mapping[type[Problem], tuple[Candidate[Any], ...]]:
 
 
 def choose(problem: P, caps: DeviceCapabilities) -> Choice[P]:
-    """The first candidate that takes a problem on a device. Raises `Decline` with every candidate's reason where none does."""
+    """The first candidate that takes a problem on a device. Raises `Decline` with every candidate's reason where none does, and
+    for operands of more elements than kernels count.
+    """
+    for need in (*problem.needs(), *problem.makes()):
+        if need.extent >= LIMIT:
+            raise Decline(f"{need.name} has {need.extent} elements; the kernels take fewer than 2**31")
     turned_down: list[tuple[str, str]] = []
     for candidate in _TABLES[type(problem)]:
         reason = candidate.when(problem, caps)

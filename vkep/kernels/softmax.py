@@ -2,76 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     ceil_div,
-    element_count,
     element_defines,
-    element_type,
     grid,
     is_cpu,
     required_subgroup_size,
+    row_unit,
     row_variants,
     row_vectors,
     share_columns,
 )
+from vkep.kernels.problem import alignment_of
+from vkep.kernels.select import Candidate, Emission, implement, takes_floats
 
 #: elements that a lane keeps in registers at most
 MAX_PER_LANE = 16
 
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    return dict.fromkeys("xy", column_blocks(call) * call["axis"] * row_unit(call))
+
+
 SOFTMAX = Kernel(
     "softmax.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("columns", "uint"), ("axis", "uint"), *magic_fields("inner"), ("alpha", "float")),
+    params=(*COLUMN_PARAMS, ("alpha", "float")),
     spec={"SPLIT": 1, "ACROSS": 0, "IN_REGISTERS": 0, "PER_LANE": 1, "LOG": 0, "KEEP_POWERS": 0, "SUBGROUP_LANES": 32},
     variants=row_variants(),
+    reach=_reach,
 )
 
 
-def softmax(
-    outer: int,
-    axis: int,
-    inner: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    *,
-    log: bool = False,
-    alpha: float = 1.0,
-    alignment: int | None = None,
-) -> list[KernelCall]:
-    """``y`` = softmax (or its logarithm) of ``alpha * x`` over the middle of [outer, axis, inner].
+@dataclass(frozen=True)
+class SoftmaxProblem(ColumnProblem):
+    """``y`` = softmax (with ``log``: its logarithm) of ``alpha * x`` over the middle of [outer, axis, inner].
 
-    Floats only, computed in float32; the maximum is subtracted first. ``alignment`` (bytes, by default the element's
-    size) divides both addresses: with 16, contiguous rows move four elements at a time. Raises `ValueError` for other
-    element types.
+    Floats only, computed in float32; the maximum is subtracted first. ``alignment`` (bytes) divides the addresses of x and
+    y: with 16, contiguous rows move four elements at a time.
     """
-    if element_type(dtype).glsl_compute != "float":
-        raise ValueError(f"softmax: element type is {dtype!r}, expected float32, float16 or bfloat16")
-    if not element_count("softmax input", outer, axis, inner):
-        return []
-    vectors = row_vectors(axis, dtype, alignment) if inner == 1 else {}
+
+    log: bool = False
+    alpha: float = 1.0
+    alignment: int = 1
+
+    @property
+    def flops(self) -> int:
+        return 4 * self.elements
+
+    def placed(self, operands: Mapping[str, Any]) -> SoftmaxProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+
+def _softmax(problem: SoftmaxProblem, e: Emission) -> list[KernelCall]:
+    axis, inner, dtype = problem.axis, problem.inner, problem.dtype
+    vectors = row_vectors(axis, dtype, problem.alignment) if inner == 1 else {}
     steps = axis // 4 if vectors else axis
-    share = share_columns(outer * inner, steps, inner, caps)
-    registers = register_spec(steps, share.split, caps)
-    keep_powers = not log and dtype == "float32" and not registers["IN_REGISTERS"]
+    share = share_columns(problem.columns, steps, inner, e.caps)
+    registers = register_spec(steps, share.split, e.caps)
+    keep_powers = not problem.log and dtype == "float32" and not registers["IN_REGISTERS"]
     return [
         SOFTMAX.call(
             grid=grid(share.groups),
-            operands={"x": x, "y": y},
-            params={"columns": outer * inner, "axis": steps, **magic_params("inner", inner), "alpha": alpha},
-            spec={**share.lane_spec, **registers, "LOG": int(log), "KEEP_POWERS": int(keep_powers)},
+            operands=e.operands,
+            params=problem.params | {"axis": steps, "alpha": problem.alpha},
+            spec={**share.lane_spec, **registers, "LOG": int(problem.log), "KEEP_POWERS": int(keep_powers)},
             defines=element_defines(dtype) | vectors | share.defines,
             local_size=(share.local,),
-            subgroup_size=required_subgroup_size(share, caps),
-            flops=4 * outer * axis * inner,
+            subgroup_size=required_subgroup_size(share, e.caps),
+            flops=problem.flops,
         )
     ]
+
+
+implement(SoftmaxProblem, Candidate("softmax", _softmax, when=takes_floats))
 
 
 def register_spec(axis: int, split: int, caps: DeviceCapabilities) -> dict[str, int]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import InvalidNode
+from vkep.kernels.columns import ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, element_defines, grid, key_defines, lanes, share_columns
+from vkep.kernels.launch import ceil_div, element_defines, grid, key_defines, lanes, share_columns
+from vkep.kernels.problem import Need
+from vkep.kernels.select import Candidate, Emission, implement
 
 _TYPES = ("float32", "float16", "int32", "int64", "uint8")
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    blocks, element = column_blocks(call), call.size_of("IN_T")
+    found = blocks * call["k"]
+    return {"x": blocks * call["axis"] * element, "values": found * element, "indices": found * 8}
+
 
 TOPK = Kernel(
     "topk.comp",
@@ -17,58 +29,72 @@ TOPK = Kernel(
     params=(("columns", "uint"), *magic_fields("axis", "inner"), ("k", "uint")),
     spec={"SPLIT": 1, "ACROSS": 0, "LARGEST": 1},
     variants=tuple(element_defines(t) | key_defines(t) | rank for t in _TYPES for rank in ({}, {"RANK": "1"})),
+    reach=_reach,
 )
 
 
-def topk(
-    outer: int,
-    axis: int,
-    inner: int,
-    k: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    values: Any,
-    indices: Any,
-    *,
-    largest: bool = True,
-) -> list[KernelCall]:
-    """``values`` (of ``dtype``) and ``indices`` (int64), both [outer, k, inner]: the k greatest (least) elements of the
-    middle of ``x``, in order; equal ones by lower index first; NaN counts as the greatest.
+@dataclass(frozen=True)
+class TopKProblem(ColumnProblem):
+    """``values`` (of ``dtype``) and ``indices`` (int64), both [outer, k, inner]: the k greatest (else the least) elements of
+    the middle of ``x``, in order; equal ones by lower index first; NaN counts as the greatest.
 
-    Work is ``axis * k`` or ``axis**2`` comparisons a column. Raises `ValueError` unless ``0 <= k <= axis``.
+    Work is ``axis * k`` or ``axis**2`` comparisons a column. Raises `InvalidNode` unless ``0 <= k <= axis``.
     """
-    if not 0 <= k <= axis:
-        raise ValueError(f"topk: k is {k}, expected 0 to {axis}, the axis' length")
-    total = element_count("topk input", outer, axis, inner)
-    if not outer * inner * k:
-        return []
-    columns = outer * inner
-    operands = {"x": x, "values": values, "indices": indices}
-    params = {"columns": columns, **magic_params("axis", axis), **magic_params("inner", inner), "k": k}
-    defines = element_defines(dtype) | key_defines(dtype)
-    if k * 8 > axis:  # each lane ranks one element: as many comparisons, but no rounds
-        local = lanes(caps, total)
-        return [
-            TOPK.call(
-                grid=grid(ceil_div(total, local)),
-                operands=operands,
-                params=params,
-                spec={"LARGEST": int(largest)},
-                defines=defines | {"RANK": "1"},
-                local_size=(local,),
-                flops=total * axis,
-            )
-        ]
-    share = share_columns(columns, axis, inner, caps, shuffles=False)
-    return [
-        TOPK.call(
-            grid=grid(share.groups),
-            operands=operands,
-            params=params,
-            spec={**share.spec, "LARGEST": int(largest)},
-            defines=defines,
-            local_size=(share.local,),
-            flops=total * k,
-        )
-    ]
+
+    k: int = 1
+    largest: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.k <= self.axis:
+            raise InvalidNode(f"k is {self.k}, expected 0 to {self.axis}, the axis' length")
+
+    def makes(self) -> tuple[Need, ...]:
+        shape = (self.outer, self.k, self.inner)
+        return (Need("values", self.dtype, shape, flat=True), Need("indices", "int64", shape, flat=True))
+
+
+def _takes(problem: TopKProblem, caps: DeviceCapabilities) -> str:
+    return "float64 has no 32-bit sort key" if problem.dtype == "float64" else ""
+
+
+def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:
+    return _takes(problem, caps) or ("k rounds compare less" if problem.k * 8 <= problem.axis else "")
+
+
+def _ranks(problem: TopKProblem, e: Emission) -> list[KernelCall]:
+    """Each lane ranks one element: about as many comparisons as k rounds, but no rounds."""
+    local = lanes(e.caps, problem.elements)
+    return [_call(problem, e, ceil_div(problem.elements, local), local, {}, {"RANK": "1"}, problem.axis)]
+
+
+def _rounds(problem: TopKProblem, e: Emission) -> list[KernelCall]:
+    """In each of k rounds, the lanes of a column find the next element together."""
+    share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
+    return [_call(problem, e, share.groups, share.local, share.spec, {}, problem.k)]
+
+
+def _call(
+    problem: TopKProblem,
+    e: Emission,
+    groups: int,
+    local: int,
+    spec: dict[str, int],
+    defines: dict[str, str],
+    comparisons: int,
+) -> KernelCall:
+    return TOPK.call(
+        grid=grid(groups),
+        operands=e.operands,
+        params=problem.params | magic_params("axis", problem.axis) | {"k": problem.k},
+        spec={**spec, "LARGEST": int(problem.largest)},
+        defines=element_defines(problem.dtype) | key_defines(problem.dtype) | defines,
+        local_size=(local,),
+        flops=problem.elements * comparisons,
+    )
+
+
+implement(
+    TopKProblem,
+    Candidate("ranks", _ranks, when=_takes_ranks),
+    Candidate("rounds", _rounds, when=_takes),
+)

@@ -5,7 +5,6 @@ Semantics: ONNX Runtime, docs/ContribOperators.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +12,10 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.norm import layer_norm
 from vkep.ops.contraction import matrix_product, scaled
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import gather_
+from vkep.ops.normalization import row_norm
 from vkep.ops.random import dropped, training_rate
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
@@ -88,49 +87,6 @@ def bias_dropout(
 
 
 # ---- norms
-
-
-def row_norm(
-    b: Builder,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float,
-    rms: bool = False,
-    mean: bool = False,
-    inv_std: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Layer norm (or RMS norm) over the axes from ``axis`` on: the result and, where asked for, its statistics."""
-    first = b.axis(axis, x.rank)
-    rows, size = math.prod(x.shape[:first]), math.prod(x.shape[first:])
-    affine = [b.contiguous(b.cast(t, x.dtype).expand(x.shape[first:])) for t in (scale, bias) if t is not None]
-    out = b.empty(x.dtype, x.shape)
-    lead = [*x.shape[:first], *([1] * (x.rank - first))]
-    means = b.empty(_FLOAT32, lead) if mean else None
-    deviations = b.empty(_FLOAT32, lead) if inv_std else None
-    stats = [t for t in (means, deviations) if t is not None]
-    b.kernel(
-        [b.contiguous(x), *affine],
-        [out, *stats],
-        lambda t, i, o, _: layer_norm(
-            rows,
-            size,
-            x.dtype.name,
-            t.caps,
-            i[0],
-            o[0],
-            scale=i[1],
-            bias=i[2] if len(i) > 2 else None,
-            epsilon=epsilon,
-            rms=rms,
-            mean=o[1] if mean else None,
-            inv_std=o[-1] if inv_std else None,
-        ),
-        flops=8 * x.size,
-    )
-    return out, means, deviations
 
 
 @operator("SimplifiedLayerNormalization", types={"x": FLOATS, "scale": FLOATS}, schema=False)

@@ -8,38 +8,24 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
-from vkep.ir.ops import Role
-from vkep.ir.tensor import Tensor, alignment
-from vkep.kernels.norm import group_norm, layer_norm, local_response_norm, lp_norm
-from vkep.kernels.softmax import softmax
+from vkep.ir.tensor import Tensor
+from vkep.kernels.norm import GroupNormProblem, LayerNormProblem, LocalResponseNormProblem, LpNormProblem
+from vkep.kernels.softmax import SoftmaxProblem
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator
 
 
-def softmax_over(
-    b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False, role: Role = ""
-) -> Tensor:
-    """Softmax over the middle axis of ``x``, dense and read as [outer, axis, inner]. ``role``: what the search for attention
-    that is spelled out knows it by ("": it is not looked at).
-    """
+def softmax_over(b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False) -> Tensor:
+    """Softmax over the middle axis of ``x``, dense and read as [outer, axis, inner]."""
     out = b.empty(x.dtype, x.shape)
-    b.kernel(
-        [x],
-        [out],
-        lambda t, i, o, _: softmax(
-            outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], log=log, alignment=alignment(i[0], o[0])
-        ),
-        flops=4 * x.size,
-        role=role,
-    )
+    b.compute(SoftmaxProblem(outer, axis, inner, x.dtype.name, log), [x], [out])
     return out
 
 
 def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
-    dense, outer, axis, inner = middle(b, b.contiguous(x), list(axes))  # in the order of x's axes, as the result is
-    role: Role = "softmax" if inner == 1 and x.shape[-1:] == (axis,) and not log else ""
-    return softmax_over(b, dense, outer, axis, inner, log=log, role=role)
+    dense, sizes = middle(b, b.contiguous(x), list(axes))  # in the order of x's axes, as the result is
+    return softmax_over(b, dense, *sizes, log=log)
 
 
 def _declare_softmax(op_type: str, log: bool) -> None:
@@ -65,9 +51,15 @@ def _per_channel(b: Builder, values: Tensor, rank: int) -> Tensor:
     return b.reshape(values, [1, values.size, *([1] * (rank - 2))] if rank > 1 else [values.size])
 
 
+def _expect_channels(b: Builder, x: Tensor, **values: Tensor) -> None:
+    for name, tensor in values.items():
+        b.expect(name, tensor, x.shape[1:2] or (1,))
+
+
 def _batch_norm(
     b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float
 ) -> Tensor:
+    _expect_channels(b, x, scale=scale, B=bias, input_mean=mean, input_var=var)
     parts = [t.array for t in (scale, bias, mean, var)]
     if all(p is not None for p in parts):
         s, o, m, v = (np.asarray(p, np.float64) for p in parts)
@@ -97,7 +89,7 @@ def batch_normalization_1(
 ) -> Tensor:
     if opset < 7 and not is_test:
         b.decline("training mode of a version before 7")
-    if not spatial and scale.size != x.shape[1]:
+    if not spatial and scale.shape != x.shape[1:2]:
         b.decline("statistics of every element (spatial 0)")
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
@@ -132,6 +124,7 @@ def batch_normalization(
 ) -> list[Tensor]:
     if not training_mode:
         return [_batch_norm(b, x, scale, bias, mean, var, epsilon)]
+    _expect_channels(b, x, input_mean=mean, input_var=var)
     axes = [0, *range(2, x.rank)]
     wide = b.cast(x, DTYPES["float32"])
     centre = reduce_axes(b, "mean", wide, axes, keepdims=True)
@@ -142,6 +135,36 @@ def batch_normalization(
         b.pointwise(blend, old, b.reshape(new, old.shape), momentum) for old, new in ((mean, centre), (var, spread))
     ]
     return [out, *running]
+
+
+def row_norm(
+    b: Builder,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float,
+    rms: bool = False,
+    mean: bool = False,
+    inv_std: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Layer norm (or RMS norm) over the axes from ``axis`` on: the result and, where asked for, its statistics."""
+    first = b.axis(axis, x.rank)
+    row = x.shape[first:]
+    factors = [
+        b.contiguous(b.broadcast(name, b.cast(t, x.dtype), row))
+        for name, t in (("scale", scale), ("bias", bias))
+        if t is not None
+    ]
+    out = b.empty(x.dtype, x.shape)
+    lead = [*x.shape[:first], *([1] * len(row))]
+    means, deviations = (b.empty(DTYPES["float32"], lead) if wanted else None for wanted in (mean, inv_std))
+    problem = LayerNormProblem(
+        math.prod(x.shape[:first]), math.prod(row), x.dtype.name, epsilon, rms, True, bias is not None, mean, inv_std
+    )
+    b.compute(problem, [b.contiguous(x), *factors], [out, *(t for t in (means, deviations) if t is not None)])
+    return out, means, deviations
 
 
 @operator("LayerNormalization", since=17, types={"T": every("LayerNormalization", among=SINGLE)})
@@ -157,33 +180,9 @@ def layer_normalization(
 ) -> list[Tensor]:
     if stash_type != 1:
         b.decline(f"stash_type {stash_type}: statistics are kept in float32")
-    first = b.axis(axis, x.rank)
-    rows, size = math.prod(x.shape[:first]), math.prod(x.shape[first:])
-    dense = b.contiguous(x)
-    affine = [b.contiguous(t.expand(x.shape[first:])) for t in (scale, bias) if t is not None]
-    out = b.empty(x.dtype, x.shape)
-    wanted = [bool(n) for n in b.node.outputs[1:]] if b.node else []
-    stats = [b.empty(DTYPES["float32"], [*x.shape[:first], *([1] * (x.rank - first))]) for _ in wanted]
-    b.kernel(
-        [dense, *affine],
-        [out, *stats],
-        lambda t, i, o, _: layer_norm(
-            rows,
-            size,
-            x.dtype.name,
-            t.caps,
-            i[0],
-            o[0],
-            scale=i[1],
-            bias=i[2] if len(i) > 2 else None,
-            epsilon=epsilon,
-            mean=o[1] if len(o) > 1 else None,
-            inv_std=o[2] if len(o) > 2 else None,
-            alignment=alignment(*i, o[0]),
-        ),
-        flops=8 * x.size,
-    )
-    return [out, *stats]
+    count = len(b.node.outputs) if b.node is not None else 1
+    made = row_norm(b, x, scale, bias, axis=axis, epsilon=epsilon, mean=count > 1, inv_std=count > 2)
+    return [t for t in made if t is not None]
 
 
 @operator(
@@ -196,44 +195,14 @@ def rms_normalization(
 ) -> Tensor:
     if stash_type != 1:
         b.decline(f"stash_type {stash_type}: statistics are kept in float32")
-    first = b.axis(axis, x.rank)
-    rows, size = math.prod(x.shape[:first]), math.prod(x.shape[first:])
-    factor = b.contiguous(b.cast(scale, x.dtype).expand(x.shape[first:]))
-    out = b.empty(x.dtype, x.shape)
-    b.kernel(
-        [b.contiguous(x), factor],
-        [out],
-        lambda t, i, o, _: layer_norm(
-            rows, size, x.dtype.name, t.caps, i[0], o[0], scale=i[1], epsilon=epsilon, rms=True
-        ),
-        flops=4 * x.size,
-    )
-    return out
+    return row_norm(b, x, scale, axis=axis, epsilon=epsilon, rms=True)[0]
 
 
 def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     images, channels, spatial = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    if channels % groups:
-        b.decline(f"{channels} channels do not divide into {groups} groups")
     out = b.empty(x.dtype, x.shape)
-    b.kernel(
-        [b.contiguous(t) for t in (x, scale, bias)],
-        [out],
-        lambda t, i, o, _: group_norm(
-            images,
-            groups,
-            channels // groups,
-            spatial,
-            x.dtype.name,
-            t.caps,
-            i[0],
-            o[0],
-            scale=i[1],
-            bias=i[2],
-            epsilon=epsilon,
-        ),
-        flops=8 * x.size,
-    )
+    problem = GroupNormProblem(images, groups, channels, spatial, x.dtype.name, epsilon)
+    b.compute(problem, [b.contiguous(t) for t in (x, scale, bias)], [out])
     return out
 
 
@@ -253,25 +222,14 @@ def group_normalization(
 def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     images, channels, inner = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     out = b.empty(x.dtype, x.shape)
-    b.kernel(
-        [b.contiguous(x)],
-        [out],
-        lambda t, i, o, _: local_response_norm(
-            images, channels, inner, x.dtype.name, t.caps, i[0], o[0], size=size, alpha=alpha, beta=beta, bias=bias
-        ),
-        flops=(2 * size + 4) * x.size,
-    )
+    problem = LocalResponseNormProblem(images, channels, inner, x.dtype.name, size, alpha, beta, bias)
+    b.compute(problem, [b.contiguous(x)], [out])
     return out
 
 
 @operator("LpNormalization", types={"T": every("LpNormalization", among=SINGLE)})
 def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
-    dense, outer, size, inner = middle(b, x, [b.axis(axis, x.rank)])
+    dense, sizes = middle(b, x, [b.axis(axis, x.rank)])
     out = b.empty(x.dtype, x.shape)
-    b.kernel(
-        [dense],
-        [out],
-        lambda t, i, o, _: lp_norm(outer, size, inner, x.dtype.name, t.caps, i[0], o[0], p),
-        flops=3 * x.size,
-    )
+    b.compute(LpNormProblem(*sizes, x.dtype.name, p), [dense], [out])
     return out

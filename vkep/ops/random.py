@@ -15,11 +15,11 @@ import numpy as np
 from vkep.dtypes import DTYPES, DType
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cumsum import cumsum
-from vkep.kernels.random import random
+from vkep.kernels.cumsum import ScanProblem
+from vkep.kernels.random import RandomProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.generators import numeric
-from vkep.ops.reduction import reduce_axes
+from vkep.ops.reduction import reduce_axes, scan
 from vkep.ops.registry import operator
 
 _BOOL, _FLOAT32, _INT32 = DTYPES["bool"], DTYPES["float32"], DTYPES["int32"]
@@ -28,29 +28,25 @@ MOST_COMPARED = 1 << 26
 
 
 def draw(
-    b: Builder, distribution: str, shape: Sequence[int], seed: float | None, shift: float = 0.0, scale: float = 1.0
+    b: Builder, shape: Sequence[int], seed: float | None, shift: float = 0.0, scale: float = 1.0, normal: bool = False
 ) -> Tensor:
-    """float32 numbers, as `vkep.kernels.random.random` makes them; fresh ones in each run where ``seed`` is None."""
+    """float32 numbers, as `vkep.kernels.random.RandomProblem` says; fresh ones in each run where ``seed`` is None."""
     made = b.empty(_FLOAT32, shape)
     if seed is None:
         chosen, inputs = len(b.ops), [b.fresh_bits()]  # two draws of one plan differ
     else:
         place = b.node.index if b.node is not None else 0
         chosen, inputs = struct.unpack("<I", struct.pack("<f", seed))[0] | place << 32, []
-    b.kernel(
-        inputs,
-        [made],
-        lambda t, i, o, _: random(distribution, made.size, chosen, shift, scale, t.caps, o[0], (*i, None)[0]),
-    )
+    b.compute(RandomProblem(made.size, chosen, shift, scale, normal, bool(inputs)), inputs, [made])
     return made
 
 
 def _random(
-    b: Builder, distribution: str, shape: Sequence[int], dtype: DType, seed: float | None, shift: float, scale: float
+    b: Builder, normal: bool, shape: Sequence[int], dtype: DType, seed: float | None, shift: float, scale: float
 ) -> Tensor:
     if dtype.name not in FLOATING:
         b.decline(f"random numbers of {dtype}, expected a float type")
-    return b.cast(draw(b, distribution, shape, seed, shift, scale), dtype)
+    return b.cast(draw(b, shape, seed, shift, scale, normal), dtype)
 
 
 def _declare_random(op_type: str, fresh: Callable[..., Tensor], like: Callable[..., Tensor]) -> None:
@@ -61,13 +57,13 @@ def _declare_random(op_type: str, fresh: Callable[..., Tensor], like: Callable[.
 def _uniform(
     b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None, low: float = 0.0, high: float = 1.0
 ) -> Tensor:
-    return _random(b, "uniform", shape, numeric(b, dtype, _FLOAT32), seed, low, high - low)
+    return _random(b, False, shape, numeric(b, dtype, _FLOAT32), seed, low, high - low)
 
 
 def _uniform_like(
     b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, low: float = 0.0, high: float = 1.0
 ) -> Tensor:
-    return _random(b, "uniform", x.shape, numeric(b, dtype or 0, x.dtype), seed, low, high - low)
+    return _random(b, False, x.shape, numeric(b, dtype or 0, x.dtype), seed, low, high - low)
 
 
 def _normal(
@@ -79,13 +75,13 @@ def _normal(
     mean: float = 0.0,
     scale: float = 1.0,
 ) -> Tensor:
-    return _random(b, "normal", shape, numeric(b, dtype, _FLOAT32), seed, mean, scale)
+    return _random(b, True, shape, numeric(b, dtype, _FLOAT32), seed, mean, scale)
 
 
 def _normal_like(
     b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, mean: float = 0.0, scale: float = 1.0
 ) -> Tensor:
-    return _random(b, "normal", x.shape, numeric(b, dtype or 0, x.dtype), seed, mean, scale)
+    return _random(b, True, x.shape, numeric(b, dtype or 0, x.dtype), seed, mean, scale)
 
 
 _declare_random("RandomUniform", _uniform, _uniform_like)
@@ -95,7 +91,7 @@ _declare_random("RandomNormal", _normal, _normal_like)
 @operator("Bernoulli", types={"T1": every("Bernoulli", "T1", FLOATING)})
 def bernoulli(b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
     made = numeric(b, dtype or 0, x.dtype)
-    chance, compute = draw(b, "uniform", x.shape, seed), made.glsl_compute
+    chance, compute = draw(b, x.shape, seed), made.glsl_compute
     code = "({0} < float({1}))" if made.kind == "bool" else f"({{0}} < float({{1}}) ? {compute}(1) : {compute}(0))"
     return b.store(b.expr(code, chance, x, ctype=compute), made, shape=x.shape)
 
@@ -112,12 +108,11 @@ def multinomial(b: Builder, x: Tensor, *, dtype: int = 6, sample_size: int = 1, 
     logits = b.cast(x, _FLOAT32)
     greatest = reduce_axes(b, "max", logits, [1], keepdims=True)
     weights = b.contiguous(b.store(b.expr("exp({0} - {1})", logits, greatest), _FLOAT32, shape=x.shape))
-    below = b.empty(_FLOAT32, x.shape)  # of each class, the weights up to and with it
-    b.kernel([weights], [below], lambda t, i, o, _: cumsum(batch, classes, 1, "float32", t.caps, i[0], o[0]))
+    below = scan(b, weights, ScanProblem(batch, classes, 1, "float32"))  # of each class, the weights up to and with it
     total = below.slice(1, classes - 1, 1)
     place = b.expr(
         "min({0} * {1}, uintBitsToFloat(floatBitsToUint({1}) - 1u))",
-        draw(b, "uniform", [batch, sample_size], seed),
+        draw(b, [batch, sample_size], seed),
         total,
     )
     at = b.store(place, _FLOAT32, shape=[batch, sample_size])
@@ -137,7 +132,7 @@ def dropped(b: Builder, x: Tensor, rate: float, seed: int | None) -> list[Tensor
     """``x`` with each element kept by chance and scaled by ``1 / (1 - rate)``, else 0; and the mask (ONNX Dropout)."""
     if not 0 <= rate < 1:
         b.decline(f"ratio is {rate}, expected at least 0 and below 1")
-    mask = b.pointwise("ge", draw(b, "uniform", x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
+    mask = b.pointwise("ge", draw(b, x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
     zero = f"{x.dtype.glsl_compute}(0)"
     factor = b.constant(_scale_of(rate, x.dtype))
     y = b.store(b.expr(f"({{1}} ? {{0}} * {{2}} : {zero})", x, mask, factor), x.dtype, shape=x.shape)

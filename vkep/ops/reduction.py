@@ -9,42 +9,35 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
-from vkep.kernels.argreduce import argreduce
-from vkep.kernels.cumsum import cumsum
-from vkep.kernels.reduce import reduce
-from vkep.kernels.topk import topk
+from vkep.ir.tensor import CHANNELS_LAST, Tensor
+from vkep.kernels.argreduce import ArgReduceProblem
+from vkep.kernels.cumsum import ScanProblem
+from vkep.kernels.reduce import ReduceProblem
+from vkep.kernels.topk import TopKProblem
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.registry import INDICES, operator
 
 
-def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, int, int, int]:
-    """``x`` laid out as [outer, axis, inner] with ``axes`` in the middle: the dense tensor and the three sizes."""
+def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, tuple[int, int, int]]:
+    """``x`` laid out as [outer, axis, inner] with ``axes`` in the middle: the dense tensor and the sizes."""
     axes = sorted(axes)
     if x.is_channels_last and axes == [2, 3]:  # [n, h, w, c]: h and w are in the middle as they lie
-        return x.transpose(CHANNELS_LAST), x.shape[0], x.shape[2] * x.shape[3], x.shape[1]
+        return x.transpose(CHANNELS_LAST), (x.shape[0], x.shape[2] * x.shape[3], x.shape[1])
     if axes and axes != list(range(axes[0], axes[-1] + 1)):  # not neighbours: bring them to the end
         kept = [i for i in range(x.rank) if i not in axes]
         x = x.transpose([*kept, *axes])
         axes = list(range(len(kept), x.rank))
     first, last = (axes[0], axes[-1]) if axes else (x.rank, x.rank - 1)
     outer, inner = math.prod(x.shape[:first]), math.prod(x.shape[last + 1 :])
-    return b.contiguous(x), outer, math.prod(x.shape[first : last + 1]), inner
+    return b.contiguous(x), (outer, math.prod(x.shape[first : last + 1]), inner)
 
 
 def reduce_axes(b: Builder, op: str, x: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
     """Reduce ``axes`` (counted from the front)."""
     shape = [1 if i in axes else d for i, d in enumerate(x.shape)]
-    dense, outer, axis, inner = middle(b, x, axes)
+    dense, sizes = middle(b, x, axes)
     out = b.empty(x.dtype, shape)
-    b.kernel(
-        [dense],
-        [out],
-        lambda t, i, o, _: reduce(
-            op, outer, axis, inner, x.dtype.name, t.caps, i[0], o[0], t, alignment=alignment(i[0], o[0])
-        ),
-        flops=x.size,
-    )
+    b.compute(ReduceProblem(*sizes, x.dtype.name, op), [dense], [out])
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
@@ -92,18 +85,11 @@ for _op_type, (_op, _types) in _REDUCTIONS.items():
     _declare(_op_type, _op, _types)
 
 
-def _arg(b: Builder, op: str, x: Tensor, axis: int, keepdims: int, select_last_index: int) -> Tensor:
+def _arg(b: Builder, greatest: bool, x: Tensor, axis: int, keepdims: int, last: int) -> Tensor:
     axis = b.axis(axis, x.rank)
-    dense, outer, size, inner = middle(b, x, [axis])
+    dense, sizes = middle(b, x, [axis])
     out = b.empty(DTYPES["int64"], [1 if i == axis else d for i, d in enumerate(x.shape)])
-    b.kernel(
-        [dense],
-        [out],
-        lambda t, i, o, _: argreduce(
-            op, outer, size, inner, x.dtype.name, t.caps, i[0], o[0], select_last_index=bool(select_last_index)
-        ),
-        flops=x.size,
-    )
+    b.compute(ArgReduceProblem(*sizes, x.dtype.name, greatest, bool(last)), [dense], [out])
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i != axis])
 
 
@@ -112,12 +98,12 @@ _COMPARED = tuple(t for t in ARITHMETIC if t != "float64")  # float64 has no sor
 
 @operator("ArgMax", types={"T": every("ArgMax", among=_COMPARED)})
 def arg_max(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(b, "max", data, axis, keepdims, select_last_index)
+    return _arg(b, True, data, axis, keepdims, select_last_index)
 
 
 @operator("ArgMin", types={"T": every("ArgMin", among=_COMPARED)})
 def arg_min(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(b, "min", data, axis, keepdims, select_last_index)
+    return _arg(b, False, data, axis, keepdims, select_last_index)
 
 
 @operator("Hardmax", until=12, types={"T": every("Hardmax", among=SINGLE)})
@@ -134,32 +120,21 @@ def hardmax(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
 
 
 def _hardmax(b: Builder, x: Tensor, axis: int) -> Tensor:
-    top = _arg(b, "max", x, axis, 1, 0)
+    top = _arg(b, True, x, axis, 1, 0)
     places = b.constant(np.arange(x.shape[axis]).reshape([-1, *[1] * (x.rank - axis - 1)]))
     return b.store(b.expr("({0} == {1} ? 1.0 : 0.0)", top, places, ctype="float"), x.dtype, shape=x.shape)
 
 
 def _running(b: Builder, x: Tensor, axis: Tensor, exclusive: int, reverse: int, product: bool) -> Tensor:
     where = b.axis(int(b.value(axis, "axis").reshape(-1)[0]), x.rank)
-    dense, outer, size, inner = middle(b, x, [where])
+    dense, sizes = middle(b, x, [where])
+    return scan(b, dense, ScanProblem(*sizes, x.dtype.name, bool(exclusive), bool(reverse), product))
+
+
+def scan(b: Builder, x: Tensor, problem: ScanProblem) -> Tensor:
+    """Running sums or products of ``x``, which is dense."""
     out = b.empty(x.dtype, x.shape)
-    b.kernel(
-        [dense],
-        [out],
-        lambda t, i, o, _: cumsum(
-            outer,
-            size,
-            inner,
-            x.dtype.name,
-            t.caps,
-            i[0],
-            o[0],
-            exclusive=bool(exclusive),
-            reverse=bool(reverse),
-            product=product,
-        ),
-        flops=x.size,
-    )
+    b.compute(problem, [x], [out])
     return out
 
 
@@ -176,17 +151,11 @@ def cum_prod(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse
 def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[Tensor]:
     """The ``count`` greatest (or least) along an axis in order, and their places (int64); of equals the first leads."""
     axis = b.axis(axis, x.rank)
-    dense, outer, size, inner = middle(b, x, [axis])
+    dense, sizes = middle(b, x, [axis])
+    problem = TopKProblem(*sizes, x.dtype.name, count, bool(largest))
     shape = [count if i == axis else d for i, d in enumerate(x.shape)]
     values, indices = b.empty(x.dtype, shape), b.empty(DTYPES["int64"], shape)
-    b.kernel(
-        [dense],
-        [values, indices],
-        lambda t, i, o, _: topk(
-            outer, size, inner, count, x.dtype.name, t.caps, i[0], o[0], o[1], largest=bool(largest)
-        ),
-        flops=x.size * max(1, int(np.log2(max(count, 2)))),
-    )
+    b.compute(problem, [dense], [values, indices])
     return [values, indices]
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cumsum import cumsum
+from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.gather import GatherProblem
 from vkep.kernels.selection import compact, non_max_suppression
 from vkep.ops.allowed import ARITHMETIC
+from vkep.ops.reduction import scan
 from vkep.ops.registry import SIZED, operator
 
 _INT64 = DTYPES["int64"]
@@ -22,8 +23,8 @@ def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
     """The flat positions (int64, filled from the front) where ``mask`` (bool) is set, and how many (int64 [1])."""
     total = mask.size
     ones = b.store(b.expr("({0} ? 1 : 0)", mask, ctype="int"), DTYPES["int32"], shape=mask.shape)
-    place, found, count = b.empty(DTYPES["int32"], [total]), b.empty(_INT64, [total]), b.empty(_INT64, [1])
-    b.kernel([b.reshape(ones, [total])], [place], lambda t, i, o, _: cumsum(1, total, 1, "int32", t.caps, i[0], o[0]))
+    found, count = b.empty(_INT64, [total]), b.empty(_INT64, [1])
+    place = scan(b, b.reshape(ones, [total]), ScanProblem(1, total, 1, "int32"))
     b.kernel([place], [found, count], lambda t, i, o, _: compact(total, t.caps, i[0], o[0], o[1]))
     return [found, count]
 

@@ -12,9 +12,9 @@ from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cumsum import cumsum
+from vkep.kernels.cumsum import ScanProblem
 from vkep.ops.gather import gather_, scatter_elements_
-from vkep.ops.reduction import arg_max, reduce_axes, top_k_1, top_k_of
+from vkep.ops.reduction import arg_max, reduce_axes, scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
 from vkep.ops.selection import positions_of
 
@@ -91,8 +91,7 @@ def _row_ranks(b: Builder, keys: Tensor) -> Tensor:
     if count > 1:
         again = _same(b, values.slice(1, 1, count - 1), values.slice(1, 0, count - 1))
         b.store(b.expr("({0} ? 0 : 1)", again, ctype="int"), _INT32, out=grows.slice(1, 1, count - 1))
-    rank = b.empty(_INT32, keys.shape)
-    b.kernel([grows], [rank], lambda t, i, o, _: cumsum(rows, count, 1, "int32", t.caps, i[0], o[0]))
+    rank = scan(b, grows, ScanProblem(rows, count, 1, "int32"))
     return scatter_elements_(b, b.full(keys.shape, 0, _INT32), places, rank, 1, "none")
 
 

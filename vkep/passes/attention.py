@@ -19,7 +19,7 @@ from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
 from vkep.ops.sdpa import Heads, Mask, Window, sdpa
 from vkep.passes.fuse import Uses, remove_dead
-from vkep.passes.match_attention import Biased, Hidden, Search, Spelled
+from vkep.passes.match_attention import Biased, Hidden, Search, Spelled, is_row_softmax
 
 #: a score put in place of a hidden one that leaves it no probability beside any score that a model computes
 _HIDES = -1e4
@@ -33,7 +33,7 @@ def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabi
 
     The scores, and all between them and the result, must be read by nothing else.
     """
-    if not any(isinstance(op, KernelOp) and op.role == "softmax" for op in ops):
+    if not any(isinstance(op, KernelOp) and is_row_softmax(op) for op in ops):
         return ops
     kept = {t.storage for t in results}
     ops = remove_dead(ops, kept)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor
+from vkep.kernels.softmax import SoftmaxProblem
 from vkep.passes.fuse import Uses
 
 #: operations from scores to a softmax that are followed: more are no attention's (and the search calls itself)
@@ -77,6 +78,14 @@ class Spelled:
     merged: Pointwise | None  #: all that reads the result: a copy of it as [batch, length, heads, size]
 
 
+def is_row_softmax(op: KernelOp) -> bool:
+    """Whether an operation is the softmax of rows along the last axis."""
+    problem = op.problem
+    if not isinstance(problem, SoftmaxProblem) or problem.log:
+        return False
+    return problem.inner == 1 and op.outputs[0].shape[-1:] == (problem.axis,)
+
+
 class Search:
     def __init__(self, uses: Uses, kept: set[Storage]) -> None:
         self.uses, self.kept = uses, kept
@@ -98,7 +107,7 @@ class Search:
                 op = self._maker(probabilities, [op, test])
             else:
                 return None
-        if op is None or op.role != "softmax":
+        if not isinstance(op, KernelOp) or not is_row_softmax(op):
             return None
         softmax, scores = op, self._scores(op.inputs[0], op)
         if scores is None or not scores.is_ordered:

@@ -1,0 +1,47 @@
+"""What problems over the middle of a tensor viewed as [outer, axis, inner] share; a column is one (outer, inner) pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.problem import Need, Problem
+
+#: the arguments that say where columns lie
+COLUMN_PARAMS = (("columns", "uint"), ("axis", "uint"), *magic_fields("inner"))
+
+
+@dataclass(frozen=True)
+class ColumnProblem(Problem):
+    """``x`` is [outer, axis, inner] of ``dtype``, and so is ``y`` where a problem does not say otherwise."""
+
+    outer: int
+    axis: int
+    inner: int
+    dtype: str
+
+    @property
+    def columns(self) -> int:
+        return self.outer * self.inner
+
+    @property
+    def elements(self) -> int:
+        return self.columns * self.axis
+
+    @property
+    def params(self) -> dict[str, int]:
+        """`COLUMN_PARAMS`."""
+        return {"columns": self.columns, "axis": self.axis, **magic_params("inner", self.inner)}
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, (self.outer, self.axis, self.inner), flat=True),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.outer, self.axis, self.inner), flat=True),)
+
+
+def column_blocks(call: KernelCall) -> int:
+    """Elements, or units of them, of all outer positions at one place of the axis: the reach of whole columns."""
+    return ceil_div(call["columns"], call["inner"]) * call["inner"]
