@@ -129,6 +129,11 @@ class DeviceTensor:
         return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
 
 
+def on_host(value: Any) -> Any:
+    """A value of a run on the host: a copy of a device tensor, and anything else as it is."""
+    return value.numpy() if isinstance(value, DeviceTensor) else value
+
+
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """A caller's shape. Raises `TypeError` where it is no sequence of integers, `ValueError` for a negative size."""
     try:
