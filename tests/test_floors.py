@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,6 +237,61 @@ def test_the_check_finds_what_is_not_allowed(importer: str, source: str, reason:
 )
 def test_the_check_lets_pass_what_is_allowed(importer: str, source: str) -> None:
     assert [why_not(item) for item in imports_of(source, importer, {"gpu_shared.vk"}) if why_not(item)] == []
+
+
+# Modules that import each other, and why. Imports inside functions and for type checkers count: a reader meets both.
+CIRCLES = {
+    (
+        "gpu_shared.context",
+        "gpu_shared.lease",
+        "gpu_shared.resources",
+    ): "a context gives leases and resources, and each keeps the context that gave it",
+    (
+        "gpu_shared.device",
+        "gpu_shared.handles",
+        "gpu_shared.instance",
+    ): "a handle keeps the device that it is destroyed with, and a device is a handle",
+    ("vkep.kernels.cooperative", "vkep.kernels.matmul", "vkep.kernels.matmul_rows"): "one problem's candidates choose "
+    "among each other; the table of `MatMulProblem` replaces this",
+    ("vkep.kernels.pointwise", "vkep.kernels.pointwise_tile"): "the type of a pointwise operand, in both variants",
+    ("vkep.ops.sdpa", "vkep.ops.sdpa_fused"): "the types of an attention's heads and mask, in both variants",
+    ("vkep.ort.memory", "vkep.ort.transfers"): "a memory domain owns its transfers, which ask it where pointers lie",
+    ("vkep.session.binding", "vkep.session.session"): "`InferenceSession.io_binding` makes the binding of a session",
+}
+
+
+def circles(imports: Mapping[str, set[str]]) -> set[tuple[str, ...]]:
+    """The sets of two and more modules that reach each other, sorted."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        pending = [start]
+        while pending:
+            for other in imports.get(pending.pop(), set()) - seen:
+                seen.add(other)
+                pending.append(other)
+        return seen
+
+    reached = {module: reach(module) for module in imports}
+    return {
+        tuple(sorted({module} | {other for other in reached[module] if module in reached[other]}))
+        for module in imports
+        if any(module in reached[other] for other in reached[module] - {module} if other in reached)
+    }
+
+
+def test_modules_import_each_other_only_where_the_list_says_why() -> None:
+    imports: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        name = module.removesuffix(".__init__")
+        found = imports_of(path.read_text(encoding="utf-8"), module, KNOWN)
+        imports[name] = {item.imported for item in found if item.imported in KNOWN and item.imported != name}
+    assert circles(imports) == set(CIRCLES)
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == {("a", "b", "c")}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
 
 
 SKIPPED_FOLDERS = {"build", "dist", "models", "bench-results", "node_modules", "__pycache__"}

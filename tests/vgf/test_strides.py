@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.vgf.harness import Bench, need_vgf
-from vkep.device.datagraph.delegate import VgfRunner
+from vkep.device.datagraph.runner import VgfRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.executorch.delegate_payloads import VgfBlob

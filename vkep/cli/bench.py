@@ -87,6 +87,7 @@ def bench_model(
     """Open a model, warm it up and time it; the limits are the device's.
 
     Raises `UsageError` and the errors of `vkep.InferenceSession`."""
+    from vkep.cli import sessions
     from vkep.cli.inputs import make_inputs, read_sources
     from vkep.cli.measure import Latency, Spans, time_runs
     from vkep.device.limits import device_limits
@@ -95,7 +96,7 @@ def bench_model(
     sources = read_sources(inputs, shapes, dims, seed)
     spans = Spans()
     with spans.span("open"):
-        session = common.open_session(model, options, progress)
+        session = sessions.open_session(model, options, progress)
     with session:
         feeds = make_inputs(session.get_inputs(), sources)
 

@@ -12,7 +12,7 @@ import numpy as np
 import vkep.ops  # noqa: F401  # declares the operators
 from vkep import dtypes
 from vkep.aten import Border, import_vk_graph
-from vkep.device.datagraph.delegate import VgfRunner
+from vkep.device.datagraph.runner import VgfRunner
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError

@@ -69,7 +69,7 @@ class VgfExecutor:
 
     def __init__(self, step: VgfStep, delegate: VgfDelegate) -> None:
         """Raises `GraphRefused` where the converter or the driver refuses the graph."""
-        from vkep.device.datagraph.delegate import VgfRunner
+        from vkep.device.datagraph.runner import VgfRunner
         from vkep.device.datagraph.weights import SharedWeights
         from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
 
