@@ -16,7 +16,6 @@ LONGEST_FILE = 500
 
 SHARED, PURE, DEVICE, SESSION, FRONT = 1, 2, 3, 4, 5
 
-# Longest match wins: `vkep.memory.bfc` is pure, the rest of `vkep.memory` is not.
 FLOOR_OF = {
     "gpu_shared": SHARED,
     "vkep.errors": PURE,
@@ -34,13 +33,7 @@ FLOOR_OF = {
     "vkep.vgf": PURE,
     "vkep.pte": PURE,
     "vkep.aten": PURE,
-    # The arena's arithmetic: which bytes, not whose memory.
-    "vkep.memory.bfc": PURE,
-    "vkep.memory.chunks": PURE,
-    "vkep.memory.config": PURE,
-    "vkep.memory.dump": PURE,
-    "vkep.memory.records": PURE,
-    "vkep.memory.regions": PURE,
+    "vkep.arena": PURE,
     "vkep.memory": DEVICE,
     "vkep.device": DEVICE,
     "vkep.session": SESSION,
@@ -56,6 +49,7 @@ FLOOR_OF = {
 ROOMS = (
     "vkep.errors",
     "vkep.cache",
+    "vkep.arena",
     "vkep.dtypes",
     "vkep.graph",
     "vkep.vgf",
@@ -132,8 +126,8 @@ def floor_of(module: str) -> int | None:
 
 
 def room_of(module: str) -> int:
-    """The position of a pure module's room in `ROOMS`; -1 for one that stands apart (the arena's arithmetic)."""
-    return next((i for i, room in enumerate(ROOMS) if module == room or module.startswith(f"{room}.")), -1)
+    """The position of a pure module's room in `ROOMS`."""
+    return next(i for i, room in enumerate(ROOMS) if module == room or module.startswith(f"{room}."))
 
 
 def why_not(item: Import) -> str | None:
@@ -230,7 +224,7 @@ def test_the_check_finds_what_is_not_allowed(importer: str, source: str, reason:
     ("importer", "source"),
     [
         ("vkep.session.run", "from vkep.device import x\nfrom vkep.plan.records import Plan\nimport gpu_shared"),
-        ("vkep.device.arena", "from vkep.memory.bfc import Bfc\nfrom gpu_shared import vk"),
+        ("vkep.device.arena", "from vkep.arena.bfc import Bfc\nfrom gpu_shared import vk"),
         ("vkep.ops.math", "import numpy as np\nfrom gpu_shared.errors import GpuError\nfrom .table import declare"),
         ("gpu_shared.vk", "import vulkan"),
     ],

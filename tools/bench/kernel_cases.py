@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.device.kernel_timer import KernelTimer, Operand
+from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
 from vkep.kernels.attention import AttentionProblem, attention, takes_attention

@@ -14,7 +14,7 @@ from vkep.cli.common import ContextMode, Fallback, SyncMode
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Latency
-    from vkep.device.limits import DeviceLimits
+    from vkep.device.measure.limits import DeviceLimits
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def bench_model(
     from vkep.cli import sessions
     from vkep.cli.inputs import make_inputs, read_sources
     from vkep.cli.measure import Latency, Spans, time_runs
-    from vkep.device.limits import device_limits
+    from vkep.device.measure.limits import device_limits
 
     inputs, shapes, dims, seed = given
     sources = read_sources(inputs, shapes, dims, seed)
