@@ -13,7 +13,7 @@ import vkep.ops  # noqa: F401  # declares the operators
 from vkep import dtypes
 from vkep.aten import Border, import_vk_graph
 from vkep.device.datagraph.runner import VgfRunner
-from vkep.device.tensor import DeviceTensor, on_host
+from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.context_resources import ContextResources
@@ -21,7 +21,7 @@ from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
 from vkep.session.compile import Compiler
-from vkep.session.executor import Executable, IslandExecutor
+from vkep.session.executor import Executable, IslandExecutor, own_array, own_tensor
 from vkep.session.submit_batch import Staged
 
 Array = np.ndarray[Any, Any]
@@ -168,17 +168,11 @@ class VulkanRunner:
     ) -> Array | DeviceTensor:
         """``given``: it is an input or a state that comes out as it went in, so that the result needs memory of its own."""
         if not kept:
-            return np.array(value) if given and not isinstance(value, DeviceTensor) else on_host(value)
-        if not isinstance(value, DeviceTensor) or given:
-            array = np.ascontiguousarray(on_host(value))
-            if target is None:
-                value = DeviceTensor.from_numpy(self._stay.vulkan, array)
-            else:
-                target.write(array)
-                value = target
+            return own_array(value, given)
+        tensor = own_tensor(self._stay.vulkan, name, value, target, given)
         if self._key is not None:
-            self._held[name] = value
-        return value
+            self._held[name] = tensor
+        return tensor
 
     def executables(self) -> list[Executable]:
         return [self._graph.latest] if self._graph.latest is not None else []

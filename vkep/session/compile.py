@@ -17,7 +17,7 @@ from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpSt
 from vkep.placement.policy import VGF, Policy
 from vkep.session.control import ControlExecutor
 from vkep.session.cpu import CpuRunner
-from vkep.session.executor import Executable, IslandExecutor, PlannedLater
+from vkep.session.executor import Executable, IslandExecutor, StepExecutor
 from vkep.session.kompute import KpRunner
 from vkep.session.options import SessionOptions, plans_folder, spirv_folder
 from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
@@ -102,14 +102,13 @@ class Compiler:
             raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
         for placement in declined:
             logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
-        steps: list[IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater] = []
+        steps: list[StepExecutor] = []
         try:
             for step in program.steps:
                 steps.append(self._step(step))
         except BaseException:
             for made in steps:
-                if not isinstance(made, CpuRunner):
-                    made.close()
+                made.close()
             raise
         mixed = any(isinstance(step, VgfExecutor) for step in steps)
         if not mixed:
@@ -118,7 +117,7 @@ class Compiler:
         chain = None if each else functools.partial(SubmitBatch, self._delegate)
         return Executable(program, steps, BufferSets(self._delegate, program), chain)
 
-    def _step(self, step: Step) -> IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater:
+    def _step(self, step: Step) -> StepExecutor:
         if isinstance(step, IslandStep):
             concurrency, progress = self._options.concurrency, self._options.progress
             runner = PlanRunner(self._delegate, step.plan, step.weights, concurrency=concurrency, progress=progress)

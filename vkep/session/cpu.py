@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 from vkep.ir.program import CpuStep
 
@@ -50,11 +51,13 @@ class CpuRunner:
                 + "\nRegister a Vulkan operator for them (vkep.ops.operator), or change the model."
             )
 
-    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name. Raises `InvalidInputError` with the evaluator's message where a node refuses what comes to it,
+    def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
+        """Run on the inputs in ``values``; outputs are added there as arrays.
+
+        Raises `InvalidInputError` with the evaluator's message where a node refuses what comes to it,
         `VkepError` where no evaluator knows the nodes.
         """
-        feeds = {name: values[name] for name in self.step.inputs}
+        feeds = {name: on_host(values[name]) for name in self.step.inputs}
         evaluate = self._run or self._chosen(feeds)
         try:
             results = evaluate(feeds)
@@ -63,7 +66,10 @@ class CpuRunner:
         except Exception as error:  # whatever the evaluator raises, with where it came from
             raise InvalidInputError(f"on the CPU ({self.engine}), {self._nodes()}: {str(error).strip()}") from error
         self._run = evaluate
-        return dict(zip(self.step.outputs, results, strict=True))
+        values.update(zip(self.step.outputs, results, strict=True))
+
+    def close(self) -> None:
+        """Nothing of it lies on a device."""
 
     def _chosen(self, feeds: Mapping[str, Any]) -> Evaluate:
         """The first evaluator that knows the nodes. One that refuses only these shapes has the last word."""

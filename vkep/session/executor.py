@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,11 +15,12 @@ from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.ir.program import IslandStep, Program
 from vkep.plan.records import Port
-from vkep.session.cpu import CpuRunner
-from vkep.session.kompute import KpRunner
 from vkep.session.shared_values import BufferSets
 from vkep.session.submit_batch import Region, Staged, SubmitBatch
 from vkep.session.vgf_executor import VgfExecutor
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
 
 Values = dict[str, Any]
 #: where outputs are to go: a device tensor or an array to write, or None for a new device tensor. An array is a wish: what
@@ -27,14 +28,11 @@ Values = dict[str, Any]
 Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
 
 
-class PlannedLater(Protocol):
-    """A step whose programs are planned while it runs: a deferred part, a loop."""
+class StepExecutor(Protocol):
+    """A part of a program, ready to run."""
 
-    def run(self, values: Values, targets: Targets) -> None: ...
-
-    @property
-    def latest(self) -> Executable | None:
-        """The program planned last."""
+    def run(self, values: Values, targets: Targets) -> None:
+        """Run on the inputs in ``values``; results are added there. Those in ``targets`` are written where these say."""
 
     def close(self) -> None: ...
 
@@ -45,7 +43,7 @@ class Executable:
     def __init__(
         self,
         program: Program,
-        steps: Sequence[IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater],
+        steps: Sequence[StepExecutor],
         frames: BufferSets | None = None,
         chain: Callable[[Sequence[Region]], SubmitBatch] | None = None,
     ) -> None:
@@ -54,7 +52,7 @@ class Executable:
         """
         self.program = program
         self.steps = steps
-        self._runs: list[SubmitBatch | IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater] = []
+        self._runs: list[StepExecutor] = []
         for on_device, group in itertools.groupby(steps, lambda s: isinstance(s, (IslandExecutor, VgfExecutor))):
             regions: list[Any] = list(group)
             chained = chain is not None and on_device and len(regions) > 1
@@ -69,31 +67,20 @@ class Executable:
         step = self.steps[0] if len(self.steps) == 1 else None
         return step if isinstance(step, IslandExecutor) and self._frames is None and not self.constants else None
 
-    def run(self, values: Values, targets: Targets) -> None:
-        """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go."""
+    def run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None = None) -> None:
+        """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go. With ``times`` the GPU's
+        nanoseconds in each region that is sent together with others are added there, with the region's title.
+        """
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller's to change
         if self._frames is None:
-            self._run(values, targets, None)
+            self._run(values, targets, times)
             return
         with self._frame(self._frames, values, targets) as places:
-            self._run(values, places, None)
-
-    def profile(self, values: Values, targets: Targets) -> list[tuple[str, float]]:
-        """Run, and tell the GPU's nanoseconds in each region that is sent together with others, by its title."""
-        times: list[tuple[str, float]] = []
-        values.update(self.constants)
-        if self._frames is not None:
-            with self._frame(self._frames, values, targets) as places:
-                self._run(values, places, times)
-        else:
-            self._run(values, targets, times)
-        return times
+            self._run(values, places, times)
 
     def _run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None) -> None:
         for step in self._runs:
-            if isinstance(step, (CpuRunner, KpRunner)):
-                values.update(step.run({n: on_host(values[n]) for n in step.step.inputs}))
-            elif times is not None and isinstance(step, SubmitBatch):
+            if times is not None and isinstance(step, SubmitBatch):
                 titles = [region.title for region in step.regions]
                 times += zip(titles, step.profile(values, targets), strict=True)
             else:
@@ -116,8 +103,7 @@ class Executable:
 
     def close(self) -> None:
         for step in self._runs:
-            if not isinstance(step, CpuRunner):
-                step.close()
+            step.close()
         if self._frames is not None:
             self._frames.close()
 
@@ -174,3 +160,27 @@ def check_target(name: str, dtype: object, shape: tuple[int, ...], target: Devic
         raise InvalidInputError(
             f"output {name!r} is {dtype} {shape}; the bound device tensor is {target.dtype} {target.shape}"
         )
+
+
+def own_array(value: Any, shared: bool) -> Any:
+    """A result of a run as the caller's own array. ``shared``: others have the value too (a run's input), so it is copied.
+    What is no tensor stays as it is.
+    """
+    if isinstance(value, DeviceTensor):
+        return value.numpy()
+    return value.copy() if shared and isinstance(value, np.ndarray) else value
+
+
+def own_tensor(
+    delegate: VulkanDelegate, name: str, value: Any, target: DeviceTensor | None, shared: bool
+) -> DeviceTensor:
+    """A result of a run as a device tensor: ``target``, else one of its own; see `own_array`. Raises `InvalidInputError` for a
+    target that does not fit.
+    """
+    if isinstance(value, DeviceTensor) and (value is target or (target is None and not shared)):
+        return value
+    if target is None:
+        return DeviceTensor.from_numpy(delegate, on_host(value))
+    check_target(name, value.dtype, value.shape, target)
+    target.write(on_host(value))
+    return target

@@ -20,7 +20,7 @@ from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.graph import load_model
 from vkep.graph.load import ModelSource
 from vkep.session.compile import Compiler
-from vkep.session.executor import check_target
+from vkep.session.executor import own_array, own_tensor
 from vkep.session.inputs import check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.planned_graph import Use
@@ -147,17 +147,11 @@ class SessionState:
 
     def result(self, value: Any, name: str) -> Any:
         """A value of a run as the caller's own array."""
-        if isinstance(value, DeviceTensor):
-            return value.numpy()
-        return value.copy() if name in self.inputs and isinstance(value, np.ndarray) else value
+        return own_array(value, name in self.inputs)
 
     def bound_result(self, value: Any, name: str, target: DeviceTensor | str) -> Any:
         """A result where the binding wants it: what no island made (a constant, an input, a CPU node's) is moved."""
-        if target == "cpu":
+        bound = target if isinstance(target, DeviceTensor) else None
+        if target == "cpu" or (bound is None and not isinstance(value, (np.ndarray, DeviceTensor))):
             return self.result(value, name)
-        if isinstance(target, DeviceTensor):
-            if value is not target:
-                check_target(name, value.dtype, value.shape, target)
-                target.write(self.result(value, name))
-            return target
-        return DeviceTensor.from_numpy(self.delegate, value) if isinstance(value, np.ndarray) else value
+        return own_tensor(self.delegate, name, value, bound, name in self.inputs)
