@@ -7,6 +7,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
+#include "fault.glsl"
 #include "math.glsl"
 
 #define ARGS_BODY { uvec2 y; EXTRA_OPERANDS uint n; uint iterations; EXTRA_PARAMS }

@@ -16,6 +16,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
+#include "fault.glsl"
 #include "math.glsl"
 #include "workgroup.glsl"
 

@@ -110,6 +110,7 @@ class ExternalTensor(DeviceTensor):
         self._context: SharedGpuContext | None = context
         self.address = shared.value.buffer.address + offset
         self.written_at = 0
+        self.checks = []
 
 
 class _Import:

@@ -13,9 +13,9 @@ import numpy as np
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.timeline import PreparedSubmit
+from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck, open_checks, refuse_failed
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
-from vkep.errors import InvalidInputError
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
 from vkep.memory.staging import StagingArena, shared_staging_arena
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _SLOT_BYTES = 8
-_FAULT_BYTES = 4
 
 
 class _HostPorts:
@@ -94,6 +93,9 @@ class RecordedPlan:
         self._staged: list[int] = []  # those that `stage` found
         self._fresh = [i for i, slot in enumerate(plan.slots) if slot.port == FRESH]
         self._last = 0  # timeline value of the latest run
+        self._fault: FaultWord | None = None
+        self._reading: list[DeviceTensor] = []  # what the run that `stage` made ready reads
+        self._checks: list[RunCheck] = []  # what decides on the latest run's results
         try:
             self._prepare()
         except BaseException:
@@ -121,11 +123,8 @@ class RecordedPlan:
         else:
             self._staging = (None, None)
         if plan.faults:
-            arena = self._staging[1] or delegate.arena
-            self._fault_block = self._hold(arena.alloc(_FAULT_BYTES))
-            assert self._fault_block.mapped is not None, "unified memory and staging are mapped"
-            self._fault = np.frombuffer(self._fault_block.mapped, np.uint32, 1)
-            self._fault[0] = 0
+            block = self._hold((self._staging[1] or delegate.arena).alloc(FAULT_BYTES))
+            self._fault = FaultWord(block, plan.faults, delegate.lease)
         mapped = (self._slots_staging or self._table).mapped
         assert mapped is not None
         self._slots = np.frombuffer(mapped, np.uint64, len(plan.slots))
@@ -153,7 +152,8 @@ class RecordedPlan:
             elif r.space is Space.ACTIVATION:
                 base = self._slab.address
             elif r.space is Space.FAULT:
-                base = self._fault_block.address
+                assert self._fault is not None
+                base = self._fault.address
             else:
                 base = self._table.address + _SLOT_BYTES * r.index
             struct.pack_into("<Q", data, r.offset, base + r.addend)
@@ -227,21 +227,14 @@ class RecordedPlan:
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> list[Array | DeviceTensor]:
         """One run. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given as a
-        device tensor or an array is written there, the others come back as new arrays. Raises `DeviceLostError`,
-        `GpuError`.
+        device tensor or an array is written there, the others come back as new arrays. Raises `InvalidInputError` where
+        the data break an operator's specification (a run that writes device tensors alone leaves that to those who read
+        them), `DeviceLostError`, `GpuError`.
         """
         value = self.submit(inputs, outputs)
         if not all(isinstance(o, DeviceTensor) for o in outputs):
             self._delegate.lease.wait(value)
-            self._check()
         return self.collect(outputs)
-
-    def _check(self) -> None:
-        """Raise `InvalidInputError` where a kernel of the run that has ended noted a fault."""
-        code = int(self._fault[0]) if self.plan.faults else 0
-        if code:
-            self._fault[0] = 0
-            raise InvalidInputError(dict(self.plan.faults)[code])
 
     def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> int:
         """Send a run off; returns its timeline value."""
@@ -252,10 +245,12 @@ class RecordedPlan:
     def stage(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> tuple[bool, bool, bool]:
-        """Make a run ready; returns the key of its command buffers (`buffers`). `submitted` follows."""
-        self._delegate.lease.wait(
-            self._last
-        )  # the recording and its memory may still be in use: bound outputs do not wait
+        """Make a run ready; returns the key of its command buffers (`buffers`). `submitted` follows. Raises
+        `InvalidInputError` where an input comes from a run that failed.
+        """
+        refuse_failed(inputs)
+        self._wait()
+        self._reading = [tensor for tensor in inputs if isinstance(tensor, DeviceTensor)]
         addresses = [0] * len(self.plan.ports)
         up = down = False
         for k, tensor in enumerate(inputs):
@@ -285,25 +280,39 @@ class RecordedPlan:
             self._slots[i] = addresses[slot.port] + slot.addend if slot.port != FRESH else secrets.randbits(64)
         return bool(self.plan.slots) and not self._delegate.unified
 
-    def run_at(self, addresses: list[int]) -> int:
-        """Send a run off whose ports all lie on the device, at ``addresses`` in port order; returns its timeline value. What
-        lies there stays until then. Raises `DeviceLostError`, `GpuError`.
+    def _wait(self) -> None:
+        """Until the recording and its memory are free: a run with bound outputs does not wait for its end."""
+        self._delegate.lease.wait(self._last)
+        if self._fault is not None:
+            self._fault.settle()
+
+    def run_at(self, addresses: list[int]) -> RunCheck | None:
+        """Send a run off whose ports all lie on the device, at ``addresses`` in port order; what lies there stays until it
+        is done. Returns its check, where it needs one: it has no tensors to leave it with. Raises `DeviceLostError`, `GpuError`.
         """
-        lease = self._delegate.lease
-        lease.wait(self._last)
-        self._last = value = lease.submit(self._submit_for((self._bind(addresses), False, False)))
+        self._wait()
+        self._last = self._delegate.lease.submit(self._submit_for((self._bind(addresses), False, False)))
         self._bound = addresses
-        return value
+        return None if self._fault is None else self._fault.submitted(self._last)
 
     def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
         """What `stage` made ready was sent off, and is done at the timeline value."""
         self._last, self._bound = value, self._staged
+        self._checks, self._reading = open_checks(self._reading), []
+        if self._fault is not None:
+            self._checks.append(self._fault.submitted(value))
         for target in outputs:
             if isinstance(target, DeviceTensor):
                 target.written_at = value
+                target.checks[:] = self._checks
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
-        """The results of a run that has ended; arrays given are filled."""
+        """The results of a run that has ended, where any is for the host; arrays given are filled. Raises
+        `InvalidInputError` as `run`.
+        """
+        if not all(isinstance(target, DeviceTensor) for target in outputs):
+            for check in self._checks:
+                check.verify()
         results: list[Array | DeviceTensor] = []
         for k, target in enumerate(outputs):
             if target is None:
@@ -348,11 +357,12 @@ class RecordedPlan:
 
     def close(self) -> None:
         """Give memory and command buffers back, once the GPU is done with the last run."""
-        self._delegate.lease.wait(self._last)
+        self._wait()
+        self._fault, self._checks = None, []
         self._submits.clear()
         self._sides.clear()
         self._host, self._main = None, None
-        self._slots, self._fault = np.empty(0, np.uint64), np.empty(0, np.uint32)
+        self._slots = np.empty(0, np.uint64)
         held, self._held = self._held, []
         for thing in reversed(held):
             thing.free() if isinstance(thing, DeviceBlock) else thing.close()

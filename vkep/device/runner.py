@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
     from vkep.device.constants import ConstantSet
     from vkep.device.delegate import VulkanDelegate
+    from vkep.device.faults import RunCheck
 
 Array = np.ndarray[Any, Any]
 #: ``progress(phase, done, total, what)``: phases "shaders" (count) and "weights" (bytes), from two threads
@@ -74,7 +75,7 @@ class PlanRunner:
         with self.recording() as recorded:
             return recorded.run(inputs, outputs)
 
-    def run_at(self, addresses: list[int]) -> int:
+    def run_at(self, addresses: list[int]) -> RunCheck | None:
         """See `RecordedPlan.run_at`."""
         with self.recording() as recorded:
             return recorded.run_at(addresses)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext, SharedResource
     from gpu_shared.timeline import Timeline
     from vkep.device.delegate import VulkanDelegate
+    from vkep.device.faults import RunCheck
 
 
 class DeviceTensor:
@@ -46,6 +47,7 @@ class DeviceTensor:
         self._block: DeviceBlock | None = block
         self.address = block.address
         self.written_at = 0  #: timeline value of the submit that wrote it last
+        self.checks: list[RunCheck] = []  #: of the runs that its content comes from; shared with its views
 
     @classmethod
     def from_numpy(cls, delegate: VulkanDelegate, array: np.ndarray[Any, Any]) -> DeviceTensor:
@@ -95,14 +97,23 @@ class DeviceTensor:
             with self._delegate.lock:
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 self.written_at = self._delegate.uploader.upload(block, data)
+        self.checks.clear()
+
+    def check(self) -> None:
+        """Wait for the runs that the content comes from. Raises `InvalidInputError` where one met data that break an operator's
+        specification: the content is no result then, until the tensor is written anew. `numpy` asks by itself.
+        """
+        for check in tuple(self.checks):
+            check.verify()
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host; waits for the submits that write the tensor."""
+        """A copy on the host; waits for the submits that write the tensor. Raises as `check`."""
         block = self._open_block()
         out = np.empty(self.shape, self.dtype.numpy)
         if self.nbytes:
             with self._delegate.lock:
                 self._delegate.uploader.download(block, out.reshape(-1).view(np.uint8))
+        self.check()
         return out
 
     def _open_block(self) -> DeviceBlock:
@@ -127,11 +138,6 @@ class DeviceTensor:
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
-
-
-def on_host(value: Any) -> Any:
-    """A value of a run on the host: a copy of a device tensor, and anything else as it is."""
-    return value.numpy() if isinstance(value, DeviceTensor) else value
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

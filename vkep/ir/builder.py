@@ -39,8 +39,9 @@ Operand = Tensor | ex.Expr | float | int | bool
 class Builder:
     """Collects the operations of one island. Operator functions get it as their first argument."""
 
-    def __init__(self, caps: DeviceCapabilities) -> None:
-        self.caps = caps
+    def __init__(self, caps: DeviceCapabilities, *, check_data: bool = True) -> None:
+        """``check_data``: whether `require` has runs check their data."""
+        self.caps, self.check_data = caps, check_data
         self.ops: list[Op] = []
         self.node: Node | None = None
         self._lain: dict[tuple[object, ...], Tensor] = {}  #: copies with channels last, by what they copy
@@ -138,6 +139,17 @@ class Builder:
         "Precision and Operation of SPIR-V Instructions": 2.5 ULP). Rounding a quotient needs it, for ties.
         """
         return self.expr("exact_div", x, y, ctype="float")
+
+    def require(self, value: Operand, condition: str, reason: str, *args: Operand) -> Operand:
+        """``value``, which a run raises `InvalidInputError` for where the specification forbids it: where ``condition``
+        (a GLSL bool with ``{0}`` for the value and ``{1}``... for ``args``) does not hold. Only what is computed from the
+        result asks.
+        """
+        if not self.check_data:
+            return value
+        found = self.expr("same", value)
+        holds = self.expr(condition, found, *args, ctype="bool")
+        return ex.Checked(found.ctype, "", (found, holds), reason, self.node.title if self.node else "")
 
     def pointwise(
         self,
@@ -311,6 +323,8 @@ class Builder:
             return
         if self.node is not None:
             op.labels.append(self.node.name)
+            if isinstance(op, KernelOp):
+                op.node = self.node.title
         self.ops.append(op)
 
     def _expr(self, operand: Operand, ctype: str) -> ex.Expr:

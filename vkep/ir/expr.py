@@ -46,6 +46,14 @@ class Const(Expr):
     value: float | int = 0
 
 
+@dataclass(eq=False, slots=True)
+class Checked(Expr):
+    """The first argument's value; where the second one (a bool) does not hold, the run has a fault."""
+
+    reason: str = ""
+    node: str = ""  #: whose specification asks for it
+
+
 def leaf(tensor: Tensor) -> Leaf:
     return Leaf(tensor.dtype.glsl_compute, tensor=tensor)
 
@@ -90,7 +98,7 @@ def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
         if node.args:
             args = tuple([_rebuilt(a, done) for a in node.args])
             if args != node.args:  # of nodes that are equal where they are the same
-                result = Expr(node.ctype, node.op, args)
+                result = _with(node, args)
             done[id(node)] = result
     return result
 
@@ -110,9 +118,30 @@ def _inlined(node: Expr, inner: Mapping[Leaf, Expr], done: dict[int, Expr]) -> E
         elif node.args:
             args = tuple([_inlined(a, inner, done) for a in node.args])
             if args != node.args:
-                result = Expr(node.ctype, node.op, args)
+                result = _with(node, args)
         done[id(node)] = result
     return result
+
+
+def _with(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    """The node over other arguments."""
+    if isinstance(node, Checked):
+        return Checked(node.ctype, node.op, args, node.reason, node.node)
+    return Expr(node.ctype, node.op, args)
+
+
+def is_checked(expr: Expr) -> bool:
+    """Whether a part of the expression may have a fault."""
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Checked):
+            return True
+        if node.args and id(node) not in seen:
+            seen.add(id(node))
+            stack += node.args
+    return False
 
 
 def count(expr: Expr) -> int:
@@ -138,25 +167,34 @@ def store_code(dtype: DType, value: str) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """GLSL for an expression: statements, the name that holds the result, and the scalars it reads as ``args.cN``."""
+    """GLSL for an expression: statements, the name that holds the result, and the scalars it reads as ``args.cN``.
+
+    ``fault`` is where the statements note faults, as ``FAULT_WORD`` (None: they note none).
+    """
 
     statements: str
     result: str
     scalars: tuple[tuple[str, str, float | int], ...]
+    fault: Tensor | None = None
 
 
-def generate(expr: Expr, name_leaf: Callable[[Leaf], str]) -> Code:
+#: gives a fault word and a code, as `vkep.kernels.select.Target.fault` does
+NameFault = Callable[[Checked], tuple[Tensor | None, int]]
+
+
+def generate(expr: Expr, name_leaf: Callable[[Leaf], str], name_fault: NameFault = lambda _: (None, 0)) -> Code:
     """Write an expression as GLSL statements; ``name_leaf`` gives the code that reads a leaf."""
-    writer = _Writer(name_leaf)
+    writer = _Writer(name_leaf, name_fault)
     result = writer.write(expr)
-    return Code(" ".join(writer.lines), result, tuple(writer.scalars))
+    return Code(" ".join(writer.lines), result, tuple(writer.scalars), writer.fault)
 
 
 class _Writer:
     """The statements of one expression, as they grow."""
 
-    def __init__(self, name_leaf: Callable[[Leaf], str]) -> None:
-        self._name_leaf = name_leaf
+    def __init__(self, name_leaf: Callable[[Leaf], str], name_fault: NameFault) -> None:
+        self._name_leaf, self._name_fault = name_leaf, name_fault
+        self.fault: Tensor | None = None
         self._names: dict[int, str] = {}
         self._constants: dict[tuple[str, float | int], str] = {}
         self.lines: list[str] = []
@@ -170,6 +208,13 @@ class _Writer:
                 name = self._name_leaf(node)
             elif isinstance(node, Const):
                 name = self._constant(node)
+            elif isinstance(node, Checked):
+                name, holds = map(self.write, node.args)
+                word, number = self._name_fault(node)
+                if word is not None:
+                    self.fault, scalar = word, f"f{len(self.scalars)}"
+                    self.scalars.append((scalar, "uint", number))
+                    self.lines.append(f"if (!{holds}) note_fault(FAULT_WORD, args.{scalar});")
             else:
                 code = glsl(node.op).format(*[self.write(a) for a in node.args], type=node.ctype)
                 name = f"t{len(self.lines)}"

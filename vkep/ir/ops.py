@@ -85,6 +85,7 @@ class KernelOp:
     inputs: list[Tensor]
     outputs: list[Tensor]
     labels: list[str] = field(default_factory=list)
+    node: str = ""  #: what it computes, for errors
     epilogue: Expr | None = None  #: an expression over the result (the leaf that views ``epilogue_of``) and others
     epilogue_of: Tensor | None = None
 

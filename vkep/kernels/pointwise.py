@@ -11,7 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType, load_code
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.pointwise_tile import generated_reach, pointwise_tile, transposed_axis
+from vkep.kernels.pointwise_tile import extra_operands, pointwise_tile, transposed_axis
 
 _SAMPLE = {
     "EXTRA_BASE": "1u",
@@ -26,7 +26,6 @@ POINTWISE = Kernel(
     operands=(Operand("y", writes=True),),
     params=(("n", "uint"), ("iterations", "uint")),
     variants=(_SAMPLE,),
-    reach=generated_reach,
 )
 
 #: elements of one vector load or store
@@ -71,11 +70,13 @@ def pointwise(
     scalars: Sequence[tuple[str, str, float | int]],
     caps: DeviceCapabilities,
     operations: int = 1,
+    fault: Any = None,
 ) -> list[KernelCall]:
     """Dispatches for ``compute(x0, x1, ...)`` over ``shape`` (collapsed: see `lowering.tensor.collapse`).
 
     ``function`` is GLSL that defines ``compute``, taking one value of each input in its compute type and returning
-    what is stored; it may read ``scalars`` as ``args.<name>``. Element counts are below 2**31.
+    what is stored; it may read ``scalars`` as ``args.<name>``, and note faults in ``fault`` as ``FAULT_WORD``. Element
+    counts are below 2**31.
     """
     total = 1
     for dim in shape:
@@ -84,7 +85,7 @@ def pointwise(
         return []
     axis = transposed_axis(shape, out, inputs, caps)
     if axis is not None:
-        return [pointwise_tile(shape, axis, out, inputs, function, scalars, load_code, operations)]
+        return [pointwise_tile(shape, axis, out, inputs, function, scalars, load_code, operations, fault)]
     width = VECTOR if _vectorizes(shape, out, inputs) else 1
     units = [*shape[:-1], shape[-1] // width]
     code = _Coordinates(units)
@@ -121,6 +122,7 @@ def pointwise(
                 ]
             ),
         }
+    extra, noted = extra_operands(inputs, fault)
     lanes, iterations = _grid(count // 2 if pair else count, caps)
     block = lanes * iterations * (2 if pair else 1)
     return [
@@ -129,12 +131,13 @@ def pointwise(
             local_size=(lanes, 1, 1),
             operands={"y": out.tensor},
             params={"n": count, "iterations": iterations},
-            extra_operands=[(Operand(f"x{k}"), x.tensor) for k, x in enumerate(inputs)],
+            extra_operands=extra,
             extra_params=[*code.params, *scalars],
             defines={
                 "POINTWISE_DECLS": " ".join(decls),
                 "POINTWISE_FUNCTION": function,
                 **defines,
+                **noted,
             },
             flops=operations * total,
         )

@@ -7,13 +7,13 @@ sides move whole rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import ITS_VIEW, Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, grid
 
 if TYPE_CHECKING:
@@ -31,23 +31,12 @@ _SAMPLE = {
     "TILE_LOAD": "r0[n] = X0(operand(args.x0, EXTRA_BASE + 0u)).v[q_along + q_last * args.s1_0];",
     "TILE_STORE": "Y(operand(args.y, 0u)).v[q_last + q_along * args.s0_0] = compute(tile0[slot]);",
 }
-
-
-def generated_reach(call: KernelCall) -> Mapping[str, int]:
-    """Indices are generated from each view's own sizes and strides, and each axis' position is below its size: that of a unit
-    (four elements, or two) below the size over the unit's, which divides it and all strides of the other axes. Lanes outside
-    load at a clamped position (`_second`, ``pointwise_tile.comp``) and store nothing.
-    """
-    return {operand.name: ITS_VIEW for operand, _ in call.operands}
-
-
 POINTWISE_TILE = Kernel(
     "pointwise_tile.comp",
     operands=(Operand("y", writes=True),),
     params=(("last", "uint"), ("along", "uint"), ("groups", "uint"), *magic_fields("last_tiles", "along_tiles")),
     spec={"TILE": 64, "LINES": 4},
     variants=(_SAMPLE,),
-    reach=generated_reach,
 )
 #: shorter axes leave most of a tile empty
 _MIN_AXIS = 16
@@ -104,6 +93,15 @@ def _in_pairs(shape: Sequence[int], axis: int, out: PointwiseOperand, inputs: Se
     return True
 
 
+def extra_operands(inputs: Sequence[PointwiseOperand], fault: Any) -> tuple[list[tuple[Operand, Any]], dict[str, str]]:
+    """The operands that an expression adds to a kernel's own: its inputs, and where it notes faults; the word's define."""
+    extra = [(Operand(f"x{k}"), x.tensor) for k, x in enumerate(inputs)]
+    if fault is None:
+        return extra, {}
+    word = f"operand(args.fault, EXTRA_BASE + {len(extra)}u)"
+    return [*extra, (Operand("fault", writes=True), fault)], {"FAULT_WORD": word}
+
+
 def pointwise_tile(
     shape: Sequence[int],
     axis: int,
@@ -113,6 +111,7 @@ def pointwise_tile(
     scalars: Sequence[tuple[str, str, float | int]],
     load: Callable[[DType, str], str],
     operations: int,
+    fault: Any = None,
 ) -> KernelCall:
     """As `pointwise`, for an ``axis`` that `transposed_axis` gave; ``load`` turns a stored element into its compute type."""
     tile = _tile(shape, axis, out.dtype)
@@ -168,6 +167,7 @@ def pointwise_tile(
     result = ", ".join(f"compute({', '.join(v)})" for v in values)
     stored.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {element(out.dtype, pair)}({result});")
     tiles = ceil_div(shape[-1], tile), ceil_div(shape[axis], tile)
+    extra, noted = extra_operands(inputs, fault)
     groups = math.prod(tiles) * math.prod(shape[a] for a in others)
     return POINTWISE_TILE.call(
         grid=grid(groups),
@@ -181,7 +181,7 @@ def pointwise_tile(
             **magic_params("along_tiles", tiles[1]),
         },
         spec={"TILE": tile, "LINES": _LANES // side},
-        extra_operands=[(Operand(f"x{k}"), x.tensor) for k, x in enumerate(inputs)],
+        extra_operands=extra,
         extra_params=[*params, *scalars],
         defines={
             "TILE_DECLS": " ".join(decls),
@@ -192,6 +192,7 @@ def pointwise_tile(
             "TILE_KEEP": " ".join(kept),
             "TILE_STORE": " ".join(stored),
             **({"PAIR": "2u"} if pair == 2 else {}),
+            **noted,
         },
         flops=operations * math.prod(shape),
     )

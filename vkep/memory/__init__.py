@@ -1,24 +1,26 @@
-"""Memory of devices: the arena's buffers, staging memory, uploads and results. The arithmetic is in `vkep.arena`.
+"""Memory: the BFC arena (pure) and, in modules of their own, its device side.
 
 This package imports no Vulkan. ``device_arena``, ``staging`` and ``upload`` are imported by their own names.
 """
 
-from vkep.arena import (
+from vkep.memory.bfc import BfcArena
+from vkep.memory.config import (
     ArenaConfig,
     ArenaMode,
-    ArenaOutOfMemory,
-    ArenaSnapshot,
-    ArenaStats,
-    BfcArena,
-    Block,
     ExtendStrategy,
+    factory_prefix,
+    session_prefix,
+    strip_arena_prefix,
+)
+from vkep.memory.dump import ArenaSnapshot
+from vkep.memory.records import (
+    ArenaOutOfMemory,
+    ArenaStats,
+    Block,
     RegionOutOfMemory,
     RegionSource,
     SourceRegion,
     StreamUse,
-    factory_prefix,
-    session_prefix,
-    strip_arena_prefix,
 )
 
 __all__ = [

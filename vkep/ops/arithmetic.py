@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vkep import dtypes
-from vkep.ir.builder import Builder
+from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
@@ -77,8 +77,17 @@ def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         return b.store(b.divide(x, y), x.dtype, shape=shape)
     if x.dtype.kind == "float":
         return b.pointwise("div", x, y)
-    # an integer divided by zero is undefined in ONNX and must not trap on a CPU driver
-    return b.pointwise("({1} == {2} ? {2} : {0} / {1})", x, y, 0)
+    # a division by zero must not trap on a CPU driver
+    quotient = b.expr("({1} == {2} ? {2} : {0} / {1})", x, _divisor(b, y), 0)
+    return b.pointwise("same", quotient, dtype=x.dtype, shape=_broadcast(b, (x, y)))
+
+
+def _divisor(b: Builder, y: Tensor) -> Operand:
+    """An integer divisor: ONNX Runtime refuses 0. (The lowest integer by -1 wraps, as in numpy.)"""
+    known = y.array
+    if known is not None and known.all():
+        return y
+    return b.require(y, "ne", "an integer is divided by zero", 0)
 
 
 @operator("Div", since=7, types={"T": every("Div", among=ARITHMETIC)})
@@ -160,9 +169,10 @@ def pow_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcas
 def mod(b: Builder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
     if x.dtype.kind == "float":
         return _float_mod(b, x, y, bool(fmod))
-    rest = b.expr("({1} == {2} ? {2} : {0} - {1} * ({0} / {1}))", x, y, 0)
+    divisor = _divisor(b, y)
+    rest = b.expr("({1} == {2} ? {2} : {0} - {1} * ({0} / {1}))", x, divisor, 0)
     if not fmod and x.dtype.kind != "uint":  # the sign of the divisor, as Python's %
-        rest = b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? {0} + {1} : {0})", rest, y, 0)
+        rest = b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? {0} + {1} : {0})", rest, divisor, 0)
     return b.store(rest, x.dtype, shape=_broadcast(b, (x, y)))
 
 

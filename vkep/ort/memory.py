@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import DeviceLostError, GpuError
-from vkep.arena.config import ArenaConfig
-from vkep.arena.records import ArenaOutOfMemory
 from vkep.device.external import ExternalBlock
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DType
+from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
+from vkep.memory.records import ArenaOutOfMemory
 from vkep.memory.upload import Uploader
 from vkep.ort.boundary import ffi, lib
 from vkep.ort.transfers import Transfers, in_c
@@ -301,6 +301,7 @@ class PointerTensor(DeviceTensor):
         self.pointer = pointer
         self.address = pointer & _ADDRESS_MASK
         self.written_at = 0
+        self.checks = []
         self.domain = domain
 
     @property
@@ -322,6 +323,7 @@ class PointerTensor(DeviceTensor):
     def numpy(self) -> Bytes:
         out = np.empty(self.shape, self.dtype.numpy)
         self.domain.download(self.pointer, out.reshape(-1).view(np.uint8))
+        self.check()
         return out
 
     def close(self) -> None:

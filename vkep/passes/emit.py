@@ -45,7 +45,7 @@ _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.
 #: the run's fault word: all dispatches may write it, in any order, so that it is no access for hazards and schedules
 _FAULT_WORD = Tensor.contiguous(DTYPES["uint32"], (1,), Storage(4, port=FAULT, label="fault word"))
 #: fault codes that each operation has for its own
-_CODES = 16
+_CODES = 256
 
 
 @dataclass
@@ -63,14 +63,22 @@ class Emitter(BaseTarget):
     packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     may_pack: bool = False  #: else `_MustPackError` ends what asks for a form that no plan has made yet
     label: str = ""  #: the operation's nodes
+    node: str = ""  #: the one whose kernel it is
+    check_data: bool = True  #: whether faults are noted
     first_code: int = 1  #: codes are given out by the operation's place in the plan: threads emit in any order
     faults: dict[int, str] = field(default_factory=dict)  #: reasons by code
 
-    def fault(self, reason: str) -> tuple[Tensor, int]:
-        code = self.first_code + len(self.faults)
-        if len(self.faults) == _CODES:
-            raise ValueError(f"{self.label!r} has more than {_CODES} reasons for a fault")
-        self.faults[code] = f"node {self.label!r}: {reason}"
+    def fault(self, reason: str, node: str = "") -> tuple[Tensor | None, int]:
+        """``node``: the one that asks, where the operation has several."""
+        if not self.check_data:
+            return None, 0
+        text = f"{node or self.node or self.label}: {reason}"
+        code = next((code for code, known in self.faults.items() if known == text), 0)
+        if not code:
+            code = self.first_code + len(self.faults)
+            if len(self.faults) == _CODES:
+                raise ValueError(f"{self.label!r} has more than {_CODES} reasons for a fault")
+            self.faults[code] = text
         return _FAULT_WORD, code
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
@@ -91,11 +99,16 @@ class Emitter(BaseTarget):
         return self.packed[key]
 
 
-def emit(ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities) -> PlannedIsland:
-    """Choose kernels for the operations and lay out the plan."""
+def emit(
+    ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities, *, check_data: bool = True
+) -> PlannedIsland:
+    """Choose kernels for the operations and lay out the plan; with ``check_data`` they note faults in their data."""
     packed: dict[tuple[str, str], Tensor] = {}
     labels = [_label(op) for op in ops]
-    targets = [Emitter(caps, packed, False, label, 1 + _CODES * k) for k, label in enumerate(labels)]
+    targets = [
+        Emitter(caps, packed, False, label, op.node if isinstance(op, KernelOp) else "", check_data, 1 + _CODES * k)
+        for k, (op, label) in enumerate(zip(ops, labels, strict=True))
+    ]
     made = [_calls_unless_packing(op, target) for op, target in zip(ops, targets, strict=True)]
     late = [k for k, found in enumerate(made) if found is None]
     if late:
@@ -128,10 +141,10 @@ def _label(op: Op) -> str:
 
 def _calls(op: Op, emitter: Emitter) -> list[KernelCall]:
     working_on(emitter.caps, emitter.label)
-    return _pointwise_calls(op, emitter.caps) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
+    return _pointwise_calls(op, emitter) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
 
 
-def _pointwise_calls(op: Pointwise, caps: DeviceCapabilities) -> list[KernelCall]:
+def _pointwise_calls(op: Pointwise, emitter: Emitter) -> list[KernelCall]:
     inputs: list[Tensor] = []
     names: dict[tuple[int, tuple[int, ...], int], str] = {}
 
@@ -144,7 +157,7 @@ def _pointwise_calls(op: Pointwise, caps: DeviceCapabilities) -> list[KernelCall
             inputs.append(tensor)
         return names[key]
 
-    code = ex.generate(op.expr, name)
+    code = ex.generate(op.expr, name, lambda checked: emitter.fault(checked.reason, checked.node))
     shape, strides = collapse(op.out.shape, [op.out.strides, *(t.strides for t in inputs)])
     params = ", ".join(f"{t.dtype.glsl_compute} x{k}" for k, t in enumerate(inputs))
     function = (
@@ -152,7 +165,8 @@ def _pointwise_calls(op: Pointwise, caps: DeviceCapabilities) -> list[KernelCall
         f"return {ex.store_code(op.out.dtype, code.result)}; }}"
     )
     operands = [_pointwise_operand(t, shape, s) for t, s in zip([op.out, *inputs], strides, strict=True)]
-    return pointwise(shape, operands[0], operands[1:], function, code.scalars, caps, ex.count(op.expr))
+    cost = ex.count(op.expr)
+    return pointwise(shape, operands[0], operands[1:], function, code.scalars, emitter.caps, cost, code.fault)
 
 
 def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> PointwiseOperand:

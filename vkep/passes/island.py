@@ -63,5 +63,5 @@ class Island:
         if not results:
             return None
         ops = lower_attention(self.builder.ops, results, caps)
-        planned = emit(optimize(ops, results), ports, caps)
+        planned = emit(optimize(ops, results), ports, caps, check_data=self.builder.check_data)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes))

@@ -258,7 +258,7 @@ class _Partitioner:
         stage = self._stage(node, "vulkan")
         island = self.islands.get(stage)
         if island is None:
-            island = Island(stage, Builder(self.caps))
+            island = Island(stage, Builder(self.caps, check_data=self.policy.check_data))
         builder = island.builder
         ops, ports, tensors = len(builder.ops), len(island.ports), len(island.tensors)
         builder.node = node

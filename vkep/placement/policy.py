@@ -54,7 +54,8 @@ def key_of(node: OfferedNode) -> str:
 class Policy:
     """How nodes are shared out. ``graphs`` says where data graphs come from: "driver", "emulation layers", or "" where
     the VGF delegate takes no part, for the reason ``why_not``. ``refused`` holds why a delegate (by name) does not get a
-    node (by its first output, which stays when control flow is laid out anew) any more.
+    node (by its first output, which stays when control flow is laid out anew) any more. ``check_data``: whether kernels note
+    data that break an operator's specification.
     """
 
     prefer: str = "auto"
@@ -62,6 +63,7 @@ class Policy:
     graphs: str = ""
     why_not: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    check_data: bool = True
 
     def order(self, node: OfferedNode, quantized: bool, follows_vgf: bool) -> tuple[str, ...]:
         """The delegates to offer a node to, first to last."""

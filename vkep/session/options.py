@@ -13,7 +13,7 @@ from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compil
 from vkep.placement.policy import PREFERENCES
 
 if TYPE_CHECKING:
-    from vkep.arena.config import ArenaConfig
+    from vkep.memory.config import ArenaConfig
 
 #: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)
 Progress = Callable[[str, int, int, str], None]
@@ -23,6 +23,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "arena": (Mapping, "a dict of settings"),
     "cache_dir": ((str, os.PathLike, NoneType), "a path or None"),
     "save_plans": (bool, "True or False"),
+    "check_data": (bool, "True or False"),
     "tuned": ((Mapping, NoneType), "a dict from problems to tilings, or None"),
     "base_dir": ((str, os.PathLike, NoneType), "a path or None"),
     "validation": ((bool, NoneType), "True, False or None"),
@@ -42,7 +43,7 @@ class SessionOptions:
         The VGF delegate takes part where the context runs data graphs. A context that this session creates does so where
         the driver has them; "vgf_first" and "vulkan_first" ask for the emulation layers elsewhere.
     min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last.
-    arena: settings of the device arena (`vkep.arena.config.ArenaConfig`; the first session on a context decides), by
+    arena: settings of the device arena (`vkep.memory.config.ArenaConfig`; the first session on a context decides), by
         name or as ``arena.<name>``.
     fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
     cache_dir: folder for compiled shaders and plans instead of the user's cache folder.
@@ -53,6 +54,8 @@ class SessionOptions:
         leaves every choice to the kernels' own estimates.
     base_dir: where external data lies, for a model given as bytes.
     validation: turn Vulkan's validation layers on when this session creates the context.
+    check_data: raise `InvalidInputError` where an index, a length or an integer divisor in a run's data is outside what the
+        operator's specification allows. False: an index is clamped, and the rest gives some number.
     progress: called while shaders are compiled and weights uploaded.
     """
 
@@ -72,6 +75,7 @@ class SessionOptions:
     tuned: Mapping[str, tuple[int, ...]] | None = None
     base_dir: str | os.PathLike[str] | None = None
     validation: bool | None = None
+    check_data: bool = True
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +120,7 @@ class SessionOptions:
 
     def arena_config(self) -> ArenaConfig | None:
         """The arena's configuration; None where nothing is said. Raises as `ArenaConfig.from_options`."""
-        from vkep.arena.config import ArenaConfig  # brings the arena, which the way to opening the device does without
+        from vkep.memory.config import ArenaConfig  # brings the arena, which the way to opening the device does without
 
         return ArenaConfig.from_options(self.arena, strict=True) if self.arena else None
 

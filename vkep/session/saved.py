@@ -100,7 +100,7 @@ def plan_key(
             list(outputs),
             device.to_dict(),
             [(problem, [int(size) for size in choice]) for problem, choice in sorted(device.tuned.items())],
-            (policy.prefer, policy.min_partition_size),
+            (policy.prefer, policy.min_partition_size, policy.check_data),
         )
     )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 from vkep.device.datagraph.context import graph_source, why_no_graphs
+from vkep.device.faults import open_checks, refuse_failed
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import VkepError
 from vkep.graph.model import Node
@@ -54,6 +55,7 @@ def session_policy(options: SessionOptions, context: SharedGpuContext) -> Policy
         min_partition_size=options.min_partition_size,
         graphs="" if reason else graph_source(context),
         why_not=reason,
+        check_data=options.check_data,
     )
 
 
@@ -69,7 +71,7 @@ class VgfExecutor:
 
     def __init__(self, step: VgfStep, delegate: VgfDelegate) -> None:
         """Raises `GraphRefused` where the converter or the driver refuses the graph."""
-        from vkep.device.datagraph.runner import VgfRunner
+        from vkep.device.datagraph.delegate import VgfRunner
         from vkep.device.datagraph.weights import SharedWeights
         from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
 
@@ -96,6 +98,7 @@ class VgfExecutor:
         """Submit the graph; nobody waits for it here. ``targets`` has the program's frame beside what the caller bound."""
         inputs, outputs = self._bind(values, targets)
         self.runner.submit(inputs, outputs)
+        _hand_on(inputs, outputs)
 
     @property
     def title(self) -> str:
@@ -105,12 +108,18 @@ class VgfExecutor:
         """See `vkep.session.submit_batch.Region`."""
         inputs, outputs = self._bind(values, targets)
         recorded = locks.enter_context(self.runner.staged(inputs, outputs))
-        return Staged(self.runner.lease, [recorded.commands], lambda value: recorded.submitted(value, outputs))
+
+        def submitted(value: int) -> None:
+            recorded.submitted(value, outputs)
+            _hand_on(inputs, outputs)
+
+        return Staged(self.runner.lease, [recorded.commands], submitted)
 
     def _bind(self, values: dict[str, Any], targets: Mapping[str, Any]) -> tuple[list[GraphTensor], list[DeviceTensor]]:
         inputs: list[GraphTensor] = [self._input(port, values[port.name], targets) for port in self.graph.inputs]
         outputs = [targets.get(port.name) or self._new(port) for port in self.graph.outputs]
         values.update(zip(self.outputs, outputs, strict=True))
+        refuse_failed(inputs)
         return [*inputs, *self._weights.tensors], outputs
 
     def _input(self, port: TosaPort, value: Any, frame: Mapping[str, Any]) -> DeviceTensor:
@@ -126,3 +135,10 @@ class VgfExecutor:
     def close(self) -> None:
         self.runner.close()
         self._weights.close()
+
+
+def _hand_on(inputs: Sequence[object], outputs: Sequence[DeviceTensor]) -> None:
+    """What is computed from a run's results stands and falls with that run."""
+    checks = open_checks(inputs)
+    for tensor in outputs:
+        tensor.checks[:] = checks

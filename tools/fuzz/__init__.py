@@ -1,1 +1,0 @@
-"""Inputs that break an operator's specification, drawn by the thousand, and memory that no kernel leaves unseen."""

@@ -1,0 +1,102 @@
+"""What kernels note of data that break an operator's specification, and who is told.
+
+A recording whose plan has faults (`vkep.plan.records.Plan.faults`) has one word that its kernels write a code to. The word lies
+where the host sees it, so that a run without a fault costs a look at it. A run that the host waits for is checked then. One
+that it does not wait for leaves a `RunCheck` with the device tensors that it wrote: whoever brings their content to the host,
+or computes from it, asks that check first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError
+from vkep.memory.device_arena import DeviceBlock
+
+if TYPE_CHECKING:
+    from gpu_shared.lease import DelegateLease
+
+FAULT_BYTES = 4
+
+
+class FaultWord:
+    """The fault word of one recording, which has one run in flight at most. ``block`` stays the caller's."""
+
+    def __init__(self, block: DeviceBlock, faults: Sequence[tuple[int, str]], lease: DelegateLease) -> None:
+        assert block.mapped is not None, "unified memory and staging are mapped"
+        self.address = block.address
+        self._word = np.frombuffer(block.mapped, np.uint32, 1)
+        self._buffer, self._lease = block.buffer, lease
+        self._reasons = dict(faults)
+        self._lock = Lock()
+        self._latest: RunCheck | None = None
+        self._clear()
+
+    def submitted(self, value: int) -> RunCheck:
+        """The check of a run that is done at a timeline value."""
+        self._latest = RunCheck(self, value)
+        return self._latest
+
+    def settle(self, check: RunCheck | None = None) -> None:
+        """Wait for the run of ``check`` (None: the latest one), and write down what it met. Raises `DeviceLostError`."""
+        check = check or self._latest
+        if check is None:
+            return
+        self._lease.wait(check.value)
+        with self._lock:
+            if check is not self._latest:
+                return  # another thread was faster
+            if not self._buffer.coherent:
+                self._buffer.invalidate()
+            code = int(self._word[0])
+            if code:
+                self._clear()
+                check.reason = self._reasons[code]
+            check.word = self._latest = None
+
+    def _clear(self) -> None:
+        self._word[0] = 0
+        if not self._buffer.coherent:
+            self._buffer.flush()
+
+
+class RunCheck:
+    """Whether one run met data that break an operator's specification; known once it has ended."""
+
+    __slots__ = ("reason", "value", "word")
+
+    def __init__(self, word: FaultWord, value: int) -> None:
+        self.value = value
+        self.word: FaultWord | None = word  #: None once it is known; its memory is the recording's
+        self.reason = ""  #: what was met
+
+    def verify(self) -> None:
+        """Wait for the run. Raises `InvalidInputError` with the node and the reason, `DeviceLostError`."""
+        word = self.word
+        if word is not None:
+            word.settle(self)
+        if self.reason:
+            raise InvalidInputError(self.reason)
+
+
+def refuse_failed(values: Iterable[Any]) -> None:
+    """Raise `InvalidInputError` where a device tensor among ``values`` is known to come from a run that failed."""
+    for value in values:
+        if isinstance(value, DeviceTensor):
+            for check in value.checks:
+                if check.reason:
+                    check.verify()
+
+
+def open_checks(values: Iterable[Any]) -> list[RunCheck]:
+    """The checks that decide on what is computed from ``values``, but for those known to have passed."""
+    found: dict[RunCheck, None] = {}
+    for value in values:
+        if isinstance(value, DeviceTensor) and value.checks:
+            found |= dict.fromkeys(c for c in value.checks if c.reason or c.word is not None)
+    return list(found)
