@@ -17,8 +17,8 @@ import vkep.shaders.errors
 import vkep.vgf.convert  # noqa: F401  # with the others: they declare errors
 from gpu_shared import errors
 from gpu_shared.errors import PicklableError
+from vkep.arena.records import ArenaOutOfMemory
 from vkep.errors import UnsupportedProgramError
-from vkep.memory.records import ArenaOutOfMemory
 from vkep.session.vgf_executor import GraphRefused
 from vkep.shaders.errors import Diagnostic, ShaderCompileError, ShaderInterfaceError
 

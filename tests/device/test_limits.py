@@ -9,7 +9,7 @@ import pytest
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from gpu_shared.instance import list_devices, select_device
-from vkep.device.limits import DeviceLimits, device_limits
+from vkep.device.measure.limits import DeviceLimits, device_limits
 from vkep.kernels.rate import arithmetic, cooperative_arithmetic
 from vkep.plan.records import Dispatch, PipelineKey, Plan, ShaderVariant
 
@@ -23,7 +23,7 @@ def test_limits_are_measured_once_and_kept(
     assert found.device == caps.name
     assert min(found.copy_bytes, found.float32_flops) > 0
     assert found.float16_flops >= found.float32_flops
-    monkeypatch.setattr("vkep.device.limits.measure_limits", lambda timer: DeviceLimits("again", 1, 2, 3))
+    monkeypatch.setattr("vkep.device.measure.limits.measure_limits", lambda timer: DeviceLimits("again", 1, 2, 3))
     assert device_limits(caps) == found
     (path,) = (tmp_path / "limits").iterdir()
     path.write_text('{"device": 1}')

@@ -69,7 +69,7 @@ def test_weights_are_shared_and_counted(own_context: SharedGpuContext) -> None:
             [entry] = store._entries.values()
             assert entry.users == 2
         assert list(store.resident.values()) == [16]
-        one._parts.cache.close()
+        one._parts.graph.close()
         assert store.resident == {}
 
 

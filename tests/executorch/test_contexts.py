@@ -202,14 +202,14 @@ def test_a_forked_child_is_told(vulkan: Any) -> None:
 def test_a_method_that_fails_to_load_leaves_nothing(
     vulkan: Any, no_leak: Alive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.executorch import delegates
+    from vkep.session.planned_graph import PlannedGraph
 
     def refuse(*_: Any) -> None:
         raise RuntimeError("no plan")
 
     program = Program.load(GIVEN / "vk.pte", token="failing")
     with monkeypatch.context() as patch:
-        patch.setattr(delegates.VulkanRunner, "_plan", refuse)
+        patch.setattr(PlannedGraph, "plan", refuse)
         with pytest.raises(RuntimeError, match="no plan"):
             program.load_method("forward")
     call = given("vk")

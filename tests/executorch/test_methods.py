@@ -10,9 +10,9 @@ import pytest
 
 from vkep.errors import InvalidInputError, VkepError
 from vkep.executorch.context_resources import ProgramResources
+from vkep.executorch.core import Core
 from vkep.executorch.method import Method
 from vkep.executorch.options import ProgramOptions
-from vkep.executorch.program import Core
 from vkep.pte.method import DecodedMethod
 from vkep.pte.schema import TensorShapeDynamism
 from vkep.pte.steps import JumpStep, KernelStep, MoveStep, Step

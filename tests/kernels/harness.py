@@ -16,7 +16,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.memory import Buffer
-from vkep.device.kernel_runner import KernelRunner, ReadyCall
+from vkep.device.measure.kernel_runner import KernelRunner, ReadyCall
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, KernelCall
 from vkep.kernels.problem import Problem

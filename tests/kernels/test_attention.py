@@ -14,18 +14,18 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.errors import Decline
 from vkep.kernels.attention import (
     COOPERATIVE_TILES,
     TILED_TILES,
     AttentionProblem,
     AttentionTile,
-    attention,
-    attention_cooperative,
-    attention_tiled,
-    takes_attention,
+    gains_by_attention,
 )
 from vkep.kernels.cooperative_tiles import float16_shape
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.select import Emission, candidates, choose
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ CASES = [
 
 
 @pytest.fixture(params=["in registers", "cooperative"])
-def kernel(request: pytest.FixtureRequest, gpu: Harness) -> Any:
+def kernel(request: pytest.FixtureRequest, gpu: Harness) -> str:
     if request.param == "in registers":
-        return attention_tiled
+        return "tiled"
     needs_matrices(gpu)
-    return attention_cooperative
+    return "cooperative"
 
 
 def needs_matrices(gpu: Harness) -> None:
@@ -141,7 +141,7 @@ def expected(case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.n
 
 def run(
     gpu: Harness,
-    kernel: Any,
+    kernel: str,
     case: Case,
     dtype: str,
     tensors: tuple[np.ndarray | None, ...],
@@ -156,12 +156,27 @@ def run(
 
     shape = (case.batch, case.heads, case.queries, case.value_size)
     y = Tensor.empty((shape[0], shape[2], shape[1], shape[3]) if case.merged else shape, dtype)
-    operands = [*(Tensor(lain(t)) for t in heads if t is not None), None if bias is None else Tensor(bias)]
     place = None if origin is None else Tensor(np.array(origin, np.int32))
-    calls = kernel(case.problem(dtype, **changes), gpu.caps, *operands, place, y, tile=tile)
-    assert calls is not None
-    gpu.run(calls)
+    given = [*(Tensor(lain(t)) for t in heads if t is not None), None if bias is None else Tensor(bias), place]
+    problem, caps = case.problem(dtype, origin=origin is not None, **changes), gpu.caps
+    if tile is not None:
+        sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
+        key = " ".join(map(str, ("attention", kernel, *sizes)))
+        caps = dataclasses.replace(caps, tuned={key: dataclasses.astuple(tile)})
+        [call] = next(c for c in candidates(AttentionProblem) if c.name == kernel).emit(problem, emission(caps))
+        assert (call["BLOCK_Q"], call["BLOCK_K"]) == (tile.queries, tile.keys)
+    gpu.compute(problem, caps, [t for t in given if t is not None], [y], candidate=kernel)
     return y.array.swapaxes(1, 2) if case.merged else y.array
+
+
+def emission(caps: DeviceCapabilities) -> Emission:
+    """Of operands that nobody looks at."""
+    return Emission(NumpyWorkspace(caps), {})
+
+
+def chosen(problem: AttentionProblem, caps: DeviceCapabilities = GPU) -> KernelCall:
+    [call] = choose(problem, caps).candidate.emit(problem, emission(caps))
+    return call
 
 
 def check(got: np.ndarray, wanted: np.ndarray) -> None:
@@ -171,8 +186,8 @@ def check(got: np.ndarray, wanted: np.ndarray) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_against_numpy(gpu: Harness, kernel: Any, rng: np.random.Generator, case: Case, dtype: str) -> None:
-    if dtype == "float32" and kernel is attention_cooperative:
+def test_against_numpy(gpu: Harness, kernel: str, rng: np.random.Generator, case: Case, dtype: str) -> None:
+    if dtype == "float32" and kernel == "cooperative":
         pytest.skip("the matrices are of float16")
     tensors = data(case, dtype, rng)
     check(run(gpu, kernel, case, dtype, tensors), expected(case, *tensors))
@@ -181,7 +196,7 @@ def test_against_numpy(gpu: Harness, kernel: Any, rng: np.random.Generator, case
 @pytest.mark.parametrize("tile", [*TILED_TILES, *COOPERATIVE_TILES], ids=str)
 def test_every_tile(gpu: Harness, rng: np.random.Generator, tile: AttentionTile) -> None:
     cooperative = tile in COOPERATIVE_TILES
-    kernel = attention_cooperative if cooperative else attention_tiled
+    kernel = "cooperative" if cooperative else "tiled"
     if cooperative:
         needs_matrices(gpu)
     dtype = "float16" if cooperative else "float32"
@@ -191,14 +206,14 @@ def test_every_tile(gpu: Harness, rng: np.random.Generator, tile: AttentionTile)
     check(run(gpu, kernel, case, dtype, tensors, tile), expected(case, *tensors))
 
 
-def test_a_bias_of_another_type(gpu: Harness, kernel: Any, rng: np.random.Generator) -> None:
+def test_a_bias_of_another_type(gpu: Harness, kernel: str, rng: np.random.Generator) -> None:
     case = Case(20, 30, bias=(1, 2, 20, 30))
     q, k, v, bias = data(case, "float16", rng)
     tensors = (q, k, v, bias.astype(np.float32))
     check(run(gpu, kernel, case, "float16", tensors, bias_dtype="float32"), expected(case, *tensors))
 
 
-def test_a_bias_of_minus_infinity_hides(gpu: Harness, kernel: Any, rng: np.random.Generator) -> None:
+def test_a_bias_of_minus_infinity_hides(gpu: Harness, kernel: str, rng: np.random.Generator) -> None:
     case = Case(40, 90, bias=(1, 1, 40, 90))
     q, k, v, bias = data(case, "float16", rng)
     bias[..., :70] = -np.inf
@@ -208,7 +223,7 @@ def test_a_bias_of_minus_infinity_hides(gpu: Harness, kernel: Any, rng: np.rando
     check(got, expected(case, q, k, v, bias))
 
 
-def test_positions_of_each_batch(gpu: Harness, kernel: Any, rng: np.random.Generator) -> None:
+def test_positions_of_each_batch(gpu: Harness, kernel: str, rng: np.random.Generator) -> None:
     origin = [0, 25, -3]
     case = Case(40, 90, batch=3, first=-9, end=2)
     q, k, v, _ = data(case, "float16", rng)
@@ -218,7 +233,7 @@ def test_positions_of_each_batch(gpu: Harness, kernel: Any, rng: np.random.Gener
         check(got[i : i + 1], expected(one, q[i : i + 1], k[i : i + 1], v[i : i + 1], None))
 
 
-def test_nan_fills_its_own_row_only(gpu: Harness, kernel: Any, rng: np.random.Generator) -> None:
+def test_nan_fills_its_own_row_only(gpu: Harness, kernel: str, rng: np.random.Generator) -> None:
     case = Case(40, 90)
     q, k, v, _ = data(case, "float16", rng)
     q[0, 1, 13, 5] = np.nan
@@ -229,7 +244,7 @@ def test_nan_fills_its_own_row_only(gpu: Harness, kernel: Any, rng: np.random.Ge
 
 
 def test_nan_of_a_bias_stays_and_that_of_a_hidden_key_does_not(
-    gpu: Harness, kernel: Any, rng: np.random.Generator
+    gpu: Harness, kernel: str, rng: np.random.Generator
 ) -> None:
     case = Case(40, 90, bias=(1, 1, 40, 90))
     q, k, v, bias = data(case, "float16", rng)
@@ -244,7 +259,7 @@ def test_nan_of_a_bias_stays_and_that_of_a_hidden_key_does_not(
     check(got, wanted)
 
 
-def test_large_scores_do_not_overflow(gpu: Harness, kernel: Any, rng: np.random.Generator) -> None:
+def test_large_scores_do_not_overflow(gpu: Harness, kernel: str, rng: np.random.Generator) -> None:
     case = Case(40, 130)
     q, k, v, _ = data(case, "float16", rng)
     q, k = 30 * q, 30 * k
@@ -252,7 +267,7 @@ def test_large_scores_do_not_overflow(gpu: Harness, kernel: Any, rng: np.random.
 
 
 @pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf], ids=["finite", "infinite"])
-def test_a_row_whose_bias_is_the_lowest(gpu: Harness, kernel: Any, rng: np.random.Generator, lowest: float) -> None:
+def test_a_row_whose_bias_is_the_lowest(gpu: Harness, kernel: str, rng: np.random.Generator, lowest: float) -> None:
     """The lowest finite number hides no key where all keys have it: their values' mean. Minus infinity does: zeros."""
     case = Case(20, 40, bias=(1, 1, 20, 40))
     q, k, v, bias = data(case, "float16", rng)
@@ -264,45 +279,45 @@ def test_a_row_whose_bias_is_the_lowest(gpu: Harness, kernel: Any, rng: np.rando
 
 
 @pytest.mark.parametrize("alignment", [2, 16])
-def test_addresses_that_are_not_aligned(gpu: Harness, kernel: Any, rng: np.random.Generator, alignment: int) -> None:
+def test_addresses_that_are_not_aligned(gpu: Harness, kernel: str, rng: np.random.Generator, alignment: int) -> None:
     case = Case(20, 30, bias=(1, 1, 20, 30))
     tensors = data(case, "float16", rng)
     operands = [Tensor(t, offset=alignment) for t in tensors]
     y = Tensor.empty((1, 2, 20, 64), np.float16)
     y.offset = alignment
-    gpu.run(kernel(case.problem("float16", alignment=alignment), gpu.caps, *operands, None, y), indirect=True)
+    problem = case.problem("float16", alignment=alignment)
+    gpu.compute(problem, gpu.caps, operands, [y], candidate=kernel, indirect=True)
     check(y.array, expected(case, *tensors))
 
 
 class TestSelection:
     def test_a_gpu_takes_it_and_a_cpu_driver_does_not(self) -> None:
         problem = Case(128, 128, heads=12, kv_heads=12).problem("float16")
-        assert takes_attention(problem, GPU)
-        assert not takes_attention(problem, dataclasses.replace(GPU, device_type="cpu"))
+        assert gains_by_attention(problem, GPU)
+        assert not gains_by_attention(problem, dataclasses.replace(GPU, device_type="cpu"))
 
     @pytest.mark.parametrize(
         ("dtype", "size", "taken"), [("float16", 64, True), ("float16", 128, False), ("float32", 64, False)]
     )
     def test_heads_and_types_that_gain_by_it(self, dtype: str, size: int, taken: bool) -> None:
         case = Case(2048, 2048, size, size, heads=16, kv_heads=16)
-        assert takes_attention(case.problem(dtype), GPU) is taken
+        assert gains_by_attention(case.problem(dtype), GPU) is taken
 
     def test_float16_is_computed_on_matrices(self) -> None:
-        given = (GPU, *(None,) * 6)
-        sources = [attention(Case(128, 128).problem(t), *given)[0].variant.source for t in ("float32", "float16")]
+        sources = [chosen(Case(128, 128).problem(t)).variant.source for t in ("float32", "float16")]
         assert sources == ["attention_tiled.comp", "attention_coop.comp"]
         plain = dataclasses.replace(GPU, cooperative_matrix_shapes=())
-        [call] = attention(Case(128, 128).problem("float16"), plain, *given[1:])
+        call = chosen(Case(128, 128).problem("float16"), plain)
         assert call.variant.source == "attention_tiled.comp"
 
     def test_few_queries_and_long_chains_are_better_with_scores_in_memory(self) -> None:
-        assert not takes_attention(Case(1, 1000, heads=32, kv_heads=8).problem("float16"), GPU)
-        assert not takes_attention(Case(16, 1 << 16, heads=1, kv_heads=1).problem("float16"), GPU)
-        assert takes_attention(Case(1 << 12, 1 << 16, heads=8, kv_heads=8).problem("float16"), GPU)
+        assert not gains_by_attention(Case(1, 1000, heads=32, kv_heads=8).problem("float16"), GPU)
+        assert not gains_by_attention(Case(16, 1 << 16, heads=1, kv_heads=1).problem("float16"), GPU)
+        assert gains_by_attention(Case(1 << 12, 1 << 16, heads=8, kv_heads=8).problem("float16"), GPU)
 
     def test_tiles_fill_the_device_or_fit_its_memory(self) -> None:
         def tile(problem: AttentionProblem, caps: DeviceCapabilities = GPU) -> tuple[int, int]:
-            [call] = attention(problem, caps, *(None,) * 6)
+            call = chosen(problem, caps)
             return call.spec["BLOCK_Q"], call.spec["BLOCK_K"]
 
         assert tile(Case(128, 128, heads=384, kv_heads=384).problem("float16")) == (64, 32)
@@ -312,13 +327,12 @@ class TestSelection:
         assert tile(Case(2048, 128, heads=16).problem("float32"), small) == (16, 16)
 
     def test_arguments_fit_push_constants(self) -> None:
-        [call] = attention(Case(128, 128).problem("float16"), GPU, *(None,) * 6)
-        assert call.argument_bytes <= 128
+        assert chosen(Case(128, 128).problem("float16")).argument_bytes <= 128
 
     def test_keys_that_nobody_sees_cost_nothing(self) -> None:
         def flops(**changes: Any) -> int:
             case = Case(4096, 4096, heads=16, kv_heads=16, **changes)
-            return attention(case.problem("float16"), GPU, *(None,) * 6)[0].flops
+            return chosen(case.problem("float16")).flops
 
         everything = 4 * 16 * 4096 * 4096 * 64
         assert flops() == everything
@@ -341,6 +355,12 @@ class TestSelection:
 
     def test_a_head_that_no_tile_fits_is_refused(self) -> None:
         problem = Case(64, 64, size=2048).problem("float32")
-        assert not takes_attention(problem, GPU)
-        with pytest.raises(ValueError, match="no tile"):
-            attention(problem, GPU, *(None,) * 6)
+        assert not gains_by_attention(problem, GPU)
+        with pytest.raises(Decline, match="no tile"):
+            choose(problem, GPU)
+
+    def test_a_grid_that_the_device_does_not_allow_is_refused(self) -> None:
+        many = Case(16, 16, batch=1 << 16, heads=1, kv_heads=1).problem("float16")
+        assert not gains_by_attention(many, GPU)
+        with pytest.raises(Decline, match=r"grid of \(.*65536\)"):
+            choose(many, GPU)

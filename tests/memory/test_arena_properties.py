@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from tests.memory.model import FakeSource
+from vkep.arena.chunks import may_merge
 from vkep.memory import (
     ArenaConfig,
     ArenaMode,
@@ -17,7 +18,6 @@ from vkep.memory import (
     ExtendStrategy,
     StreamUse,
 )
-from vkep.memory.chunks import may_merge
 
 KIB = 1024
 STREAMS = ("a", "b", "c")

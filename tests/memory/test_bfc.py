@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.memory.model import MIB, arena_of
+from vkep.arena.chunks import NUM_BINS, backoff_sizes, bin_index
 from vkep.memory import ArenaOutOfMemory, ExtendStrategy, StreamUse
-from vkep.memory.chunks import NUM_BINS, backoff_sizes, bin_index
 
 # ---- growth ----------------------------------------------------------------------------------------------------
 

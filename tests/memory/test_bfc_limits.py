@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from tests.memory.model import MIB, FakeSource, arena_of
+from vkep.arena.records import format_bytes
 from vkep.memory import ArenaMode, ArenaOutOfMemory, BfcArena, ExtendStrategy, SourceRegion
-from vkep.memory.records import format_bytes
 
 # ---- limits and errors -----------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ def test_no_value_passes_through_the_host_between_regions(opened: Any, monkeypat
 def test_both_delegates_see_one_allocation(opened: Any) -> None:
     session = opened(prefer="vgf_first")
     session.run(None, {"x": X})
-    executable = session._parts.cache.latest
+    executable = session._parts.graph.latest
     first, island, last = executable.steps
     frame = executable._frames._idle[0].tensors
     (recorded,) = first.runner._recordings.values()
@@ -69,7 +69,7 @@ def test_the_host_never_blocks_between_regions(opened: Any, monkeypatch: pytest.
     events = spied(monkeypatch, timeline)
     session.run(None, {"x": X})
     (submit,) = [e for e in events if e[0] == "submit"]
-    first, island, last = session._parts.cache.latest.steps
+    first, island, last = session._parts.graph.latest.steps
     (one,), (two,) = first.runner._recordings.values(), last.runner._recordings.values()
     (plan,) = island.runner._idle
     assert submit[1] == (one.commands, *plan.buffers((False, False, False)), two.commands)
@@ -114,8 +114,9 @@ def test_execute_lines_of_both_delegates(opened: Any, caplog: pytest.LogCaptureF
 def test_the_regions_of_a_run_are_timed(opened: Any) -> None:
     session = opened(prefer="vgf_first")
     session.run(None, {"x": X})
-    executable = session._parts.cache.latest
-    regions = executable.profile({"x": X}, {})
+    executable = session._parts.graph.latest
+    regions: list[tuple[str, float]] = []
+    executable.run({"x": X}, {}, regions)
     assert [name.split(":")[0] for name, _ in regions] == ["vgf", "vulkan", "vgf"]
     assert all(ns > 0 for _, ns in regions)
     (y,) = session.run(None, {"x": X})

@@ -27,7 +27,7 @@ def test_the_example_under_every_preference_and_sync_mode(opened: Any, prefer: s
     session = opened(prefer=prefer, sync_mode=sync_mode)
     if prefer == "vgf_first":
         assert places(session) == VGF_SPLIT
-        kinds = [type(step) for step in session._parts.cache.latest.program.steps]
+        kinds = [type(step) for step in session._parts.graph.latest.program.steps]
         assert kinds == [VgfStep, IslandStep, VgfStep]
     if prefer == "vulkan_first":
         assert places(session) == ["vulkan"] * 10

@@ -71,7 +71,7 @@ def after(a: str) -> list[onnx.NodeProto]:
 def test_one_copy_for_both(opened: Any, how: str) -> None:
     nodes, numpy_form = READS[how]
     session = opened(model([*nodes, *after("a")], REST), prefer="vgf_first")
-    first, island, _ = session._parts.cache.latest.program.steps
+    first, island, _ = session._parts.graph.latest.program.steps
     assert isinstance(first, VgfStep) and isinstance(island, IslandStep)
     (shared,) = first.graph.weights
     assert shared.weight.key in island.weights
@@ -83,7 +83,7 @@ def test_one_copy_for_both(opened: Any, how: str) -> None:
     assert list(memory.constants.values()).count(W.nbytes) == 1  # the device's one copy
     assert f"{W.nbytes} bytes of weights shared with Vulkan" in str(report)
 
-    (executor, _, _) = session._parts.cache.latest.steps
+    (executor, _, _) = session._parts.graph.latest.steps
     (y,) = session.run(None, {"x": X, "r": R})
     np.testing.assert_allclose(y, np.sin(np.arccosh(1 + numpy_form(X, R)) + W), rtol=2e-4, atol=2e-4)
     (recorded,) = executor.runner._recordings.values()

@@ -25,7 +25,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "in blocks":
         monkeypatch.setattr(sdpa, "_block", lambda *args: 2)
     if request.param == "fused":
-        monkeypatch.setattr(sdpa_fused, "is_cpu", lambda caps: False)
         monkeypatch.setattr(attention, "is_cpu", lambda caps: False)
         monkeypatch.setattr(attention, "MIN_QUERIES", 1)
         monkeypatch.setattr(sdpa_fused, "MASK_PART", 1)

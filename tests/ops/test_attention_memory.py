@@ -24,7 +24,7 @@ OPSET = onnx.defs.onnx_opset_version()
 @pytest.fixture(autouse=True)
 def with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU has a kernel without, which does not take everything."""
-    monkeypatch.setattr(sdpa_fused, "takes_attention", lambda *args: False)
+    monkeypatch.setattr(sdpa_fused, "gains_by_attention", lambda *args: False)
 
 
 def _plan(heads: int, length: int, caps: DeviceCapabilities, **attributes: int) -> Plan:

@@ -40,7 +40,7 @@ def kinds(registered: Any) -> Kinds:
 
     def made() -> list[list[str]]:
         mine = [node for node in live("OrtNodeComputeInfo") if node not in before]
-        return [[type(s).__name__ for s in node.cache.latest.steps] for node in mine]
+        return [[type(s).__name__ for s in node.planned.latest.steps] for node in mine]
 
     return made
 

@@ -79,6 +79,16 @@ def test_nodes_whose_shapes_cannot_be(context: SharedGpuContext, text: str, reas
         InferenceSession(proto, context=context, fallback="error")
 
 
+def test_the_cpu_engine_that_refuses_only_shapes_has_the_last_word(context: SharedGpuContext) -> None:
+    """onnx's reference would give a result."""
+    proto = model("g (float[a,b] x) => (float[] y) { t = Cast<to=8>(x) f = Flatten<axis=3>(t) y = Cast<to=1>(f) }")
+    with (
+        InferenceSession(proto, context=context) as session,
+        pytest.raises(InvalidInputError, match=r"(?s)on the CPU \(onnxruntime\).*Flatten"),
+    ):
+        session.run(None, {"x": X["x"]})
+
+
 INVALID = [
     ("y = Softmax<axis=9>(x)", "Softmax.*axis 9 is out of range for rank 2"),
     ("y = Add(x, b)", r"Add.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),

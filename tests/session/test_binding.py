@@ -33,6 +33,18 @@ def test_device_tensors_in_and_out(open_session: Open) -> None:
         np.testing.assert_array_equal(x.numpy(), X)
 
 
+def test_an_output_that_is_an_input_has_memory_of_its_own(open_session: Open) -> None:
+    session = open_session(model("g (float[2,3] x) => (float[2,3] x) { y = Neg(x) }"))
+    binding = session.io_binding()
+    x = session.device_tensor(X)
+    binding.bind_input("x", x)
+    binding.bind_output("x")
+    session.run_with_iobinding(binding)
+    (y,) = binding.get_outputs()
+    assert y is not x
+    np.testing.assert_array_equal(y.numpy(), X)
+
+
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 def test_an_output_without_a_tensor(open_session: Open, device: str) -> None:
     session = open_session(ADD_RELU)

@@ -250,8 +250,8 @@ def test_the_plans_of_deferred_parts_are_bounded(open_session: Open) -> None:
     x = np.arange(12, dtype=np.float32) / 12
     for shape in ([12], [3, 4], [4, 3], [2, 6], [12], [3, 4]):
         _check(session, proto, {"x": x, "s": np.array(shape, np.int64)})
-    [deferred] = [s for s in session._parts.cache.latest.steps if hasattr(s, "_cache")]  # type: ignore[union-attr]
-    assert len(deferred._cache._entries) == 2
+    [deferred] = [s for s in session._parts.graph.latest.steps if hasattr(s, "graph")]  # type: ignore[union-attr]
+    assert len(deferred.graph._entries) == 2
 
 
 def test_unknown_operators_are_refused_when_the_session_opens(vulkan: object, no_leak: object) -> None:

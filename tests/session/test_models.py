@@ -157,7 +157,7 @@ def test_a_new_signature_plans_but_compiles_nothing(
         assert session.report().all_on_vulkan
     assert counts[0] > 0, "the empty cache was filled"
     assert counts[1:] == [counts[1]] * (len(counts) - 1), f"compiled again: {compiles[counts[1] :]}"
-    assert len(session._parts.cache._entries) == 2
+    assert len(session._parts.graph._entries) == 2
 
 
 def test_a_dynamic_batch(open_session: Open) -> None:

@@ -80,8 +80,8 @@ def test_one_context_opened_from_many_threads(vulkan: object, no_leak: Callable[
 def test_a_signature_is_planned_once_for_all_threads(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(DYNAMIC)
     planned = []
-    real = session._parts.make
-    monkeypatch.setattr(session._parts, "make", lambda values: (planned.append(1), real(values))[1])
+    real = session._parts.graph.plan
+    monkeypatch.setattr(session._parts.graph, "plan", lambda inputs: (planned.append(1), real(inputs))[1])
     barrier = threading.Barrier(4)
 
     def work(_: int) -> None:
@@ -166,9 +166,9 @@ def test_plans_are_evicted_while_in_use(open_session: Open, monkeypatch: pytest.
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
-    cache = session._parts.cache
-    assert len(cache._entries) <= 2 and not cache._dropped
-    assert not any(cache._users.values()) and len(cache._users) == len(cache._entries)
+    graph = session._parts.graph
+    assert len(graph._entries) <= 2 and not graph._running
+    assert not any(entry.users or entry.evicted for entry in graph._entries.values())
     assert made == [], "a new signature compiles no shader"
 
 

@@ -47,7 +47,7 @@ class Bench:
         self.delegate = VgfDelegate(self.memory)
 
     def run(self, vgf: Any, arrays: Sequence[Array], **options: Any) -> list[Array]:
-        from vkep.device.datagraph.delegate import VgfRunner
+        from vkep.device.datagraph.runner import VgfRunner
 
         runner = VgfRunner(self.delegate, vgf, **options)
         try:

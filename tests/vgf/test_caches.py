@@ -11,7 +11,7 @@ import pytest
 from gpu_shared import data_graph
 from gpu_shared.data_graph import DataGraphSession
 from tests.vgf.harness import Bench, need_vgf
-from vkep.device.datagraph.delegate import VgfRunner
+from vkep.device.datagraph.runner import VgfRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.vgf import ConvertError, convert, decode, mlir_to_vgf

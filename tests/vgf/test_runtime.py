@@ -14,7 +14,8 @@ import gpu_shared
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from tests.vgf.harness import DATA, Bench, need_vgf
 from vkep.device.datagraph.context import why_no_graphs
-from vkep.device.datagraph.delegate import RECORDINGS, VgfDelegate, VgfRunner
+from vkep.device.datagraph.delegate import VgfDelegate
+from vkep.device.datagraph.runner import RECORDINGS, VgfRunner
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES

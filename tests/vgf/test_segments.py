@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.vgf.harness import Bench, need_vgf
-from vkep.device.datagraph.delegate import VgfRunner
+from vkep.device.datagraph.runner import VgfRunner
 from vkep.vgf import InvalidVgfError, Vgf, decode, mlir_to_vgf
 
 TENSOR, BUFFER, F32 = 1000460000, 7, 100

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.vgf.harness import Bench, need_vgf
-from vkep.device.datagraph.delegate import VgfRunner
+from vkep.device.datagraph.runner import VgfRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.executorch.delegate_payloads import VgfBlob
@@ -117,7 +117,7 @@ def test_a_program_has_no_gaps_for_its_delegates(graph: Vgf) -> None:
 
 
 def test_a_device_that_packs_its_tensors(bench: Bench, graph: Vgf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vkep.device.datagraph.delegate.takes_gaps", lambda device: False)
+    monkeypatch.setattr("vkep.device.datagraph.runner.takes_gaps", lambda device: False)
     with pytest.raises(InvalidVgfError, match=r"'x' has strides .* the device takes tensors without gaps"):
         VgfRunner(bench.delegate, decode(file(graph, [96, 32, 4], [], [])))
     assert bench.run(decode(file(graph, DENSE, DENSE, DENSE)), [np.ones(ROWS, np.float32)])[0].shape == tuple(ROWS)

@@ -24,7 +24,7 @@ from tools.bench.peers import DEFAULT_PEERS, PEERS
 from tools.bench.table import markdown_table, terminal_table
 from tools.bench.targets import PLAIN, PROVIDER, RIVAL, verdicts
 from tools.models.catalog import BENCHMARKS, CATALOG, MICRO, Options, write_model
-from vkep.device.limits import DeviceLimits
+from vkep.device.measure.limits import DeviceLimits
 
 
 def parser() -> argparse.ArgumentParser:

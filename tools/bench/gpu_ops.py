@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.kernel_cases import MIN_ELEMENTS, RESNET50_CONVS, Case, Sizes, cases, conv_case, matmul_case
-from vkep.device.kernel_timer import KernelTimer
-from vkep.device.limits import DeviceLimits, measure_limits
+from vkep.device.measure.kernel_timer import KernelTimer
+from vkep.device.measure.limits import DeviceLimits, measure_limits
 
 __all__ = ["RESNET50_CONVS", "Case", "Measured", "conv_case", "import_torch", "matmul_case", "measure_kernels"]
 

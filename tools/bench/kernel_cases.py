@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.device.kernel_timer import KernelTimer, Operand
+from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
-from vkep.kernels.attention import AttentionProblem, attention, takes_attention
+from vkep.kernels.attention import AttentionProblem, gains_by_attention
 from vkep.kernels.conv import ConvProblem, conv
 from vkep.kernels.conv_space_to_depth import channels_last_kernels
 from vkep.kernels.kernel import KernelCall
@@ -298,8 +298,8 @@ def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bo
         values = np.random.default_rng(3).standard_normal((3, heads, length, size), np.float32).astype(kind)
         q, k, v = (timer.operand(part) for part in values)
         y = timer.operand(nbytes=values[0].nbytes)
-        if takes_attention(fused, timer.caps) if in_memory is None else not in_memory:
-            return attention(fused, timer.caps, q, k, v, None, None, y), [q, k, v, y]
+        if gains_by_attention(fused, timer.caps) if in_memory is None else not in_memory:
+            return emit(fused, TimerTarget(timer), [q, k, v], [y]), [q, k, v, y]
         s, p = (timer.operand(nbytes=heads * length * length * itemsize) for _ in range(2))
         calls = [
             *matmul(scores, timer.caps, q, k, s, None, timer.scratch),

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from tools.bench.remote import ROOT
 
 if TYPE_CHECKING:
-    from vkep.device.limits import DeviceLimits
+    from vkep.device.measure.limits import DeviceLimits
 
 
 def limits_of_this_run(environment: Mapping[str, str], timeout: float) -> DeviceLimits | str:
     """The limits of the device that vkep runs on, or why there are none."""
-    from vkep.device.limits import DeviceLimits
+    from vkep.device.measure.limits import DeviceLimits
 
     command = [sys.executable, "-m", "tools.bench.limits"]
     try:
@@ -33,8 +33,8 @@ def limits_of_this_run(environment: Mapping[str, str], timeout: float) -> Device
 
 def main() -> None:
     """Measure, and print the limits as JSON."""
-    from vkep.device.kernel_timer import KernelTimer
-    from vkep.device.limits import measure_limits
+    from vkep.device.measure.kernel_timer import KernelTimer
+    from vkep.device.measure.limits import measure_limits
 
     timer = KernelTimer()
     try:

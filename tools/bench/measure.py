@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tools.bench.remote import PeerUnavailable, Worker, WorkerFailed
 
 if TYPE_CHECKING:
-    from vkep.device.limits import DeviceLimits
+    from vkep.device.measure.limits import DeviceLimits
 
 TURN_MS = 100.0  # how long one peer's turn in a round should last at least
 MOST_RUNS_A_TURN = 20

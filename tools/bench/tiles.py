@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from tools.bench.kernel_cases import Case, Sizes, cases
-from vkep.device.kernel_timer import KernelTimer, Operand
+from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.kernels.tuning import Choice, Trial
 
 

@@ -54,7 +54,7 @@ class Bench:
         """(outcome, detail) of one test: "pass", "wrong" (the checker says no), "refused" (with who and why) or "unchecked"
         (the reference model gives nothing to compare with).
         """
-        from vkep.device.datagraph.delegate import VgfRunner
+        from vkep.device.datagraph.runner import VgfRunner
         from vkep.dtypes import DTYPES
         from vkep.vgf import decode, mlir_to_vgf
 

@@ -19,7 +19,6 @@ from gpu_shared.compile_spec import ContextMode, SyncMode
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vkep.session import InferenceSession
 
 FAILED, USAGE = 1, 2
 #: ``progress(phase, done, total, what)``, as `vkep.SessionOptions` takes it
@@ -92,27 +91,6 @@ def session_options(
         "sync_mode": sync.value,
         "fallback": fallback.value,
     }
-
-
-def open_session(model: Path, options: Mapping[str, Any], progress: Progress | None = None) -> InferenceSession:
-    """A session on the file (for a .pte what stands for one, `vkep.cli.programs.ProgramSession`).
-
-    Raises `UsageError` where there is none, and what `vkep.InferenceSession` raises.
-    """
-    if not model.is_file():
-        raise UsageError(f"{model}: is a folder, expected a file" if model.is_dir() else f"no such file: {model}")
-    from vkep.session import InferenceSession, SessionOptions
-
-    if model.suffix == ".pte":
-        from vkep.cli.programs import ProgramSession
-
-        return ProgramSession(model, options, progress)  # type: ignore[return-value]  # the parts that commands use
-    try:
-        checked = SessionOptions(**options, progress=progress)
-        checked.compile_spec()
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
-    return InferenceSession(model, checked)
 
 
 def print_json(value: Any) -> None:

@@ -43,21 +43,21 @@ def explain_command(
 ) -> None:
     """Explain a model: where its nodes run and why, what is dispatched, where the GPU's time goes."""
     with common.command(json_output, verbose):
-        from vkep.cli import plans, programs
+        from vkep.cli import plans, sessions
         from vkep.cli.inputs import make_inputs, read_sources
 
-        programs.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
-        inputs = list(programs.named_inputs(model, inputs) or ()) or None
+        sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
+        inputs = list(sessions.named_inputs(model, inputs) or ()) or None
         options = common.session_options(device, token, group, mode, sync, fallback)
         sources = read_sources(inputs, shape, dim, seed)
         with (
             common.progress_bars(show=not json_output) as progress,
-            common.open_session(model, options, progress) as session,
+            sessions.open_session(model, options, progress) as session,
         ):
             times: list[DispatchTime] | None = None
             if time:
                 times = plans.profile(session, make_inputs(session.get_inputs(), sources), runs)
-            elif not programs.is_program(model):
+            elif not sessions.is_program(model):
                 plan_for(session, sources)
             report = session.report()
             described = [plans.describe_plan(i.plan) for i in session.islands()] if plan else None

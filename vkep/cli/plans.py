@@ -13,7 +13,7 @@ from vkep.plan.records import FRESH, Plan, Relocation, Space
 from vkep.shaders.interface import declared_members
 
 if TYPE_CHECKING:
-    from vkep.device.limits import DeviceLimits
+    from vkep.device.measure.limits import DeviceLimits
     from vkep.session import InferenceSession
 
 
@@ -30,7 +30,7 @@ class DispatchTime:
     flops: int
     bytes: int
     share: float  #: of the time of all dispatches
-    limit_ns: float = 0.0  #: the least time for this work on the device, as measured (`vkep.device.limits`)
+    limit_ns: float = 0.0  #: the least time for this work on the device, as measured (`vkep.device.measure.limits`)
 
     @property
     def lost_ns(self) -> float:
@@ -86,7 +86,7 @@ def dispatch_times(
 
 def profile(session: InferenceSession, feeds: Mapping[str, Any], runs: int = 1) -> list[DispatchTime]:
     """Profile some runs of a session, against the device's measured limits: see `dispatch_times`."""
-    from vkep.device.limits import device_limits
+    from vkep.device.measure.limits import device_limits
 
     limits = device_limits(session.context.capabilities)
     samples = [session.profile(feeds) for _ in range(runs)]

@@ -101,10 +101,10 @@ def run_command(
 ) -> None:
     """Run a model and print what ran where, how fast, and the outputs' shapes and ranges."""
     with common.command(json_output, verbose):
-        from vkep.cli import measure, programs
+        from vkep.cli import measure, sessions
 
-        programs.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
-        inputs = list(programs.named_inputs(model, inputs) or ()) or None
+        sessions.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
+        inputs = list(sessions.named_inputs(model, inputs) or ()) or None
         options = common.session_options(device, token, group, mode, sync, fallback)
         if output is not None:
             measure.check_target("--output", output, folder=output.suffix != ".npz")
@@ -138,7 +138,7 @@ def execute(
     """Open, run, compare. ``given``: the texts of ``--input``, ``--shape``, ``--dim``, and the seed. Raises `UsageError`
     and the errors of `vkep.InferenceSession`.
     """
-    from vkep.cli import measure, plans
+    from vkep.cli import measure, plans, sessions
     from vkep.cli.inputs import make_inputs, read_archive, read_sources
 
     archive = read_archive(request.check) if request.check else None
@@ -146,7 +146,7 @@ def execute(
     sources = read_sources(inputs, shapes, dims, seed, archive)
     spans = measure.Spans()
     with spans.span("open"):
-        session = common.open_session(model, options, spans.watch(progress))
+        session = sessions.open_session(model, options, spans.watch(progress))
     with session:
         feeds = make_inputs(session.get_inputs(), sources)
         names = [o.name for o in session.get_outputs()]

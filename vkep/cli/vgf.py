@@ -174,7 +174,8 @@ def _run(
     vgf: Vgf, arrays: list[Any], device: str | None, push_constants: dict[str, bytes]
 ) -> tuple[list[Any], str, str]:
     from vkep.device.datagraph.context import create_graph_context, graph_source
-    from vkep.device.datagraph.delegate import VgfDelegate, VgfRunner
+    from vkep.device.datagraph.delegate import VgfDelegate
+    from vkep.device.datagraph.runner import VgfRunner
     from vkep.device.delegate import VulkanDelegate
     from vkep.shaders.library import ShaderLibrary
 

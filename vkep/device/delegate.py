@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from gpu_shared.commands import CommandBuffer
 from gpu_shared.compile_spec import SyncMode
 from gpu_shared.errors import ClosedError, ForkedProcessError
+from vkep.arena.config import ArenaConfig
 from vkep.device.constants import ConstantStore, shared_constants
 from vkep.device.pipelines import PipelineStore, shared_pipelines
 from vkep.device.tuning import load_choices
-from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, shared_device_arena
 from vkep.memory.results import ResultMemory
 from vkep.memory.upload import Uploader

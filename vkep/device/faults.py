@@ -8,13 +8,12 @@ or computes from it, asks that check first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.memory.device_arena import DeviceBlock
 
@@ -82,21 +81,3 @@ class RunCheck:
             word.settle(self)
         if self.reason:
             raise InvalidInputError(self.reason)
-
-
-def refuse_failed(values: Iterable[Any]) -> None:
-    """Raise `InvalidInputError` where a device tensor among ``values`` is known to come from a run that failed."""
-    for value in values:
-        if isinstance(value, DeviceTensor):
-            for check in value.checks:
-                if check.reason:
-                    check.verify()
-
-
-def open_checks(values: Iterable[Any]) -> list[RunCheck]:
-    """The checks that decide on what is computed from ``values``, but for those known to have passed."""
-    found: dict[RunCheck, None] = {}
-    for value in values:
-        if isinstance(value, DeviceTensor) and value.checks:
-            found |= dict.fromkeys(c for c in value.checks if c.reason or c.word is not None)
-    return list(found)

@@ -13,8 +13,8 @@ import numpy as np
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.timeline import PreparedSubmit
-from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck, open_checks, refuse_failed
-from vkep.device.tensor import DeviceTensor
+from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
+from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,6 +138,29 @@ class DeviceTensor:
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
+
+
+def on_host(value: Any) -> Any:
+    """A value of a run on the host: a copy of a device tensor, and anything else as it is."""
+    return value.numpy() if isinstance(value, DeviceTensor) else value
+
+
+def refuse_failed(values: Iterable[Any]) -> None:
+    """Raise `InvalidInputError` where a device tensor among ``values`` is known to come from a run that failed."""
+    for value in values:
+        if isinstance(value, DeviceTensor):
+            for check in value.checks:
+                if check.reason:
+                    check.verify()
+
+
+def open_checks(values: Iterable[Any]) -> list[RunCheck]:
+    """The checks that decide on what is computed from ``values``, but for those known to have passed."""
+    found: dict[RunCheck, None] = {}
+    for value in values:
+        if isinstance(value, DeviceTensor) and value.checks:
+            found |= dict.fromkeys(c for c in value.checks if c.reason or c.word is not None)
+    return list(found)
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

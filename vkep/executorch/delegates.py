@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
@@ -12,17 +12,16 @@ import numpy as np
 import vkep.ops  # noqa: F401  # declares the operators
 from vkep import dtypes
 from vkep.aten import Border, import_vk_graph
-from vkep.device.datagraph.delegate import VgfRunner
+from vkep.device.datagraph.runner import VgfRunner
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.context_resources import ContextResources
 from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
-from vkep.ir.infer import Known
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
 from vkep.session.compile import Compiler
-from vkep.session.executor import Executable, ExecutableCache, IslandExecutor, known_value
+from vkep.session.executor import Executable, IslandExecutor, own_array, own_tensor
 from vkep.session.submit_batch import Staged
 
 Array = np.ndarray[Any, Any]
@@ -87,35 +86,28 @@ class VulkanRunner:
         graph = self.model.graph
         self._inputs = [v.name for v in graph.inputs[: len(inputs)]]
         self._outputs = [v.name for v in graph.outputs[: len(outputs)]]
-        self._static = all(v.is_static for v in graph.inputs)
         self._all = [v.name for v in graph.outputs]
-        self._compile = Compiler(stay.vulkan, stay.options, self.model)
-        self._cache = ExecutableCache(stay.options.plan_cache_size)
+        compiler = Compiler(stay.vulkan, stay.options, self.model)
+        self._graph = compiler.graph(graph.nodes, graph.weights, self._all, name=where)
         self._states: dict[str, Any] = {s.input: s.initial.array() for s in imported.states}
         self._kept = {s.output: s.input for s in imported.states}
+        self._key: Hashable = None  # the only signature's, where all shapes are static
         self._spare: dict[str, DeviceTensor] = {}  # where a state's next value goes
         self._held: dict[str, DeviceTensor] = {}  # outputs that stay on the device, made once
 
     def prepare(self) -> None:
-        if self._static:
-            feeds: dict[str, Any] = {}
-            for info in self.model.graph.inputs:
-                dtype = dtypes.from_onnx(info.elem_type)
-                assert dtype is not None and info.shape is not None
-                feeds[info.name] = np.empty(tuple(int(d) for d in info.shape if isinstance(d, int)), dtype.numpy)
-            try:
-                with self._cache.use(None, lambda: self._plan(feeds)):
-                    pass
-            except InvalidInputError as error:
-                raise InvalidPteError(f"{self._where}: {error}") from None
+        try:
+            self._key = self._graph.plan_static(self.model.graph.inputs)
+        except InvalidInputError as error:
+            raise InvalidPteError(f"{self._where}: {error}") from None
 
     @property
     def can_stage(self) -> bool:
         """Where its graph is one island that makes all outputs, and keeps no state."""
-        return self._static and not self._kept and self._island() is not None
+        return self._key is not None and not self._kept and self._island() is not None
 
     def _island(self) -> IslandExecutor | None:
-        steps = self._cache.latest.steps if self._cache.latest is not None else ()
+        steps = self._graph.latest.steps if self._graph.latest is not None else ()
         one = steps[0] if len(steps) == 1 else None
         return one if isinstance(one, IslandExecutor) and set(self._all) <= set(one.outputs) else None
 
@@ -129,9 +121,7 @@ class VulkanRunner:
 
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
         values, targets = self._bind(inputs, keep)
-        key = None if self._static else tuple((v.shape, str(v.dtype)) for v in values.values())
-        with self._cache.use(key, lambda: self._plan(values)) as executable:
-            executable.run(values, targets)
+        self._graph.run(values, targets, self._key)
         return self._results(inputs, keep, values, targets)
 
     def _bind(
@@ -178,31 +168,17 @@ class VulkanRunner:
     ) -> Array | DeviceTensor:
         """``given``: it is an input or a state that comes out as it went in, so that the result needs memory of its own."""
         if not kept:
-            if isinstance(value, DeviceTensor):
-                return value.numpy()
-            return np.array(value) if given else value
-        if not isinstance(value, DeviceTensor) or given:
-            array = np.ascontiguousarray(value.numpy() if isinstance(value, DeviceTensor) else value)
-            if target is None:
-                value = DeviceTensor.from_numpy(self._stay.vulkan, array)
-            else:
-                target.write(array)
-                value = target
-        if self._static:
-            self._held[name] = value
-        return value
-
-    def _plan(self, values: Mapping[str, Any]) -> Executable:
-        graph = self.model.graph
-        known: dict[str, Known] = dict(graph.weights)
-        known.update({name: known_value(value, name) for name, value in values.items()})
-        return self._compile.plan(graph.nodes, known, self._all)
+            return own_array(value, given)
+        tensor = own_tensor(self._stay.vulkan, name, value, target, given)
+        if self._key is not None:
+            self._held[name] = tensor
+        return tensor
 
     def executables(self) -> list[Executable]:
-        return [self._cache.latest] if self._cache.latest is not None else []
+        return [self._graph.latest] if self._graph.latest is not None else []
 
     def close(self) -> None:
-        self._cache.close()
+        self._graph.close()
         for tensor in (*self._held.values(), *self._spare.values(), *self._states.values()):
             if isinstance(tensor, DeviceTensor):
                 tensor.close()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.calls import ChainedCalls, DelegateCall, chained
 from vkep.executorch.context_resources import ContextResources, ProgramResources
+from vkep.executorch.core import Core, MethodParts
 from vkep.executorch.delegate_payloads import Blob, VgfBlob, VulkanBlob
 from vkep.executorch.delegates import GraphRunner, Pending, Runner, VulkanRunner
 from vkep.executorch.metadata import MethodMeta
@@ -28,35 +28,9 @@ from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, JumpStep, KernelStep, MoveStep
 from vkep.pte.values import Place, TensorValue
 
-if TYPE_CHECKING:
-    from vkep.executorch.program import Core
-
 Array = np.ndarray[Any, Any]
 #: jumps of one run after which a loop is taken to be endless
 _MOST_STEPS = 100_000_000
-
-
-class MethodParts:
-    """What a method must give back, apart from itself so that a finaliser can hold it. ``lock`` is held by a run."""
-
-    def __init__(self) -> None:
-        self.runners: list[Runner] = []
-        self.chains: list[ChainedCalls] = []
-        self.stays: list[ContextResources] = []
-        self.closed = False
-        self.lock = threading.RLock()
-
-    def close(self) -> None:
-        if any(stay.vulkan.forked for stay in self.stays):  # all of it is the parent's, its lock too
-            self.closed = True
-            return
-        with self.lock:
-            if not self.closed:
-                self.closed = True
-                for chain in self.chains:
-                    chain.close()
-                for runner in reversed(self.runners):
-                    runner.close()
 
 
 class Method:

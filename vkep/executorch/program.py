@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
-from vkep.device.gc_safe_finalizer import on_end
 from vkep.errors import InvalidInputError, UnsupportedProgramError
 from vkep.executorch.context_resources import ProgramResources
+from vkep.executorch.core import Core
 from vkep.executorch.delegate_payloads import BACKENDS, VGF, Blob, decode_blobs, merged
 from vkep.executorch.metadata import MethodMeta
-from vkep.executorch.method import Method, MethodParts
+from vkep.executorch.method import Method
 from vkep.executorch.options import ProgramOptions
 from vkep.executorch.portable import KERNELS
 from vkep.pte import schema
@@ -66,35 +66,6 @@ def _not_there(name: str, plan: schema.ExecutionPlan, delegates: Sequence[Delega
     lines = [f"{name}: backend {backend!r}; known: {', '.join(BACKENDS)}" for backend in unknown]
     kernels = dict.fromkeys(o.full_name for o in plan.operators if o.full_name not in KERNELS)
     return lines + [f"{name}: operator {kernel}: no portable kernel" for kernel in kernels]
-
-
-class _Parts:
-    def __init__(self, stays: ProgramResources) -> None:
-        self.stays = stays
-        self.methods: dict[str, MethodParts] = {}
-        self.closed = False
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            try:
-                for method in list(self.methods.values()):
-                    method.close()
-            finally:
-                self.stays.close()
-
-
-class Core:
-    """What a program and its methods hold together: it ends when both are gone, or when the program is closed."""
-
-    def __init__(self, named_data: Mapping[str, memoryview], stays: ProgramResources) -> None:
-        self.named_data = named_data
-        self.parts = _Parts(stays)
-        self.close = on_end(self, self.parts.close)
-
-    @property
-    def closed(self) -> bool:
-        return self.parts.closed
 
 
 class Program:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vkep import dtypes
 from vkep.dtypes import DType
-from vkep.graph.model import Node
+from vkep.graph.model import Dim, Node, ValueInfo
 from vkep.graph.weights import Weight
 from vkep.ir.guards import Answers, Question
 from vkep.plan.records import Plan
@@ -31,6 +32,18 @@ class HostValue:
     """A value that only the CPU can hold: strings, sequences, optionals."""
 
     what: str
+
+
+def declared_value(info: ValueInfo, size: Callable[[Dim], int] | None = None) -> ValueSpec | HostValue | None:
+    """What is known of a graph input by its declaration; ``size`` chooses a dimension that it leaves open. None without a
+    declared rank.
+    """
+    dtype = dtypes.from_onnx(info.elem_type)
+    if dtype is None:
+        return HostValue(dtypes.onnx_name(info.elem_type) if info.elem_type else "no tensor")
+    if info.shape is None:
+        return None
+    return ValueSpec(dtype, tuple(d if isinstance(d, int) else size(d) if size else 0 for d in info.shape))
 
 
 @dataclass(frozen=True)

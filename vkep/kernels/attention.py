@@ -7,16 +7,17 @@ Source: T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from vkep.kernels.cooperative import uints
 from vkep.kernels.cooperative_tiles import float16_shape
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_type, is_cpu
-from vkep.kernels.tiles import check_grid
+from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import chosen
 
 #: fewer queries leave most of a block unused, and few workgroups to read the keys
@@ -62,10 +63,37 @@ def _tiled_defines(dtype: str, bias: str) -> dict[str, str]:
     return {"T": kind.glsl, **unit, "BIAS_T": element_type(bias).glsl}
 
 
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    """Rows up to the last query or key of the last head and batch: lines beyond are clamped to these, or not stored.
+
+    ``first``, ``end`` and ``origin`` choose among the keys only: a block begins and ends within them whatever they hold.
+    """
+    _, heads, batch = call.grid
+    itemsize = GLSL_BYTES[dict(call.variant.defines).get("T", "float16_t")]
+
+    def rows(name: str, heads: int, count: int, size: int) -> int:
+        steps = (batch, heads, count), (call[f"{name}_batch"], call[f"{name}_head"], call[f"{name}_row"])
+        return size + sum((number - 1) * step for number, step in zip(*steps, strict=True))
+
+    queries, keys, size, value_size = (call[name] for name in ("queries", "keys", "SIZE", "VALUE_SIZE"))
+    kv_heads = ceil_div(heads, call["GROUP"])
+    columns = {0: 0, 1: keys, 2: 1}[call["BIAS"]]
+    last_row = (heads - 1) * call["y_head"] + (queries - 1) * call["y_row"]
+    return {
+        "q": rows("q", heads, queries, size) * itemsize,
+        "k": rows("k", kv_heads, keys, size) * itemsize,
+        "v": rows("v", kv_heads, keys, value_size) * itemsize,
+        "bias": rows("bias", heads, queries, columns) * call.size_of("BIAS_T"),
+        "origin": 4 * batch,
+        "y": ((batch - 1) * heads * queries * value_size + last_row + value_size) * itemsize,
+    }
+
+
 ATTENTION_COOPERATIVE = Kernel(
     "attention_coop.comp",
     operands=_OPERANDS,
     params=_PARAMS,
+    reach=_reach,
     spec={**_SPEC, "SUB_ROWS": 16, "MAT_M": 16, "MAT_N": 16, "MAT_K": 16, "SUBGROUP_LANES": 32},
     variants=({"BIAS_T": "float16_t"}, {"BIAS_T": "float"}),
 )
@@ -73,6 +101,7 @@ ATTENTION_TILED = Kernel(
     "attention_tiled.comp",
     operands=_OPERANDS,
     params=_PARAMS,
+    reach=_reach,
     spec={**_SPEC, "BLOCK_K": 32, "MICRO_ROWS": 8, "LANE_COLUMNS": _LANE_COLUMNS},
     variants=tuple(
         _tiled_defines(*t) for t in (("float32", "float32"), ("float16", "float16"), ("float16", "float32"))
@@ -81,15 +110,22 @@ ATTENTION_TILED = Kernel(
 
 
 @dataclass(frozen=True)
-class AttentionProblem:
+class AttentionProblem(Problem):
     """``y = softmax(softcap(scale * q @ k.T) + bias) @ v`` for q [batch, heads, queries, size], k and v
     [batch, kv heads, keys, size and value size], all of ``dtype`` (float32 or float16, sums in float32).
 
-    Strides in elements of (batch, head, row), of y of (head, row); elements of a row are dense, and so is y as a whole. The
-    bias (float32 or float16) broadcasts to [batch, heads, queries, keys] by its strides, the last of which is 1 or 0; without
-    them there is none. ``softcap`` 0 is none. Query i sees no key before ``i + first`` and none from ``i + end`` on (None: no
-    bound), both counted from ``origin`` (int32 [batch]) where there is one; rows that see no key are zero. ``alignment``
-    (bytes) divides the addresses of q, k, v and y. Raises `ValueError` for what the kernels cannot address.
+    Attributes:
+        q_strides, k_strides, v_strides: of batch, head and row, in elements; elements of a row are dense.
+        y_strides: of head and row; the result is dense as a whole.
+        softcap: 0 is none.
+        bias_strides: by which the bias (``bias_dtype``: float32 or float16) broadcasts to [batch, heads, queries, keys],
+            the last one 1 or 0; None without a bias.
+        first, end: query i sees no key before ``i + first`` and none from ``i + end`` on (None: no bound). A row that sees
+            no key is zero.
+        origin: whether both are counted from a position of each batch, operand ``origin`` (int32 [batch]).
+        alignment: bytes that divide the addresses of q, k, v and y.
+
+    Raises `ValueError` for what no kernel can address.
     """
 
     batch: int
@@ -108,9 +144,30 @@ class AttentionProblem:
     bias_strides: tuple[int, int, int, int] | None = None
     first: int | None = None
     end: int | None = None
+    origin: bool = False
     dtype: str = "float32"
     bias_dtype: str = "float32"
     alignment: int = 1
+
+    def needs(self) -> tuple[Need, ...]:
+        keys = (self.batch, self.kv_heads, self.keys)
+        q = Need("q", self.dtype, (self.batch, self.heads, self.queries, self.size), (*self.q_strides, 1))
+        k = Need("k", self.dtype, (*keys, self.size), (*self.k_strides, 1))
+        v = Need("v", self.dtype, (*keys, self.value_size), (*self.v_strides, 1))
+        scores = (self.batch, self.heads, self.queries, self.keys)
+        bias = [] if self.bias_strides is None else [Need("bias", self.bias_dtype, scores, self.bias_strides)]
+        return (q, k, v, *bias, *([Need("origin", "int32", (self.batch,), flat=True)] if self.origin else ()))
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.batch, self.heads, self.queries, self.value_size), flat=True),)
+
+    def placed(self, operands: Mapping[str, Any]) -> AttentionProblem:
+        return replace(self, alignment=alignment_of(*(operands[name] for name in "qkvy")))
+
+    @property
+    def flops(self) -> int:
+        """Operations of both products, with every key."""
+        return 2 * self.batch * self.heads * self.queries * self.keys * (self.size + self.value_size)
 
     def __post_init__(self) -> None:
         if self.dtype not in _UNIT_TYPES or self.bias_dtype not in _UNIT_TYPES:
@@ -144,9 +201,9 @@ class AttentionProblem:
         end = LARGEST_LENGTH if self.end is None else min(self.end, LARGEST_LENGTH)
         return min(first, LARGEST_LENGTH), max(end, -LARGEST_LENGTH)
 
-    def flops(self, tile: AttentionTile, bounded: bool) -> int:
-        """Operations of both products, without the blocks of keys that known bounds leave out."""
-        first, end = self.bounds if bounded else (-LARGEST_LENGTH, LARGEST_LENGTH)
+    def flops_by(self, tile: AttentionTile) -> int:
+        """`flops` without the blocks of keys that known bounds leave out."""
+        first, end = (-LARGEST_LENGTH, LARGEST_LENGTH) if self.origin else self.bounds
         blocks = 0
         for start in range(0, self.queries, tile.queries):
             last = min(start + tile.queries, self.queries) - 1
@@ -184,86 +241,63 @@ TILED_TILES = (
 )
 
 
-def attention(problem: AttentionProblem, caps: DeviceCapabilities, *operands: Any) -> list[KernelCall]:
-    """The dispatch for a problem. ``operands``: q, k, v, bias, origin (None where there is none of these two), y.
-
-    Raises `ValueError` where no kernel takes it.
-    """
-    for kernel in (attention_cooperative, attention_tiled):
-        calls = kernel(problem, caps, *operands)
-        if calls is not None:
-            return calls
-    raise ValueError(f"attention: no tile of heads of {problem.size} and {problem.value_size} elements fits the device")
-
-
-def takes_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
-    """Whether `attention` is the better way than scores in memory, by what was measured (docs/performance-gpu-notes.md).
+def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
+    """Whether one kernel is faster than scores in memory, by what was measured (docs/performance-gpu-notes.md).
 
     Only on cooperative matrices: arithmetic in registers is faster in the products' own tiles, whose scores blocks of queries
     keep small.
     """
     if is_cpu(caps) or problem.queries < MIN_QUERIES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
         return False
-    limits = caps.max_workgroup_count
-    if problem.heads > limits[1] or problem.batch > limits[2]:
-        return False
-    shape = _shape(problem, caps)
-    tile = _cooperative_tile(problem, caps, shape) if shape is not None else None
-    if tile is None:
+    tile = _cooperative_tile(problem, caps)
+    if tile is None or _refused(problem, caps, tile):
         return False
     busy = 4 * _groups(problem, tile) >= _to_fill(caps)
     return busy or ceil_div(problem.keys, tile.keys) <= _LONGEST_CHAIN
 
 
-def attention_cooperative(
-    problem: AttentionProblem, caps: DeviceCapabilities, *operands: Any, tile: AttentionTile | None = None
-) -> list[KernelCall] | None:
-    """`attention` on cooperative matrices; None where the device or the problem has no use for them.
+def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
+    if problem.dtype != "float16":
+        return f"attention of {problem.dtype}; cooperative matrices take float16"
+    if _shape(problem, caps) is None:
+        return "the device has no cooperative matrices of float16, or no shuffles for their rows"
+    return _refused(problem, caps, _cooperative_tile(problem, caps))
 
-    ``tile`` overrides the choice of one. Raises `ValueError` for one that does not run.
-    """
-    shape = _shape(problem, caps)
-    if shape is None:
-        return None
-    if tile is not None and not _cooperative_runs(tile, problem, caps, shape):
-        raise ValueError(f"attention: {tile} does not run for {problem}")
-    tile = tile or _cooperative_tile(problem, caps, shape)
-    if tile is None:
-        return None
+
+def _cooperative(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
+    shape, tile = _shape(problem, e.caps), _cooperative_tile(problem, e.caps)
+    assert shape is not None and tile is not None, "asked by _cooperative_when"
     spec = {
         "SUB_ROWS": tile.rows,
         "MAT_M": shape.m,
         "MAT_N": shape.n,
         "MAT_K": shape.k,
-        "SUBGROUP_LANES": caps.subgroup_size,
+        "SUBGROUP_LANES": e.caps.subgroup_size,
         "VECTORS": int(problem.in_units(8)),
     }
     defines = {"BIAS_T": element_type(problem.bias_dtype if problem.bias_strides else "float16").glsl}
-    lanes = tile.queries // tile.rows * caps.subgroup_size
-    return [_call(ATTENTION_COOPERATIVE, problem, tile, caps, operands, spec, defines, lanes, caps.subgroup_size)]
+    lanes = tile.queries // tile.rows * e.caps.subgroup_size
+    return [_call(ATTENTION_COOPERATIVE, problem, tile, e, spec, defines, lanes, e.caps.subgroup_size)]
 
 
-def attention_tiled(
-    problem: AttentionProblem, caps: DeviceCapabilities, *operands: Any, tile: AttentionTile | None = None
-) -> list[KernelCall] | None:
-    """`attention` by float32 arithmetic in registers; None where no tile fits. Else as `attention_cooperative`."""
-    if tile is not None and not _tiled_runs(tile, problem, caps):
-        raise ValueError(f"attention: {tile} does not run for {problem}")
-    tile = tile or _tiled_tile(problem, caps)
-    if tile is None:
-        return None
+def _tiled_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
+    return _refused(problem, caps, _tiled_tile(problem, caps))
+
+
+def _tiled(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
+    tile = _tiled_tile(problem, e.caps)
+    assert tile is not None, "asked by _tiled_when"
     spec = {"MICRO_ROWS": tile.rows, "LANE_COLUMNS": _LANE_COLUMNS, "VECTORS": int(problem.in_units(4))}
     defines = _tiled_defines(problem.dtype, problem.bias_dtype if problem.bias_strides else problem.dtype)
     lanes = tile.queries // tile.rows * _LANE_COLUMNS
-    return [_call(ATTENTION_TILED, problem, tile, caps, operands, spec, defines, lanes, None)]
+    return [_call(ATTENTION_TILED, problem, tile, e, spec, defines, lanes, None)]
 
 
 def _call(
     kernel: Kernel,
     problem: AttentionProblem,
     tile: AttentionTile,
-    caps: DeviceCapabilities,
-    operands: Sequence[Any],
+    e: Emission,
     spec: dict[str, int],
     defines: dict[str, str],
     lanes: int,
@@ -272,13 +306,13 @@ def _call(
     bias = problem.bias_strides
     strides = {"q": problem.q_strides, "k": problem.k_strides, "v": problem.v_strides}
     first, end = problem.bounds
-    # scores are powers of two: what the products are multiplied by has the logarithm in it, or what the cap is
+    # scores are exponents of two: the factor of the products (or the cap of the scores) contains log2(e)
     scale, softcap = problem.scale * _LOG2_E, 0.0
     if problem.softcap:
         scale, softcap = problem.scale / problem.softcap, problem.softcap * _LOG2_E
     return kernel.call(
-        grid=check_grid((ceil_div(problem.queries, tile.queries), problem.heads, problem.batch), caps, "attention"),
-        operands=dict(zip((o.name for o in kernel.operands), operands, strict=True)),
+        grid=_grid(problem, tile),
+        operands={operand.name: e.get(operand.name) for operand in kernel.operands},
         params={
             "queries": problem.queries,
             "keys": problem.keys,
@@ -303,14 +337,21 @@ def _call(
             "GROUP": problem.heads // problem.kv_heads,
             "BIAS": 0 if bias is None else 1 if bias[3] else 2,
             "SOFTCAP": int(problem.softcap != 0),
-            "ORIGIN": int(operands[4] is not None),
+            "ORIGIN": int(problem.origin),
             **spec,
         },
         defines=defines,
         local_size=(lanes, 1, 1),
         subgroup_size=subgroup_size,
-        flops=problem.flops(tile, operands[4] is None),
+        flops=problem.flops_by(tile),
     )
+
+
+implement(
+    AttentionProblem,
+    Candidate("cooperative", _cooperative, when=_cooperative_when),
+    Candidate("tiled", _tiled, when=_tiled_when),
+)
 
 
 # ---- which tile
@@ -322,8 +363,22 @@ def _shape(problem: AttentionProblem, caps: DeviceCapabilities) -> CooperativeMa
     return shape if shape is not None and caps.subgroup_size % shape.m == 0 else None
 
 
+def _grid(problem: AttentionProblem, tile: AttentionTile) -> tuple[int, int, int]:
+    return ceil_div(problem.queries, tile.queries), problem.heads, problem.batch
+
+
 def _groups(problem: AttentionProblem, tile: AttentionTile) -> int:
-    return problem.batch * problem.heads * ceil_div(problem.queries, tile.queries)
+    return math.prod(_grid(problem, tile))
+
+
+def _refused(problem: AttentionProblem, caps: DeviceCapabilities, tile: AttentionTile | None) -> str:
+    """Why the device cannot run a problem with a tile, "" where it can."""
+    if tile is None:
+        return f"no tile of heads of {problem.size} and {problem.value_size} elements fits the device"
+    grid = _grid(problem, tile)
+    if any(groups > most for groups, most in zip(grid, caps.max_workgroup_count, strict=True)):
+        return f"attention needs a grid of {grid} workgroups, the device allows {caps.max_workgroup_count}"
+    return ""
 
 
 def _to_fill(caps: DeviceCapabilities) -> int:
@@ -344,9 +399,10 @@ def _chosen(
     return max(fitting, key=lambda tile: _groups(problem, tile), default=None)
 
 
-def _cooperative_tile(
-    problem: AttentionProblem, caps: DeviceCapabilities, shape: CooperativeMatrixShape
-) -> AttentionTile | None:
+def _cooperative_tile(problem: AttentionProblem, caps: DeviceCapabilities) -> AttentionTile | None:
+    shape = _shape(problem, caps)
+    if shape is None:
+        return None
     fitting = [tile for tile in COOPERATIVE_TILES if _cooperative_runs(tile, problem, caps, shape)]
     return _chosen(problem, caps, "cooperative", fitting)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from pathlib import Path
 
-import vkep.kernels
 from vkep.kernels.kernel import Kernel
 
 
@@ -17,7 +17,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     Raises `ValueError` if two different declarations name one GLSL file: they would drift apart.
     """
     found: dict[str, tuple[Kernel, str]] = {}
-    for module_info in pkgutil.walk_packages(vkep.kernels.__path__, prefix="vkep.kernels."):
+    for module_info in pkgutil.walk_packages([str(Path(__file__).parent)], prefix=f"{__package__}."):
         module = importlib.import_module(module_info.name)
         for name, value in vars(module).items():
             if not isinstance(value, Kernel):

@@ -11,7 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType, load_code
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.pointwise_tile import extra_operands, pointwise_tile, transposed_axis
+from vkep.kernels.pointwise_tile import extra_operands, generated_reach, pointwise_tile, transposed_axis
 
 _SAMPLE = {
     "EXTRA_BASE": "1u",
@@ -26,6 +26,7 @@ POINTWISE = Kernel(
     operands=(Operand("y", writes=True),),
     params=(("n", "uint"), ("iterations", "uint")),
     variants=(_SAMPLE,),
+    reach=generated_reach,
 )
 
 #: elements of one vector load or store

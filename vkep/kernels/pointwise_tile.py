@@ -7,13 +7,13 @@ sides move whole rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import ITS_VIEW, Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, grid
 
 if TYPE_CHECKING:
@@ -31,12 +31,23 @@ _SAMPLE = {
     "TILE_LOAD": "r0[n] = X0(operand(args.x0, EXTRA_BASE + 0u)).v[q_along + q_last * args.s1_0];",
     "TILE_STORE": "Y(operand(args.y, 0u)).v[q_last + q_along * args.s0_0] = compute(tile0[slot]);",
 }
+
+
+def generated_reach(call: KernelCall) -> Mapping[str, int]:
+    """Indices are generated from each view's own sizes and strides, and each axis' position is below its size: that of a unit
+    (four elements, or two) below the size over the unit's, which divides it and all strides of the other axes. Lanes outside
+    load at a clamped position (`_second`, ``pointwise_tile.comp``) and store nothing.
+    """
+    return {operand.name: ITS_VIEW for operand, _ in call.operands}
+
+
 POINTWISE_TILE = Kernel(
     "pointwise_tile.comp",
     operands=(Operand("y", writes=True),),
     params=(("last", "uint"), ("along", "uint"), ("groups", "uint"), *magic_fields("last_tiles", "along_tiles")),
     spec={"TILE": 64, "LINES": 4},
     variants=(_SAMPLE,),
+    reach=generated_reach,
 )
 #: shorter axes leave most of a tile empty
 _MIN_AXIS = 16

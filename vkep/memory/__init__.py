@@ -1,26 +1,24 @@
-"""Memory: the BFC arena (pure) and, in modules of their own, its device side.
+"""Memory of devices: the arena's buffers, staging memory, uploads and results. The arithmetic is in `vkep.arena`.
 
 This package imports no Vulkan. ``device_arena``, ``staging`` and ``upload`` are imported by their own names.
 """
 
-from vkep.memory.bfc import BfcArena
-from vkep.memory.config import (
+from vkep.arena import (
     ArenaConfig,
     ArenaMode,
-    ExtendStrategy,
-    factory_prefix,
-    session_prefix,
-    strip_arena_prefix,
-)
-from vkep.memory.dump import ArenaSnapshot
-from vkep.memory.records import (
     ArenaOutOfMemory,
+    ArenaSnapshot,
     ArenaStats,
+    BfcArena,
     Block,
+    ExtendStrategy,
     RegionOutOfMemory,
     RegionSource,
     SourceRegion,
     StreamUse,
+    factory_prefix,
+    session_prefix,
+    strip_arena_prefix,
 )
 
 __all__ = [

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 from gpu_shared.errors import GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 from gpu_shared.memory import Buffer, memory_budget
 from gpu_shared.timeline import Timeline
-from vkep.memory.bfc import BfcArena
-from vkep.memory.chunks import MIN_ALIGNMENT, round_up
-from vkep.memory.config import ArenaConfig
-from vkep.memory.dump import ArenaSnapshot
-from vkep.memory.records import (
+from vkep.arena.bfc import BfcArena
+from vkep.arena.chunks import MIN_ALIGNMENT, round_up
+from vkep.arena.config import ArenaConfig
+from vkep.arena.dump import ArenaSnapshot
+from vkep.arena.records import (
     ArenaStats,
     Block,
     IsPassed,

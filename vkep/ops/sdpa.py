@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
@@ -19,7 +20,7 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import is_cpu
 from vkep.ops.contraction import matrix_product
 from vkep.ops.normalization import softmax_over
-from vkep.ops.sdpa_fused import MINUS_INFINITY, attend_fused
+from vkep.ops.sdpa_fused import MINUS_INFINITY, fused_attention, sdpa_fused
 
 #: bytes of scores from which queries are attended to in blocks of no more: enough to fill a large GPU, and a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
@@ -225,11 +226,11 @@ def sdpa(
         b.decline(f"keys of shape {k.shape} and values of shape {v.shape} do not fit together")
     if scores_stage is not None:
         return _attend_block(b, q, k, v, heads, mask, scoring, scores_stage)
-    fused = attend_fused(b, q, k, v, heads, mask, scoring, merged)
+    fused = fused_attention(b.caps, q, k, v, heads, mask, scoring, merged)
     if fused is not None:
-        return Attended(fused, None)
+        return Attended(sdpa_fused(b, fused, q, k, v, mask), None)
     out: Tensor | None = None
-    block = _block(b, heads, q.dtype.itemsize, mask)
+    block = _block(b.caps, heads, q.dtype.itemsize, mask)
     for start in range(0, heads.queries, block):
         count = min(block, heads.queries - start)
         first, end = mask.keys_of(start, count, heads.keys)
@@ -251,10 +252,19 @@ def sdpa(
     return Attended(out if out is not None else b.empty(q.dtype, (*q.shape[:3], v.shape[3])), None)
 
 
-def _block(b: Builder, heads: Heads, itemsize: int, mask: Mask) -> int:
+def saves_scores(
+    caps: DeviceCapabilities, q: Tensor, k: Tensor, v: Tensor, heads: Heads, mask: Mask, scoring: Scoring
+) -> bool:
+    """Whether `sdpa` never has all scores in memory: it has one kernel for everything, or takes the queries in blocks."""
+    if _block(caps, heads, q.dtype.itemsize, mask) < heads.queries:
+        return True
+    return fused_attention(caps, q, k, v, heads, mask, scoring) is not None
+
+
+def _block(caps: DeviceCapabilities, heads: Heads, itemsize: int, mask: Mask) -> int:
     """How many queries of each head are attended to at once."""
     each = heads.batch * heads.kv_heads * heads.group * heads.keys * itemsize
-    most = (SCORES_BYTES_CPU if is_cpu(b.caps) else SCORES_BYTES) // max(each, 1)
+    most = (SCORES_BYTES_CPU if is_cpu(caps) else SCORES_BYTES) // max(each, 1)
     if most >= heads.queries:
         return max(heads.queries, 1)
     if mask.first is not None or mask.end is not None:

@@ -3,75 +3,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor, alignment, broadcast_shapes
-from vkep.kernels.attention import AttentionProblem, attention, takes_attention
-from vkep.kernels.kernel import KernelCall
-from vkep.kernels.launch import is_cpu
-from vkep.kernels.select import Target
+from vkep.ir.tensor import Tensor, broadcast_shapes, contiguous_strides
+from vkep.kernels.attention import AttentionProblem, gains_by_attention
 
 if TYPE_CHECKING:
     from vkep.ops.sdpa import Heads, Mask, Scoring
 
-#: a mask that is written to memory for the kernel to read is at most so large, and at most this part of the scores
+#: a bias is written for the kernel only up to this size, and up to this part of the scores' number
 MASK_BYTES, MASK_PART = 64 << 20, 1 / 4
 MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
 _FLOATS = ("float32", "float16")
-_NO_STRIDES = (0, 0, 0)  # of what has no place yet
 
 
-def attend_fused(
-    b: Builder, q: Tensor, k: Tensor, v: Tensor, heads: Heads, mask: Mask, scoring: Scoring, merged: bool
-) -> Tensor | None:
-    """The result of `sdpa` [batch, heads, queries, value size], or None where this kernel is not the better way.
-
-    ``merged``: the result lies as [batch, queries, heads, value size].
+@dataclass(frozen=True)
+class FusedAttention:
+    """The problem that computes an attention, its bias (an operand of the attention, or a buffer for its mask) and its result:
+    [batch, heads, queries, value size], or [batch, queries, heads, value size] where ``merged``.
     """
-    if is_cpu(b.caps) or scoring.sink is not None or q.dtype.name not in _FLOATS or 0 in (*q.shape, *k.shape, *v.shape):
+
+    problem: AttentionProblem
+    bias: Tensor | None
+    y: Tensor
+    merged: bool
+
+
+def fused_attention(
+    caps: DeviceCapabilities,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: Heads,
+    mask: Mask,
+    scoring: Scoring,
+    merged: bool = False,
+) -> FusedAttention | None:
+    """How one kernel computes `sdpa`; None where there is none, or scores in memory are faster."""
+    if scoring.sink is not None or q.dtype.name not in _FLOATS or 0 in (*q.shape, *k.shape, *v.shape):
         return None
     batch, q_heads, queries, size = q.shape
-    y = b.empty(q.dtype, (batch, queries, q_heads, v.shape[3]) if merged else (*q.shape[:3], v.shape[3]))
+    lain = (batch, queries, q_heads, v.shape[3]) if merged else (batch, q_heads, queries, v.shape[3])
+    y = Tensor.contiguous(q.dtype, lain)
     window = mask.window
-    origin = window.origin if window is not None else None
-    first, end = (None, None) if window is None else (window.first, window.end)
     problem = AttentionProblem(
-        *(batch, q_heads, heads.kv_heads, queries, heads.keys, size, v.shape[3]),
-        *(_NO_STRIDES,) * 3,
-        y_strides=_strides(_by_head(y, merged))[1:],
+        batch=batch,
+        heads=q_heads,
+        kv_heads=heads.kv_heads,
+        queries=queries,
+        keys=heads.keys,
+        size=size,
+        value_size=v.shape[3],
+        q_strides=_row_strides(q),
+        k_strides=_row_strides(k),
+        v_strides=_row_strides(v),
+        y_strides=_row_strides(_by_head(y, merged))[1:],
         scale=scoring.scale,
         softcap=scoring.softcap,
-        first=first,
-        end=end,
+        first=None if window is None else window.first,
+        end=None if window is None else window.end,
+        origin=window is not None and window.origin is not None,
         dtype=q.dtype.name,
     )
-    biases = _biases(b, mask, heads, q.dtype) if takes_attention(problem, b.caps) else None
+    biases = _biases(mask, heads, q.dtype) if gains_by_attention(problem, caps) else None
     if biases is None:
         return None
-    if biases:
-        problem = replace(problem, bias_strides=_bias_strides(biases[0], heads), bias_dtype=biases[0].dtype.name)
-    origins = [] if origin is None else [b.store(origin, DTYPES["int32"], shape=(batch, 1, 1, 1, 1))]
+    if not biases:
+        return FusedAttention(problem, None, y, merged)
+    [bias] = biases
+    problem = replace(problem, bias_strides=_bias_strides(bias, heads), bias_dtype=bias.dtype.name)
+    return FusedAttention(problem, bias, y, merged)
 
-    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], _: object) -> list[KernelCall]:
-        q_strides, k_strides, v_strides = (_strides(x) for x in i[:3])
-        placed = replace(
-            problem,
-            q_strides=q_strides,
-            k_strides=k_strides,
-            v_strides=v_strides,
-            alignment=alignment(*i[:3], o[0]),
-        )
-        return attention(placed, t.caps, *i[:3], i[3] if biases else None, i[-1] if origins else None, o[0])
 
+def sdpa_fused(b: Builder, fused: FusedAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """The result of `sdpa` [batch, heads, queries, value size], as `fused_attention` says for the same operands."""
+    operands = []
+    if fused.bias is not None:
+        if fused.bias not in mask.biases:
+            _write_bias(b, mask, fused.bias)
+        operands.append(fused.bias)
+    if fused.problem.origin:
+        assert mask.window is not None and mask.window.origin is not None
+        operands.append(b.store(mask.window.origin, DTYPES["int32"], shape=(fused.problem.batch, 1, 1, 1, 1)))
     rows = [t if _has_dense_rows(t) else b.copy(t) for t in (q, k, v)]
-    flops = 2 * batch * q_heads * queries * heads.keys * (size + v.shape[3])
-    b.kernel([*rows, *biases, *origins], [y], emit, flops=flops)
-    return _by_head(y, merged)
+    b.compute(fused.problem, [*rows, *operands], [fused.y])
+    return _by_head(fused.y, fused.merged)
 
 
 def _by_head(y: Tensor, merged: bool) -> Tensor:
@@ -82,19 +103,21 @@ def _has_dense_rows(t: Tensor) -> bool:
     return min(t.strides) >= 0 and (t.strides[3] == 1 or t.shape[3] == 1)
 
 
-def _strides(t: Tensor) -> tuple[int, int, int]:
-    """Of batch, head and row; an axis of one has none."""
-    batch, head, row = (stride if dim > 1 else 0 for dim, stride in zip(t.shape[:3], t.strides[:3], strict=True))
+def _row_strides(t: Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and row (0 for an axis of one), those of a dense copy where rows are not dense."""
+    strides = t.strides if _has_dense_rows(t) else contiguous_strides(t.shape)
+    batch, head, row = (stride if dim > 1 else 0 for dim, stride in zip(t.shape[:3], strides[:3], strict=True))
     return batch, head, row
 
 
 # ---- masks
 
 
-def _biases(b: Builder, mask: Mask, heads: Heads, dtype: DType) -> list[Tensor] | None:
-    """The bias, if any, that stands for all of a mask but its window; None where there is none that is worth its memory.
+def _biases(mask: Mask, heads: Heads, dtype: DType) -> list[Tensor] | None:
+    """The bias, if any, that has the effect of a mask's biases and conditions (its window aside); None where none is worth
+    its memory.
 
-    One that is there is read where it lies; else one is written, which only masks that several heads share are worth.
+    A single bias is read where it lies. Several, or conditions, take a new buffer (`_write_bias`): only where heads share them.
     """
     if any(t.dtype.name not in _FLOATS for t in mask.biases):
         return None
@@ -103,20 +126,25 @@ def _biases(b: Builder, mask: Mask, heads: Heads, dtype: DType) -> list[Tensor] 
     read = [t.shape for condition in mask.conditions for t in ex.tensors(condition)]
     shape = broadcast_shapes((1,) * 5, *read, *(t.shape for t in mask.biases))
     wide = dtype.name == "float32" or len(mask.biases) > 1 or any(t.dtype.name == "float32" for t in mask.biases)
-    kind = DTYPES["float32" if wide else "float16"]
-    out = b.empty(kind, shape)
-    if out.size > MASK_PART * math.prod(heads.shape) or out.nbytes > MASK_BYTES or _bias_strides(out, heads) is None:
-        return None
+    out = Tensor.contiguous(DTYPES["float32" if wide else "float16"], shape)
+    too_large = out.size > MASK_PART * math.prod(heads.shape) or out.nbytes > MASK_BYTES
+    return None if too_large or _bias_strides(out, heads) is None else [out]
+
+
+def _write_bias(b: Builder, mask: Mask, out: Tensor) -> None:
+    """The sum of a mask's biases, minus infinity where a condition does not hold."""
     value: ex.Expr = ex.Const("float", value=0.0)
     for bias in mask.biases:
         value = b.expr("add", value, bias, ctype="float")
     for condition in mask.conditions:
         value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", condition, value, ctype="float")
-    return [b.store(value, kind, out=out)]
+    b.store(value, out.dtype, out=out)
 
 
 def _bias_strides(bias: Tensor, heads: Heads) -> tuple[int, int, int, int] | None:
-    """Of batch, head, query and key, for a bias that broadcasts to ``heads.shape``; None where the kernel has none."""
+    """Strides of batch, head, query and key, for a bias that broadcasts to ``heads.shape``; None where the kernel cannot read
+    it by four strides, or its keys are neither dense nor broadcast.
+    """
     batch, kv_head, head, query, key = (
         stride if dim > 1 else 0 for dim, stride in zip(bias.shape, bias.strides, strict=True)
     )

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gpu_shared.errors import GpuError
 from vkep.errors import InvalidModelError, UnsupportedModelError
-from vkep.ort import library
+from vkep.ort import compile_library, library
 
 _module = library.load()
 ffi = _module.ffi
@@ -28,7 +28,7 @@ NULL = ffi.NULL
 
 logger = logging.getLogger("vkep.ort")
 
-API_LEVEL = library.API_LEVEL
+API_LEVEL = compile_library.API_LEVEL
 
 # OrtErrorCode
 _FAIL, _INVALID_ARGUMENT, _NOT_IMPLEMENTED, _INVALID_GRAPH, _EP_FAIL = 1, 2, 9, 10, 11
@@ -81,7 +81,7 @@ class CStruct:
         for name in dir(cls):
             kind = getattr(getattr(cls, name), "_member", None)
             if kind is not None:
-                callback = f"vkep_{library.PREFIXES[struct]}_{name}"
+                callback = f"vkep_{compile_library.PREFIXES[struct]}_{name}"
                 _bind(callback, name, *kind)
                 cls._members[name] = callback
 

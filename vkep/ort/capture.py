@@ -16,7 +16,8 @@ from vkep.ort.memory import PointerTensor
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
-    from vkep.session.executor import Executable, ExecutableCache
+    from vkep.session.executor import Executable
+    from vkep.session.planned_graph import PlannedGraph
 
 _RUN_OPTION = b"gpu_graph_id"
 _NOT_THIS_RUN = -1
@@ -37,8 +38,8 @@ def run_id(ort: Ort, options: Any) -> int:
 class _Step:
     """One fused node's part of a captured run; it keeps its executable from being evicted."""
 
-    def __init__(self, cache: ExecutableCache, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
-        self._use = cache.use(key, _absent)
+    def __init__(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+        self._use = graph.use_key(key, _absent)
         self._executable: Executable = self._use.__enter__()
         self._values, self._targets = dict(values), dict(targets)
         self._held = [(t, t.domain.holding(t.pointer)) for t in self._tensors() if t.nbytes]
@@ -83,9 +84,9 @@ class Captures:
         """Whether the run on this thread is to be captured."""
         return self.enabled and getattr(self._now, "steps", None) is not None
 
-    def add(self, cache: ExecutableCache, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+    def add(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
         """One fused node of the run has run so."""
-        self._now.steps.append(_Step(cache, key, values, targets))
+        self._now.steps.append(_Step(graph, key, values, targets))
 
     def end(self) -> None:
         """The run on this thread is over; it is captured unless a node failed."""

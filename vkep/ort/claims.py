@@ -16,7 +16,7 @@ from vkep import dtypes
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Dim, Node, ValueInfo
 from vkep.ir.infer import Known
-from vkep.ir.program import HostValue, IslandStep, Program, ValueSpec, VgfStep
+from vkep.ir.program import IslandStep, Program, VgfStep, declared_value
 from vkep.ops import registry
 from vkep.ort.context_nodes import is_context
 from vkep.ort.graph import OPAQUE, OrtGraphView
@@ -108,12 +108,8 @@ def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Kn
     nobody knows are left out: what reads them is planned when they are there.
     """
     known: dict[str, Known] = dict(view.graph.weights)
-    for info in view.graph.inputs:
-        dtype = dtypes.from_onnx(info.elem_type)
-        if dtype is None:
-            known[info.name] = HostValue(dtypes.onnx_name(info.elem_type) if info.elem_type else "no tensor")
-        elif info.shape is not None:
-            known[info.name] = ValueSpec(dtype, tuple(d if isinstance(d, int) else size(d) for d in info.shape))
+    declared = {info.name: declared_value(info, size) for info in view.graph.inputs}
+    known.update({name: value for name, value in declared.items() if value is not None})
     return known
 
 

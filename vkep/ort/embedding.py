@@ -12,14 +12,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from vkep.ort import library
+from vkep.ort.compile_library import MODULE, LibraryError, compile_to, sources
 
 NAME = "libvkep_ort.so"
 #: run once in the interpreter when the first callback comes; what fails here is written to standard error by cffi
 _START = f"""
 import sys
 from vkep.ort import library
-library.adopt(sys.modules[{library.MODULE!r}])
+library.adopt(sys.modules[{MODULE!r}])
 import vkep.ort.factory
 """
 
@@ -27,12 +27,12 @@ import vkep.ort.factory
 def build_embedded(folder: str | os.PathLike[str]) -> Path:
     """Compile the library into ``folder``; returns its path.
 
-    Raises `vkep.ort.library.LibraryError` as `library.build`, and where this Python has no shared library to embed.
+    Raises `LibraryError` as `vkep.ort.library.build`, and where this Python has no shared library to embed.
     """
     flags = _link_flags()
     head = f'#define VKEP_PYTHON "{_executable()}"\n' + (Path(__file__).parent / "embed.c").read_text(encoding="utf-8")
     target = Path(folder) / NAME
-    library.compile_to(target, *library.sources(head), startup=_START, flags=flags)
+    compile_to(target, *sources(head), startup=_START, flags=flags)
     return target
 
 
@@ -44,7 +44,7 @@ def _link_flags() -> list[str]:
     """How to link with this Python's shared library."""
     folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
     if not sysconfig.get_config_var("Py_ENABLE_SHARED") or not name or not (Path(folder) / name).exists():
-        raise library.LibraryError(
+        raise LibraryError(
             f"{sys.executable} has no shared library ({name} in {folder}), so it cannot be embedded: use a Python built with "
             "--enable-shared (Debian and Ubuntu: python3-dev)"
         )

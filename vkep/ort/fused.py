@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.device.external import ALIGNMENT
+from vkep.device.tensor import on_host
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Model
@@ -25,7 +25,7 @@ from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.compile import Compiler
-from vkep.session.executor import Executable, ExecutableCache, IslandExecutor
+from vkep.session.executor import Executable, IslandExecutor
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
 if TYPE_CHECKING:
@@ -122,18 +122,16 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         shapes_hold: bool = False,
     ) -> None:
         self.runtime, self.name = runtime, name
-        self._graph: Graph | None = graph
         session = session_options(runtime.device, runtime.options)
         model = Model(graph, opsets, ir_version, "", {}, name)
         self._compile = Compiler(runtime.delegate, session, model, runtime.policy, runtime.graphs)
-        self._details: weakref.WeakKeyDictionary[Executable, _Details] = weakref.WeakKeyDictionary()
+        self.planned = self._compile.graph(graph.nodes, graph.weights, [o for o in outputs if o], name=name)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]
         self._which = ffi.new("size_t[]", which)
         self._scratch: list[_Scratch] = []
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
-        self.cache = ExecutableCache(runtime.options.plan_cache_size)
         infos = {v.name: v for v in graph.inputs}
         if all(infos[n].is_static for n in self._names if n in infos):
             signature: list[int] = []
@@ -141,12 +139,12 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 dims = tuple(int(d) for d in infos[n].shape or ())  # type: ignore[arg-type]
                 signature += [infos[n].elem_type, len(dims), *dims]
             key = np.array(signature, np.int64).tobytes()
-            with self.cache.use(key, lambda: self._make(key, program)) as executable:
+            with self.planned.use_key(key, lambda: self._make(key, program)) as executable:
                 later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
             if not later:
                 done = executable.program
                 executable.program = Program((), {}, done.placements, done.outputs)  # lets the weights go
-                self._graph = None
+                self.planned.seal()
         else:
             later = True
         for weight in graph.weights.values():
@@ -182,8 +180,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             if length < 0:
                 ort.check(scratch.failed[0])
             key = ffi.buffer(scratch.signature, 8 * length)[:]
-            with self.cache.use(key, lambda: self._make(key)) as executable:
-                known = self._details[executable].on_device
+            with self.planned.use_key(key, lambda: self._make(key)) as executable:
+                known = executable.caller.on_device
                 here = known is not None and 0 not in ffi.unpack(addresses, count)
                 if known is not None and here and not self.runtime.captures.recording and not self.runtime.profilers:
                     made = lib.vkep_outputs(
@@ -213,12 +211,12 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     def release(self) -> None:
         super().release()
-        self.cache.close()
+        self.planned.close()
 
     # ---- inside
 
     def _run(self, executable: Executable, key: bytes, tensors: Any, context: Any) -> None:
-        details = self._details[executable]
+        details: _Details = executable.caller
         values: dict[str, Any] = {}
         for index, name in enumerate(self._names):
             values[name] = self._input(name, tensors[index], *details.layout[index])
@@ -241,16 +239,16 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         captures = self.runtime.captures
         if captures.recording:
             self._check_capturable(values, details, waiting)
-            captures.add(self.cache, key, values, targets)
+            captures.add(self.planned, key, values, targets)
         if self.runtime.profilers:
             for profiler in self.runtime.profilers:
                 profiler.measure(self.name, executable, values)
         for name, made in waiting:
             if name not in targets or values[name] is not targets[name]:
-                self._write(made, _on_host(values[name]))
+                self._write(made, on_host(values[name]))
         for index, name in enumerate(self.outputs):
             if name and name not in details.ports:  # folded, or made in a part that was planned during the run
-                result = _on_host(values[name])
+                result = on_host(values[name])
                 self._write(self._output(context, index, result.shape), result)
 
     def _check_capturable(
@@ -319,16 +317,13 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         layout, specs = self._layout(key)
         executable = None if program is None else self._ready(program)
         if executable is None:
-            graph = self._graph
-            if graph is None:
-                raise InvalidInputError(f"{self.name}: got shapes other than those that the model declares")
-            executable = self._compile.plan(graph.nodes, {**graph.weights, **specs}, [o for o in self.outputs if o])
+            executable = self.planned.plan(specs)
         for placement in executable.program.placements:
             if placement.where == "cpu":
                 logger.warning(
                     "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
                 )
-        self._details[executable] = _Details(executable, layout, self._names, self.outputs)
+        executable.caller = _Details(executable, layout, self._names, self.outputs)
         return executable
 
     def _ready(self, program: Program) -> Executable | None:
@@ -356,7 +351,3 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 specs[name] = ValueSpec(dtype, shape)
                 layout.append((dtype, shape, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
         return layout, specs
-
-
-def _on_host(result: Any) -> np.ndarray[Any, Any]:
-    return result if isinstance(result, np.ndarray) else result.numpy()

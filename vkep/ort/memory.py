@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import DeviceLostError, GpuError
+from vkep.arena.config import ArenaConfig
+from vkep.arena.records import ArenaOutOfMemory
 from vkep.device.external import ExternalBlock
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DType
-from vkep.memory.config import ArenaConfig
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
-from vkep.memory.records import ArenaOutOfMemory
 from vkep.memory.upload import Uploader
 from vkep.ort.boundary import ffi, lib
 from vkep.ort.transfers import Transfers, in_c

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.compile_spec import ContextMode, Prefer, SyncMode
 from gpu_shared.instance import list_devices, select_device
-from vkep.memory.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
+from vkep.arena.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
 from vkep.session.options import SessionOptions
 
 EP_NAME = "VulkanExecutionProvider"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vkep.ort.boundary import NULL, CStruct, ffi, status, value
-from vkep.session.executor import DeferredExecutor, Executable, IslandExecutor
+from vkep.session.executor import Executable
+from vkep.session.introspection import flatten
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -87,7 +88,7 @@ class Profiler(CStruct, struct="OrtEpProfilerImpl"):
 
     def measure(self, node: str, executable: Executable, values: Mapping[str, Any]) -> None:
         """Time the dispatches of a fused node that has just run; ``values`` are those of the run."""
-        for island in _islands(executable):
+        for island in flatten(executable).islands:
             if not all(name in values for name in island.inputs):
                 continue  # inside a part that was planned during the run, whose own values are gone
             at = (time.monotonic_ns() - self._zero_ns) / 1e3
@@ -136,13 +137,3 @@ class Profiler(CStruct, struct="OrtEpProfilerImpl"):
             values,
             len(event.arguments),
         )
-
-
-def _islands(executable: Executable) -> list[IslandExecutor]:
-    found: list[IslandExecutor] = []
-    for step in executable.steps:
-        if isinstance(step, IslandExecutor):
-            found.append(step)
-        elif isinstance(step, DeferredExecutor) and step.latest is not None:
-            found += _islands(step.latest)
-    return found

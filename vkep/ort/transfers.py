@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import DeviceLostError
+from vkep.arena.records import ArenaOutOfMemory
 from vkep.memory.host_copy import LEAST, copy
-from vkep.memory.records import ArenaOutOfMemory
 from vkep.memory.staging import StagingArena, shared_staging_arena
 from vkep.memory.upload import PIECE_BYTES, Download, Upload, Uploader
 from vkep.ort.boundary import ffi, lib

@@ -17,7 +17,7 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
-from vkep.ops.sdpa import Heads, Mask, Window, sdpa
+from vkep.ops.sdpa import Heads, Mask, Scoring, Window, saves_scores, sdpa
 from vkep.passes.fuse import Uses, remove_dead
 from vkep.passes.match_attention import Biased, Hidden, Search, Spelled, is_row_softmax
 
@@ -59,14 +59,12 @@ def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
     b = Builder(caps)
     try:
         mask = _mask(b, spelled, heads)
-        if mask is None:
-            return None
-        operands = (spelled.q, spelled.k, spelled.v)
-        y = sdpa(b, *operands, heads, mask, scale=spelled.scale, merged=merged is not None).y
     except Decline:
         return None
-    if sum(isinstance(op, KernelOp) and op.role == "product" for op in b.ops) == 2:
-        return None  # all queries at once by the kernels that are there: as it is written, with each node's own name
+    operands = (spelled.q, spelled.k, spelled.v)
+    if mask is None or not saves_scores(caps, *operands, heads, mask, Scoring(spelled.scale)):
+        return None
+    y = sdpa(b, *operands, heads, mask, scale=spelled.scale, merged=merged is not None).y
     if merged is None:
         b.copy(y, out=spelled.out)
     else:

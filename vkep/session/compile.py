@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SyncMode
 from vkep.device.delegate import VulkanDelegate
@@ -17,9 +17,10 @@ from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpSt
 from vkep.placement.policy import VGF, Policy
 from vkep.session.control import ControlExecutor
 from vkep.session.cpu import CpuRunner
-from vkep.session.executor import DeferredExecutor, Executable, IslandExecutor, PlannedLater
+from vkep.session.executor import Executable, IslandExecutor, StepExecutor
 from vkep.session.kompute import KpRunner
 from vkep.session.options import SessionOptions, plans_folder, spirv_folder
+from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
 from vkep.session.saved import SavedPlans, plan_key
 from vkep.session.shared_values import BufferSets
 from vkep.session.submit_batch import SubmitBatch
@@ -101,14 +102,13 @@ class Compiler:
             raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
         for placement in declined:
             logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
-        steps: list[IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater] = []
+        steps: list[StepExecutor] = []
         try:
             for step in program.steps:
                 steps.append(self._step(step))
         except BaseException:
             for made in steps:
-                if not isinstance(made, CpuRunner):
-                    made.close()
+                made.close()
             raise
         mixed = any(isinstance(step, VgfExecutor) for step in steps)
         if not mixed:
@@ -117,7 +117,7 @@ class Compiler:
         chain = None if each else functools.partial(SubmitBatch, self._delegate)
         return Executable(program, steps, BufferSets(self._delegate, program), chain)
 
-    def _step(self, step: Step) -> IslandExecutor | VgfExecutor | KpRunner | CpuRunner | PlannedLater:
+    def _step(self, step: Step) -> StepExecutor:
         if isinstance(step, IslandStep):
             concurrency, progress = self._options.concurrency, self._options.progress
             runner = PlanRunner(self._delegate, step.plan, step.weights, concurrency=concurrency, progress=progress)
@@ -136,4 +136,21 @@ class Compiler:
         return self._deferred(step)
 
     def _deferred(self, step: DeferredStep) -> DeferredExecutor:
-        return DeferredExecutor(step, self, self._options.plan_cache_size)
+        return DeferredExecutor(step, self.graph(step.nodes, step.constants, step.outputs, asked=step.values))
+
+    def graph(
+        self, nodes: Sequence[Node], constants: Mapping[str, Known], outputs: Sequence[str], **kwargs: Any
+    ) -> PlannedGraph:
+        """Nodes that are planned for each signature of their inputs; the rest as `PlannedGraph`."""
+        make_plan = functools.partial(self.plan, nodes, outputs=outputs)
+        return PlannedGraph(make_plan, constants, self._options.plan_cache_size, **kwargs)
+
+    def model_graph(
+        self, model: Model, outputs: Sequence[str], check: Callable[[Mapping[str, Any]], None]
+    ) -> PlannedGraph:
+        """As `graph` for a whole model, whose plans are kept on the disk where the options say so."""
+        make_plan = functools.partial(self.plan_model, model, outputs=outputs)
+        weights = model.graph.weights
+        return PlannedGraph(
+            make_plan, weights, self._options.plan_cache_size, name=f"session of {model.source}", check=check
+        )

@@ -7,19 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from vkep.device.tensor import DeviceTensor
+from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Node
 from vkep.ir.program import ControlStep, DeferredStep
 from vkep.placement.control import ScanShape, carried_condition, empty_result
-from vkep.session.executor import DeferredExecutor, Executable, Targets, Values
+from vkep.session.executor import Executable, Targets, Values
+from vkep.session.planned_graph import DeferredExecutor
 
 #: makes the executor of a body
 MakeBody = Callable[[DeferredStep], DeferredExecutor]
-
-
-def on_host(value: Any) -> Any:
-    return value.numpy() if isinstance(value, DeviceTensor) else value
 
 
 class ControlExecutor:

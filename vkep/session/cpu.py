@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 from vkep.ir.program import CpuStep
 
@@ -19,6 +20,8 @@ logger = logging.getLogger("vkep.cpu")
 #: runs the group: inputs by name to outputs in order
 Evaluate = Callable[[Mapping[str, Any]], Sequence[Any]]
 MakeEvaluator = Callable[[onnx.ModelProto, list[str]], Evaluate]
+#: what onnxruntime's errors say where the sizes of a node's inputs do not fit
+_SHAPES = "ShapeInferenceError"
 
 
 class CpuRunner:
@@ -48,29 +51,42 @@ class CpuRunner:
                 + "\nRegister a Vulkan operator for them (vkep.ops.operator), or change the model."
             )
 
-    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name. Raises `InvalidInputError` with the evaluator's message where a node refuses what comes to it,
+    def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
+        """Run on the inputs in ``values``; outputs are added there as arrays.
+
+        Raises `InvalidInputError` with the evaluator's message where a node refuses what comes to it,
         `VkepError` where no evaluator knows the nodes.
         """
-        feeds = {name: values[name] for name in self.step.inputs}
+        feeds = {name: on_host(values[name]) for name in self.step.inputs}
         evaluate = self._run or self._chosen(feeds)
         try:
             results = evaluate(feeds)
+        except ImportError as error:  # what onnx's reference leaves to other packages
+            raise VkepError(f"on the CPU ({self.engine}), {self._nodes()}: {error}") from error
         except Exception as error:  # whatever the evaluator raises, with where it came from
             raise InvalidInputError(f"on the CPU ({self.engine}), {self._nodes()}: {str(error).strip()}") from error
         self._run = evaluate
-        return dict(zip(self.step.outputs, results, strict=True))
+        values.update(zip(self.step.outputs, results, strict=True))
+
+    def close(self) -> None:
+        """Nothing of it lies on a device."""
 
     def _chosen(self, feeds: Mapping[str, Any]) -> Evaluate:
-        """The first evaluator that knows the nodes. One that refuses only the shapes has the last word."""
+        """The first evaluator that knows the nodes. One that refuses only these shapes has the last word."""
         failures = []
         for engine, make in self._engines.items():
             self.engine = engine
             try:
                 return make(self._model(feeds), list(self.step.outputs))
             except Exception as error:
-                if "ShapeInferenceError" in str(error):
-                    raise InvalidInputError(f"on the CPU ({engine}), {self._nodes()}: {str(error).strip()}") from error
+                if _SHAPES in str(error):  # of unknown sizes; is it of these?
+                    try:
+                        make(self._model(feeds, sizes=True), list(self.step.outputs))
+                    except Exception as refused:
+                        if _SHAPES in str(refused):
+                            raise InvalidInputError(
+                                f"on the CPU ({engine}), {self._nodes()}: {str(refused).strip()}"
+                            ) from refused
                 failures.append(f"{engine}: {str(error).strip()}")
                 logger.info("%s does not know %s: %s", engine, self._nodes(), error)
         raise VkepError(f"on the CPU, {self._nodes()}:\n  " + "\n  ".join(failures))
@@ -78,8 +94,8 @@ class CpuRunner:
     def _nodes(self) -> str:
         return ", ".join(n.title for n in self.step.nodes)
 
-    def _model(self, feeds: Mapping[str, Any]) -> onnx.ModelProto:
-        inputs = [onnx.ValueInfoProto(name=name, type=_type_of(value)) for name, value in feeds.items()]
+    def _model(self, feeds: Mapping[str, Any], sizes: bool = False) -> onnx.ModelProto:
+        inputs = [onnx.ValueInfoProto(name=name, type=_type_of(value, sizes)) for name, value in feeds.items()]
         graph = helper.make_graph(
             [node.proto for node in self.step.nodes],
             "cpu",
@@ -116,11 +132,11 @@ def _reference(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
     return lambda values: list(evaluator.run(outputs, dict(values)))
 
 
-def _type_of(value: Any) -> onnx.TypeProto:
+def _type_of(value: Any, sizes: bool) -> onnx.TypeProto:
     if isinstance(value, np.ndarray):
-        return helper.make_tensor_type_proto(_elem_type(value), [None] * value.ndim)
+        return helper.make_tensor_type_proto(_elem_type(value), value.shape if sizes else [None] * value.ndim)
     if isinstance(value, (list, tuple)):
-        item = _type_of(value[0]) if value else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+        item = _type_of(value[0], sizes) if value else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
         return helper.make_sequence_type_proto(item)
     raise TypeError(f"no ONNX type for a value of type {type(value).__name__}")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vkep.ir.program import Placement
+from vkep.session.control import ControlExecutor
 from vkep.session.cpu import CpuRunner
 from vkep.session.executor import Executable, IslandExecutor
 from vkep.session.kompute import KpRunner
+from vkep.session.planned_graph import DeferredExecutor
 from vkep.session.vgf_executor import VgfExecutor
 
 
@@ -34,7 +36,7 @@ def flatten(executable: Executable) -> Flat:
             flat.kompute.append(step)
         elif isinstance(step, CpuRunner):
             flat.engines.add(step.engine)
-        elif step.latest is not None:
+        elif isinstance(step, (DeferredExecutor, ControlExecutor)) and step.latest is not None:
             inner = flatten(step.latest)
             placements.update({id(p.node): p for p in inner.placements})
             flat.islands += inner.islands

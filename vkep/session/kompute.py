@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vkep.device.tensor import on_host
 from vkep.errors import VkepError
 from vkep.ir.program import KpCall, KpStep
 from vkep.plan.records import ShaderVariant
@@ -141,15 +142,16 @@ class KpRunner:
         sequence.record(kp.OpTensorSyncLocal([self._tensors[n] for n in step.outputs]))
         self._sequences.append(sequence)
 
-    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name, as new arrays. Raises `KomputeError`."""
+    def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
+        """Run on the inputs in ``values``; outputs are added there as new arrays. Raises `KomputeError`."""
         device = self._device
         if device is None:
             raise KomputeError(f"{self._nodes()}: the region is closed")
+        feeds = {name: on_host(values[name]) for name in self.step.inputs}
         with device.lock:
             start = time.perf_counter_ns()
             for name in self.step.inputs:
-                self._tensors[name].data()[...] = np.asarray(values[name]).reshape(-1)
+                self._tensors[name].data()[...] = np.asarray(feeds[name]).reshape(-1)
             there = time.perf_counter_ns()
             try:
                 for sequence in self._sequences:
@@ -160,7 +162,7 @@ class KpRunner:
             made = {n: self._tensors[n].data().reshape(self.step.specs[n][1]).copy() for n in self.step.outputs}
             self.timing = (there - start, done - there, time.perf_counter_ns() - done)
             self.runs += 1
-        return made
+        values.update(made)
 
     def report(self) -> KomputeReport:
         """What the region is, and what its hand-over costs."""

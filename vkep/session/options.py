@@ -13,7 +13,7 @@ from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compil
 from vkep.placement.policy import PREFERENCES
 
 if TYPE_CHECKING:
-    from vkep.memory.config import ArenaConfig
+    from vkep.arena.config import ArenaConfig
 
 #: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)
 Progress = Callable[[str, int, int, str], None]
@@ -43,7 +43,7 @@ class SessionOptions:
         The VGF delegate takes part where the context runs data graphs. A context that this session creates does so where
         the driver has them; "vgf_first" and "vulkan_first" ask for the emulation layers elsewhere.
     min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last.
-    arena: settings of the device arena (`vkep.memory.config.ArenaConfig`; the first session on a context decides), by
+    arena: settings of the device arena (`vkep.arena.config.ArenaConfig`; the first session on a context decides), by
         name or as ``arena.<name>``.
     fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
     cache_dir: folder for compiled shaders and plans instead of the user's cache folder.
@@ -120,7 +120,7 @@ class SessionOptions:
 
     def arena_config(self) -> ArenaConfig | None:
         """The arena's configuration; None where nothing is said. Raises as `ArenaConfig.from_options`."""
-        from vkep.memory.config import ArenaConfig  # brings the arena, which the way to opening the device does without
+        from vkep.arena.config import ArenaConfig  # brings the arena, which the way to opening the device does without
 
         return ArenaConfig.from_options(self.arena, strict=True) if self.arena else None
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vkep.arena.records import ArenaStats
 from vkep.ir.program import Placement
-from vkep.memory.records import ArenaStats
 from vkep.plan.records import Plan
 
 if TYPE_CHECKING:

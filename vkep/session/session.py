@@ -106,8 +106,8 @@ class InferenceSession:
         """
         parts = self._parts
         names = parts.outputs if output_names is None else self._wanted(output_names)
-        with parts.executable(feeds) as (executable, values):
-            executable.run(values, {})
+        values = parts.inputs_of(feeds)
+        parts.graph.run(values, {})
         return [parts.result(values[name], name) for name in names]
 
     def io_binding(self) -> IOBinding:
@@ -120,8 +120,8 @@ class InferenceSession:
         """Run with bound inputs and outputs; results are in the binding."""
         parts = self._parts
         targets = parts.targets(binding.inputs, binding.outputs)
-        with parts.executable(binding.inputs) as (executable, values):
-            executable.run(values, targets)
+        values = parts.inputs_of(binding.inputs)
+        parts.graph.run(values, targets)
         binding.results = [parts.bound_result(values[n], n, target) for n, target in binding.outputs.items()]
 
     def device_tensor(self, array: Array) -> DeviceTensor:
@@ -177,7 +177,7 @@ class InferenceSession:
         from vkep.session.report import GraphReport, IslandReport, Report, node_reports
 
         self._check_open()
-        latest = self._parts.cache.latest
+        latest = self._parts.graph.latest
         caps = self._delegate.capabilities
         base = Report(model=self.model.source, device=caps.name, context=self._delegate.context.label)
         if latest is None:
@@ -211,14 +211,15 @@ class InferenceSession:
         """The islands of the signature planned last (for profiling and explaining)."""
         from vkep.session.introspection import flatten
 
-        latest = self._parts.cache.latest
+        latest = self._parts.graph.latest
         return flatten(latest).islands if latest else []
 
     def profile(self, feeds: Mapping[str, Feed]) -> list[list[float]]:
         """Nanoseconds of each dispatch of each island in one run."""
         from vkep.session.introspection import flatten
 
-        with self._parts.executable(feeds) as (executable, values):
+        values = self._parts.inputs_of(feeds)
+        with self._parts.graph.use(values) as executable:
             executable.run(values, {})
             return [i.runner.profile([values[n] for n in i.inputs]) for i in flatten(executable).islands]
 
@@ -226,8 +227,11 @@ class InferenceSession:
         """The GPU's nanoseconds in each region of one run of a mixed model, by delegate and nodes; for the regions that are
         sent together, which the sync mode ``queue_wait_idle`` has none of. One thread at a time.
         """
-        with self._parts.executable(feeds) as (executable, values):
-            return executable.profile(values, {})
+        times: list[tuple[str, float]] = []
+        values = self._parts.inputs_of(feeds)
+        with self._parts.graph.use(values) as executable:
+            executable.run(values, {}, times)
+        return times
 
     def memory(self) -> MemoryReport:
         """The device arena (shared by all sessions on the context), and the weights on the device."""
@@ -235,7 +239,7 @@ class InferenceSession:
         from vkep.session.report import MemoryReport
 
         self._check_open()
-        latest = self._parts.cache.latest
+        latest = self._parts.graph.latest
         graphs = flatten(latest).graphs if latest else []
         return MemoryReport.of(
             self._delegate,

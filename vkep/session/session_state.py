@@ -5,6 +5,7 @@ Importing this brings numpy, onnx and most of vkep: `vkep.session.session` does 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,11 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.graph import load_model
 from vkep.graph.load import ModelSource
-from vkep.ir.infer import Known
-from vkep.ir.program import HostValue, ValueSpec
 from vkep.session.compile import Compiler
-from vkep.session.executor import Executable, ExecutableCache, check_target, known_value
+from vkep.session.executor import own_array, own_tensor
 from vkep.session.inputs import check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
+from vkep.session.planned_graph import Use
 from vkep.session.saved import made_by
 from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
@@ -50,7 +50,8 @@ class SessionState:
         policy = session_policy(options, self.delegate.context)
         self.graphs = vgf_delegate(self.delegate, options.sync_mode) if policy.graphs else None
         self.compile = Compiler(self.delegate, options, self.model, policy, self.graphs)
-        self.cache = ExecutableCache(options.plan_cache_size)
+        check = functools.partial(check_inputs, self.inputs)
+        self.graph = self.compile.model_graph(self.model, self.outputs, check)
 
     def close(self) -> None:
         if not self.closed:
@@ -58,7 +59,7 @@ class SessionState:
             if self.delegate.forked:  # all of it is the parent's
                 return
             try:
-                self.cache.close()
+                self.graph.close()
             finally:
                 if self.graphs is not None:
                     self.graphs.close()
@@ -84,60 +85,36 @@ class SessionState:
 
     # ---- planning
 
-    def executable(self, feeds: Mapping[str, Feed]) -> Running:
-        """The executable for the feeds' signature, planned where it is new, and the values of a run. Raises as
-        `InferenceSession.run`.
-        """
+    def inputs_of(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
+        """A run's inputs in the model's order. Raises as `InferenceSession.run`."""
         self.check_open()
         if not isinstance(feeds, (dict, Mapping)):  # dict first: Mapping takes longer to ask
             raise no_dict("feeds", feeds, "arrays")
         values: dict[str, Any] = {}
-        signature = []
         for name, info in self.inputs.items():
             value: Any = feeds.get(name)
             if value is None:
                 raise wrong_names(self.inputs, feeds)
-            if not isinstance(value, (np.ndarray, DeviceTensor)) and info.elem_type:
-                value = np.asarray(value)  # a list or a scalar
-            values[name] = value
-            signature.append(_signature(value))
-        if len(feeds) != len(values):
-            raise wrong_names(self.inputs, feeds)
-        key = tuple(signature)
-        if key not in self.cache:
-            check_inputs(self.inputs, values)
-        for name, value in values.items():
             if isinstance(value, DeviceTensor):
                 self.check_tensor(value, f"input {name!r}")
-        return Running(self.cache.use(key, lambda: self.make(values)), values)
-
-    def make(self, values: Mapping[str, Any]) -> Executable:
-        """The executable for inputs like ``values``."""
-        known: dict[str, Known] = dict(self.model.graph.weights)
-        known.update({name: known_value(value, name) for name, value in values.items()})
-        return self._plan(known)
+            elif not isinstance(value, np.ndarray) and info.elem_type:
+                value = np.asarray(value)  # a list or a scalar
+            values[name] = value
+        if len(feeds) != len(values):
+            raise wrong_names(self.inputs, feeds)
+        return values
 
     def plan_static(self) -> None:
         """Plan for the only signature there is, where no shape is dynamic. Raises `InvalidModelError` where a node breaks its
         operator's specification.
         """
-        if not all(v.is_static for v in self.inputs.values()):
-            return
-        known: dict[str, Known] = dict(self.model.graph.weights)
-        signature = []
-        for info in self.inputs.values():
-            dtype = dtypes.from_onnx(info.elem_type)
-            shape = tuple(int(d) for d in info.shape or ())  # type: ignore[arg-type]
-            known[info.name] = ValueSpec(dtype, shape) if dtype else HostValue(dtypes.onnx_name(info.elem_type))
-            signature.append((dtype.numpy if dtype else np.dtype(object), shape))
         try:
-            with self.cache.use(tuple(signature), lambda: self._plan(known)):
-                pass
+            self.graph.plan_static(self.inputs.values())
         except InvalidInputError as error:
             raise InvalidModelError(f"{self.model.source}: {error}") from None
 
-    def plan_shapes(self, shapes: Mapping[str, Sequence[int]]) -> Running:
-        """The executable for input shapes. Raises `InvalidInputError` where a dynamic input is not named."""
+    def plan_shapes(self, shapes: Mapping[str, Sequence[int]]) -> Use:
+        """The executable for input shapes, in use. Raises `InvalidInputError` where a dynamic input is not named."""
         if not isinstance(shapes, Mapping):
             raise no_dict("shapes", shapes, "shapes")
         feeds = {}
@@ -147,10 +124,7 @@ class SessionState:
                 raise InvalidInputError(f"plan: no shape for the dynamic input {name!r}")
             dtype = dtypes.from_onnx(info.elem_type)
             feeds[name] = np.zeros(tuple(int(d) for d in shape), dtype.numpy if dtype else np.float32)  # type: ignore[arg-type]
-        return self.executable(feeds)
-
-    def _plan(self, known: Mapping[str, Known]) -> Executable:
-        return self.compile.plan_model(self.model, known, self.outputs)
+        return self.graph.use(self.inputs_of(feeds))
 
     # ---- results
 
@@ -173,36 +147,11 @@ class SessionState:
 
     def result(self, value: Any, name: str) -> Any:
         """A value of a run as the caller's own array."""
-        if isinstance(value, DeviceTensor):
-            return value.numpy()
-        return value.copy() if name in self.inputs and isinstance(value, np.ndarray) else value
+        return own_array(value, name in self.inputs)
 
     def bound_result(self, value: Any, name: str, target: DeviceTensor | str) -> Any:
         """A result where the binding wants it: what no island made (a constant, an input, a CPU node's) is moved."""
-        if target == "cpu":
+        bound = target if isinstance(target, DeviceTensor) else None
+        if target == "cpu" or (bound is None and not isinstance(value, (np.ndarray, DeviceTensor))):
             return self.result(value, name)
-        if isinstance(target, DeviceTensor):
-            if value is not target:
-                check_target(name, value.dtype, value.shape, target)
-                target.write(self.result(value, name))
-            return target
-        return DeviceTensor.from_numpy(self.delegate, value) if isinstance(value, np.ndarray) else value
-
-
-class Running:
-    """An executable in use, and the values of a run."""
-
-    def __init__(self, use: Any, values: dict[str, Any]) -> None:
-        self._use, self._values = use, values
-
-    def __enter__(self) -> tuple[Executable, dict[str, Any]]:
-        return self._use.__enter__(), self._values
-
-    def __exit__(self, *exc: object) -> None:
-        self._use.__exit__(*exc)
-
-
-def _signature(value: Any) -> object:
-    if isinstance(value, np.ndarray):
-        return (value.dtype, value.shape)
-    return (value.dtype.numpy, value.shape) if isinstance(value, DeviceTensor) else type(value)
+        return own_tensor(self.delegate, name, value, bound, name in self.inputs)

@@ -11,7 +11,7 @@ from vkep.dtypes import DTYPES
 from vkep.ir.program import IslandStep, Program, VgfStep
 
 if TYPE_CHECKING:
-    from vkep.device.datagraph.delegate import VgfRunner
+    from vkep.device.datagraph.runner import VgfRunner
     from vkep.device.delegate import VulkanDelegate
 
 

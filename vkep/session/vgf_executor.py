@@ -12,8 +12,7 @@ import numpy as np
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 from vkep.device.datagraph.context import graph_source, why_no_graphs
-from vkep.device.faults import open_checks, refuse_failed
-from vkep.device.tensor import DeviceTensor
+from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.errors import VkepError
 from vkep.graph.model import Node
 from vkep.ir.program import VgfStep
@@ -71,7 +70,7 @@ class VgfExecutor:
 
     def __init__(self, step: VgfStep, delegate: VgfDelegate) -> None:
         """Raises `GraphRefused` where the converter or the driver refuses the graph."""
-        from vkep.device.datagraph.delegate import VgfRunner
+        from vkep.device.datagraph.runner import VgfRunner
         from vkep.device.datagraph.weights import SharedWeights
         from vkep.vgf import ConvertError, InvalidVgfError, decode, mlir_to_vgf
 

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from vkep.memory.config import ArenaConfig, ExtendStrategy
-from vkep.memory.records import StreamUse
+from vkep.arena.config import ArenaConfig, ExtendStrategy
+from vkep.arena.records import StreamUse
 
 MIN_ALIGNMENT = 256  #: bytes; also the size of the smallest bin (ONNX Runtime's kMinAllocationSize)
 NUM_BINS = 21  #: bin b holds chunks of 256 << b bytes or more; the last has no upper bound

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.cache import write_atomically
-from vkep.device.kernel_timer import KernelTimer
+from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.per_device import device_file
 from vkep.dtypes import DTYPES
 from vkep.kernels.kernel import KernelCall

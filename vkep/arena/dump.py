@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vkep.memory.chunks import Region
-from vkep.memory.config import ArenaConfig
-from vkep.memory.records import ArenaStats, StreamUse, format_bytes
+from vkep.arena.chunks import Region
+from vkep.arena.config import ArenaConfig
+from vkep.arena.records import ArenaStats, StreamUse, format_bytes
 
 MAP_COLUMNS = 64  #: characters of a region's map
 

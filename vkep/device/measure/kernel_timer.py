@@ -14,7 +14,7 @@ import numpy as np
 from gpu_shared.commands import QueryPool
 from gpu_shared.memory import Buffer
 from gpu_shared.timeline import PreparedSubmit
-from vkep.device.kernel_runner import TIMEOUT_S, KernelRunner
+from vkep.device.measure.kernel_runner import TIMEOUT_S, KernelRunner
 from vkep.kernels.kernel import KernelCall
 
 _SAMPLES = 5

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Hashable
 from threading import Lock
 
-from vkep.memory.chunks import (
+from vkep.arena.chunks import (
     MIN_ALIGNMENT,
     BinTable,
     Chunk,
@@ -25,9 +25,9 @@ from vkep.memory.chunks import (
     plan_growth,
     round_up,
 )
-from vkep.memory.config import ArenaConfig, ArenaMode
-from vkep.memory.dump import ArenaSnapshot, render, take_snapshot
-from vkep.memory.records import (
+from vkep.arena.config import ArenaConfig, ArenaMode
+from vkep.arena.dump import ArenaSnapshot, render, take_snapshot
+from vkep.arena.records import (
     ArenaOutOfMemory,
     ArenaStats,
     Block,
@@ -37,7 +37,7 @@ from vkep.memory.records import (
     StreamTag,
     StreamUse,
 )
-from vkep.memory.regions import RegionTable
+from vkep.arena.regions import RegionTable
 
 
 class BfcArena:

@@ -1,4 +1,4 @@
-"""ExecuTorch programs on the command line: a method with the parts of a session that the commands use."""
+"""Files on the command line: sessions on models, and ExecuTorch programs as what stands for a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkep.cli.common import Progress, UsageError
-from vkep.session import NodeArg
+from vkep.session import InferenceSession, NodeArg, SessionOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,23 @@ def refuse(model: Path, options: Mapping[str, bool]) -> None:
     asked = [name for name, given in options.items() if given]
     if asked and is_program(model):
         raise UsageError(f"{', '.join(asked)}: for .onnx models; {model} is an ExecuTorch program")
+
+
+def open_session(model: Path, options: Mapping[str, Any], progress: Progress | None = None) -> InferenceSession:
+    """A session on the file (for a .pte what stands for one, `ProgramSession`).
+
+    Raises `UsageError` where there is none, and what `vkep.InferenceSession` raises.
+    """
+    if not model.is_file():
+        raise UsageError(f"{model}: is a folder, expected a file" if model.is_dir() else f"no such file: {model}")
+    if is_program(model):
+        return ProgramSession(model, options, progress)  # type: ignore[return-value]  # the parts that commands use
+    try:
+        checked = SessionOptions(**options, progress=progress)
+        checked.compile_spec()
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    return InferenceSession(model, checked)
 
 
 class ProgramSession:

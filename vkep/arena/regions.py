@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-from vkep.memory.chunks import Chunk, Region, RegionKind
-from vkep.memory.records import Block, RegionOutOfMemory, RegionSource
+from vkep.arena.chunks import Chunk, Region, RegionKind
+from vkep.arena.records import Block, RegionOutOfMemory, RegionSource
 
 
 class RegionTable:

@@ -1,0 +1,126 @@
+"""Memory between guard pages shows a kernel that leaves its operands; calls drawn wrong are refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from gpu_shared import SharedGpuContext
+from tools.fuzz.guard import guarded
+from vkep import InferenceSession
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import _TABLES, Candidate, Emission, implement
+from vkep.ops import operator, registry
+
+pytestmark = pytest.mark.usefixtures("vulkan")
+ROOT = Path(__file__).parents[2]
+
+STRAY = Kernel(
+    str(Path(__file__).parent / "data" / "stray.comp"),
+    operands=(Operand("x"), Operand("y", writes=True)),
+    params=(("count", "uint"), ("beyond", "int")),
+    reach=lambda call: {"x": 4 * call["count"], "y": 4 * call["count"]},  # which is not true
+)
+
+
+@dataclass(frozen=True)
+class StrayProblem(Problem):
+    count: int
+    beyond: int
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", "float32", (self.count,)),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", "float32", (self.count,)),)
+
+
+def _emit(problem: StrayProblem, e: Emission) -> list[KernelCall]:
+    operands = {"x": e["x"], "y": e["y"]}
+    params = {"count": problem.count, "beyond": problem.beyond}
+    return [STRAY.call(grid=(-(-problem.count // 64),), operands=operands, params=params)]
+
+
+@pytest.fixture
+def _declared() -> Iterator[None]:
+    declare()
+    yield
+    del registry._OPERATORS["com.example", "Stray"], _TABLES[StrayProblem]
+
+
+def declare() -> None:
+    @operator("Stray", domain="com.example", types={"x": ("float32",)})
+    def stray(b: Builder, x: Tensor, *, beyond: int = 0) -> Tensor:
+        y = b.empty(x.dtype, x.shape)
+        b.compute(StrayProblem(x.size, beyond), [b.contiguous(x)], [y])
+        return y
+
+    implement(StrayProblem, Candidate("stray", _emit))
+
+
+def model(beyond: int, place: str) -> onnx.ModelProto:
+    """What the kernel writes is the run's output, or an activation."""
+    made, rest = ("y", []) if place == "output" else ("t", [helper.make_node("Softmax", ["t"], ["y"])])
+    graph = helper.make_graph(
+        [helper.make_node("Stray", ["x"], [made], domain="com.example", beyond=beyond), *rest],
+        "stray",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [7])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [7])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.example", 1)])
+
+
+@pytest.mark.usefixtures("_declared")
+@pytest.mark.parametrize("place", ["output", "activation"])
+@pytest.mark.parametrize("beyond", [0, 1, -1])
+def test_what_is_written_beside_a_tensor_is_told(own_context: SharedGpuContext, beyond: int, place: str) -> None:
+    if "llvmpipe" not in own_context.device.label:
+        pytest.skip("shaders do not run on host addresses")
+    with guarded() as guards:
+        with InferenceSession(model(beyond, place), context=own_context, save_plans=False) as session:
+            session.run(None, {"x": np.arange(7, dtype=np.float32)})
+        assert [what.split(" ")[0] for what in guards.broken()] == ([place] if beyond else [])
+
+
+@pytest.mark.usefixtures("_declared")
+def test_results_between_guard_pages_are_the_same(own_context: SharedGpuContext) -> None:
+    if "llvmpipe" not in own_context.device.label:
+        pytest.skip("shaders do not run on host addresses")
+    x = np.arange(7, dtype=np.float32)
+    with guarded() as guards:
+        with InferenceSession(model(0, "activation"), context=own_context, save_plans=False) as session:
+            for scale in (1, 2):
+                e = np.exp(x * scale - x.max() * scale)
+                np.testing.assert_allclose(session.run(None, {"x": x * scale})[0], e / e.sum(), rtol=1e-5)
+        assert {what.split(" ")[0] for what, _ in guards.memories} == {"input", "output", "activation"}
+
+
+@pytest.mark.parametrize(("beyond", "ends"), [(0, 0), (8, -signal.SIGSEGV), (-4096, -signal.SIGSEGV)])
+def test_what_is_touched_further_away_ends_the_process(own_context: SharedGpuContext, beyond: int, ends: int) -> None:
+    if "llvmpipe" not in own_context.device.label:
+        pytest.skip("shaders do not run on host addresses")
+    code = f"""
+import numpy as np
+from tests.tools.test_fuzz import declare, model
+from tools.fuzz.guard import guarded
+from vkep import InferenceSession
+declare()
+with guarded(), InferenceSession(model({beyond}, "output"), save_plans=False) as session:
+    session.run(None, {{"x": np.zeros(7, np.float32)}})
+"""
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert done.returncode == ends

@@ -1,0 +1,183 @@
+"""Draw calls that break their operators' specification, and hold vkep to what ONNX Runtime's CPU provider says of them.
+
+    python -m tools.fuzz.operators --cases 5000 --seed 1 [--only Conv] [--case 1234]
+
+What ONNX Runtime refuses must be refused (any of vkep's documented errors); what it accepts must give the same result, or be
+declined. No kernel may touch what is beside its operands (`tools.fuzz.guard`), no process may end, none may hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tools.fuzz.corpus import Call, calls
+from tools.fuzz.mutate import draw
+from tools.fuzz.worker import Outcome, serve
+
+#: seconds that a case may take
+LIMIT = 60
+#: where ONNX Runtime and the specification part: (operator, verdict, what the outcome's text or the case has, why)
+KNOWN: tuple[tuple[str, str, str, str], ...] = ()
+
+
+class _Worker:
+    """A process that answers one case at a time."""
+
+    def __init__(self, found: dict[str, list[Call]], seed: int) -> None:
+        self._arguments = found, seed
+        self.number = -1
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self.pipe, other = context.Pipe()
+        self._process = context.Process(target=_quietly, args=(other, *self._arguments), daemon=True)
+        self._process.start()
+        other.close()
+        self.stage, self.since = "start", time.monotonic()
+
+    def ask(self, number: int) -> None:
+        self.number, self.stage, self.since = number, "start", time.monotonic()
+        self.pipe.send(number)
+
+    def answer(self) -> Outcome | None:
+        """The case's outcome; None where it is not there yet."""
+        ended = ""
+        try:
+            if self.pipe.poll():
+                said = self.pipe.recv()
+                if isinstance(said, Outcome):
+                    return said
+                self.stage = said
+                return None
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            ended = "crash"
+        if not ended and time.monotonic() - self.since < LIMIT:
+            return None
+        code = self._process.exitcode
+        self.close()
+        self._start()
+        case = draw(*self._arguments, self.number)
+        kind = ended or "hang"
+        verdict = kind if self.stage_of_crash == "vkep" else ""
+        return Outcome(case.operator, self.number, verdict, f"exit code {code}", kind, self.stage_of_crash, str(case))
+
+    def close(self) -> None:
+        self.stage_of_crash = self.stage
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+
+def _quietly(pipe: Connection, found: dict[str, list[Call]], seed: int) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(pipe, found, seed)
+
+
+def outcomes(found: dict[str, list[Call]], seed: int, numbers: Iterable[int], jobs: int) -> Iterator[Outcome]:
+    """The outcome of each case, as they come."""
+    waiting = iter(numbers)
+    workers = [_Worker(found, seed) for _ in range(jobs)]
+    busy: list[_Worker] = []
+    try:
+        for worker in workers:
+            _ask(worker, waiting, busy)
+        while busy:
+            wait([worker.pipe for worker in busy], timeout=1)
+            for worker in list(busy):
+                outcome = worker.answer()
+                if outcome is not None:
+                    busy.remove(worker)
+                    yield excused(outcome)
+                    _ask(worker, waiting, busy)
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _ask(worker: _Worker, waiting: Iterator[int], busy: list[_Worker]) -> None:
+    number = next(waiting, None)
+    if number is not None:
+        worker.ask(number)
+        busy.append(worker)
+
+
+def excused(outcome: Outcome) -> Outcome:
+    """The outcome without its verdict where it is one of `KNOWN`."""
+    for operator, verdict, pattern, _ in KNOWN:
+        same = re.fullmatch(operator, outcome.operator) and verdict == outcome.verdict
+        if same and re.search(pattern, f"{outcome.text} {outcome.case}"):
+            return replace(outcome, verdict="")
+    return outcome
+
+
+def by_operator(only: str = "") -> dict[str, list[Call]]:
+    """The valid calls to start from."""
+    found: dict[str, list[Call]] = defaultdict(list)
+    for call in calls():
+        if re.fullmatch(only or ".*", call.operator):
+            found[call.operator].append(call)
+    return dict(found)
+
+
+def table(results: Iterable[Outcome]) -> str:
+    """A line for each operator with findings, and one for all."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        for key in (result.operator, "all"):
+            counts[key].update(["cases", f"ours {result.ours}", result.verdict or "well"])
+    kinds = ("crash", "hang", "written beside", "accepted", "differs", "refused", "exception")
+    head = f"{'operator':<44}{'cases':>7}{'result':>8}{'refused':>9}{'declined':>10}  findings"
+    lines = [head]
+    for name in sorted(counts, key=lambda n: (n == "all", n)):
+        count = counts[name]
+        wrong = ", ".join(f"{kind} {count[kind]}" for kind in kinds if count[kind])
+        if wrong or name == "all":
+            ours = (count["ours result"], count["ours refused"], count["ours declined"])
+            lines.append(f"{name:<44}{count['cases']:>7}{ours[0]:>8}{ours[1]:>9}{ours[2]:>10}  {wrong or 'none'}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000, help="the operators take turns")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="regular expression over operators")
+    parser.add_argument("--case", type=int, help="only this case, with its details")
+    parser.add_argument("--results", type=Path, help="a line of JSON for each case")
+    args = parser.parse_args(arguments)
+    found = by_operator(args.only)
+    numbers = range(args.cases) if args.case is None else [args.case]
+    results: list[Outcome] = []
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(args.results.open("w")) if args.results else None
+        for outcome in outcomes(found, args.seed, numbers, args.jobs):
+            results.append(outcome)
+            if file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+                file.flush()
+            if outcome.verdict or args.case is not None:
+                print(
+                    f"{outcome.verdict or 'well'}: case {outcome.number}: {outcome.case}\n    {outcome.text}",
+                    flush=True,
+                )
+    print(table(results))
+    return 1 if any(r.verdict for r in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

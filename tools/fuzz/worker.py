@@ -1,0 +1,144 @@
+"""One case: what ONNX Runtime's CPU provider makes of it, and what vkep makes of it between guard pages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from tools.fuzz.corpus import Array, Call
+from tools.fuzz.mutate import Case, draw
+
+#: bytes of private memory that a case may ask for
+_MOST_MEMORY = 6 << 30
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine says: ``kind`` is "result", "refused" (the input is bad), "declined" (the engine does not do it, or has
+    not the memory) or "broken" (an exception that no user should see).
+    """
+
+    kind: str
+    text: str = ""
+    outputs: tuple[Array, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``verdict`` is "" where all is well: both refuse, or both give the same, or vkep declines."""
+
+    operator: str
+    number: int
+    verdict: str
+    text: str
+    ours: str
+    theirs: str
+    case: str
+
+
+def serve(pipe: Connection, calls: dict[str, list[Call]], seed: int) -> None:
+    """Answer case numbers until None comes. Before each engine its name is sent, so that a crash tells whose it is."""
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # onnxruntime and drivers write there
+
+    import gpu_shared
+
+    with gpu_shared.SharedGpuContext.create({"gpu_shared_context_token": "fuzz"}) as context:
+        while (number := pipe.recv()) is not None:
+            case = draw(calls, seed, number)
+            pipe.send("onnxruntime")
+            theirs = by_onnxruntime(case)
+            pipe.send("vkep")
+            ours, broken = by_vkep(case, context)
+            verdict, text = judge(case, ours, theirs, broken)
+            pipe.send(Outcome(case.operator, number, verdict, text, ours.kind, theirs.kind, str(case)))
+
+
+def by_onnxruntime(case: Case) -> Answer:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        model = case.model().SerializeToString()
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        types = [v.type for v in (*session.get_inputs(), *session.get_outputs())]
+        if any(kind in text for text in types for kind in ("bfloat16", "float8", "float4", "int4", "int2")):
+            return Answer("declined", "no numpy form")
+        return Answer("result", outputs=tuple(session.run(None, case.feeds)))
+    except Exception as error:
+        text = str(error).strip()
+        unknown = ("NOT_IMPLEMENTED", "bad_alloc", "Failed to allocate", "is invalid", "NoneType", "guarantees")
+        return Answer("declined" if any(word in text for word in unknown) else "refused", text)
+
+
+def by_vkep(case: Case, context: Any) -> tuple[Answer, list[str]]:
+    """The answer, and the tensors beside which something was written."""
+    import vkep
+    from gpu_shared.errors import GpuError
+    from tools.fuzz.guard import guarded
+
+    with guarded() as guards:
+        try:
+            with vkep.InferenceSession(case.model(), fallback="error", save_plans=False, context=context) as session:
+                answer = Answer("result", outputs=tuple(session.run(None, case.feeds)))
+        except (vkep.InvalidModelError, vkep.InvalidInputError) as error:
+            answer = Answer("refused", str(error))
+        except (vkep.UnsupportedModelError, MemoryError, GpuError) as error:
+            answer = Answer("declined", str(error))
+        except Exception as error:
+            answer = Answer("broken", f"{type(error).__name__}: {error}")
+        return answer, guards.broken()
+
+
+def judge(case: Case, ours: Answer, theirs: Answer, broken: list[str]) -> tuple[str, str]:
+    """What is wrong with vkep's answer ("" where nothing is), and the details."""
+    if broken:
+        return "written beside", "; ".join(broken)
+    if ours.kind == "broken":
+        return "exception", ours.text
+    if ours.kind == "refused" and theirs.kind == "result":
+        return "refused", ours.text
+    if ours.kind != "result":
+        return "", ours.text
+    if theirs.kind == "refused":
+        shapes = ", ".join(f"{o.dtype}{list(o.shape)}" for o in ours.outputs)
+        return "accepted", f"{shapes}; onnxruntime: {theirs.text}"
+    if theirs.kind == "result":
+        for k, (got, expected) in enumerate(zip(ours.outputs, theirs.outputs, strict=True)):
+            difference = _difference(np.asarray(got), np.asarray(expected))
+            if difference:
+                return "differs", f"output {k}: {difference}"
+    return "", ""
+
+
+def _difference(got: Array, expected: Array) -> str:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"{got.dtype}{list(got.shape)}, expected {expected.dtype}{list(expected.shape)}"
+    if got.dtype.kind not in "fiub":
+        return ""
+    if got.dtype.kind == "b":
+        near = got == expected
+    else:
+        a, b = got.astype(np.float64), expected.astype(np.float64)
+        with np.errstate(all="ignore"):
+            finite = np.abs(b[np.isfinite(b)])
+            part = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2}.get(got.dtype.name, 0.0)
+            # quantized results may be rounded the other way
+            slack = 1.0 if got.dtype.itemsize == 1 else part * (finite.max() if finite.size else 0) + part / 10
+            near = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= slack + part * np.abs(b))
+    if near.all():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(~near)[0]) if got.ndim else ()
+    return f"{int((~near).sum())} of {got.size} elements; at {at} {got[at]}, expected {expected[at]}"

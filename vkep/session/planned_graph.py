@@ -1,0 +1,256 @@
+"""`PlannedGraph`: nodes on one device, planned once for each signature of their inputs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from threading import Condition, Lock, RLock
+from typing import Any
+
+import numpy as np
+
+from gpu_shared.errors import ClosedError
+from vkep import dtypes
+from vkep.device.tensor import DeviceTensor, on_host
+from vkep.errors import InvalidInputError
+from vkep.graph.model import ValueInfo
+from vkep.graph.weights import ArrayWeight
+from vkep.ir.guards import Question
+from vkep.ir.infer import Known
+from vkep.ir.program import DeferredStep, HostValue, ValueSpec, declared_value
+from vkep.session.executor import Executable, Targets, Values
+
+#: makes the executable from what is known of every value: constants, and a specification of each input
+MakePlan = Callable[[Mapping[str, Known]], Executable]
+
+
+class PlannedGraph:
+    """A graph's executables by input signature. Thread-safe; the most recently used stay, and one that a run uses is closed
+    after that run.
+    """
+
+    def __init__(
+        self,
+        make_plan: MakePlan,
+        constants: Mapping[str, Known],
+        capacity: int,
+        *,
+        name: str = "session",
+        asked: Mapping[str, Sequence[Question]] | None = None,
+        check: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            make_plan: see `MakePlan`.
+            constants: what is known of values before any run.
+            capacity: the number of executables to keep.
+            name: of the graph, for errors.
+            asked: the inputs whose content a plan depends on: on the answers to questions, or on all of it where none is
+                given.
+            check: raises where a run's inputs are not what the graph declares. Called for signatures that are new.
+        """
+        self._make_plan: MakePlan | None = make_plan
+        self._constants = constants
+        self._capacity = capacity
+        self._name = name
+        self._asked = asked or {}
+        self._check = check
+        self._entries: OrderedDict[Hashable, Use] = OrderedDict()
+        self._lock = Lock()
+        self._unused = Condition(self._lock)
+        self._planning = RLock()  # a progress callback may close the session that is being planned
+        self._running = 0  # uses that have not ended
+        self._closed = False
+        self.latest: Executable | None = None  #: the executable planned last
+
+    # ---- running
+
+    def run(self, values: Values, targets: Targets, key: Hashable = None) -> None:
+        """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`."""
+        with self.use(values, key) as executable:
+            executable.run(values, targets)
+
+    def use(self, values: Mapping[str, Any], key: Hashable = None) -> Use:
+        """A context manager that gives the executable for inputs like ``values``, planned where their signature is new.
+
+        ``key`` stands for the signature where the caller knows it. Raises `ClosedError`, what ``check`` raises, and what
+        planning raises.
+        """
+        if key is None:
+            key = self.signature(values)
+        return self._take(key) or self._add(key, lambda: self._plan_for(values))
+
+    def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
+        """As `use`, for a signature whose executable ``make`` makes where it is new."""
+        return self._take(key) or self._add(key, make)
+
+    # ---- planning
+
+    def signature(self, values: Mapping[str, Any]) -> Hashable:
+        """What a plan depends on of the inputs: dtypes and shapes, and of some the content."""
+        kinds = tuple(
+            [(v.dtype, v.shape) if isinstance(v, np.ndarray) else _kind(v) for v in values.values()],
+        )
+        return (kinds, self._contents(values)) if self._asked else kinds
+
+    def _contents(self, values: Mapping[str, Any]) -> Hashable:
+        contents: list[Hashable] = []
+        for name, questions in self._asked.items():
+            value = values.get(name)
+            if isinstance(value, np.ndarray):
+                contents.append(tuple([question(value) for question in questions]) or value.tobytes())
+        return tuple(contents)
+
+    def plan(self, inputs: Mapping[str, Known]) -> Executable:
+        """A new executable for what is known of the inputs. Raises `InvalidInputError` for a sealed graph."""
+        if self._make_plan is None:
+            raise InvalidInputError(f"{self._name}: got shapes other than those that the model declares")
+        return self._make_plan({**self._constants, **inputs})
+
+    def plan_static(self, infos: Iterable[ValueInfo]) -> Hashable:
+        """Plan for the only signature that there is, and return it; None where a declared shape is dynamic."""
+        inputs: dict[str, Known] = {}
+        signature: list[Hashable] = []
+        for info in infos:
+            known = declared_value(info)
+            if not info.is_static or known is None:
+                return None
+            inputs[info.name] = known
+            dtype = known.dtype.numpy if isinstance(known, ValueSpec) else np.dtype(object)
+            signature.append((dtype, info.shape))
+        key = tuple(signature)
+        with self.use_key(key, lambda: self.plan(inputs)):
+            return key
+
+    def seal(self) -> None:
+        """Refuse further signatures from now on; what planning needs is let go."""
+        self._make_plan, self._constants = None, {}
+
+    def _plan_for(self, values: Mapping[str, Any]) -> Executable:
+        if self._check is not None:
+            self._check(values)
+        return self.plan({name: known_value(value, name, self._asked.get(name)) for name, value in values.items()})
+
+    # ---- executables in use
+
+    def _take(self, key: Hashable) -> Use | None:
+        with self._lock:
+            if self._closed:
+                raise ClosedError(self._name)
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+                found.users += 1
+                self._running += 1
+            return found
+
+    def _add(self, key: Hashable, make: Callable[[], Executable]) -> Use:
+        with self._planning:
+            found = self._take(key)
+            if found is not None:
+                return found
+            executable = make()
+            if self._closed:
+                executable.close()
+                raise ClosedError(self._name)
+            made = Use(self, executable)
+            with self._lock:
+                self._entries[key], self.latest = made, executable
+                self._running += 1
+                unused = []
+                while len(self._entries) > self._capacity:
+                    _, old = self._entries.popitem(last=False)
+                    old.evicted = True
+                    unused += [] if old.users else [old]
+            for old in unused:
+                old.executable.close()
+            return made
+
+    def release(self, used: Use) -> None:
+        """A run that used the executable has ended; `Use` calls it."""
+        with self._lock:
+            used.users -= 1
+            close = used.evicted and not used.users
+            if not close:
+                self._ended()
+        if close:
+            try:
+                used.executable.close()
+            finally:
+                with self._lock:
+                    self._ended()
+
+    def _ended(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._unused.notify_all()
+
+    def close(self) -> None:
+        """Close every executable once the runs in other threads have ended; later calls raise `ClosedError`."""
+        with self._planning, self._unused:
+            self._closed = True
+            self._unused.wait_for(lambda: not self._running)
+            entries, self._entries = list(self._entries.values()), OrderedDict()
+            self.latest = None
+        self.seal()
+        for entry in entries:
+            entry.executable.close()
+
+
+class Use:
+    """An executable that is closed only when nobody uses it: a context manager for one use."""
+
+    __slots__ = ("_graph", "evicted", "executable", "users")
+
+    def __init__(self, graph: PlannedGraph, executable: Executable) -> None:
+        self._graph, self.executable, self.users, self.evicted = graph, executable, 1, False
+
+    def __enter__(self) -> Executable:
+        return self.executable
+
+    def __exit__(self, *exc: object) -> None:
+        self._graph.release(self)
+
+
+class DeferredExecutor:
+    """Nodes that are planned once their inputs' shapes, and some values, are known."""
+
+    def __init__(self, step: DeferredStep, graph: PlannedGraph) -> None:
+        self.step, self.graph = step, graph
+
+    def run(self, values: Values, targets: Targets) -> None:
+        """Run on the step's inputs in ``values``; results are added there."""
+        asked = self.step.values
+        here: Values = {n: on_host(values[n]) if n in asked else values[n] for n in self.step.inputs}
+        self.graph.run(here, targets)
+        # not only the step's outputs: profiling runs the islands inside again, on the values of this run
+        for name, value in here.items():
+            values.setdefault(name, value)
+
+    @property
+    def latest(self) -> Executable | None:
+        return self.graph.latest
+
+    def close(self) -> None:
+        self.graph.close()
+
+
+def known_value(value: Any, name: str, asked: Sequence[Question] | None = None) -> Known:
+    """What planning knows of a run's value: dtype and shape, its answers to the questions ``asked``, and its content where
+    these are an empty sequence.
+    """
+    if isinstance(value, DeviceTensor):
+        return ValueSpec(value.dtype, value.shape)
+    if not isinstance(value, np.ndarray):
+        return HostValue(type(value).__name__)
+    try:
+        dtype = dtypes.from_numpy(value.dtype)
+    except TypeError:
+        return HostValue(str(value.dtype))
+    if asked is not None and not asked:
+        return ArrayWeight(name, value.copy())
+    return ValueSpec(dtype, value.shape, tuple((question, question(value)) for question in asked or ()))
+
+
+def _kind(value: Any) -> object:
+    return (value.dtype.numpy, value.shape) if isinstance(value, DeviceTensor) else type(value)
