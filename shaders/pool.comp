@@ -1,5 +1,5 @@
 // Max, average and lp pooling of x [images * channels, depth, height, width] (2-D: depth 1; 1-D: height 1 too).
-// A lane an output element. y may be a slice of a bigger tensor: image n starts at n * y_image + y_offset.
+// A lane an output element.
 //
 // Defines: IN_T, COMPUTE_T, and MAX_POOL (with LOWEST, and PROPAGATE_NAN for floats), AVERAGE_POOL or LP_POOL; WITH_INDICES adds int64 indices of the
 // maxima in the flat input, width fastest, or with COLUMN_MAJOR depth fastest.
@@ -11,10 +11,8 @@
     uint out_depth; uint out_depth_mul; uint out_depth_shift; \
     uint out_height; uint out_height_mul; uint out_height_shift; \
     uint out_width; uint out_width_mul; uint out_width_shift; \
-    uint channels; uint channels_mul; uint channels_shift; \
     uint stride_d; uint stride_h; uint stride_w; uint dilation_d; uint dilation_h; uint dilation_w; \
-    int pad_d; int pad_h; int pad_w; uint pad_end_d; uint pad_end_h; uint pad_end_w; \
-    uint y_image; uint y_offset; float p; }
+    int pad_d; int pad_h; int pad_w; uint pad_end_d; uint pad_end_h; uint pad_end_w; float p; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
@@ -34,11 +32,10 @@ void main() {
     if (id >= args.total) return;
     InTensor x = InTensor(operand(args.x, 0));
     OutTensor y = OutTensor(operand(args.y, 1));
-    uint ow, oh, od, c;
+    uint ow, oh, od;
     uint rest = fast_divmod(id, args.out_width, args.out_width_mul, args.out_width_shift, ow);
     rest = fast_divmod(rest, args.out_height, args.out_height_mul, args.out_height_shift, oh);
     uint plane = fast_divmod(rest, args.out_depth, args.out_depth_mul, args.out_depth_shift, od);
-    uint image = fast_divmod(plane, args.channels, args.channels_mul, args.channels_shift, c);
     int d0 = int(od * args.stride_d) - args.pad_d;
     int h0 = int(oh * args.stride_h) - args.pad_h;
     int w0 = int(ow * args.stride_w) - args.pad_w;
@@ -88,9 +85,7 @@ void main() {
 #else
     COMPUTE_T result = best;
 #endif
-    uint out_spatial = args.out_depth * args.out_height * args.out_width;
-    uint within = id - image * args.channels * out_spatial;
-    y.v[image * args.y_image + args.y_offset + within] = store_element(result);
+    y.v[id] = store_element(result);
 #ifdef WITH_INDICES
     uint position = COLUMN_MAJOR != 0u ? where.x + args.depth * (where.y + args.height * where.z)
                                        : (where.x * args.height + where.y) * args.width + where.z;

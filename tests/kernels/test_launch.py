@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.graph.windows import Window
 from vkep.kernels.gather import COPY, copy
 from vkep.kernels.launch import element_count, grid, lanes, row_vectors, share_columns, unit_for
 from vkep.kernels.norm import LP_NORM, LRN, NORM, LayerNormProblem
-from vkep.kernels.pool import POOL, pool
+from vkep.kernels.pool import POOL, PoolProblem
 from vkep.kernels.reduce import REDUCE, REDUCE_OPS, ReduceProblem
 from vkep.kernels.select import Emission, bind, candidates, emit
 from vkep.kernels.softmax import SOFTMAX, SoftmaxProblem
@@ -132,7 +133,8 @@ def test_common_problems_use_variants_built_ahead(device_type: str, dtype: str) 
     for length, alignment in ((768, 16), (77, 1)):
         calls += emit(SoftmaxProblem(64, length, 1, dtype, alignment=alignment), target, [1], [2])
         calls += emit(LayerNormProblem(64, length, dtype, alignment=alignment, bias=False), target, [1, 3], [2])
-    calls += pool("max", 1, 3, (8, 8), (4, 4), (2, 2), dtype, caps, 1, 2)
+    halved = Window((2, 2), (2, 2), (1, 1), (0,) * 4, (4, 4))
+    calls += emit(PoolProblem("max", 1, 3, (8, 8), halved, dtype), target, [1], [2])
     assert {call.kernel.source for call in calls} == {k.source for k in (REDUCE, SOFTMAX, NORM, POOL)}
     for call in calls:
         assert dict(call.variant.defines) in call.kernel.variants, call.variant

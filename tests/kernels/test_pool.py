@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -10,7 +11,10 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.pool import pool
+from vkep.errors import Decline, InvalidNode
+from vkep.graph.windows import Window
+from vkep.kernels.pool import PoolProblem
+from vkep.kernels.select import choose
 
 
 def out_size(size: int, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil: bool) -> int:
@@ -64,6 +68,12 @@ def expected(
     return y.reshape(*x.shape[:2], *out), where.reshape(*x.shape[:2], *out)
 
 
+def window(kernel: Sequence[int], out: Sequence[int], strides: Sequence[int] | None = None) -> Window:
+    """One without padding and dilation."""
+    ones = (1,) * len(kernel)
+    return Window(tuple(kernel), tuple(strides or ones), ones, (0,) * 2 * len(kernel), tuple(out))
+
+
 CASES = [
     # spatial, kernel, strides, pads, dilations, ceil
     ((13,), (3,), (2,), (1, 0), (1,), False),
@@ -84,26 +94,10 @@ def test_float32(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generato
     x = rng.normal(size=(2, 3, *spatial)).astype(np.float32)
     for option in (False, True):
         y, indices = Tensor.empty((2, 3, *out), np.float32), Tensor.empty((2, 3, *out), np.int64)
-        calls = pool(
-            op,
-            2,
-            3,
-            spatial,
-            out,
-            kernel,
-            "float32",
-            caps,
-            Tensor(x),
-            y,
-            strides=strides,
-            pads=pads,
-            dilations=dilations,
-            count_include_pad=option,
-            p=3 if option else 2,
-            indices=indices if op == "max" else None,
-            column_major=option,
-        )
-        gpu.run(calls)
+        window = Window(kernel, strides, dilations, pads, tuple(out))
+        p, wanted = 3 if option else 2, op == "max"
+        problem = PoolProblem(op, 2, 3, spatial, window, "float32", option, p, wanted, column_major=option)
+        gpu.compute(problem, caps, [Tensor(x)], [y, indices] if wanted else [y])
         want, where = expected(op, x, out, kernel, strides, pads, dilations, option, 3 if option else 2, option)
         np.testing.assert_allclose(y.array, want, rtol=1e-5, atol=1e-6)
         if op == "max":
@@ -114,7 +108,7 @@ def test_float32(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generato
 def test_max_of_other_types(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     x = (rng.normal(size=(1, 4, 9, 9)) * 40).astype(dtype)
     y = Tensor.empty((1, 4, 4, 4), dtype)
-    gpu.run(pool("max", 1, 4, (9, 9), (4, 4), (3, 3), dtype, caps, Tensor(x), y, strides=(2, 2)))
+    gpu.compute(PoolProblem("max", 1, 4, (9, 9), window((3, 3), (4, 4), (2, 2)), dtype), caps, [Tensor(x)], [y])
     want, _ = expected("max", x, (4, 4), (3, 3), (2, 2), (0,) * 4, (1, 1), False, 2, False)
     np.testing.assert_array_equal(y.array, want)
 
@@ -122,7 +116,7 @@ def test_max_of_other_types(gpu: Harness, caps: DeviceCapabilities, rng: np.rand
 def test_average_of_float16(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
     x = rng.uniform(500, 1000, size=(1, 2, 14, 14)).astype(np.float16)  # sums overflow float16
     y = Tensor.empty((1, 2, 1, 1), np.float16)
-    gpu.run(pool("average", 1, 2, (14, 14), (1, 1), (14, 14), "float16", caps, Tensor(x), y))
+    gpu.compute(PoolProblem("average", 1, 2, (14, 14), window((14, 14), (1, 1)), "float16"), caps, [Tensor(x)], [y])
     np.testing.assert_allclose(y.array[..., 0, 0], x.astype(np.float64).mean((2, 3)), rtol=1e-3)
 
 
@@ -130,29 +124,35 @@ def test_nan_and_minus_infinity(gpu: Harness, caps: DeviceCapabilities) -> None:
     x = np.full((1, 1, 2, 4), -np.inf, np.float32)
     x[0, 0, 1, 2] = np.nan
     y, indices = Tensor.empty((1, 1, 1, 2), np.float32), Tensor.empty((1, 1, 1, 2), np.int64)
-    gpu.run(pool("max", 1, 1, (2, 4), (1, 2), (2, 2), "float32", caps, Tensor(x), y, strides=(2, 2), indices=indices))
+    problem = PoolProblem("max", 1, 1, (2, 4), window((2, 2), (1, 2), (2, 2)), "float32", indices=True)
+    gpu.compute(problem, caps, [Tensor(x)], [y, indices])
     np.testing.assert_array_equal(y.array.ravel(), [-np.inf, np.nan])
     np.testing.assert_array_equal(indices.array.ravel(), [0, 6])
 
 
-def test_into_a_slice_of_channels(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
-    x = rng.normal(size=(2, 3, 4, 4)).astype(np.float32)
-    before = rng.normal(size=(2, 8, 2, 2)).astype(np.float32)
-    y = Tensor(before)
-    options = {"strides": (2, 2), "y_image_stride": 32, "y_offset": 4 * 4}
-    gpu.run(pool("max", 2, 3, (4, 4), (2, 2), (2, 2), "float32", caps, Tensor(x), y, **options))
-    np.testing.assert_array_equal(y.array[:, 4:7], x.reshape(2, 3, 2, 2, 2, 2).max((3, 5)))
-    np.testing.assert_array_equal(y.array[:, :4], before[:, :4])
-    np.testing.assert_array_equal(y.array[:, 7], before[:, 7])
+def test_what_is_turned_down(caps: DeviceCapabilities) -> None:
+    two = window((2, 2), (2, 2))
+    for problem, why in {
+        PoolProblem("max", 1, 1, (2,) * 4, window((2,) * 4, (1,) * 4), "float32"): "4 spatial axes, expected 1 to 3",
+        PoolProblem("average", 1, 1, (4, 4), two, "int8"): "average pooling of 'int8' has no kernel",
+        PoolProblem("average", 1, 1, (4, 4), two, "float32", indices=True): "indices are an output of max pooling",
+    }.items():
+        with pytest.raises(Decline, match=why):
+            choose(problem, caps)
 
 
-def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
-    assert pool("max", 0, 3, (4, 4), (2, 2), (2, 2), "float32", caps, None, None) == []
-    with pytest.raises(ValueError, match="4 spatial axes, expected 1 to 3"):
-        pool("max", 1, 1, (2,) * 4, (1,) * 4, (2,) * 4, "float32", caps, None, None)
-    with pytest.raises(ValueError, match="have \\(2, 2, 1, 2, 4\\) entries"):
-        pool("max", 1, 1, (4, 4), (2, 2), (2, 2), "float32", caps, None, None, strides=(2,))
-    with pytest.raises(ValueError, match="average pooling of 'int8' has no kernel"):
-        pool("average", 1, 1, (4, 4), (2, 2), (2, 2), "int8", caps, None, None)
-    with pytest.raises(ValueError, match="indices are an output of max pooling"):
-        pool("average", 1, 1, (4, 4), (2, 2), (2, 2), "float32", caps, None, None, indices=object())
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"strides": (2,)}, "strides \\(2,\\) has 1 entries; the input has 2 spatial axes"),
+        ({"kernel": (2, 2, 2)}, "kernel_shape \\(2, 2, 2\\) has 3 entries"),
+        ({"kernel": (0, 2)}, "kernel_shape \\(0, 2\\); each must be at least 1"),
+        ({"pads": (0, 0)}, "4 are expected"),
+        ({"pads": (0, 0, -1, 0)}, "not negative"),
+    ],
+)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_wrong_windows(given: dict[str, tuple[int, ...]], why: str, channels_last: bool) -> None:
+    wrong = dataclasses.replace(window((2, 2), (2, 2)), **given)
+    with pytest.raises(InvalidNode, match=why):
+        PoolProblem("max", 1, 8, (4, 4), wrong, "float16", channels_last=channels_last)

@@ -10,10 +10,11 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_pool import expected, out_size
-from vkep.kernels.pool import pool
-from vkep.kernels.pool_nhwc import UNIT, pool_last, takes_channels_last
+from vkep.graph.windows import Window
+from vkep.kernels.pool import UNIT, PoolProblem, takes_channels_last
+from vkep.kernels.select import emit
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class Case:
         axes = zip(self.shape[2:], self.kernel, self.strides, self.dilations, self.pads[:2], self.pads[2:], strict=True)
         return [out_size(*axis, self.ceil) for axis in axes]
 
-    @property
-    def window(self) -> dict[str, Any]:
-        return {"strides": self.strides, "pads": self.pads, "dilations": self.dilations}
+    def problem(self, op: str, last: bool, **options: Any) -> PoolProblem:
+        window = Window(self.kernel, self.strides, self.dilations, self.pads, tuple(self.out))
+        n, c, *spatial = self.shape
+        return PoolProblem(op, n, c, tuple(spatial), window, "float16", channels_last=last, **options)
 
 
 CASES = {
@@ -55,21 +57,14 @@ def pooled(
     """[n, c, oh, ow] of x [n, c, h, w], through [n, h, w, c]; tensors lie ``offset`` bytes beyond an aligned address."""
     lain = Tensor(x.transpose(0, 2, 3, 1), offset)
     y = Tensor(Tensor.empty((case.shape[0], *case.out, case.shape[1]), np.float16).array, offset)
-    calls = pool_last(
-        op, case.shape, case.out, case.kernel, gpu.caps, lain, y,
-        count_include_pad=include, alignment=offset or 16, **case.window,
-    )  # fmt: skip
-    gpu.run(calls, **run)
+    problem = case.problem(op, True, count_include_pad=include, alignment=offset or 16)
+    gpu.compute(problem, gpu.caps, [lain], [y], **run)
     return y.array.transpose(0, 3, 1, 2)
 
 
 def pooled_first(gpu: Harness, op: str, case: Case, x: np.ndarray, *, include: bool = False) -> np.ndarray:
     y = Tensor.empty((*case.shape[:2], *case.out), np.float16)
-    calls = pool(
-        op, *case.shape[:2], case.shape[2:], case.out, case.kernel, "float16", gpu.caps, Tensor(x), y,
-        count_include_pad=include, **case.window,
-    )  # fmt: skip
-    gpu.run(calls)
+    gpu.compute(case.problem(op, False, count_include_pad=include), gpu.caps, [Tensor(x)], [y])
     return y.array
 
 
@@ -160,7 +155,7 @@ def test_on_every_kind_of_device(gpu: Harness, caps: DeviceCapabilities, rng: np
     x = rng.standard_normal(case.shape).astype(np.float16)
     y = Tensor.empty((case.shape[0], *case.out, case.shape[1]), np.float16)
     lain = Tensor(x.transpose(0, 2, 3, 1))
-    gpu.run(pool_last(op, case.shape, case.out, case.kernel, caps, lain, y, **case.window))
+    gpu.compute(case.problem(op, True, alignment=16), caps, [lain], [y])
     np.testing.assert_array_equal(y.array.transpose(0, 3, 1, 2), pooled_first(gpu, op, case, x))
 
 
@@ -177,20 +172,20 @@ class TestSelection:
         ],
     )
     def test_other_pools_are_not_taken(self, op: str, shape: tuple[int, ...], dtype: str) -> None:
-        assert takes_channels_last("max", (1, 8, 4, 4), "float16")
-        assert not takes_channels_last(op, shape, dtype)
-        if dtype == "float16":
-            with pytest.raises(ValueError, match="has no kernel with channels last"):
-                pool_last(op, shape, (2, 2), (2, 2), GPU, None, None)
+        def why_not(op: str, shape: tuple[int, ...], dtype: str, last: bool = True) -> str:
+            n, c, *spatial = shape
+            ones = (1,) * len(spatial)
+            window = Window(ones, ones, ones, (0, 0) * len(spatial), ones)
+            problem = PoolProblem(op, n, c, tuple(spatial), window, dtype, channels_last=last)
+            return takes_channels_last(problem, GPU)
 
-    def test_wrong_windows(self) -> None:
-        with pytest.raises(ValueError, match="have \\(2, 2, 1, 2, 4\\) entries"):
-            pool_last("max", (1, 8, 4, 4), (2, 2), (2, 2), GPU, None, None, strides=(2,))
-        with pytest.raises(ValueError, match="not negative"):
-            pool_last("max", (1, 8, 4, 4), (2, 2), (2, 2), GPU, None, None, pads=(0, 0, -1, 0))
+        assert why_not("max", (1, 8, 4, 4), "float16") == ""
+        assert why_not("max", (1, 8, 4, 4), "float16", last=False) == "the channels lie second"
+        assert "with channels last there are only" in why_not(op, shape, dtype)
 
     def test_a_lane_takes_eight_channels(self) -> None:
-        [call] = pool_last("max", (4, 64, 56, 56), (28, 28), (2, 2), GPU, None, None, strides=(2, 2))
+        problem = Case((4, 64, 56, 56), (2, 2), (2, 2)).problem("max", True, alignment=16)
+        [call] = emit(problem, NumpyWorkspace(GPU), [None], [None])
         lanes = call.grid[0] * call.grid[1] * call.spec["LOCAL_X"]
         assert 0 <= lanes - 4 * 64 * 28 * 28 // UNIT < call.spec["LOCAL_X"]
         assert call.spec["ALIGNED"] == 1

@@ -10,7 +10,9 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.recurrent import CELLS, fits, recurrent
+from vkep.errors import Decline
+from vkep.kernels.recurrent import CELLS, RecurrentProblem, carries
+from vkep.kernels.select import choose
 
 ACTIVATIONS = (
     "float act_f(float x) { return 1.0 / (1.0 + exp(-x)); } float act_g(float x) { return tanh(x); } "
@@ -61,16 +63,11 @@ def test_cells(gpu: Harness, caps: DeviceCapabilities, cell: str, hidden: int, d
         Tensor.empty((steps, batches, hidden), dtype),
         *(Tensor.empty((batches, hidden), dtype) for _ in range(2)),
     )
-    operands: dict[str, Any] = dict.fromkeys(("bias", "peepholes", "c0"))
-    operands |= {
-        "gates": Tensor(x),
-        "weights": Tensor(w),
-        "h0": Tensor(h0),
-        "lengths": Tensor(np.array(lengths, np.int32)),
-    }
-    operands |= {"y": y, "h1": h1, "c1": c1 if cell == "LSTM" else None}
+    inputs = [Tensor(x), Tensor(w), Tensor(np.array(lengths, np.int32)), Tensor(h0)]
     strides = (batches * hidden, hidden, 1)
-    gpu.run(recurrent(cell, steps, batches, hidden, dtype, caps, operands, ACTIVATIONS, strides))
+    given = frozenset(("lengths", "h0"))
+    problem = RecurrentProblem(cell, steps, batches, hidden, dtype, ACTIVATIONS, strides, given)
+    gpu.compute(problem, caps, inputs, [y, h1, c1] if cell == "LSTM" else [y, h1])
     expected, last = _reference(cell, x.astype(np.float64), w.astype(np.float64), h0.astype(np.float64), lengths)
     near = 5e-3 if dtype == "float16" else 1e-5
     np.testing.assert_allclose(y.array, expected, atol=near)
@@ -79,5 +76,16 @@ def test_cells(gpu: Harness, caps: DeviceCapabilities, cell: str, hidden: int, d
 
 def test_what_fits(gpu: Harness) -> None:
     cpu, discrete = (dataclasses.replace(gpu.caps, device_type=kind) for kind in ("cpu", "discrete"))
-    assert fits("LSTM", 1, 128, cpu) and not fits("LSTM", 16, 128, cpu)
-    assert fits("LSTM", 64, 256, discrete) and not fits("LSTM", 1, 1024, discrete)
+
+    def fits(batches: int, hidden: int, caps: DeviceCapabilities) -> bool:
+        return carries(RecurrentProblem("LSTM", 1, batches, hidden, "float32", "", (1, 1, 1)), caps)
+
+    assert fits(1, 128, cpu) and not fits(16, 128, cpu)
+    assert fits(64, 256, discrete) and not fits(1, 1024, discrete)
+
+
+def test_what_is_turned_down(caps: DeviceCapabilities) -> None:
+    little = dataclasses.replace(caps, max_shared_memory_bytes=16384)
+    for hidden, dtype, why in ((1024, "float32", "does not fit shared memory"), (1, "float64", "type is float64")):
+        with pytest.raises(Decline, match=why):
+            choose(RecurrentProblem("LSTM", 1, 1, hidden, dtype, "", (1, 1, 1)), little)

@@ -16,7 +16,7 @@ RNG = np.random.default_rng(5)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways: all steps in one dispatch, and a product for each step."""
     if request.param == "stepwise":
-        monkeypatch.setattr("vkep.ops.recurrent_layer.fits", lambda *_: False)
+        monkeypatch.setattr("vkep.ops.recurrent_layer.carries", lambda *_: False)
 
 
 STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6

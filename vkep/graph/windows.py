@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vkep.errors import Decline
+from vkep.errors import Decline, InvalidNode
 
 #: kernels count elements along an axis in 31 bits
 _LIMIT = 1 << 31
@@ -24,15 +24,19 @@ class Window:
 
 
 def check_window(rank: int, pads: Sequence[int], **sizes: Sequence[int]) -> None:
-    """`Decline` attributes of another length than the spatial axes, or of values that no window has."""
+    """Raises `InvalidNode` for attributes of another length than the spatial axes or below what a window has, `Decline` for
+    values that kernels do not count to.
+    """
     for name, values in sizes.items():
         if len(values) != rank:
-            raise Decline(f"{name} {tuple(values)} has {len(values)} entries; the input has {rank} spatial axes")
+            raise InvalidNode(f"{name} {tuple(values)} has {len(values)} entries; the input has {rank} spatial axes")
         least = 0 if name in ("output_padding", "output_shape") else 1
         if not all(least <= v < _LIMIT for v in values):
-            raise Decline(f"{name} {tuple(values)}; each must be at least {least} and below 2**31")
+            reason = f"{name} {tuple(values)}; each must be at least {least} and below 2**31"
+            raise InvalidNode(reason) if min(values) < least else Decline(reason)
     if len(pads) != 2 * rank or not all(abs(p) < _LIMIT for p in pads):
-        raise Decline(f"pads {tuple(pads)}; {2 * rank} are expected, each of a size below 2**31")
+        reason = f"pads {tuple(pads)}; {2 * rank} are expected, each of a size below 2**31"
+        raise InvalidNode(reason) if len(pads) != 2 * rank else Decline(reason)
 
 
 def resolve_window(

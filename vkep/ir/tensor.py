@@ -69,7 +69,7 @@ class Tensor:
     @property
     def is_contiguous(self) -> bool:
         """Elements lie densely in row-major order (from any offset)."""
-        return _is_dense(self.shape, self.strides)
+        return not self.size or _is_dense(self.shape, self.strides)
 
     @property
     def is_channels_last(self) -> bool:
@@ -130,8 +130,7 @@ class Tensor:
         shape = tuple(map(int, shape))
         if math.prod(shape) != self.size:
             raise ValueError(f"cannot view {self.size} elements of shape {self.shape} as {shape}")
-        dense = self.size == 0 or _is_dense(self.shape, self.strides)
-        strides = contiguous_strides(shape) if dense else reshaped_strides(self.shape, self.strides, shape)
+        strides = contiguous_strides(shape) if self.is_contiguous else reshaped_strides(self.shape, self.strides, shape)
         return None if strides is None else Tensor(self.dtype, shape, self.storage, strides, self.offset)
 
     def transpose(self, perm: Sequence[int]) -> Tensor:

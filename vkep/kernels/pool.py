@@ -1,14 +1,26 @@
-"""Max, average and Lp pooling in one to three dimensions (``shaders/pool.comp``)."""
+"""Max, average and Lp pooling in one to three dimensions: channels second (``shaders/pool.comp``), or last in float16
+(``shaders/pool_last.comp``), for what lies so behind convolutions: a lane moves eight channels of a pixel at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import InvalidNode
+from vkep.graph.windows import Window, check_window
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, element_defines, element_type, grid, lanes, limit
+from vkep.kernels.launch import ceil_div, element_defines, element_type, grid, lanes, limit
+from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.select import Candidate, Emission, implement
+
+#: channels a lane of ``pool_last.comp``: 16 bytes
+UNIT = 8
+_LAST_OPS = ("max", "average")
 
 
 def pool_defines(op: str, dtype: str, with_indices: bool = False) -> dict[str, str]:
@@ -23,6 +35,17 @@ def pool_defines(op: str, dtype: str, with_indices: bool = False) -> dict[str, s
     return defines
 
 
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    planes = ceil_div(call["total"], call["out_depth"] * call["out_height"] * call["out_width"])
+    read, element = planes * call["depth"] * call["height"] * call["width"], call.size_of("IN_T")
+    return {"x": read * element, "y": call["total"] * element, "indices": call["total"] * 8}
+
+
+def _last_reach(call: KernelCall) -> Mapping[str, int]:
+    images = ceil_div(call["total"], call["out_height"] * call["out_width"] * call["units"])
+    return {"x": images * call["height"] * call["width"] * call["units"] * 16, "y": call["total"] * 16}
+
+
 POOL = Kernel(
     "pool.comp",
     operands=(Operand("x"), Operand("y", writes=True), Operand("indices", writes=True)),
@@ -31,12 +54,10 @@ POOL = Kernel(
         ("depth", "uint"),
         ("height", "uint"),
         ("width", "uint"),
-        *magic_fields("out_depth", "out_height", "out_width", "channels"),
+        *magic_fields("out_depth", "out_height", "out_width"),
         *((f"{name}_{axis}", "uint") for name in ("stride", "dilation") for axis in "dhw"),
         *((f"pad_{axis}", "int") for axis in "dhw"),
         *((f"pad_end_{axis}", "uint") for axis in "dhw"),
-        ("y_image", "uint"),
-        ("y_offset", "uint"),
         ("p", "float"),
     ),
     spec={"KERNEL_D": 1, "KERNEL_H": 1, "KERNEL_W": 1, "COUNT_INCLUDE_PAD": 0, "COLUMN_MAJOR": 0},
@@ -45,117 +66,173 @@ POOL = Kernel(
         *(pool_defines("max", t, with_indices=True) for t in ("float32", "float16")),
         *(pool_defines("max", t) for t in ("int8", "uint8")),
     ),
+    reach=_reach,
+)
+POOL_LAST = Kernel(
+    "pool_last.comp",
+    operands=(Operand("x"), Operand("y", writes=True)),
+    params=(
+        *((name, "uint") for name in ("total", "height", "width")),
+        *magic_fields("units", "out_width", "out_height"),
+        *((name, "uint") for name in ("stride_h", "stride_w", "dilation_h", "dilation_w")),
+        *((name, "int") for name in ("pad_h", "pad_w")),
+        *((name, "uint") for name in ("pad_end_h", "pad_end_w")),
+    ),
+    spec={"KERNEL_H": 1, "KERNEL_W": 1, "COUNT_INCLUDE_PAD": 0, "ALIGNED": 1},
+    variants=tuple(pool_defines(op, "float16") for op in _LAST_OPS),
+    reach=_last_reach,
 )
 
 
-def check_window(
-    rank: int,
-    out_spatial: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    pads: Sequence[int] | None,
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Strides, dilations and pads over ``rank`` spatial axes, filled in where they are None.
+@dataclass(frozen=True)
+class PoolProblem(Problem):
+    """Pool ``x`` [images, channels, *spatial] into ``y`` [images, channels, *window.out].
 
-    Raises `ValueError` for another number of entries, or values that no window has.
+    ``op`` is "max", "average" or "lp" (of order ``p``). With ``indices`` (max only) there is a second output: int64 positions
+    in the flat input, with ``column_major`` as ONNX MaxPool's ``storage_order`` 1. A NaN in a window is its maximum.
+    With ``channels_last`` x and y lie as [images, *spatial, channels]; ``alignment`` (bytes) divides their addresses. Raises
+    `Decline` for a window that no input with these axes has.
     """
-    strides, dilations = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
-    pads = tuple(pads or (0,) * (2 * rank))
-    lengths = (len(out_spatial), len(kernel), len(strides), len(dilations), len(pads))
-    if lengths != (rank, rank, rank, rank, 2 * rank):
-        raise ValueError(
-            f"pool: out_spatial, kernel, strides, dilations and pads have {lengths} entries, "
-            f"expected {(rank, rank, rank, rank, 2 * rank)} for {rank} spatial axes"
+
+    op: str
+    images: int
+    channels: int
+    spatial: tuple[int, ...]
+    window: Window
+    dtype: str
+    count_include_pad: bool = False
+    p: int = 2
+    indices: bool = False
+    column_major: bool = False
+    channels_last: bool = False
+    alignment: int = 1
+
+    def __post_init__(self) -> None:
+        window, rank = self.window, len(self.spatial)
+        check_window(
+            rank,
+            window.pads,
+            kernel_shape=window.kernel,
+            strides=window.strides,
+            dilations=window.dilations,
+            out=window.out,
         )
-    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
-        raise ValueError(
-            f"pool: kernel {tuple(kernel)}, strides {strides}, dilations {dilations} must be positive, "
-            f"pads {pads} not negative"
+        if min(window.pads, default=0) < 0:
+            raise InvalidNode(f"pads {window.pads}; a pool's are not negative")
+
+    def _shape(self, spatial: tuple[int, ...]) -> tuple[int, ...]:
+        if self.channels_last:
+            return (self.images, *spatial, self.channels)
+        return (self.images, self.channels, *spatial)
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, self._shape(self.spatial)),)
+
+    def makes(self) -> tuple[Need, ...]:
+        shape = self._shape(self.window.out)
+        return (Need("y", self.dtype, shape), *([Need("indices", "int64", shape)] if self.indices else []))
+
+    @property
+    def results(self) -> int:
+        return self.images * self.channels * math.prod(self.window.out)
+
+    @property
+    def flops(self) -> int:
+        return self.results * math.prod(self.window.kernel)
+
+    def placed(self, operands: Mapping[str, Any]) -> PoolProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+
+def takes_channels_last(problem: PoolProblem, caps: DeviceCapabilities) -> str:
+    """Why ``pool_last.comp`` does not compute a pool."""
+    if not problem.channels_last:
+        return "the channels lie second"
+    fits = problem.op in _LAST_OPS and problem.dtype == "float16" and len(problem.spatial) == 2 and not problem.indices
+    if not fits or problem.channels % UNIT or 0 in problem.spatial:
+        return (
+            f"with channels last there are only 'max' and 'average' pools of float16 images of {UNIT}, 16 .. channels"
         )
-    return strides, dilations, pads
+    return ""
 
 
-def pool(
-    op: str,
-    images: int,
-    channels: int,
-    spatial: Sequence[int],
-    out_spatial: Sequence[int],
-    kernel: Sequence[int],
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    *,
-    strides: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    dilations: Sequence[int] | None = None,
-    count_include_pad: bool = False,
-    p: int = 2,
-    indices: Any = None,
-    column_major: bool = False,
-    y_image_stride: int | None = None,
-    y_offset: int = 0,
-) -> list[KernelCall]:
-    """Pool ``x`` [images, channels, *spatial] into ``y`` [images, channels, *out_spatial]; 1 to 3 spatial axes.
-
-    ``op`` is "max", "average" or "lp" (of order ``p``). ``pads`` are begins then ends, as in ONNX; ``out_spatial`` is
-    the caller's (``ceil_mode`` and ``auto_pad`` are in it). ``indices`` (max only) receives int64 positions in the flat
-    input, with ``column_major`` as ONNX MaxPool's ``storage_order`` 1. Image n of ``y`` begins
-    ``n * y_image_stride + y_offset`` elements after its address (contiguous by default). Max takes float32, float16,
-    bfloat16 and 8- to 32-bit integers, the others only the floats. A NaN in a window is its maximum.
-
-    Raises `ValueError` for arguments that do not fit together.
-    """
-    rank = len(spatial)
+def _takes(problem: PoolProblem, caps: DeviceCapabilities) -> str:
+    rank, kind = len(problem.spatial), element_type(problem.dtype)
+    if problem.channels_last:
+        return "the channels lie last"
     if not 1 <= rank <= 3:
-        raise ValueError(f"pool: {rank} spatial axes, expected 1 to 3")
-    strides, dilations, pads = check_window(rank, out_spatial, kernel, strides, dilations, pads)
-    kind = element_type(dtype)
-    is_float = kind.glsl_compute == "float"
-    if op not in ("max", "average", "lp"):
-        raise ValueError(f"pool: operation is {op!r}, expected 'max', 'average' or 'lp'")
-    if not is_float and (op != "max" or kind.itemsize == 8):
-        raise ValueError(
-            f"pool: {op} pooling of {dtype!r} has no kernel; floats (max: also 8- to 32-bit integers) have"
-        )
-    if indices is not None and op != "max":
-        raise ValueError(f"pool: indices are an output of max pooling, not of {op!r}")
-    element_count("pool input", images, channels, *spatial)
-    total = element_count("pool output", images, channels, *out_spatial)
-    if not total:
-        return []
+        return f"{rank} spatial axes, expected 1 to 3"
+    if kind.glsl_compute != "float" and (problem.op != "max" or kind.itemsize == 8):
+        return f"{problem.op} pooling of {problem.dtype!r} has no kernel; floats (max: also 8- to 32-bit integers) have"
+    if problem.indices and problem.op != "max":
+        return f"indices are an output of max pooling, not of {problem.op!r}"
+    return ""
+
+
+def _pool(problem: PoolProblem, e: Emission) -> list[KernelCall]:
+    window, rank = problem.window, len(problem.spatial)
     ones, zeros = (1,) * (3 - rank), (0,) * (3 - rank)
-    size, out_size, taps = (*ones, *spatial), (*ones, *out_spatial), (*ones, *kernel)
-    begins, ends = (*zeros, *pads[:rank]), (*zeros, *pads[rank:])
-    params: dict[str, int | float] = {"total": total, "p": float(p), "y_offset": y_offset}
-    params |= dict(zip(("depth", "height", "width"), size, strict=True))
-    for name, extent in zip(("out_depth", "out_height", "out_width"), out_size, strict=True):
+    taps, total = (*ones, *window.kernel), problem.results
+    params: dict[str, int | float] = {"total": total, "p": float(problem.p)}
+    params |= dict(zip(("depth", "height", "width"), (*ones, *problem.spatial), strict=True))
+    for name, extent in zip(("out_depth", "out_height", "out_width"), (*ones, *window.out), strict=True):
         params |= magic_params(name, extent)
-    params |= magic_params("channels", channels)
     for i, axis in enumerate("dhw"):
-        params[f"stride_{axis}"] = (*ones, *strides)[i]
-        params[f"dilation_{axis}"] = (*ones, *dilations)[i]
-        params[f"pad_{axis}"] = begins[i]
-        params[f"pad_end_{axis}"] = ends[i]
-    params["y_image"] = total // images if y_image_stride is None else y_image_stride
-    defines = pool_defines(op, dtype, indices is not None)
-    local = lanes(caps, total)
+        params[f"stride_{axis}"] = (*ones, *window.strides)[i]
+        params[f"dilation_{axis}"] = (*ones, *window.dilations)[i]
+        params[f"pad_{axis}"] = (*zeros, *window.pads[:rank])[i]
+        params[f"pad_end_{axis}"] = (*zeros, *window.pads[rank:])[i]
+    local = lanes(e.caps, total)
     return [
         POOL.call(
             grid=grid(ceil_div(total, local)),
-            operands={"x": x, "y": y, "indices": indices},
+            operands={"x": e["x"], "y": e["y"], "indices": e.get("indices")},
             params=params,
             spec={
-                "KERNEL_D": taps[0],
-                "KERNEL_H": taps[1],
-                "KERNEL_W": taps[2],
-                "COUNT_INCLUDE_PAD": int(count_include_pad),
-                "COLUMN_MAJOR": int(column_major),
+                **{f"KERNEL_{axis}": size for axis, size in zip("DHW", taps, strict=True)},
+                "COUNT_INCLUDE_PAD": int(problem.count_include_pad),
+                "COLUMN_MAJOR": int(problem.column_major),
             },
-            defines=defines,
+            defines=pool_defines(problem.op, problem.dtype, problem.indices),
             local_size=(local,),
-            flops=total * taps[0] * taps[1] * taps[2],
+            flops=problem.flops,
         )
     ]
+
+
+def _pool_last(problem: PoolProblem, e: Emission) -> list[KernelCall]:
+    window, (height, width), total = problem.window, problem.spatial, problem.results // UNIT
+    local = lanes(e.caps, total)
+    return [
+        POOL_LAST.call(
+            grid=grid(ceil_div(total, local)),
+            operands=e.operands,
+            params={
+                "total": total,
+                "height": height,
+                "width": width,
+                **magic_params("units", problem.channels // UNIT),
+                **magic_params("out_width", window.out[1]),
+                **magic_params("out_height", window.out[0]),
+                **dict(zip(("stride_h", "stride_w"), window.strides, strict=True)),
+                **dict(zip(("dilation_h", "dilation_w"), window.dilations, strict=True)),
+                **dict(zip(("pad_h", "pad_w", "pad_end_h", "pad_end_w"), window.pads, strict=True)),
+            },
+            spec={
+                "KERNEL_H": window.kernel[0],
+                "KERNEL_W": window.kernel[1],
+                "COUNT_INCLUDE_PAD": int(problem.count_include_pad),
+                "ALIGNED": int(problem.alignment % 16 == 0),
+            },
+            defines=pool_defines(problem.op, "float16"),
+            local_size=(local,),
+            flops=problem.flops,
+        )
+    ]
+
+
+implement(
+    PoolProblem,
+    Candidate("channels last", _pool_last, when=takes_channels_last, layout="nhwc"),
+    Candidate("channels second", _pool, when=_takes),
+)

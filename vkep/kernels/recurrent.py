@@ -2,125 +2,177 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import (
-    ceil_power_of_two,
-    element_count,
-    element_type,
-    floor_power_of_two,
-    grid,
-    is_cpu,
-)
+from vkep.kernels.launch import ceil_power_of_two, element_type, floor_power_of_two, grid, is_cpu
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
 
 #: gates of each kind of cell
 CELLS = {"RNN": 1, "GRU": 3, "GRU_LINEAR": 3, "LSTM": 4}
+_OPTIONAL = ("bias", "peepholes", "lengths", "h0", "c0")
 _SAMPLE = " ".join(f"float act_{name}(float x) {{ return x; }}" for name in "fgh")
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    element, steps, batches, hidden = call.size_of("T"), call["steps"], call["batches"], call["HIDDEN"]
+    [cell] = (name for name in CELLS if f"CELL_{name}" in dict(call.variant.defines))
+    gates, last = CELLS[cell] * hidden, (steps - 1, batches - 1, hidden - 1)
+    y = 1 + sum(at * call[step] for at, step in zip(last, ("y_step", "y_batch", "y_unit"), strict=True))
+    state = batches * hidden
+    elements = {
+        "gates": steps * batches * gates,
+        "weights": hidden * gates,
+        "bias": hidden,
+        "peepholes": 3 * hidden,
+        "y": y,
+    }
+    elements |= dict.fromkeys(("h0", "c0", "h1", "c1"), state)
+    return {name: count * element for name, count in elements.items()} | {"lengths": 4 * batches}
+
+
 RECURRENT = Kernel(
     "recurrent.comp",
     operands=(
-        *(Operand(n) for n in ("gates", "weights", "bias", "peepholes", "lengths", "h0", "c0")),
+        *(Operand(n) for n in ("gates", "weights", *_OPTIONAL)),
         *(Operand(n, writes=True) for n in ("y", "h1", "c1")),
     ),
     params=(
         *((n, "uint") for n in ("steps", "batches", "backwards", "y_step", "y_batch", "y_unit")),
         ("clip", "float"),
     ),
-    spec={
-        "HIDDEN": 1,
-        "SPLIT": 1,
-        "HAS_BIAS": 0,
-        "HAS_PEEPHOLES": 0,
-        "HAS_LENGTHS": 0,
-        "HAS_H0": 0,
-        "HAS_C0": 0,
-        "INPUT_FORGET": 0,
-    },
+    spec={"HIDDEN": 1, "SPLIT": 1, **{f"HAS_{name.upper()}": 0 for name in _OPTIONAL}, "INPUT_FORGET": 0},
     variants=tuple({f"CELL_{cell}": "1", "ACTIVATIONS": _SAMPLE, "T": "float"} for cell in CELLS),
+    reach=_reach,
 )
 #: multiplications of a step beyond which a step of its own, spread over the device, is the faster way: on a CPU driver of
 #: all sequences, on a GPU of the one that a workgroup carries
 _CPU_STEP, _GPU_STEP = 1 << 17, 1 << 18
 
 
-def fits(cell: str, batches: int, hidden: int, caps: DeviceCapabilities) -> bool:
-    """Whether carrying the state in a workgroup is the way: a step must be short, and the state fit shared memory."""
-    step = CELLS[cell] * hidden * hidden
-    if _shared_bytes(cell, hidden, 1) > caps.max_shared_memory_bytes:
-        return False
-    return batches * step <= _CPU_STEP if is_cpu(caps) else step <= _GPU_STEP
+@dataclass(frozen=True)
+class RecurrentProblem(Problem):
+    """A layer of ``cell`` (a key of `CELLS`) over ``gates`` [steps, batches, gates * hidden], in ONNX's order of gates.
+
+    ``weights`` are [hidden (from), gates * hidden (to)]. ``optional`` names the operands that are there besides: ``bias``
+    [hidden] (GRU_LINEAR: inside of the reset), ``peepholes`` [3 * hidden], ``lengths`` int32 [batches], ``h0`` and ``c0``
+    [batches, hidden]. Results: ``y`` with ``y_strides`` (step, batch, unit; elements), ``h1`` and for an LSTM ``c1``
+    [batches, hidden]. ``activations`` is GLSL that defines ``act_f``, ``act_g`` and ``act_h``. State is float32.
+    """
+
+    cell: str
+    steps: int
+    batches: int
+    hidden: int
+    dtype: str
+    activations: str
+    y_strides: tuple[int, int, int]
+    optional: frozenset[str] = frozenset()
+    backwards: bool = False
+    input_forget: bool = False
+    clip: float = float("inf")
+
+    def needs(self) -> tuple[Need, ...]:
+        gates, state = CELLS[self.cell] * self.hidden, (self.batches, self.hidden)
+        shapes = {
+            "bias": (self.hidden,),
+            "peepholes": (3 * self.hidden,),
+            "lengths": (self.batches,),
+            "h0": state,
+            "c0": state,
+        }
+        return (
+            Need("gates", self.dtype, (self.steps, self.batches, gates)),
+            Need("weights", self.dtype, (self.hidden, gates)),
+            *(
+                Need(name, "int32" if name == "lengths" else self.dtype, shapes[name])
+                for name in _OPTIONAL
+                if name in self.optional
+            ),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        states = ("h1", "c1") if self.cell == "LSTM" else ("h1",)
+        return (
+            Need("y", self.dtype, (self.steps, self.batches, self.hidden), strides=self.y_strides),
+            *(Need(name, self.dtype, (self.batches, self.hidden)) for name in states),
+        )
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.steps * self.batches * CELLS[self.cell] * self.hidden * self.hidden
+
+    def placed(self, operands: Mapping[str, Any]) -> RecurrentProblem:
+        step, _, batch, unit = operands["y"].strides
+        return replace(self, y_strides=(step, batch, unit))
 
 
-def _split(cell: str, hidden: int, caps: DeviceCapabilities) -> int:
+def _takes(problem: RecurrentProblem, caps: DeviceCapabilities) -> str:
+    if problem.dtype not in ("float32", "float16"):
+        return f"element type is {problem.dtype}, expected float32 or float16"
+    if _shared_bytes(problem, 1) > caps.max_shared_memory_bytes:
+        return f"a state of {problem.hidden} units does not fit shared memory"
+    return ""
+
+
+def carries(problem: RecurrentProblem, caps: DeviceCapabilities) -> bool:
+    """Whether carrying the state in a workgroup is the way: the state must fit, and a step be short."""
+    step = CELLS[problem.cell] * problem.hidden * problem.hidden
+    short = problem.batches * step <= _CPU_STEP if is_cpu(caps) else step <= _GPU_STEP
+    return short and not _takes(problem, caps)
+
+
+def _split(problem: RecurrentProblem, caps: DeviceCapabilities) -> int:
     """Lanes that share a hidden unit: a GPU needs many loads in flight, a CPU driver gains nothing."""
     split, most = 1, min(1024, floor_power_of_two(caps.max_workgroup_invocations))
     while (
         not is_cpu(caps)
         and split < 8
-        and 2 * split * ceil_power_of_two(hidden) <= most
-        and _shared_bytes(cell, hidden, 2 * split) <= caps.max_shared_memory_bytes
+        and 2 * split * ceil_power_of_two(problem.hidden) <= most
+        and _shared_bytes(problem, 2 * split) <= caps.max_shared_memory_bytes
     ):
         split *= 2
     return split
 
 
-def _shared_bytes(cell: str, hidden: int, split: int) -> int:
-    return 4 * (4 * hidden + (split * CELLS[cell] * hidden if split > 1 else 1))
+def _shared_bytes(problem: RecurrentProblem, split: int) -> int:
+    return 4 * problem.hidden * 4 + 4 * (split * CELLS[problem.cell] * problem.hidden if split > 1 else 1)
 
 
-def recurrent(
-    cell: str,
-    steps: int,
-    batches: int,
-    hidden: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    operands: dict[str, Any],
-    activations: str,
-    y_strides: tuple[int, int, int],
-    *,
-    backwards: bool = False,
-    input_forget: bool = False,
-    clip: float = float("inf"),
-) -> list[KernelCall]:
-    """Run a layer of ``cell`` (a key of `CELLS`) over ``gates`` [steps, batches, gates * hidden], ONNX's gate order.
-
-    ``operands`` by the kernel's names, None where absent: ``weights`` [hidden, gates, hidden] (from, gate, to), ``bias``
-    [hidden] (GRU_LINEAR: inside of the reset), ``peepholes`` [3 * hidden], ``lengths`` [batches] int32, ``h0`` and ``c0``
-    [batches, hidden], ``y`` with ``y_strides`` (step, batch, unit), ``h1`` and ``c1`` [batches, hidden]. ``activations``
-    is GLSL that defines ``act_f``, ``act_g`` and ``act_h``. State is float32. Raises `ValueError` for an element type
-    that is not float32 or float16.
-    """
-    if dtype not in ("float32", "float16"):
-        raise ValueError(f"recurrent: element type is {dtype}, expected float32 or float16")
-    element_count("recurrent gates", steps, batches, CELLS[cell] * hidden)
-    split = _split(cell, hidden, caps)
-    most = floor_power_of_two(caps.max_workgroup_invocations)
-    local = min(most, split * max(ceil_power_of_two(hidden), min(caps.subgroup_size, most)))
-    present = {name: int(operands[name] is not None) for name in ("bias", "peepholes", "lengths", "h0", "c0")}
+def _recurrent(problem: RecurrentProblem, e: Emission) -> list[KernelCall]:
+    split = _split(problem, e.caps)
+    most = floor_power_of_two(e.caps.max_workgroup_invocations)
+    local = min(most, split * max(ceil_power_of_two(problem.hidden), min(e.caps.subgroup_size, most)))
     return [
         RECURRENT.call(
-            grid=grid(batches),
-            operands=operands,
+            grid=grid(problem.batches),
+            operands={operand.name: e.get(operand.name) for operand in RECURRENT.operands},
             params={
-                "steps": steps,
-                "batches": batches,
-                "backwards": int(backwards),
-                "y_step": y_strides[0],
-                "y_batch": y_strides[1],
-                "y_unit": y_strides[2],
-                "clip": clip,
+                "steps": problem.steps,
+                "batches": problem.batches,
+                "backwards": int(problem.backwards),
+                **dict(zip(("y_step", "y_batch", "y_unit"), problem.y_strides, strict=True)),
+                "clip": problem.clip,
             },
             spec={
-                "HIDDEN": hidden,
+                "HIDDEN": problem.hidden,
                 "SPLIT": split,
-                "INPUT_FORGET": int(input_forget),
-                **{f"HAS_{name.upper()}": flag for name, flag in present.items()},
+                "INPUT_FORGET": int(problem.input_forget),
+                **{f"HAS_{name.upper()}": int(name in problem.optional) for name in _OPTIONAL},
             },
-            defines={f"CELL_{cell}": "1", "ACTIVATIONS": activations, "T": element_type(dtype).glsl},
+            defines={
+                f"CELL_{problem.cell}": "1",
+                "ACTIVATIONS": problem.activations,
+                "T": element_type(problem.dtype).glsl,
+            },
             local_size=(local,),
-            flops=2 * steps * batches * CELLS[cell] * hidden * hidden,
+            flops=problem.flops,
         )
     ]
+
+
+implement(RecurrentProblem, Candidate("recurrent", _recurrent, when=_takes))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vkep.dtypes import DTYPES
 from vkep.graph.windows import Window, resolve_window
 from vkep.ir.builder import LARGEST, Builder
-from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
+from vkep.ir.tensor import CHANNELS_LAST, Tensor
 from vkep.kernels.pad import pad
-from vkep.kernels.pool import pool
-from vkep.kernels.pool_nhwc import pool_last, takes_channels_last
+from vkep.kernels.pool import PoolProblem, takes_channels_last
 from vkep.kernels.scatter import scatter_elements
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import reduce_axes
@@ -22,62 +22,19 @@ def _pool(
     b: Builder, op: str, x: Tensor, window: Window, *, indices: bool = False, count_include_pad: bool = False,
     column_major: bool = False, p: int = 2,
 ) -> list[Tensor]:  # fmt: skip
-    if x.is_channels_last and not indices and takes_channels_last(op, x.shape, x.dtype.name):
-        return [_channels_last(b, op, x, window, count_include_pad)]
-    images, channels = x.shape[:2]
-    outs = [b.empty(x.dtype, [images, channels, *window.out])]
-    if indices:
-        outs.append(b.empty(DTYPES["int64"], outs[0].shape))
-    b.kernel(
-        [b.contiguous(x)],
-        outs,
-        lambda t, i, o, _: pool(
-            op,
-            images,
-            channels,
-            x.shape[2:],
-            window.out,
-            window.kernel,
-            x.dtype.name,
-            t.caps,
-            i[0],
-            o[0],
-            strides=window.strides,
-            pads=window.pads,
-            dilations=window.dilations,
-            count_include_pad=count_include_pad,
-            p=p,
-            indices=o[1] if indices else None,
-            column_major=column_major,
-        ),
-        flops=outs[0].size * math.prod(window.kernel),
+    images, channels, *spatial = x.shape
+    problem = PoolProblem(
+        op, images, channels, tuple(spatial), window, x.dtype.name, count_include_pad, p, indices, column_major
     )
+    last = replace(problem, channels_last=True)
+    if x.is_channels_last and not takes_channels_last(last, b.caps):  # the result lies as the input does
+        out = b.empty_channels_last(x.dtype, [images, channels, *window.out])
+        b.compute(last, [x.transpose(CHANNELS_LAST)], [out.transpose(CHANNELS_LAST)])
+        return [out]
+    dtypes = [x.dtype, *([DTYPES["int64"]] if indices else [])]
+    outs = [b.empty(dtype, [images, channels, *window.out]) for dtype in dtypes]
+    b.compute(problem, [b.contiguous(x)], outs)
     return outs
-
-
-def _channels_last(b: Builder, op: str, x: Tensor, window: Window, count_include_pad: bool) -> Tensor:
-    """A pool of what lies with its channels last; so does its result."""
-    out = b.empty_channels_last(x.dtype, [*x.shape[:2], *window.out])
-    b.kernel(
-        [x.transpose(CHANNELS_LAST)],
-        [out.transpose(CHANNELS_LAST)],
-        lambda t, i, o, _: pool_last(
-            op,
-            x.shape,
-            window.out,
-            window.kernel,
-            t.caps,
-            i[0],
-            o[0],
-            strides=window.strides,
-            pads=window.pads,
-            dilations=window.dilations,
-            count_include_pad=count_include_pad,
-            alignment=alignment(i[0], o[0]),
-        ),
-        flops=out.size * math.prod(window.kernel),
-    )
-    return out
 
 
 @operator("MaxPool", types={"T": every("MaxPool", among=(*SINGLE, "int8", "uint8"))})

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.kernel import KernelCall
-from vkep.kernels.recurrent import fits, recurrent
-from vkep.kernels.select import Target
+from vkep.kernels.recurrent import RecurrentProblem, carries
 from vkep.ops.contraction import matrix_product
 
 #: GLSL of {0} with parameters alpha {1} and beta {2}, and the parameters' defaults (None: has none)
@@ -60,12 +59,12 @@ def activations_of(
     """The activation functions of each direction; the gates' input is clipped first."""
     names = list(names or list(defaults) * directions)
     if len(names) < len(defaults) * directions:
-        b.decline(f"{len(names)} activations {names}; expected {len(defaults)} for each of {directions} directions")
+        b.invalid(f"{len(names)} activations {names}; expected {len(defaults)} for each of {directions} directions")
     left: tuple[Iterator[float], Iterator[float]] = iter(alphas or ()), iter(betas or ())
     made: list[Activation] = []
     for name in names:
         if name.lower() not in _ACTIVATIONS:
-            b.decline(f"activation {name!r} is none that ONNX lists")
+            b.invalid(f"activation {name!r} is none that ONNX lists")
         template, *parameters = _ACTIVATIONS[name.lower()]
         values = tuple(
             0.0 if default is None else next(source, default) for default, source in zip(parameters, left, strict=True)
@@ -139,23 +138,45 @@ class Layer:
 
 
 def layer_of(
-    b: Builder, x: Tensor, r: Tensor, lengths: Tensor | None, hidden_size: int | None, direction: str, layout: int
+    b: Builder,
+    gates: int,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    peepholes: Tensor | None,
+    initial: Mapping[str, Tensor | None],
+    hidden_size: int | None,
+    direction: str,
+    layout: int,
 ) -> Layer:
+    """The layer, whose operands agree. Raises `InvalidNode` where they do not."""
     if direction not in ("forward", "reverse", "bidirectional"):
-        b.decline(f"direction {direction!r}")
+        b.invalid(f"direction {direction!r}")
     directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
-    hidden = r.shape[-1]
-    if hidden_size not in (None, hidden) or r.shape[0] != len(directions):
-        b.decline(f"hidden_size {hidden_size} and recurrent weights {r.shape} for {len(directions)} directions")
+    if x.rank != 3 or r.rank != 3:
+        b.invalid(f"X has shape {list(x.shape)} and R {list(r.shape)}; both have three axes")
     if layout:
         x = x.transpose((1, 0, 2))
-    steps, batch = x.shape[:2]
+    steps, batch, inputs = x.shape
+    count, hidden = len(directions), hidden_size or r.shape[2]
+    state = (batch, count, hidden) if layout else (count, batch, hidden)
+    for name, tensor, shape in (
+        ("W", w, (count, gates * hidden, inputs)),
+        ("R", r, (count, gates * hidden, hidden)),
+        ("B", bias, (count, 2 * gates * hidden)),
+        ("sequence_lens", lengths, (batch,)),
+        ("P", peepholes, (count, 3 * hidden)),
+        *((name, tensor, state) for name, tensor in initial.items()),
+    ):
+        b.expect(name, tensor, shape)
     if not steps or not batch:
         b.decline("an empty sequence or batch")
     if layout:
-        y = b.empty(x.dtype, (batch, steps, len(directions), hidden)).transpose((1, 2, 0, 3))
+        y = b.empty(x.dtype, (batch, steps, count, hidden)).transpose((1, 2, 0, 3))
     else:
-        y = b.empty(x.dtype, (steps, len(directions), batch, hidden))
+        y = b.empty(x.dtype, (steps, count, batch, hidden))
     return Layer(b, x, hidden, directions, lengths, y)
 
 
@@ -224,41 +245,34 @@ def carried(
     bias: Tensor | None = None,
     peepholes: Tensor | None = None,
     input_forget: bool = False,
-) -> tuple[Tensor, Tensor] | None:
-    """All steps of a direction in one dispatch: the last hidden and cell states; None where the kernel is not the way.
+) -> Sequence[Tensor] | None:
+    """All steps of a direction in one dispatch: the last hidden state and an LSTM's cells; None where the kernel is not the
+    way.
 
     ``inputs`` [steps, batch, gates * hidden] are the inputs' part; ``recurrent_weights`` [gates * hidden, hidden].
     """
     b, hidden = layer.b, layer.hidden
-    if not fits(cell, layer.batch, hidden, b.caps):
-        return None
     optional = {"bias": bias, "peepholes": peepholes, "lengths": layer.lengths, "h0": h0, "c0": c0}
-    given = {name: b.contiguous(t) for name, t in optional.items() if t is not None and not _is_zero(t)}
-    names = ["gates", "weights", *given]
-    tensors = [b.contiguous(inputs), b.contiguous(recurrent_weights.transpose((1, 0))), *given.values()]
+    given = {name: t for name, t in optional.items() if t is not None and not _is_zero(t)}
     place = layer.y.slice(1, direction, 1)
-    last = [b.empty(layer.x.dtype, (layer.batch, hidden)) for _ in range(2)]
+    step, _, batch, unit = place.strides
     glsl = " ".join(f.glsl(f"act_{name}") for f, name in zip((*functions, *(functions[0],) * 2), "fgh", strict=False))
-
-    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], _: object) -> list[KernelCall]:
-        operands: dict[str, Tensor | None] = dict.fromkeys(("gates", "weights", *optional))
-        operands |= dict(zip(names, i, strict=True)) | dict(zip(("y", "h1", "c1"), o, strict=True))
-        strides = (o[0].strides[0], o[0].strides[2], o[0].strides[3])
-        clip = functions[0].clip
-        return recurrent(
-            cell,
-            layer.steps,
-            layer.batch,
-            hidden,
-            layer.x.dtype.name,
-            t.caps,
-            operands,
-            glsl,
-            strides,
-            backwards=layer.directions[direction],
-            input_forget=input_forget,
-            clip=float("inf") if clip is None else clip,
-        )
-
-    b.kernel(tensors, [place, *last], emit, flops=2 * layer.steps * layer.batch * recurrent_weights.size)
-    return last[0], last[1]
+    problem = RecurrentProblem(
+        cell,
+        layer.steps,
+        layer.batch,
+        hidden,
+        layer.x.dtype.name,
+        glsl,
+        (step, batch, unit),
+        frozenset(given),
+        layer.directions[direction],
+        input_forget,
+        math.inf if functions[0].clip is None else functions[0].clip,
+    )
+    if not carries(problem, b.caps):
+        return None
+    weights = recurrent_weights.transpose((1, 0))
+    states = [b.empty(layer.x.dtype, (layer.batch, hidden)) for _ in range(len(problem.makes()) - 1)]
+    b.compute(problem, [b.contiguous(t) for t in (inputs, weights, *given.values())], [place, *states])
+    return states

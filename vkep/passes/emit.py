@@ -260,7 +260,7 @@ def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tu
 def _prove(call: KernelCall, operand: Operand, tensor: Tensor, reach: int, end: int) -> None:
     """That what a kernel may touch of an operand lies in the operand's view, and the view in its storage."""
     first = tensor.offset * tensor.dtype.itemsize
-    if end > tensor.storage.nbytes or (reach != ITS_VIEW and first + reach > end):
+    if end > tensor.storage.nbytes or (reach > 0 and first + reach > end):
         raise KernelBoundsError(
             f"{call.kernel.source}: it may touch {reach} bytes of {operand.name!r} from byte {first} on; the operand is "
             f"{tensor.dtype} {list(tensor.shape)}, which ends at byte {end} of {tensor.storage.nbytes}"
