@@ -129,3 +129,17 @@ def _node(op_type: str, domain: str, schema: onnx.defs.OpSchema) -> Any:
     names: Sequence[str] = ("x",)
     proto = onnx.helper.make_node(op_type, names, ("y",), domain=domain)
     return Node(0, "n", op_type, domain, tuple(names), ("y",), {}, proto, schema)
+
+
+def test_attributes_that_are_fixed_are_at_the_defaults_of_onnxruntime() -> None:
+    state = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
+    schemas = {(s.domain, s.name): s for s in state.get_all_operator_schema()}
+    seen = set()
+    for definition in registry.declared():
+        for name, value in definition.fixed.items():
+            assert name not in definition.attributes
+            spec = schemas[definition.domain, definition.op_type].attributes[name]
+            default = onnx.helper.get_attribute_value(onnx.AttributeProto.FromString(spec._default_value))
+            assert (default.decode() if isinstance(default, bytes) else default) == pytest.approx(value), name
+            seen.add(definition.op_type)
+    assert seen == {"GroupQueryAttention"}

@@ -113,7 +113,7 @@ def _check(needs: Sequence[Need], views: Sequence[View], problem: Problem) -> No
                 raise InvalidNode(f"{need.name} has shape {list(view.shape)}, expected {need.extent} elements")
         elif view.shape != need.shape:
             raise InvalidNode(f"{need.name} has shape {list(view.shape)}, expected {list(need.shape)}")
-        if need.strides is None and not view.is_contiguous:
+        if need.strides is None and need.extent and not view.is_contiguous:
             raise ValueError(f"{type(problem).__name__}: the elements of {need.name} do not lie densely")
 
 

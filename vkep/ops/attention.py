@@ -57,12 +57,12 @@ def attention(
 ) -> list[Tensor]:
     if softmax_precision == TensorProto.DOUBLE:
         b.decline("a softmax in float64")
-    dtype, flat = q.dtype, q.rank == 3
+    dtype, flat = q.dtype, q.rank == k.rank == v.rank == 3
     if flat:
         q = split_heads(b, q, q_num_heads or 0)
         k, v = (split_heads(b, t, kv_num_heads or 0) for t in (k, v))
     if not q.rank == k.rank == v.rank == 4:
-        b.decline(f"queries {q.shape}, keys {k.shape} and values {v.shape}; expected 3 or 4 axes each")
+        b.invalid(f"queries {list(q.shape)}, keys {list(k.shape)}, values {list(v.shape)}; expected 3 or 4 axes each")
     present_key, present_value = joined(b, past_key, k), joined(b, past_value, v)
     wide = _FLOAT32 if dtype.name == "bfloat16" else dtype  # no matrix kernel stores bfloat16
     q, k, v = (b.cast(t, wide) for t in (q, present_key, present_value))
@@ -70,6 +70,7 @@ def attention(
     offset = _offset(b, heads, past_key, nonpad_kv_seqlen)
     mask = position_mask(b, heads, offset, bool(is_causal), left_window_size, right_window_size)
     mask.may_hide_rows |= nonpad_kv_seqlen is not None
+    b.expect("nonpad_kv_seqlen", nonpad_kv_seqlen, (heads.batch,))
     if nonpad_kv_seqlen is not None:
         lengths = per_batch(b, nonpad_kv_seqlen)
         mask.conditions.append(b.expr("lt", heads.key_index(b), lengths, ctype="bool"))
@@ -132,9 +133,10 @@ def rotated(b: Builder, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) 
 
     Features beyond ``width`` are kept. Pairs are (i, i + width / 2), or neighbours where ``interleaved``.
     """
-    half = cos.shape[-1]
-    if cos.shape != sin.shape or 2 * half > x.shape[3]:
-        b.decline(f"cos {cos.shape} and sin {sin.shape} do not fit {x.shape}")
+    half = cos.shape[-1] if cos.rank == 3 else 0
+    b.expect("sin", sin, cos.shape)
+    if not half or cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[2] or 2 * half > x.shape[3]:
+        b.invalid(f"cos and sin of shape {list(cos.shape)} do not fit heads of shape {list(x.shape)}")
     out = b.empty(x.dtype, x.shape)
     source, target = (_pairs(t.slice(3, 0, 2 * half), half, interleaved) for t in (x, out))
     axis = 4 if interleaved else 3
@@ -180,7 +182,7 @@ def rotary_embedding(
 ) -> Tensor:
     cos, sin = angles(b, cos_cache, sin_cache, position_ids)
     if rotary_embedding_dim and cos.shape[-1] * 2 != rotary_embedding_dim:
-        b.decline(f"rotary_embedding_dim {rotary_embedding_dim} with tables of width {cos.shape[-1]}")
+        b.invalid(f"rotary_embedding_dim {rotary_embedding_dim} with tables of width {cos.shape[-1]}")
     flat = x.rank == 3
     y = rotated(b, split_heads(b, x, num_heads or 0) if flat else x, cos, sin, bool(interleaved))
     return merge_heads(b, y) if flat else y

@@ -21,6 +21,7 @@ from vkep.ops.sdpa import (
     Heads,
     Mask,
     default_scale,
+    expect_joins,
     heads_of,
     joined,
     merge_heads,
@@ -59,15 +60,17 @@ def rotary_embedding(
         steps = b.constant(np.arange(length, dtype=np.int64)).view((1, length), (0, 1))
         first = b.reshape(position_ids, (1, 1))
         position_ids = b.pointwise("add", steps, first, shape=(batch, length))
-    cos, sin = angles(b, cos_cache, sin_cache, b.reshape(position_ids, (batch, length)))
+    b.expect("position_ids", position_ids, (batch, length))
+    cos, sin = angles(b, cos_cache, sin_cache, position_ids)
     y = rotated(b, x, cos, sin, bool(interleaved))
     return merge_heads(b, y) if flat else y
 
 
-def _packed_parts(t: Tensor) -> list[Tensor]:
+def _packed_parts(b: Builder, t: Tensor, heads: int, count: int) -> list[Tensor]:
     """The parts of a packed [batch, length, heads, parts, size] tensor, each [batch, heads, length, size]."""
+    b.expect("the packed input", t, (*t.shape[:2], heads, count, t.shape[4]))
     parts = []
-    for k in range(t.shape[3]):
+    for k in range(count):
         part = t.slice(3, k, 1)
         axes = (0, 2, 1, 4)
         parts.append(part.view([part.shape[a] for a in axes], [part.strides[a] for a in axes]))
@@ -125,28 +128,30 @@ def _parts(
     if query.rank == 5:
         if bias is not None:
             b.decline("a bias on packed queries, keys and values")
-        q, k, v = _packed_parts(query)
+        q, k, v = _packed_parts(b, query, num_heads, 3)
         return q, k, v
-    width = query.shape[2]
-    biases: list[Tensor | None] = [None, None, None]
+    if key is None or (value is None and key.rank != 5):
+        b.invalid("keys or values are missing, and queries are not packed with them")
+    if key.rank == 3:
+        b.expect("key", key, (*key.shape[:2], query.shape[-1]))
+    starts = (0, query.shape[-1], 2 * query.shape[-1])
     if bias is not None:
-        last = bias.size - 2 * width
-        biases = [bias.slice(0, start, size) for start, size in ((0, width), (width, width), (2 * width, last))]
+        last = value.shape[-1] if value is not None and value.rank == 3 else bias.size - starts[2]
+        b.expect("bias", bias, (starts[2] + last,))
 
-    def heads_with(t: Tensor, added: Tensor | None) -> Tensor:
-        return split_heads(b, t if added is None else b.pointwise("add", t, added), num_heads)
+    def heads_with(t: Tensor, part: int) -> Tensor:
+        if bias is not None:
+            t = b.pointwise("add", t, bias.slice(0, starts[part], t.shape[-1]), shape=t.shape)
+        return split_heads(b, t, num_heads)
 
-    q = heads_with(query, biases[0])
-    if key is None:
-        b.decline("keys are missing")
+    q = heads_with(query, 0)
     if key.rank == 5:
-        k, v = _packed_parts(key)
+        k, v = _packed_parts(b, key, num_heads, 2)
         return q, k, v
-    if value is None:
-        b.decline("values are missing")
+    assert value is not None
     if key.rank == 4:  # already [batch, heads, length, size]
         return q, key, value
-    return q, heads_with(key, biases[1]), heads_with(value, biases[2])
+    return q, heads_with(key, 1), heads_with(value, 2)
 
 
 def _add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_value: float) -> None:
@@ -159,7 +164,7 @@ def _add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_v
         view = b.reshape(padding, (heads.batch, 1, 1, heads.queries, heads.keys))
         counts = b.expr("ne", view, 0, ctype="bool")
     else:
-        b.decline(f"a padding mask of shape {padding.shape} for {heads.batch} sequences of {heads.keys} keys")
+        b.decline(f"a padding mask of shape {list(padding.shape)} for {heads.batch} sequences of {heads.keys} keys")
     shape = (heads.batch, 1, 1, heads.queries if padding.rank == 3 else 1, heads.keys)
     float32 = DTYPES["float32"]
     added = b.expr("({0} ? 0.0 : {1})", counts, b.constant(np.array(filter_value, np.float32)), ctype="float")
@@ -170,6 +175,13 @@ def _add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_v
     "GroupQueryAttention",
     domain=MICROSOFT,
     types={"query": FLOATS, "seqlens_k": ("int32",), "total_sequence_length": ("int32",)},
+    fixed={
+        "causal": 1,
+        "k_quant_type": "NONE",
+        "qk_norm_epsilon": 1e-6,
+        "sliding_window_cache": 0,
+        "v_quant_type": "NONE",
+    },
 )
 def group_query_attention(
     b: Builder,
@@ -193,16 +205,20 @@ def group_query_attention(
     qk_output: int = 0,
     rotary_interleaved: int = 0,
     scale: float = 0.0,
-    smooth_softmax: int = 0,
+    smooth_softmax: int = -1,
     softcap: float = 0.0,
 ) -> list[Tensor]:
     if qk_output:
         b.decline("scores as an output")
     q, k, v = _grouped_parts(b, query, key, value, num_heads, kv_num_heads)
     batch, length = q.shape[0], q.shape[2]
+    for name, t in (("keys", k), ("values", v)):
+        b.expect(f"{name} by head", t, (batch, kv_num_heads, length, q.shape[3] if t is k else v.shape[3]))
     room = past_key.shape[2] if past_key is not None else 0
     used = _used(b, total_sequence_length, room)
     # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
+    if seqlens_k.size != batch:
+        b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
     lengths = b.reshape(seqlens_k, (batch,))
     if used > room and length == used:
         first = b.full((batch,), 0, _INT32)
@@ -211,15 +227,18 @@ def group_query_attention(
         first = b.pointwise("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
     if do_rotary:
         if cos_cache is None or sin_cache is None:
-            b.decline("do_rotary without tables of cos and sin")
+            b.invalid("do_rotary without tables of cos and sin")
         if position_ids is None:
             steps = b.constant(np.arange(length, dtype=np.int32)).view((1, length), (0, 1))
             position_ids = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
+        b.expect("position_ids", position_ids, (batch, length))
         cos, sin = angles(b, cos_cache, sin_cache, position_ids)
         q, k = (rotated(b, t, cos, sin, bool(rotary_interleaved)) for t in (q, k))
     room = max(used, room)
     present_key, present_value = (_cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v)))
     if attention_bias is not None:
+        if total_sequence_length.array is not None and attention_bias.shape[-1] < used:
+            b.invalid(f"attention_bias has shape {list(attention_bias.shape)} for {used} keys")
         used = min(used, attention_bias.shape[-1])
     used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)
     heads = heads_of(b, q, used_key)
@@ -231,7 +250,7 @@ def group_query_attention(
         bias = attention_bias.slice(attention_bias.rank - 1, 0, used)
         mask.biases.append(heads.mask_view(b, bias))
     sink = head_sink
-    if smooth_softmax and sink is None:
+    if smooth_softmax == 1 and sink is None:  # -1 and 0 are off
         sink = b.full((num_heads,), 0, q.dtype)
     done = sdpa(
         b,
@@ -254,7 +273,7 @@ def _used(b: Builder, total: Tensor, room: int) -> int:
     The causal mask hides the latter, so that a buffer is planned for a few times while it fills, not at each length.
     """
     if total.size != 1:
-        b.decline(f"total_sequence_length of shape {total.shape}; expected one number")
+        b.invalid(f"total_sequence_length has shape {list(total.shape)}, expected one number")
     known = total.array
     used = (
         int(known.reshape(-1)[0])
@@ -283,8 +302,8 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
     old = past.shape[2] if past is not None else 0
     if old == 0 and room == length:
         return new
-    if past is not None and (past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]):
-        b.decline(f"past of shape {past.shape} and new of shape {new.shape} do not join")
+    if past is not None:
+        expect_joins(b, past, new)
     positions = b.constant(np.arange(room, dtype=np.int32)).view((1, 1, room, 1), (0, 0, 1, 0))
 
     def step_in(start: int, count: int) -> Expr:
@@ -341,16 +360,22 @@ def attention(
 ) -> list[Tensor]:
     if do_rotary or past_present_share_buffer:
         b.decline("rotary embedding or a shared cache inside of Attention")
+    sizes = qkv_hidden_sizes or [weights.shape[-1] // 3] * 3
+    if len(sizes) != 3 or min(sizes) <= 0 or sizes[0] != sizes[1]:
+        b.invalid(f"qkv_hidden_sizes are {sizes}, expected three, those of queries and keys equal")
+    b.expect("weights", weights, (x.shape[-1], sum(sizes)))
+    b.expect("bias", bias, (sum(sizes),))
     product = matrix_product(b, x, weights)
     if bias is not None:
         product = b.pointwise("add", product, bias)
-    sizes = qkv_hidden_sizes or [weights.shape[1] // 3] * 3
     starts = (0, sizes[0], sizes[0] + sizes[1])
     q, k, v = (
         split_heads(b, product.slice(2, start, size), num_heads) for start, size in zip(starts, sizes, strict=True)
     )
     before = 0
     if past is not None:
+        if past.rank != 5 or past.shape[0] != 2:
+            b.invalid(f"past has shape {list(past.shape)}, expected [2, batch, heads, length, size]")
         before = past.shape[3]
         halves = [past.slice(0, i, 1) for i in range(2)]
         k, v = (joined(b, h.view(h.shape[1:], h.strides[1:]), t) for h, t in zip(halves, (k, v), strict=True))

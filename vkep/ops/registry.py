@@ -55,6 +55,7 @@ class OperatorDef:
     required_inputs: int
     variadic: bool
     attributes: Mapping[str, Any]
+    fixed: Mapping[str, Any]  #: attributes that the function does not have, by the one value that it implements
     wants_opset: bool
     checked: bool  #: False: an operator that the onnx package has no schema for
 
@@ -72,17 +73,19 @@ def operator(
     since: int = 1,
     until: int | None = None,
     types: Mapping[str, Collection[str]],
+    fixed: Mapping[str, Any] | None = None,
     schema: bool | None = None,
 ) -> Callable[[Function], Function]:
     """Declare an operator (see the module's text). A user may declare operators of other domains the same way.
 
     ``schema`` says whether the onnx package has a schema to check the declaration against (by default: for the domains
-    that it defines). Where it has none, ``types`` names the function's inputs in place of type constraints.
+    that it defines). Where it has none, ``fixed`` gives the default of attributes that the function does not implement (a model
+    may write them out; any other value is declined), and ``types`` names the function's inputs in place of type constraints.
     """
 
     def declare(function: Function) -> Function:
         checked = domain in ("", "ai.onnx.ml", "ai.onnx.preview.training") if schema is None else schema
-        definition = _define(function, op_type, domain, since, until, types, checked)
+        definition = _define(function, op_type, domain, since, until, types, checked, fixed or {})
         entries = _OPERATORS.setdefault((domain, op_type), [])
         for other in entries:
             low, high = max(since, other.since), min(until or 10**9, other.until or 10**9)
@@ -125,6 +128,7 @@ def _define(
     until: int | None,
     types: Mapping[str, Collection[str]],
     checked: bool,
+    fixed: Mapping[str, Any],
 ) -> OperatorDef:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -140,6 +144,7 @@ def _define(
         required_inputs=sum(p.default is p.empty for p in positional),
         variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
         attributes=keywords,
+        fixed=fixed,
         wants_opset=any(p.name == "opset" for p in parameters),
         checked=checked,
     )
@@ -187,15 +192,23 @@ def _check(definition: OperatorDef) -> None:
             )
 
 
+def schema_default(schema: onnx.defs.OpSchema, attribute: str) -> Any:
+    """An attribute's default by its schema, None where it has none. Lists are lists, strings are text."""
+    spec = schema.attributes[attribute]
+    if not spec.default_value.name:
+        return None
+    value = onnx.helper.get_attribute_value(spec.default_value)
+    if isinstance(value, bytes):
+        return value.decode()
+    return [e.decode() if isinstance(e, bytes) else e for e in value] if isinstance(value, list) else value
+
+
 def _check_default(name: str, schema: onnx.defs.OpSchema, attribute: str, default: Any) -> None:
-    spec = schema.attributes.get(attribute)
-    if spec is None or not spec.default_value.name:
+    expected = schema_default(schema, attribute) if attribute in schema.attributes else None
+    if expected is None:
         return
-    expected = onnx.helper.get_attribute_value(spec.default_value)
-    if isinstance(expected, bytes):
-        expected = expected.decode()
-    elif isinstance(expected, list):
-        expected = tuple(e.decode() if isinstance(e, bytes) else e for e in expected)
+    if isinstance(expected, list):
+        expected = tuple(expected)
     close = (
         abs(expected - default) <= 1e-6 * max(1.0, abs(expected))
         if isinstance(expected, float)

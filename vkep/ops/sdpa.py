@@ -133,13 +133,14 @@ class Heads:
         return b.constant(np.arange(self.keys, dtype=np.int32)).view((1, 1, 1, 1, self.keys), (0, 0, 0, 0, 1))
 
     def mask_view(self, b: Builder, mask: Tensor) -> Tensor:
-        """A mask that broadcasts to [batch, heads, queries, keys], as one that broadcasts to ``shape``."""
+        """A mask that broadcasts to [batch, heads, queries, keys], as one that broadcasts to ``shape``.
+
+        Raises `InvalidNode` for one that does not.
+        """
+        b.broadcast("the mask", mask, (self.batch, self.kv_heads * self.group, self.queries, self.keys))
         view = mask.view((1,) * (4 - mask.rank) + mask.shape, (0,) * (4 - mask.rank) + mask.strides)
-        heads = view.shape[1]
-        if heads == 1:
+        if view.shape[1] == 1:
             return view.view((view.shape[0], 1, 1, *view.shape[2:]), (view.strides[0], 0, 0, *view.strides[2:]))
-        if heads != self.kv_heads * self.group:
-            b.decline(f"a mask of shape {mask.shape} for {self.kv_heads * self.group} heads")
         per_head = view.strides[1]
         return view.view(
             (view.shape[0], self.kv_heads, self.group, *view.shape[2:]),
@@ -167,10 +168,10 @@ class Attended:
 
 
 def split_heads(b: Builder, x: Tensor, heads: int) -> Tensor:
-    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    """[batch, length, heads * size] as [batch, heads, length, size]. Raises `InvalidNode` for features of another number."""
+    if x.rank != 3 or heads <= 0 or x.shape[2] % heads:
+        b.invalid(f"a tensor of shape {list(x.shape)} does not divide into {heads} heads")
     batch, length, width = x.shape
-    if not heads or width % heads:
-        b.decline(f"{width} features do not divide into {heads} heads")
     return b.reshape(x, (batch, length, heads, width // heads)).transpose((0, 2, 1, 3))
 
 
@@ -181,11 +182,10 @@ def merge_heads(b: Builder, x: Tensor) -> Tensor:
 
 
 def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
-    """Past and new keys or values, one after the other."""
-    if past is None or past.shape[2] == 0:
+    """Past and new keys or values, one after the other. Raises `InvalidNode` where they differ in more than length."""
+    if past is None or (past.rank == 4 and past.shape[2] == 0):
         return new
-    if past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
-        b.decline(f"past of shape {past.shape} and new of shape {new.shape} do not join")
+    expect_joins(b, past, new)
     length = past.shape[2] + new.shape[2]
     out = b.empty(new.dtype, (*new.shape[:2], length, new.shape[3]))
     b.copy(past, out=out.slice(2, 0, past.shape[2]))
@@ -193,11 +193,18 @@ def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
     return out
 
 
+def expect_joins(b: Builder, past: Tensor, new: Tensor) -> None:
+    """Raise `InvalidNode` where past and new keys or values [batch, heads, length, size] differ in more than length."""
+    if past.rank != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
+        b.invalid(f"past of shape {list(past.shape)} and new of shape {list(new.shape)} do not join")
+
+
 def heads_of(b: Builder, q: Tensor, k: Tensor) -> Heads:
+    """The shape of an attention of q and k [batch, heads, length, size]. Raises `InvalidNode` where they disagree."""
     batch, q_heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     if k.shape[0] != batch or k.shape[3] != size or not kv_heads or q_heads % kv_heads:
-        b.decline(f"queries of shape {q.shape} and keys of shape {k.shape} do not fit together")
+        b.invalid(f"queries of shape {list(q.shape)} and keys of shape {list(k.shape)} do not fit together")
     return Heads(batch, kv_heads, q_heads // kv_heads, queries, keys)
 
 
@@ -222,8 +229,9 @@ def sdpa(
     is going to `merge_heads`, and lies well for that where a kernel can place it.
     """
     scoring = Scoring(scale, softcap, sink)
+    b.expect("the sink", sink, (heads.kv_heads * heads.group,))
     if v.shape[:3] != k.shape[:3]:
-        b.decline(f"keys of shape {k.shape} and values of shape {v.shape} do not fit together")
+        b.invalid(f"keys of shape {list(k.shape)} and values of shape {list(v.shape)} do not fit together")
     if scores_stage is not None:
         return _attend_block(b, q, k, v, heads, mask, scoring, scores_stage)
     fused = fused_attention(b.caps, q, k, v, heads, mask, scoring, merged)

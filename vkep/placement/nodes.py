@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -126,9 +127,9 @@ def _call(
     if len(tensors) < definition.required_inputs or (len(tensors) > most and not definition.variadic):
         raise Decline(f"{len(tensors)} inputs; the kernel takes {definition.required_inputs} to {most}")
     attributes = dict(node.attributes)
-    if attributes and not attributes.keys() <= definition.attributes.keys():
-        unknown = attributes.keys() - definition.attributes.keys()
-        raise Decline(f"attribute {sorted(unknown)[0]!r} is not supported")
+    for name in sorted(attributes.keys() - definition.attributes.keys()):
+        if not _at_default(name, attributes.pop(name), definition, node):
+            raise Decline(f"attribute {name!r} is not supported")
     if definition.wants_opset:
         attributes["opset"] = node.since_version
     try:
@@ -136,6 +137,16 @@ def _call(
     except _BROKEN as error:
         raise Decline(f"its inputs and attributes do not fit together: {type(error).__name__}: {error}") from error
     return result if isinstance(result, (tuple, list)) else (result,)
+
+
+def _at_default(name: str, value: object, definition: registry.OperatorDef, node: Node) -> bool:
+    """Whether an attribute has the default that its schema gives it: it is as good as absent."""
+    default = definition.fixed.get(name)
+    if default is None and node.schema is not None and name in node.schema.attributes:
+        default = registry.schema_default(node.schema, name)
+    if isinstance(default, float) and isinstance(value, float):
+        return math.isclose(value, default, rel_tol=1e-6)
+    return default is not None and value == default
 
 
 def _why_undeclared(node: Node) -> str:
