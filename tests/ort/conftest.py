@@ -85,12 +85,15 @@ def session(registered: Any) -> Iterator[OpenSession]:
         *,
         all_on_vulkan: bool = True,
         optimize: bool = True,
+        parallel: bool = False,
         entries: dict[str, str] | None = None,
         **options: Any,
     ) -> Any:
         settings = onnxruntime.SessionOptions()
         if not optimize:
             settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if parallel:
+            settings.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
         settings.log_severity_level = 4
         settings.add_session_config_entry(ASSIGNMENT, "1")
         for key, value in (entries or {}).items():

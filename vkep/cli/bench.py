@@ -53,6 +53,7 @@ def bench_command(
     mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
     sync: common.SyncOption = SyncMode.TIMELINE,
     fallback: common.FallbackOption = Fallback.CPU,
+    check_data: common.CheckDataOption = True,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
@@ -61,7 +62,7 @@ def bench_command(
     To compare with other engines in one run: python -m tools.bench (in a checkout).
     """
     with common.command(json_output, verbose):
-        options = common.session_options(device, token, group, mode, sync, fallback)
+        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
         results = []
         limits: Any = None
         for index, model in enumerate(models):

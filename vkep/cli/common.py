@@ -49,6 +49,9 @@ TokenOption = Annotated[str | None, typer.Option("--token", metavar="T", help="T
 GroupOption = Annotated[int, typer.Option("--group", metavar="G", min=0, help="Group id of the shared context.")]
 ModeOption = Annotated[ContextMode, typer.Option("--mode", help="How the session gets its context.")]
 SyncOption = Annotated[SyncMode, typer.Option("--sync", help="What is waited for between delegates' regions.")]
+CheckDataOption = Annotated[
+    bool, typer.Option(help="Refuse indices, lengths and integer divisors in the data that ONNX does not allow.")
+]
 FallbackOption = Annotated[Fallback, typer.Option("--fallback", help="For nodes that Vulkan declines.")]
 InputOption = Annotated[
     list[str] | None,
@@ -81,6 +84,7 @@ def session_options(
     mode: ContextMode = ContextMode.LOOKUP_OR_CREATE,
     sync: SyncMode = SyncMode.TIMELINE,
     fallback: Fallback = Fallback.CPU,
+    check_data: bool = True,
 ) -> dict[str, Any]:
     """The command line's options as keyword arguments of `vkep.InferenceSession`."""
     return {
@@ -90,6 +94,7 @@ def session_options(
         "context_mode": mode.value,
         "sync_mode": sync.value,
         "fallback": fallback.value,
+        "check_data": check_data,
     }
 
 

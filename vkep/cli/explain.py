@@ -38,6 +38,7 @@ def explain_command(
     mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
     sync: common.SyncOption = SyncMode.TIMELINE,
     fallback: common.FallbackOption = Fallback.CPU,
+    check_data: common.CheckDataOption = True,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
@@ -48,7 +49,7 @@ def explain_command(
 
         sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
         inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-        options = common.session_options(device, token, group, mode, sync, fallback)
+        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
         sources = read_sources(inputs, shape, dim, seed)
         with (
             common.progress_bars(show=not json_output) as progress,

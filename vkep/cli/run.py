@@ -80,6 +80,7 @@ def run_command(
     mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
     sync: common.SyncOption = SyncMode.TIMELINE,
     fallback: common.FallbackOption = Fallback.CPU,
+    check_data: common.CheckDataOption = True,
     check: Annotated[
         Path | None,
         typer.Option("--check", help="Compare with an .npz file: keys NAME or out_NAME; in_NAME are taken as inputs."),
@@ -105,7 +106,7 @@ def run_command(
 
         sessions.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
         inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-        options = common.session_options(device, token, group, mode, sync, fallback)
+        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
         if output is not None:
             measure.check_target("--output", output, folder=output.suffix != ".npz")
         if profile is not None:

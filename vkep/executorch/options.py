@@ -28,7 +28,7 @@ class ProgramOptions:
         specs (``gpu_shared_*``) say. Where neither says anything, the delegates of a program share the context that
         `vkep.InferenceSession` uses by default; ``context_mode="disabled"`` gives the program a context of its own.
     device: index, UUID or part of the name of a device; None: ``VKEP_DEVICE`` or the best there is.
-    arena, cache_dir, plan_cache_size, validation, progress: as in `vkep.SessionOptions`.
+    arena, cache_dir, plan_cache_size, validation, check_data, progress: as in `vkep.SessionOptions`.
     fallback: "cpu" runs what vkep's kernels decline of a Vulkan delegate on the CPU, and says so in the report; "error"
         refuses such a program.
     """
@@ -43,6 +43,7 @@ class ProgramOptions:
     cache_dir: str | os.PathLike[str] | None = None
     plan_cache_size: int = 16
     validation: bool | None = None
+    check_data: bool = True
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -64,6 +65,7 @@ class ProgramOptions:
                 "plan_cache_size": self.plan_cache_size,
                 "concurrency": 1,  # runs of a method come one after the other
                 "validation": self.validation,
+                "check_data": self.check_data,
                 "progress": self.progress,
                 **overrides,
             }

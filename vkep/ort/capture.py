@@ -10,12 +10,14 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from vkep.device.tensor import open_checks
 from vkep.errors import InvalidInputError
 from vkep.ort.boundary import NULL, ffi
 from vkep.ort.memory import PointerTensor
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
+    from vkep.ort.checks import RunChecks
     from vkep.session.executor import Executable
     from vkep.session.planned_graph import PlannedGraph
 
@@ -48,7 +50,7 @@ class _Step:
         everything = [*self._values.values(), *self._targets.values()]
         return [t for t in everything if isinstance(t, PointerTensor)]
 
-    def run(self) -> None:
+    def run(self, checks: RunChecks) -> None:
         for tensor, allocation in self._held:
             try:
                 same = tensor.domain.holding(tensor.pointer) == allocation
@@ -60,6 +62,7 @@ class _Step:
                     "since; bind all inputs and outputs to OrtValues that stay (IOBinding), or run with gpu_graph_id = -1"
                 )
         self._executable.run(dict(self._values), self._targets)
+        checks.add(open_checks(self._targets.values()))
 
     def close(self) -> None:
         self._use.__exit__(None, None, None)
@@ -68,8 +71,8 @@ class _Step:
 class Captures:
     """The captured runs of one session, by annotation id. Runs of several threads are told apart."""
 
-    def __init__(self, enabled: bool) -> None:
-        self.enabled = enabled
+    def __init__(self, enabled: bool, checks: RunChecks) -> None:
+        self.enabled, self._checks = enabled, checks
         self._runs: dict[int, list[_Step]] = {}
         self._lock = threading.Lock()
         self._now = threading.local()
@@ -104,14 +107,16 @@ class Captures:
         return number in self._runs
 
     def replay(self, number: int) -> None:
-        """Run a captured graph again. Raises `InvalidInputError` for an id that was not captured."""
+        """Run a captured graph again. Raises `InvalidInputError` for an id that was not captured, and for data that break
+        an operator's specification.
+        """
         steps = self._runs.get(number)
         if steps is None:
             raise InvalidInputError(
                 f"no graph is captured under the annotation id {number}; there are {sorted(self._runs)}"
             )
         for step in steps:
-            step.run()
+            step.run(self._checks)
 
     def drop(self, number: int) -> None:
         """Release a captured graph. Raises `InvalidInputError` for an id that was not captured."""

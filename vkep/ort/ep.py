@@ -61,7 +61,7 @@ class Ep(CStruct, struct="OrtEp"):
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
             single = operator_entries() if options.kernels == "registry" else ()
-            self._kernels = KernelRegistry(ort, single, partial(OperatorKernel, ort, self.runtime))
+            self._kernels = KernelRegistry(ort, single, partial(OperatorKernel, ort, self.runtime), self.runtime.checks)
         except BaseException:
             self.runtime.close()
             raise
@@ -71,6 +71,7 @@ class Ep(CStruct, struct="OrtEp"):
         self._memory.api, self._memory.ep_api = ort.api, ort.ep_api
         self.pointer.CreateSyncStreamForDevice = ffi.addressof(lib, "vkep_ep_stream")
         if not options.enable_graph_capture:
+            self.runtime.checks.ask_for_starts = partial(setattr, self.pointer, "OnRunStart", self.pointer.OnRunStart)
             self.pointer.OnRunStart = NULL  # nothing to do: spares each run a callback
 
     @value(NULL)
@@ -199,6 +200,7 @@ class Ep(CStruct, struct="OrtEp"):
 
     @status
     def OnRunStart(self, options: Any) -> None:
+        self.runtime.checks.start()
         self.runtime.captures.start(run_id(self.ort, options))
 
     @status
@@ -206,6 +208,7 @@ class Ep(CStruct, struct="OrtEp"):
         self.runtime.captures.end()
         if sync_stream:
             self.runtime.domain.wait()
+        self.runtime.checks.end()
 
     # ---- graph capture
 

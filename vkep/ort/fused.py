@@ -11,7 +11,7 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.device.external import ALIGNMENT
-from vkep.device.tensor import on_host
+from vkep.device.tensor import on_host, open_checks
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Model
@@ -29,6 +29,7 @@ from vkep.session.executor import Executable, IslandExecutor
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
 if TYPE_CHECKING:
+    from vkep.ort.checks import RunChecks
     from vkep.ort.runtime import Runtime
 
 logger = logging.getLogger("vkep.ort")
@@ -91,9 +92,11 @@ class _OnDevice:
         places |= {port.name: len(inputs) + k for k, (_, port) in enumerate(made)}
         self._order = [places[port.name] for port in island.plan.ports]
 
-    def run(self, addresses: Sequence[int]) -> None:
+    def run(self, addresses: Sequence[int], checks: RunChecks) -> None:
         """``addresses`` of the inputs, then of the outputs."""
-        self._run_at([addresses[i] for i in self._order])
+        check = self._run_at([addresses[i] for i in self._order])
+        if check is not None:
+            checks.add((check,))
 
 
 class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
@@ -199,7 +202,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                         ort.check(made)
                     found = ffi.unpack(addresses, count + known.count)
                     if 0 not in found:
-                        known.run(found)
+                        known.run(found, self.runtime.checks)
                         return
                 self._run(executable, key, scratch.tensors, context)
         finally:
@@ -236,6 +239,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 waiting.append((name, made))
                 targets[name] = host_array(made.data, dtype, port.shape, port.nbytes)
         executable.run(values, targets)
+        self.runtime.checks.add(open_checks(targets.values()))
         captures = self.runtime.captures
         if captures.recording:
             self._check_capturable(values, details, waiting)
@@ -324,6 +328,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                     "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
                 )
         executable.caller = _Details(executable, layout, self._names, self.outputs)
+        if any(isinstance(step, IslandExecutor) and step.plan.faults for step in executable.steps):
+            self.runtime.checks.expect()
         return executable
 
     def _ready(self, program: Program) -> Executable | None:

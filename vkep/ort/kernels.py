@@ -21,6 +21,7 @@ from vkep.ort.tensors import describe, shape_of
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
+    from vkep.ort.checks import RunChecks
 
 logger = logging.getLogger("vkep.ort")
 _CPU_INPUT, _CPU_OUTPUT = -2, -1  # OrtMemType
@@ -57,9 +58,10 @@ COPIES = (
 class CopyKernel(CStruct, struct="OrtKernelImpl"):
     """MemcpyFromHost and MemcpyToHost."""
 
-    def __init__(self, ort: Ort) -> None:
+    def __init__(self, ort: Ort, checks: RunChecks | None, entry: KernelEntry) -> None:
         super().__init__()
         self._ort = ort
+        self._checks = checks if entry.host_outputs else None
 
     @status
     def Compute(self, context: Any) -> None:
@@ -69,6 +71,8 @@ class CopyKernel(CStruct, struct="OrtKernelImpl"):
         target, dims = ffi.new("VkepTensor *"), ffi.new("int64_t[]", list(shape) or [0])
         ort.check(lib.vkep_output(ort.api, ort.ep_api, context, 0, dims, len(shape), target))
         copy_tensors([(source, target)])
+        if self._checks is not None:
+            self._checks.pass_to_host()
 
     @value(None)
     def Release(self) -> None:
@@ -81,9 +85,16 @@ class KernelRegistry:
     Args:
         operators: entries beside the copies', and ``create``, what makes their kernels. Versions that ONNX Runtime does not
             know are left out.
+        checks: those that what is copied to the host passes.
     """
 
-    def __init__(self, ort: Ort, operators: Iterable[KernelEntry] = (), create: Create | None = None) -> None:
+    def __init__(
+        self,
+        ort: Ort,
+        operators: Iterable[KernelEntry] = (),
+        create: Create | None = None,
+        checks: RunChecks | None = None,
+    ) -> None:
         self._ort = ort
         self.pointer = ort.get(ort.ep_api.CreateKernelRegistry, "OrtKernelRegistry *")
         self._handles: list[Any] = []  # what ONNX Runtime hands back to `vkep_create_kernel`
@@ -91,7 +102,7 @@ class KernelRegistry:
         try:
             for entry in COPIES:
                 check_against_schema(ort, entry)
-                self._add(entry, lambda entry, info: CopyKernel(ort))
+                self._add(entry, lambda entry, info: CopyKernel(ort, checks, entry))
             for entry in operators:
                 assert create is not None
                 if check_against_schema(ort, entry):

@@ -32,7 +32,7 @@ class EpOptions:
     prefer_nhwc: whether ONNX Runtime is to hand over channels-last nodes (`vkep.placement.channels_last`).
     kernels: "compile": what Vulkan takes is fused; "registry": each node stays one of ONNX Runtime's own, run by a kernel of
         the registry (what has no kernel there is fused by itself).
-    plan_cache_size, concurrency: as `vkep.SessionOptions`.
+    plan_cache_size, concurrency, check_data: as `vkep.SessionOptions`.
     enable_graph_capture: replay whole runs with bound inputs and outputs.
     arena: the ``arena.*`` options, as texts.
     """
@@ -49,6 +49,7 @@ class EpOptions:
     prefer_nhwc: bool = False
     plan_cache_size: int = 16
     concurrency: int = 2
+    check_data: bool = True
     enable_graph_capture: bool = False
     arena: Mapping[str, str] = field(default_factory=dict)
 
@@ -154,4 +155,5 @@ def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOp
         fallback=options.fallback,
         plan_cache_size=options.plan_cache_size,
         concurrency=options.concurrency,
+        check_data=options.check_data,
     )

@@ -12,6 +12,7 @@ from vkep.device.datagraph.delegate import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.ort import memory
 from vkep.ort.capture import Captures
+from vkep.ort.checks import RunChecks
 from vkep.ort.options import EpOptions, session_options
 from vkep.session.contexts import resolve_context
 from vkep.session.vgf_executor import session_policy
@@ -51,7 +52,8 @@ class Runtime:
                 self.graphs.close()
             self.delegate.close()
             raise
-        self.captures = Captures(options.enable_graph_capture)
+        self.checks = RunChecks()
+        self.captures = Captures(options.enable_graph_capture, self.checks)
         self.profilers: list[Profiler] = []  #: those that are collecting
         self._closed = False
 

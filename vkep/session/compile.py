@@ -49,7 +49,7 @@ class Compiler:
         self._opsets = model.opsets
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
         self._stored = False
-        self.policy = policy or Policy()
+        self.policy = policy or Policy(check_data=options.check_data)
 
     def plan_model(self, model: Model, known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
         """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""
