@@ -7,7 +7,7 @@
 #include "dims.glsl"
 #define AXES3(P) uint P##0; uint P##1; uint P##2;
 #define ARGS_BODY { uvec2 x; uvec2 y; EXTRA_OPERANDS uint total; FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) \
-    AXES3(count) AXES3(kernel) AXES3(stride) AXES3(dilation) int pad0; int pad1; int pad2; uint y_batch; EXTRA_PARAMS }
+    AXES3(count) AXES3(kernel) AXES3(stride) AXES3(dilation) int pad0; int pad1; int pad2; EXTRA_PARAMS }
 #include "args.glsl"
 #include "fastdiv.glsl"
 #include "elements.glsl"
@@ -48,10 +48,8 @@ void main() {
             }
         }
     }
-    uint pixels = args.dim2 * args.dim3 * args.dim4;
-    uint pixel = (at[2] * args.dim3 + at[3]) * args.dim4 + at[4];
 #ifdef EPILOGUE_BODY
-    sum = epilogue(sum, id, at[1], pixel);
+    sum = epilogue(sum, id, at[1], (at[2] * args.dim3 + at[3]) * args.dim4 + at[4]);
 #endif
-    OutTensor(operand(args.y, 1)).v[at[0] * args.y_batch + at[1] * pixels + pixel] = store_element(sum);
+    OutTensor(operand(args.y, 1)).v[id] = store_element(sum);
 }

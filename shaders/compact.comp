@@ -14,6 +14,6 @@ void main() {
     if (id >= args.total) return;
     Places place = Places(operand(args.place, 0));
     int here = place.v[id], before = id == 0u ? 0 : place.v[id - 1u];
-    if (here != before) Longs(operand(args.positions, 1)).v[before] = int64_t(id);
+    if (here != before && uint(before) < args.total) Longs(operand(args.positions, 1)).v[before] = int64_t(id);
     if (id == args.total - 1u) Longs(operand(args.count, 2)).v[0] = int64_t(here);
 }

@@ -2,14 +2,17 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 indices; uvec2 y; uint total; uint axis; \
-    uint inner; uint inner_mul; uint inner_shift; uint count; uint count_mul; uint count_shift; }
+#define ARGS_BODY { uvec2 x; uvec2 indices; uvec2 y; uvec2 fault; uint total; uint axis; \
+    uint inner; uint inner_mul; uint inner_shift; uint count; uint count_mul; uint count_shift; uint fault_code; }
 #include "args.glsl"
 #include "fastdiv.glsl"
-#include "indices.glsl"
 #include "workgroup.glsl"
 
 layout(constant_id = 4) const uint PER_LANE = 1;  // units a lane, a workgroup apart
+layout(constant_id = 5) const uint FROM_END = 1;
+#define NEGATIVE (FROM_END != 0u)
+#define FAULT 3
+#include "indices.glsl"
 
 TENSOR(UNIT_T, Units)
 

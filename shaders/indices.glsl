@@ -1,16 +1,22 @@
-// int32 or int64 indices, read as 32-bit words: a negative one counts from the end, one out of range is clamped, so that
-// no index reads or writes out of bounds. INDEX_WORDS: 1 for int32, 2 for int64.
+// int32 or int64 indices, read as 32-bit words. With NEGATIVE (the default) a negative one counts from the end. One out of range
+// is noted as a fault of the run, and clamped, so that no index reads or writes out of bounds. INDEX_WORDS: 1 for int32, 2 for
+// int64; FAULT: the place of the operand `fault`.
 #ifndef VKEP_INDICES_GLSL
 #define VKEP_INDICES_GLSL
+#include "fault.glsl"
 TENSOR(int, IndexWords)
+#ifndef NEGATIVE
+#define NEGATIVE true
+#endif
 
 uint read_index(IndexWords words, uint at, uint extent) {
     int low = words.v[at * INDEX_WORDS];
 #if INDEX_WORDS == 2
     int high = words.v[at * 2u + 1u];
-    if (high != low >> 31) low = high < 0 ? -0x7fffffff : 0x7fffffff;  // beyond 32 bits: out of range either way
+    if (high != low >> 31) low = high < 0 ? -0x7fffffff - 1 : 0x7fffffff;  // beyond 32 bits: out of range either way
 #endif
-    if (low < 0) low += int(extent);
+    if (low < 0 && NEGATIVE) low += int(extent);
+    if (uint(low) >= extent) note_fault(operand(args.fault, FAULT), args.fault_code);
     return uint(clamp(low, 0, int(extent) - 1));
 }
 #endif

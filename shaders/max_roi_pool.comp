@@ -3,10 +3,11 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 rois; uvec2 y; uint total; uint channels; uint height; uint width; uint batches; \
-    uint out_height; uint out_width; float spatial_scale; }
+#define ARGS_BODY { uvec2 x; uvec2 rois; uvec2 y; uvec2 fault; uint total; uint channels; uint height; uint width; \
+    uint batches; uint out_height; uint out_width; float spatial_scale; uint fault_code; }
 #include "args.glsl"
 #include "elements.glsl"
+#include "fault.glsl"
 #include "workgroup.glsl"
 
 // halves away from 0
@@ -35,6 +36,7 @@ void main() {
     }
     ivec2 rows = bin_of(box[2], box[4], ph, args.out_height, args.height);
     ivec2 cols = bin_of(box[1], box[3], pw, args.out_width, args.width);
+    if (uint(box[0]) >= args.batches) note_fault(operand(args.fault, 3), args.fault_code);
     uint image = uint(clamp(box[0], 0, int(args.batches) - 1));
     uint base = (image * args.channels + channel) * args.height * args.width;
     COMPUTE_T greatest = COMPUTE_T(0);

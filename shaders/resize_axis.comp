@@ -31,8 +31,10 @@ void main() {
     if (positions.v[table] < 0) {
         total = args.extrapolation;
     } else {
-        for (uint t = 0u; t < args.taps; ++t)
-            total += weights.v[table + t] * load_element(x.v[base + uint(positions.v[table + t]) * args.inner]);
+        for (uint t = 0u; t < args.taps; ++t) {
+            uint from = min(uint(positions.v[table + t]), args.axis - 1u);
+            total += weights.v[table + t] * load_element(x.v[base + from * args.inner]);
+        }
     }
     y.v[id] = store_element(CONVERT(total));
 }

@@ -1,10 +1,11 @@
 // Nearest-neighbour resize at any rank: y (shape `dims`) copies the unit of x at the sum of offsets[first_d + c_d] over its
 // dimensions d: the host tabulated each coordinate's source offset. A negative offset stands for the extrapolation value.
+// `last` is x's last unit.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 offsets; uvec2 y; uint total; uint value_low; uint value_high; \
+#define ARGS_BODY { uvec2 x; uvec2 offsets; uvec2 y; uint total; uint last; uint value_low; uint value_high; \
     FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) FIELDS8(first) }
 #include "args.glsl"
 #include "fastdiv.glsl"
@@ -37,6 +38,6 @@ void main() {
         from += offset;
     }
     Units y = Units(operand(args.y, 2));
-    if (inside) y.v[id] = Units(operand(args.x, 0)).v[from];
+    if (inside) y.v[id] = Units(operand(args.x, 0)).v[min(uint(from), args.last)];
     else y.v[id] = fill();
 }

@@ -3,10 +3,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 rois; uvec2 indices; uvec2 y; uint total; uint channels; uint height; uint width; \
-    uint batches; uint out_height; uint out_width; int sampling_ratio; float spatial_scale; float offset; }
+#define ARGS_BODY { uvec2 x; uvec2 rois; uvec2 indices; uvec2 y; uvec2 fault; uint total; uint channels; \
+    uint height; uint width; uint batches; uint out_height; uint out_width; int sampling_ratio; \
+    float spatial_scale; float offset; uint fault_code; }
 #include "args.glsl"
 #include "elements.glsl"
+#define NEGATIVE false
+#define FAULT 4
 #include "indices.glsl"
 #include "workgroup.glsl"
 

@@ -8,16 +8,19 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 updates; uvec2 indices; uvec2 y; uint total; uint extent; uint count; \
-    FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) FIELDS8(stride) FIELDS8(update_stride) }
+#define ARGS_BODY { uvec2 updates; uvec2 indices; uvec2 y; uvec2 fault; uint total; uint extent; uint count; \
+    FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) FIELDS8(stride) FIELDS8(update_stride) uint fault_code; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
-#include "indices.glsl"
 #include "workgroup.glsl"
 
 layout(constant_id = 4) const uint RANK = 1;
 layout(constant_id = 5) const uint AXIS = 0;
+layout(constant_id = 6) const uint FROM_END = 1;
+#define NEGATIVE (FROM_END != 0u)
+#define FAULT 3
+#include "indices.glsl"
 
 COMPUTE_T combined(COMPUTE_T a, COMPUTE_T b) { return REDUCE; }
 

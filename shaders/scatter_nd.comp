@@ -7,11 +7,12 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 updates; uvec2 indices; uvec2 y; uint total; \
-    uint inner; uint inner_mul; uint inner_shift; uint count; FIELDS8(extent) FIELDS8(stride) }
+#define ARGS_BODY { uvec2 updates; uvec2 indices; uvec2 y; uvec2 fault; uint total; \
+    uint inner; uint inner_mul; uint inner_shift; uint count; FIELDS8(extent) FIELDS8(stride) uint fault_code; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
+#define FAULT 3
 #include "indices.glsl"
 #include "workgroup.glsl"
 

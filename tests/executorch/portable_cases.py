@@ -266,9 +266,11 @@ def cases() -> list[Case]:
     add("upsample_nearest2d.vec_out", f(1, 2, 3, 4), [7, 5], None)
     for corners in (False, True):
         add("upsample_bilinear2d.vec_out", f(1, 2, 3, 4), [7, 5], corners, None)
-        for mode in (0, 1, 2):
+        for method in (0, 1, 2):
             for padding_mode in (0, 1, 2):
-                add("grid_sampler_2d.out", f(2, 2, 4, 5), f(2, 3, 3, 2) * np.float32(0.8), mode, padding_mode, corners)
+                add(
+                    "grid_sampler_2d.out", f(2, 2, 4, 5), f(2, 3, 3, 2) * np.float32(0.8), method, padding_mode, corners
+                )
     add("upsample_bilinear2d.vec_out", f(1, 2, 3, 4), None, False, [2.0, 1.5])
     return found + _more()
 

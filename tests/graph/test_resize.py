@@ -69,8 +69,8 @@ def test_a_kept_ratio_rounds_halves_up() -> None:
     assert resolve_resize((2, 3, 5), None, (1, 3, 5), policy="not_larger").shape == (1, 2, 3)
 
 
-def test_sizes_win_over_scales() -> None:
-    found = resolve_resize((4,), (2.0,), (3,))
+def test_sizes_are_exact_scales() -> None:
+    found = resolve_resize((4,), None, (3,))
     assert (found.shape, found.scales) == ((3,), (Fraction(3, 4),))
 
 
@@ -96,6 +96,9 @@ def test_a_roi_of_some_axes() -> None:
     ("shape", "scales", "sizes", "axes", "policy", "why"),
     [
         ((2, 3), None, None, None, "stretch", "neither scales nor sizes"),
+        ((4,), (2.0,), (3,), None, "stretch", "both sizes .3. and scales .2.0. are given"),
+        ((2, 3), (1.0, 2.0), None, (1, -1), "stretch", r"axes \[1, -1\] of a tensor of rank 2"),
+        ((2, 3), (1.0, 0.0), None, None, "stretch", "a scale of 0.0 for an axis of 3"),
         ((2, 3), (1.0,), None, None, "stretch", "1 scales for 2 axes"),
         ((2, 3), None, (1, 2, 3), None, "stretch", "3 sizes for 2 axes"),
         ((2, 3), None, (4,), (2,), "stretch", r"axes \[2\] of a tensor of rank 2"),

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
-from vkep.errors import Decline
-from vkep.kernels.gather import GatherProblem, copy, gather_elements, gather_nd
-from vkep.kernels.scatter import scatter_elements, scatter_nd
-from vkep.kernels.select import choose
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.dtypes import DTYPES
+from vkep.errors import Decline, InvalidNode
+from vkep.ir import tensor as ir
+from vkep.ir.builder import Builder
+from vkep.kernels.gather import COPY, GatherElementsProblem, GatherNDProblem, GatherProblem, copy
+from vkep.kernels.problem import Problem, check
+from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
+from vkep.kernels.select import choose, emit
 
 TYPES = ["float32", "float16", "int64", "uint8", "bool"]
 INDEX_TYPES = ["int32", "int64"]
+
+
+def noted(target: NumpyWorkspace) -> str:
+    """What the kernels found out of range."""
+    assert target.flag is not None
+    code = int(target.flag.array[0])
+    return target.faults[code - 1] if code else ""
 
 
 def random(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
@@ -50,8 +63,10 @@ def test_gather_clamps_indices_out_of_range(gpu: Harness, caps: DeviceCapabiliti
     wild = [5, 100, -6, 2**31 - 1, -(2**31)] + ([2**32, -(2**32) - 1, 2**62] if index_dtype == "int64" else [])
     want = [4, 4, 0, 4, 0] + ([4, 0, 4] if index_dtype == "int64" else [])
     indices, y = np.array(wild, index_dtype), Tensor.empty((len(wild),), np.float32)
-    gpu.compute(GatherProblem(1, 5, 1, len(wild), "float32", index_dtype), caps, [Tensor(x), Tensor(indices)], [y])
+    problem = GatherProblem(1, 5, 1, len(wild), "float32", index_dtype, fault="beyond")
+    target = gpu.compute(problem, caps, [Tensor(x), Tensor(indices)], [y])
     np.testing.assert_array_equal(y.array, want)
+    assert noted(target) == "beyond"
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -69,9 +84,9 @@ def test_gather_elements(
         x = random(rng, shape, dtype)
         indices = rng.integers(-shape[axis], shape[axis], indices_shape).astype(index_dtype)
         y = Tensor.empty(indices_shape, dtype)
-        gpu.run(
-            gather_elements(shape, indices_shape, axis, x.itemsize, index_dtype, caps, Tensor(x), Tensor(indices), y)
-        )
+        problem = GatherElementsProblem(shape, indices_shape, axis, dtype, index_dtype, fault="beyond")
+        target = gpu.compute(problem, caps, [Tensor(x), Tensor(indices)], [y])
+        assert noted(target) == ""
         cut = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(indices_shape))
         np.testing.assert_array_equal(y.array, np.take_along_axis(x[cut], indices % shape[axis], axis))
 
@@ -91,13 +106,12 @@ def test_gather_nd(
         want = np.empty(out_shape, dtype)
         for place in itertools.product(*map(range, indices_shape[:-1])):
             want[place] = x[place[:batch] + tuple(indices[place])]
-        for alignment in (None, 8):
+        for alignment in (1, 8):
             y = Tensor.empty(out_shape, dtype)
-            operands = (Tensor(x), Tensor(indices), y)
-            gpu.run(
-                gather_nd(shape, indices_shape, batch, x.itemsize, index_dtype, caps, *operands, alignment=alignment)
-            )
+            problem = GatherNDProblem(shape, indices_shape, batch, dtype, index_dtype, alignment, "beyond")
+            target = gpu.compute(problem, caps, [Tensor(x), Tensor(indices)], [y])
             np.testing.assert_array_equal(y.array, want)
+            assert noted(target) == ""
 
 
 @pytest.mark.parametrize("nbytes", [1, 7, 16, 36, 4096, 100_000])
@@ -138,9 +152,11 @@ def test_scatter_elements(
             to = (*place[:axis], int(indices[place]) % shape[axis], *place[axis + 1 :])
             want[to] = APPLY[reduction](want[to], updates[place])
         y = Tensor.empty(shape, dtype)
-        operands = (Tensor(data), Tensor(indices.astype(np.int64)), Tensor(updates), y)
-        gpu.run(scatter_elements(shape, indices_shape, axis, dtype, "int64", caps, *operands, reduction))
+        inputs = [Tensor(data), Tensor(indices.astype(np.int64)), Tensor(updates)]
+        problem = ScatterElementsProblem(shape, indices_shape, axis, dtype, "int64", reduction, "beyond")
+        target = gpu.compute(problem, caps, inputs, [y])
         np.testing.assert_array_equal(y.array, want)
+        assert noted(target) == ""
 
 
 @pytest.mark.parametrize("reduction", sorted(APPLY))
@@ -166,33 +182,139 @@ def test_scatter_nd(
             to = tuple(indices[place])
             want[to] = function(want[to], updates[place])
         y = Tensor.empty(shape, dtype)
-        operands = (Tensor(data), Tensor((indices - np.array(extents)).astype(np.int32)), Tensor(updates), y)
-        gpu.run(scatter_nd(shape, indices.shape, dtype, "int32", caps, *operands, reduction))
+        inputs = [Tensor(data), Tensor((indices - np.array(extents)).astype(np.int32)), Tensor(updates)]
+        target = gpu.compute(
+            ScatterNDProblem(shape, indices.shape, dtype, "int32", reduction, "beyond"), caps, inputs, [y]
+        )
         np.testing.assert_array_equal(y.array, want)
+        assert noted(target) == ""
 
 
-def test_scatter_without_data_updates_in_place(gpu: Harness, caps: DeviceCapabilities) -> None:
-    y = Tensor(np.arange(6, dtype=np.float32))
-    indices, updates = Tensor(np.array([[1], [4]], np.int64)), Tensor(np.array([10, 40], np.float32))
-    gpu.run(scatter_nd((6,), (2, 1), "float32", "int64", caps, None, indices, updates, y))
+def test_scatter_keeps_what_has_no_update(gpu: Harness, caps: DeviceCapabilities) -> None:
+    y = Tensor.empty((6,), np.float32)
+    data, indices = Tensor(np.arange(6, dtype=np.float32)), Tensor(np.array([[1], [4]], np.int64))
+    updates = Tensor(np.array([10, 40], np.float32))
+    gpu.compute(ScatterNDProblem((6,), (2, 1), "float32", "int64"), caps, [data, indices, updates], [y])
     np.testing.assert_array_equal(y.array, [0, 10, 2, 3, 40, 5])
 
 
 def test_scatter_clamps_indices_out_of_range(gpu: Harness, caps: DeviceCapabilities) -> None:
-    y = Tensor(np.zeros(3, np.float32))
-    indices, updates = Tensor(np.array([7, -9], np.int64)), Tensor(np.array([1, 2], np.float32))
-    gpu.run(scatter_elements((3,), (2,), 0, "float32", "int64", caps, None, indices, updates, y))
+    y = Tensor.empty((3,), np.float32)
+    inputs = [
+        Tensor(np.zeros(3, np.float32)),
+        Tensor(np.array([7, -9], np.int64)),
+        Tensor(np.array([1, 2], np.float32)),
+    ]
+    target = gpu.compute(ScatterElementsProblem((3,), (2,), 0, "float32", "int64", fault="beyond"), caps, inputs, [y])
     np.testing.assert_array_equal(y.array, [2, 0, 1])
+    assert noted(target) == "beyond"
+
+
+INDEXED = {
+    "gather": (GatherProblem(1, 5, 1, 2, "float32", "int64"), (5,), (2,), None),
+    "gather elements": (GatherElementsProblem((5, 2), (1, 2), 0, "float32", "int64"), (5, 2), (1, 2), None),
+    "gather nd": (GatherNDProblem((5, 5), (1, 2), 0, "float32", "int64"), (5, 5), (1, 2), None),
+    "scatter elements": (ScatterElementsProblem((5, 2), (1, 2), 0, "float32", "int64"), (5, 2), (1, 2), (1, 2)),
+    "scatter elements, added": (
+        ScatterElementsProblem((5, 2), (1, 2), 0, "float32", "int64", "add"), (5, 2), (1, 2), (1, 2),
+    ),
+    "scatter nd": (ScatterNDProblem((5, 5), (1, 2), "float32", "int64"), (5, 5), (1, 2), (1,)),
+    "scatter nd, added": (ScatterNDProblem((5, 5), (1, 2), "float32", "int64", "add"), (5, 5), (1, 2), (1,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("worst", [-6, 5, 2**31, 2**32, -(2**31), -(2**33), 2**63 - 1, -(2**63)])
+def test_every_index_out_of_range_is_noted(gpu: Harness, caps: DeviceCapabilities, name: str, worst: int) -> None:
+    problem, shape, indices_shape, updates_shape = INDEXED[name]
+    for good in (False, True):
+        indices = np.full(indices_shape, -5, np.int64)
+        if not good:
+            indices.flat[-1] = worst
+        inputs = [Tensor(np.zeros(shape, np.float32)), Tensor(indices)]
+        inputs += [] if updates_shape is None else [Tensor(np.ones(updates_shape, np.float32))]
+        y = Tensor.empty(problem.makes()[0].shape, np.float32)
+        target = gpu.compute(dataclasses.replace(problem, fault="beyond"), caps, inputs, [y])
+        assert noted(target) == ("" if good else "beyond")
+        assert np.isfinite(y.array).all()
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        GatherProblem(1, 5, 1, 2, "float32", "int64", fault="beyond", from_end=False),
+        ScatterElementsProblem((5,), (2,), 0, "float32", "int64", fault="beyond", from_end=False),
+    ],
+)
+def test_negative_indices_may_be_out_of_range(gpu: Harness, caps: DeviceCapabilities, problem: Problem) -> None:
+    for indices, told in (([0, 4], ""), ([0, -1], "beyond")):
+        inputs = [Tensor(np.zeros(5, np.float32)), Tensor(np.array(indices, np.int64)), Tensor(np.ones(2, np.float32))]
+        inputs = inputs[: len(problem.needs())]
+        y = Tensor.empty(problem.makes()[0].shape, np.float32)
+        assert noted(gpu.compute(problem, caps, inputs, [y])) == told
+
+
+def test_without_a_reason_nothing_is_noted(gpu: Harness, caps: DeviceCapabilities) -> None:
+    x, indices, y = Tensor(np.zeros(5, np.float32)), Tensor(np.array([9, 9], np.int64)), Tensor.empty((2,), np.float32)
+    target = gpu.compute(GatherProblem(1, 5, 1, 2, "float32", "int64"), caps, [x, indices], [y])
+    assert target.flag is None
+
+
+def views(problem: Problem, **shapes: tuple[int, ...]) -> list[ir.Tensor]:
+    """Operands as a problem needs them, but for the shapes that are given."""
+    return [ir.Tensor.contiguous(DTYPES[n.dtype], shapes.get(n.name, n.shape)) for n in problem.needs()]
+
+
+def test_operands_that_disagree_are_refused() -> None:
+    for problem, name, shape in [
+        (ScatterElementsProblem((9,), (4,), 0, "float32", "int64"), "updates", (1,)),
+        (ScatterNDProblem((9, 3), (4, 1), "float32", "int64"), "updates", (4,)),
+        (ScatterNDProblem((9, 3), (4, 1), "float32", "int64"), "updates", (3, 3)),
+        (GatherElementsProblem((9, 2), (4, 2), 0, "float32", "int64"), "x", (8, 2)),
+    ]:
+        outputs = [ir.Tensor.contiguous(DTYPES[n.dtype], n.shape) for n in problem.makes()]
+        check(problem, views(problem), outputs)
+        with pytest.raises(InvalidNode, match=re.escape(f"{name} has shape {list(shape)}")):
+            check(problem, views(problem, **{name: shape}), outputs)
 
 
 def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
-    assert gather_elements((3, 2), (0, 2), 0, 4, "int64", caps, None, None, None) == []
-    assert scatter_nd((3,), (0, 1), "float32", "int64", caps, None, None, None, None) == []
-    with pytest.raises(Decline, match="into an empty axis"):
-        choose(GatherProblem(1, 0, 2, 3, "float32", "int64"), caps)
-    with pytest.raises(ValueError, match="reach beyond data"):
-        gather_elements((3, 2), (3, 4), 0, 4, "int64", caps, None, None, None)
-    with pytest.raises(ValueError, match="equal batch axes"):
-        gather_nd((3, 2), (4, 1), 1, 4, "int64", caps, None, None, None)
-    with pytest.raises(ValueError, match="reduction is 'sub'"):
-        scatter_nd((3,), (1, 1), "float32", "int64", caps, None, None, None, None, "sub")
+    for empty in (
+        GatherElementsProblem((3, 2), (0, 2), 0, "float32", "int64"),
+        GatherProblem(1, 0, 2, 0, "float32", "int64"),
+    ):
+        b = Builder(caps)
+        b.compute(empty, views(empty), [ir.Tensor.contiguous(DTYPES[n.dtype], n.shape) for n in empty.makes()])
+        assert b.ops == []
+    none, y = np.zeros((0, 1), np.int64), np.zeros(3, np.float32)
+    problem = ScatterNDProblem((3,), (0, 1), "float32", "int64")
+    calls = emit(problem, NumpyWorkspace(caps), [Tensor(y), Tensor(none), Tensor(none)], [Tensor(y)])
+    assert [call.kernel for call in calls] == [COPY]
+    for wrong, build in {
+        "into an empty axis": lambda: GatherProblem(1, 0, 2, 3, "float32", "int64"),
+        "reach beyond the data": lambda: GatherElementsProblem((3, 2), (3, 4), 0, "float32", "int64"),
+        "equal ranks": lambda: GatherElementsProblem((3, 2), (3,), 0, "float32", "int64"),
+        "along axis 1: indices into an empty axis": lambda: ScatterElementsProblem((2, 0), (1, 1), 1, "bool", "int64"),
+        "equal batch axes": lambda: GatherNDProblem((3, 2), (4, 1), 1, "float32", "int64"),
+        "less than both ranks": lambda: GatherNDProblem((3, 2), (1,), 1, "float32", "int64"),
+        "3 coordinates for 2 axes": lambda: GatherNDProblem((3, 2), (4, 3), 0, "float32", "int64"),
+        "expected 1 to 1 coordinates": lambda: ScatterNDProblem((3,), (4, 2), "float32", "int64"),
+        "reduction is 'sub'": lambda: ScatterNDProblem((3,), (1, 1), "float32", "int64", "sub"),
+    }.items():
+        with pytest.raises(InvalidNode, match=wrong):
+            build()
+    nine = (1,) * 9
+    for large, why in [
+        (GatherElementsProblem(nine, nine, 0, "float32", "int64"), "9 dimensions"),
+        (ScatterElementsProblem(nine, nine, 0, "float32", "int64"), "9 dimensions"),
+        (GatherNDProblem(nine, nine, 0, "float32", "int64"), ""),
+        (GatherNDProblem(nine, (1, 9), 0, "float32", "int64"), "9 coordinates"),
+        (ScatterNDProblem(nine, (1, 9), "float32", "int64"), "9 coordinates"),
+        (GatherProblem(1, 2**31, 1, 1, "uint8", "int64"), "x has 2147483648 elements"),
+    ]:
+        if why:
+            with pytest.raises(Decline, match=why) as caught:
+                choose(large, caps)
+            assert not isinstance(caught.value, InvalidNode)
+        else:
+            choose(large, caps)

@@ -7,9 +7,10 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.errors import InvalidNode
+from vkep.errors import Decline, InvalidNode
 from vkep.kernels.cumsum import ScanProblem
-from vkep.kernels.pad import pad
+from vkep.kernels.pad import PadProblem
+from vkep.kernels.select import choose
 from vkep.kernels.topk import TopKProblem
 
 PADS = [
@@ -32,7 +33,7 @@ def test_pad(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, m
     widths = [(max(b, 0), max(e, 0)) for b, e in zip(begins, ends, strict=True)]
     want = np.pad(x[crop], widths, mode, **({"constant_values": 2.5} if mode == "constant" else {}))
     y = Tensor.empty(want.shape, np.float32)
-    gpu.run(pad(shape, begins, ends, mode, "float32", caps, Tensor(x), y, 2.5))
+    gpu.compute(PadProblem(shape, begins, ends, "float32", mode, 2.5), caps, [Tensor(x)], [y])
     np.testing.assert_array_equal(y.array, want)
 
 
@@ -42,21 +43,31 @@ def test_pad(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, m
 def test_pad_values_of_other_types(gpu: Harness, caps: DeviceCapabilities, dtype: str, value: float) -> None:
     x = np.ones((2, 3), dtype)
     y = Tensor.empty((2, 5), dtype)
-    gpu.run(pad((2, 3), (0, 1), (0, 1), "constant", dtype, caps, Tensor(x), y, value))
+    gpu.compute(PadProblem((2, 3), (0, 1), (0, 1), dtype, value=value), caps, [Tensor(x)], [y])
     np.testing.assert_array_equal(y.array, np.pad(x, ((0, 0), (1, 1)), constant_values=value))
 
 
 def test_pad_of_an_empty_tensor(gpu: Harness, caps: DeviceCapabilities) -> None:
     y = Tensor.empty((2, 3), np.float32)
-    gpu.run(pad((0, 3), (2, 0), (0, 0), "constant", "float32", caps, Tensor(np.zeros((0, 3), np.float32)), y, 7))
+    empty = Tensor(np.zeros((0, 3), np.float32))
+    gpu.compute(PadProblem((0, 3), (2, 0), (0, 0), "float32", value=7), caps, [empty], [y])
     np.testing.assert_array_equal(y.array, np.full((2, 3), 7))
-    with pytest.raises(ValueError, match="no elements to repeat"):
-        pad((0, 3), (2, 0), (0, 0), "edge", "float32", caps, None, None)
-    assert pad((4, 3), (-2, 0), (-2, 0), "edge", "float32", caps, None, None) == []
-    with pytest.raises(ValueError, match="crop more than"):
-        pad((4, 3), (-3, 0), (-2, 0), "edge", "float32", caps, None, None)
-    with pytest.raises(ValueError, match="mode is 'mirror'"):
-        pad((4,), (1,), (1,), "mirror", "float32", caps, None, None)
+
+
+def test_pads_that_do_not_fit(caps: DeviceCapabilities) -> None:
+    with pytest.raises(InvalidNode, match="no elements to repeat"):
+        PadProblem((0, 3), (2, 0), (0, 0), "float32", "edge")
+    assert PadProblem((4, 3), (-2, 0), (-2, 0), "float32", "edge").out_shape == (0, 3)
+    with pytest.raises(InvalidNode, match="crop more than"):
+        PadProblem((4, 3), (-3, 0), (-2, 0), "float32", "edge")
+    with pytest.raises(InvalidNode, match="mode is 'mirror'"):
+        PadProblem((4,), (1,), (1,), "float32", "mirror")
+    with pytest.raises(InvalidNode, match="two for each axis"):
+        PadProblem((4, 3), (1,), (1,), "float32")
+    many = PadProblem((2, 3) * 5, (1, 0) * 5, (0, 1) * 5, "float32")
+    with pytest.raises(Decline, match="10 dimensions; the kernel takes up to 8"):
+        choose(many, caps)
+    assert choose(PadProblem((2,) * 9, (1, *(0,) * 8), (0,) * 9, "float32"), caps)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 50, 1), (2, 7, 9), (1, 3000, 1), (300, 4, 2)])

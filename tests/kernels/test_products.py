@@ -9,7 +9,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.deform import deform_columns
+from vkep.kernels.deform import DeformColumnsProblem
 from vkep.kernels.matmul_generic import matmul_generic
 from vkep.kernels.matmul_nbits import matmul_nbits
 
@@ -88,12 +88,9 @@ def test_deformable_windows_without_offsets_are_windows(gpu: Harness, caps: Devi
     offsets = np.zeros((2, 2 * 6 * 2, *out), np.float32)
     mask = RNG.random((2, 2 * 6, *out)).astype(np.float32) if masked else None
     y = Tensor.empty((2, 4, *kernel, *out), np.float32)
-    given = Tensor(mask) if mask is not None else None
-    gpu.run(
-        deform_columns(
-            x.shape, kernel, out, (1, 1), (1, 1), (1, 0), 2, "float32", caps, Tensor(x), Tensor(offsets), given, y
-        )
-    )
+    given = [Tensor(t) for t in (x, offsets, mask) if t is not None]
+    problem = DeformColumnsProblem(x.shape, kernel, out, (1, 1), (1, 1), (1, 0), 2, masked, "float32")
+    gpu.compute(problem, caps, given, [y])
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, (2, 3)).transpose(0, 1, 4, 5, 2, 3)
     factors = 1 if mask is None else np.repeat(mask.reshape(2, 2, *kernel, *out), 2, 1)

@@ -11,8 +11,10 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
-from vkep.kernels.resize import COORDINATES, NEAREST_MODES, ResizeMode, resize
+from tests.kernels.harness import Harness, Tensor
+from vkep.errors import Decline, InvalidNode
+from vkep.kernels.resize import COORDINATES, NEAREST_MODES, ResizeMode, ResizeProblem
+from vkep.kernels.select import choose
 
 
 def expected(x: np.ndarray, scales: list[float], mode: ResizeMode, roi: list[float] | None) -> np.ndarray:
@@ -48,10 +50,11 @@ def run(
     mode: ResizeMode,
     roi: list[float] | None = None,
 ) -> np.ndarray:
-    exact = [float(np.float32(s)) for s in scales]
-    out_shape = [int(n * s) for n, s in zip(x.shape, exact, strict=True)]
+    exact = tuple(float(np.float32(s)) for s in scales)
+    out_shape = tuple(int(n * s) for n, s in zip(x.shape, exact, strict=True))
     y = Tensor.empty(out_shape, x.dtype)
-    gpu.run(resize(x.shape, out_shape, exact, mode, x.dtype.name, caps, Tensor(x), y, NumpyWorkspace(), roi))
+    box = None if roi is None else tuple(roi)
+    gpu.compute(ResizeProblem(x.shape, out_shape, exact, mode, x.dtype.name, box), caps, [Tensor(x)], [y])
     return y.array
 
 
@@ -130,14 +133,37 @@ def test_no_change_is_a_copy(gpu: Harness, caps: DeviceCapabilities, rng: np.ran
     np.testing.assert_array_equal(run(gpu, caps, x, [1.0, 1.0], ResizeMode("cubic")), x)
 
 
-def test_wrong_arguments(caps: DeviceCapabilities) -> None:
-    with pytest.raises(ValueError, match="mode is 'quadratic'"):
+def test_the_table_of_kernels(caps: DeviceCapabilities) -> None:
+    for mode, scales, chosen in [
+        (ResizeMode(), (1.0, 1.0), "copy"),
+        (ResizeMode(), (1.0, 2.0), "nearest"),
+        (ResizeMode("cubic"), (1.0, 2.0), "axis by axis"),
+    ]:
+        out = tuple(int(n * s) for n, s in zip((2, 3), scales, strict=True))
+        assert choose(ResizeProblem((2, 3), out, scales, mode, "float32"), caps).candidate.name == chosen
+    linear = ResizeMode("linear")
+    with pytest.raises(Decline, match="has no kernel"):
+        choose(ResizeProblem((2,), (4,), (2.0,), linear, "float64"), caps)
+    with pytest.raises(Decline, match="10 dimensions"):
+        choose(ResizeProblem((2, 3) * 5, (4, 3) * 5, (2.0, 1.0) * 5, ResizeMode(), "float32"), caps)
+    between = ResizeProblem((1, 2**15, 2**15), (1, 2**15, 2**15), (1.0, 0.9, 1.5), linear, "float32")
+    assert choose(between, caps).candidate.name == "axis by axis"
+    grown = ResizeProblem((2**10, 2**20), (2**20, 2**10), (0.9, 2.0**-10), linear, "float32")
+    assert choose(grown, caps).candidate.name == "axis by axis"
+    grown = ResizeProblem((2**10, 2**20), (2**20, 2**10), (2.0**-11, 2.0**-10), linear, "float32")
+    with pytest.raises(Decline, match="between two axes"):
+        choose(grown, caps)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(InvalidNode, match="mode is 'quadratic'"):
         ResizeMode("quadratic")
-    with pytest.raises(ValueError, match="differ in rank"):
-        resize((2, 3), (2,), (1.0, 1.0), ResizeMode(), "float32", caps, None, None, NumpyWorkspace())
+    with pytest.raises(InvalidNode, match="differ in rank"):
+        ResizeProblem((2, 3), (2,), (1.0, 1.0), ResizeMode(), "float32")
     mode = ResizeMode("linear", "tf_crop_and_resize")
-    with pytest.raises(ValueError, match="needs a roi"):
-        resize((2,), (4,), (2.0,), mode, "float32", caps, None, None, NumpyWorkspace())
-    with pytest.raises(ValueError, match="has no kernel"):
-        resize((2,), (4,), (2.0,), ResizeMode("linear"), "float64", caps, None, None, NumpyWorkspace())
-    assert resize((2, 0), (4, 0), (2.0, 1.0), ResizeMode(), "float32", caps, None, None, NumpyWorkspace()) == []
+    for roi in (None, (0.0,)):
+        with pytest.raises(InvalidNode, match="needs a roi of 2 numbers"):
+            ResizeProblem((2,), (4,), (2.0,), mode, "float32", roi)
+    with pytest.raises(InvalidNode, match="the input is empty"):
+        ResizeProblem((2, 0), (4, 1), (2.0, 1.0), ResizeMode(), "float32")
+    assert 0 in ResizeProblem((2, 0), (4, 0), (2.0, 1.0), ResizeMode(), "float32").out_shape

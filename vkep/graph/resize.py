@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from vkep.errors import Decline
+from vkep.errors import Decline, InvalidNode
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,13 @@ def resolve_resize(
     axes: Sequence[int] | None = None,
     policy: str = "stretch",
 ) -> Resized:
-    """The result for an input of ``shape``; ``sizes`` win over ``scales``, and either has an entry for each of ``axes`` (all
-    axes, if None). ``policy`` is keep_aspect_ratio_policy. Raises `Decline` for what does not fit the input.
+    """The result for an input of ``shape``; ``sizes`` or ``scales`` has an entry for each of ``axes`` (all axes, if None).
+    ``policy`` is keep_aspect_ratio_policy. Raises `InvalidNode` for what does not fit the input.
     """
     out, factors = list(shape), [Fraction(1)] * len(shape)
     chosen = _chosen(axes, len(shape))
+    if sizes is not None and scales is not None:
+        raise InvalidNode(f"both sizes {list(sizes)} and scales {list(scales)} are given")
     if sizes is not None:
         _check_count("sizes", sizes, chosen)
         if not all(shape[a] for a in chosen):
@@ -42,7 +44,7 @@ def resolve_resize(
             ratios = [one] * len(chosen)
             sizes = [math.floor(float(one) * shape[a] + 0.5) for a in chosen]
         elif policy != "stretch":
-            raise Decline(f"keep_aspect_ratio_policy {policy!r}")
+            raise InvalidNode(f"keep_aspect_ratio_policy {policy!r}")
         for a, size, ratio in zip(chosen, sizes, ratios, strict=True):
             out[a], factors[a] = size, ratio
     elif scales is not None:
@@ -50,19 +52,19 @@ def resolve_resize(
         for a, scale in zip(chosen, scales, strict=True):
             # ONNX does not say in what type: float32, as ONNX Runtime (onnx infers shapes in float64: 10 by 0.7 is 6)
             length = float(np.float32(shape[a]) * np.float32(scale))
-            if not math.isfinite(length):
-                raise Decline(f"a scale of {scale} for an axis of {shape[a]}")
+            if not (scale > 0 and math.isfinite(length)):
+                raise InvalidNode(f"a scale of {scale} for an axis of {shape[a]}")
             out[a], factors[a] = math.floor(length), Fraction(float(scale))
     else:
-        raise Decline("neither scales nor sizes are given")
+        raise InvalidNode("neither scales nor sizes are given")
     return Resized(tuple(out), tuple(factors))
 
 
 def resolve_roi(rank: int, roi: Sequence[float], axes: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Starts, then ends, of all axes, from those of ``axes`` (all axes, if None). Raises `Decline`."""
+    """Starts, then ends, of all axes, from those of ``axes`` (all axes, if None). Raises `InvalidNode`."""
     chosen = _chosen(axes, rank)
     if len(roi) != 2 * len(chosen):
-        raise Decline(f"a roi of {len(roi)} numbers for {len(chosen)} axes, expected {2 * len(chosen)}")
+        raise InvalidNode(f"a roi of {len(roi)} numbers for {len(chosen)} axes, expected {2 * len(chosen)}")
     box = [0.0] * rank + [1.0] * rank
     for k, a in enumerate(chosen):
         box[a], box[rank + a] = roi[k], roi[len(chosen) + k]
@@ -72,11 +74,11 @@ def resolve_roi(rank: int, roi: Sequence[float], axes: Sequence[int] | None = No
 def _chosen(axes: Sequence[int] | None, rank: int) -> list[int]:
     if axes is None:
         return list(range(rank))
-    if not all(-rank <= a < rank for a in axes):
-        raise Decline(f"axes {list(axes)} of a tensor of rank {rank}")
+    if not all(-rank <= a < rank for a in axes) or len({a % rank for a in axes}) != len(axes):
+        raise InvalidNode(f"axes {list(axes)} of a tensor of rank {rank}")
     return [a % rank for a in axes]
 
 
 def _check_count(what: str, values: Sequence[float], chosen: Sequence[int]) -> None:
     if len(values) != len(chosen):
-        raise Decline(f"{len(values)} {what} for {len(chosen)} axes")
+        raise InvalidNode(f"{len(values)} {what} for {len(chosen)} axes")

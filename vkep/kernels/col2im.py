@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.epilogue import Epilogue, call_arguments
-from vkep.kernels.gather import magic_dims
+from vkep.kernels.dims import last_coordinates, magic_dims
+from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, element_defines, fields8, grid, lanes
+from vkep.kernels.launch import element_defines, fields8, flat_lanes
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
 
 _SPATIAL = 3
 
 
 def _fields(*names: str, kind: str = "uint") -> tuple[tuple[str, str], ...]:
     return tuple((f"{name}{axis}", kind) for name in names for axis in range(_SPATIAL))
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    planes = (last_coordinates(call, 2 + _SPATIAL)[0] + 1) * call["dim1"]
+    each = math.prod(call[f"{name}{axis}"] for name in ("kernel", "count") for axis in range(_SPATIAL))
+    return {"x": planes * each * call.size_of("IN_T"), "y": call["total"] * call.size_of("OUT_T")}
 
 
 COL2IM = Kernel(
@@ -27,61 +36,71 @@ COL2IM = Kernel(
         *fields8("dim", "mul", "shift"),
         *_fields("count", "kernel", "stride", "dilation"),
         *_fields("pad", kind="int"),
-        ("y_batch", "uint"),
     ),
     variants=tuple(element_defines(t) for t in ("float32", "float16", "float64")),
+    reach=_reach,
 )
 
 
-def col2im(
-    lead: tuple[int, int],
-    out: Sequence[int],
-    counts: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    begins: Sequence[int],
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    epilogue: Epilogue | None = None,
-) -> list[KernelCall]:
+@dataclass(frozen=True)
+class Col2ImProblem(Problem):
     """``y`` [images, channels, *out] = sums of the windows of ``x`` [images, channels, *kernel, *counts].
 
-    ``lead`` is (images, channels), ``counts`` the windows along each of at most three axes, ``begins`` the padding before
-    the result. float16 is summed in float32. The epilogue sees ``row``, the channel, ``col``, the pixel, and ``o``, the flat
-    index in a contiguous y. Raises `ValueError` for more axes.
+    ``lead`` is (images, channels), ``counts`` the windows along each axis, ``begins`` the padding before the result. float16 is
+    summed in float32. The epilogue sees ``row``, the channel, and ``col``, the pixel.
     """
-    if len(out) > _SPATIAL:
-        raise ValueError(f"col2im: {len(out)} spatial axes, expected at most {_SPATIAL}")
-    element_count("col2im columns", *lead, *kernel, *counts)
-    total = element_count("col2im output", *lead, *out)
-    if not total:
-        return []
-    local = lanes(caps, total)
-    missing = _SPATIAL - len(out)
+
+    row_axis: ClassVar[int | None] = 1
+
+    lead: tuple[int, int]
+    out: tuple[int, ...]
+    counts: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    dtype: str
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, (*self.lead, *self.kernel, *self.counts), flat=True),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (*self.lead, *self.out)),)
+
+    @property
+    def flops(self) -> int:
+        return self.needs()[0].extent
+
+
+def _col2im(problem: Col2ImProblem, e: Emission) -> list[KernelCall]:
+    missing = _SPATIAL - len(problem.out)
     ones, zeros = (1,) * missing, (0,) * missing
     sizes = {
-        "count": (*ones, *counts),
-        "kernel": (*ones, *kernel),
-        "stride": (*ones, *strides),
-        "dilation": (*ones, *dilations),
-        "pad": (*zeros, *begins),
+        "count": (*ones, *problem.counts),
+        "kernel": (*ones, *problem.kernel),
+        "stride": (*ones, *problem.strides),
+        "dilation": (*ones, *problem.dilations),
+        "pad": (*zeros, *problem.begins),
     }
-    batch_stride = y.strides[0] if lead[0] > 1 and hasattr(y, "strides") else lead[1] * math.prod(out)
+    total = math.prod((*problem.lead, *problem.out))
     return [
         COL2IM.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "y": y},
+            **flat_lanes(e.caps, total),
+            operands=e.operands,
             params={
                 "total": total,
-                **magic_dims((*lead, *ones, *out)),
+                **magic_dims((*problem.lead, *ones, *problem.out)),
                 **{f"{name}{axis}": value for name, values in sizes.items() for axis, value in enumerate(values)},
-                "y_batch": batch_stride,
             },
-            local_size=(local,),
-            flops=math.prod((*lead, *kernel, *counts)),
-            **call_arguments(epilogue, element_defines(dtype)),
+            flops=problem.flops,
+            **call_arguments(e.epilogue, element_defines(problem.dtype)),
         )
     ]
+
+
+def _takes(problem: Col2ImProblem, caps: DeviceCapabilities) -> str:
+    axes = len(problem.out)
+    return f"windows over {axes} axes; the kernel takes up to {_SPATIAL}" if axes > _SPATIAL else ""
+
+
+implement(Col2ImProblem, Candidate("windows added up", _col2im, when=_takes, epilogue=True))

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.gather import magic_dims
+from vkep.errors import InvalidNode
+from vkep.kernels.dims import last_coordinates, magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, element_defines, fields8, grid, lanes
+from vkep.kernels.launch import element_defines, fields8, flat_lanes
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    images, channels = last_coordinates(call, 6)[0] + 1, call["dim1"]
+    groups = (images - 1) * call["offset_groups"] + (channels - 1) // call["group_channels"] + 1
+    samples = groups * math.prod(call[f"dim{d}"] for d in range(2, 6))
+    size = call.size_of("IN_T")
+    return {
+        "x": images * channels * call["height"] * call["width"] * size,
+        "offset": samples * 2 * size,
+        "mask": samples * size if call["HAS_MASK"] else 0,
+        "y": call["total"] * call.size_of("OUT_T"),
+    }
+
 
 DEFORM_COLUMNS = Kernel(
     "deform_columns.comp",
@@ -22,58 +39,74 @@ DEFORM_COLUMNS = Kernel(
     ),
     spec={"HAS_MASK": 0},
     variants=tuple(element_defines(t) for t in ("float32", "float16")),
+    reach=_reach,
 )
 
 
-def deform_columns(
-    shape: Sequence[int],
-    kernel: Sequence[int],
-    out: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    begins: Sequence[int],
-    offset_groups: int,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    offset: Any,
-    mask: Any,
-    y: Any,
-) -> list[KernelCall]:
-    """``y`` [n, channels, *kernel, *out]: bilinear samples of ``x`` (``shape`` [n, channels, height, width]).
+@dataclass(frozen=True)
+class DeformColumnsProblem(Problem):
+    """``y`` [n, channels, *kernel, *out]: bilinear samples of ``x`` (``shape`` [n, channels, height, width]), 0 outside of it.
 
-    ``offset`` is [n, offset_groups * taps * 2, *out] in pixels, ``mask`` (or None) [n, offset_groups * taps, *out].
-    Samples outside of x are zero. Raises `ValueError` where channels do not divide into ``offset_groups``.
+    ``offset`` is [n, offset_groups * taps * 2, *out] in pixels, ``mask``, where there is one, [n, offset_groups * taps, *out].
     """
-    images, channels, height, width = shape
-    if offset_groups < 1 or channels % offset_groups:
-        raise ValueError(f"deform: {channels} channels do not divide into {offset_groups} offset groups")
-    element_count("deform input", *shape)
-    total = element_count("deform columns", images, channels, *kernel, *out)
-    if not total:
-        return []
-    local = lanes(caps, total)
+
+    shape: tuple[int, ...]
+    kernel: tuple[int, ...]
+    out: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    offset_groups: int
+    masked: bool
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.offset_groups < 1 or self.shape[1] % self.offset_groups:
+            raise InvalidNode(f"{self.shape[1]} channels do not divide into {self.offset_groups} offset groups")
+
+    def needs(self) -> tuple[Need, ...]:
+        samples = self.offset_groups * math.prod(self.kernel)
+        mask = (Need("mask", self.dtype, (self.shape[0], samples, *self.out)),) if self.masked else ()
+        return (
+            Need("x", self.dtype, self.shape),
+            Need("offset", self.dtype, (self.shape[0], samples * 2, *self.out)),
+            *mask,
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (*self.shape[:2], *self.kernel, *self.out), flat=True),)
+
+    @property
+    def flops(self) -> int:
+        return 12 * self.makes()[0].extent
+
+
+def _columns(problem: DeformColumnsProblem, e: Emission) -> list[KernelCall]:
+    dims = (*problem.shape[:2], *problem.kernel, *problem.out)
+    total = math.prod(dims)
     return [
         DEFORM_COLUMNS.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "offset": offset, "mask": mask, "y": y},
+            **flat_lanes(e.caps, total),
+            operands={**e.operands, "mask": e.get("mask")},
             params={
                 "total": total,
-                "height": height,
-                "width": width,
-                "offset_groups": offset_groups,
-                "group_channels": channels // offset_groups,
-                "stride_h": strides[0],
-                "stride_w": strides[1],
-                "dilation_h": dilations[0],
-                "dilation_w": dilations[1],
-                "pad_top": begins[0],
-                "pad_left": begins[1],
-                **magic_dims((images, channels, *kernel, *out)),
+                "height": problem.shape[2],
+                "width": problem.shape[3],
+                "offset_groups": problem.offset_groups,
+                "group_channels": problem.shape[1] // problem.offset_groups,
+                "stride_h": problem.strides[0],
+                "stride_w": problem.strides[1],
+                "dilation_h": problem.dilations[0],
+                "dilation_w": problem.dilations[1],
+                "pad_top": problem.begins[0],
+                "pad_left": problem.begins[1],
+                **magic_dims(dims),
             },
-            spec={"HAS_MASK": int(mask is not None)},
-            defines=element_defines(dtype),
-            local_size=(local,),
-            flops=12 * total,
+            spec={"HAS_MASK": int(problem.masked)},
+            defines=element_defines(problem.dtype),
+            flops=problem.flops,
         )
     ]
+
+
+implement(DeformColumnsProblem, Candidate("deformed columns", _columns))

@@ -1,27 +1,30 @@
 """Copies that follow indices: Gather, GatherElements, GatherND; and the plain copy.
 
 Elements are moved as untyped units, so every element type is served. Indices are int32 or int64; a negative one counts
-from the end, one out of range is clamped (ONNX leaves it undefined; nothing is read out of bounds).
+from the end (`vkep.kernels.indices` says what becomes of one out of range).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic, magic_fields, magic_params
+from vkep.errors import InvalidNode
+from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
+from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     MAX_RANK,
     UNITS,
     ceil_div,
     contiguous_strides,
-    element_count,
     element_type,
     fields8,
+    flat_lanes,
     grid,
     is_cpu,
     lanes,
@@ -31,56 +34,71 @@ from vkep.kernels.launch import (
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 
-_DATA = (Operand("x"), Operand("indices"), Operand("y", writes=True))
+_DATA = (Operand("x"), Operand("indices"), Operand("y", writes=True), FAULT)
 
 
-def index_words(dtype: str) -> str:
-    """The INDEX_WORDS define for an index type."""
-    try:
-        return {"int32": "1", "int64": "2"}[dtype]
-    except KeyError:
-        raise ValueError(f"kernels: index type is {dtype!r}, expected 'int32' or 'int64'") from None
-
-
-def _gather_defines(unit: int, index_dtype: str) -> dict[str, str]:
-    return {"UNIT_T": UNITS[unit], "INDEX_WORDS": index_words(index_dtype)}
+def _defines(unit: int, index_dtype: str) -> dict[str, str]:
+    return {"UNIT_T": UNITS[unit], **index_defines(index_dtype)}
 
 
 def _ahead(*units: int) -> tuple[dict[str, str], ...]:
     """Variants to build ahead."""
-    return tuple(_gather_defines(unit, words) for unit in units for words in ("int32", "int64"))
+    return tuple(_defines(unit, words) for unit in units for words in ("int32", "int64"))
+
+
+def _reach(call: KernelCall, x: int, indices: int) -> Mapping[str, int]:
+    unit = call.size_of("UNIT_T")
+    words = int(call.define("INDEX_WORDS"))
+    return {"x": x * unit, "indices": indices * 4 * words, "y": call["total"] * unit, **FAULT_REACH}
 
 
 def _gather_reach(call: KernelCall) -> Mapping[str, int]:
-    unit, row = call.size_of("UNIT_T"), call["inner"]
-    return {
-        "x": ceil_div(call["total"], row * call["count"]) * call["axis"] * row * unit,
-        "indices": call["count"] * 4 * int(call.define("INDEX_WORDS")),
-        "y": call["total"] * unit,
-    }
+    outer = ceil_div(call["total"], call["inner"] * call["count"])
+    return _reach(call, outer * call["axis"] * call["inner"], call["count"])
+
+
+def _gather_elements_reach(call: KernelCall) -> Mapping[str, int]:
+    last = last_coordinates(call, call["RANK"])
+    last[call["AXIS"]] = call["extent"] - 1
+    return _reach(call, last_offset(call, last, "stride") + 1, call["total"])
+
+
+def _gather_nd_reach(call: KernelCall) -> Mapping[str, int]:
+    rows = ceil_div(call["total"], call["inner"])
+    keys = [call[f"extent{d}"] - 1 for d in range(call["KEYS"])]
+    batch = (ceil_div(rows, call["count"]) - 1) * call["batch_stride"]
+    return _reach(call, batch + last_offset(call, keys, "stride") + call["inner"], rows * call["KEYS"])
 
 
 GATHER = Kernel(
     "gather.comp",
     operands=_DATA,
-    params=(("total", "uint"), ("axis", "uint"), *magic_fields("inner", "count")),
-    spec={"PER_LANE": 1},
+    params=(("total", "uint"), ("axis", "uint"), *magic_fields("inner", "count"), FAULT_CODE),
+    spec={"PER_LANE": 1, "FROM_END": 1},
     variants=_ahead(*UNITS),
     reach=_gather_reach,
 )
 GATHER_ELEMENTS = Kernel(
     "gather_elements.comp",
     operands=_DATA,
-    params=(("total", "uint"), ("extent", "uint"), *fields8("dim", "mul", "shift", "stride")),
+    params=(("total", "uint"), ("extent", "uint"), *fields8("dim", "mul", "shift", "stride"), FAULT_CODE),
     spec={"RANK": 1, "AXIS": 0},
     variants=_ahead(1, 2, 4, 8),
+    reach=_gather_elements_reach,
 )
 GATHER_ND = Kernel(
     "gather_nd.comp",
     operands=_DATA,
-    params=(("total", "uint"), *magic_fields("inner", "count"), ("batch_stride", "uint"), *fields8("extent", "stride")),
+    params=(
+        ("total", "uint"),
+        *magic_fields("inner", "count"),
+        ("batch_stride", "uint"),
+        *fields8("extent", "stride"),
+        FAULT_CODE,
+    ),
     spec={"KEYS": 1},
     variants=_ahead(*UNITS),
+    reach=_gather_nd_reach,
 )
 COPY = Kernel(
     "copy.comp",
@@ -88,17 +106,8 @@ COPY = Kernel(
     params=(("total", "uint"),),
     spec={"PER_LANE": 1},
     variants=tuple({"UNIT_T": unit} for unit in UNITS.values()),
+    reach=lambda call: dict.fromkeys(("x", "y"), call["total"] * call.size_of("UNIT_T")),
 )
-
-
-def magic_dims(dims: Sequence[int]) -> dict[str, int]:
-    """``dim*``, ``mul*`` and ``shift*`` of ``shaders/dims.glsl``."""
-    numbers = [magic(max(d, 1)) for d in dims]
-    return (
-        numbered("dim", dims, 1)
-        | numbered("mul", [m for m, _ in numbers], 1)
-        | numbered("shift", [s for _, s in numbers], 0)
-    )
 
 
 def copy(nbytes: int, caps: DeviceCapabilities, x: Any, y: Any, *, alignment: int = 4) -> list[KernelCall]:
@@ -106,7 +115,7 @@ def copy(nbytes: int, caps: DeviceCapabilities, x: Any, y: Any, *, alignment: in
     if not nbytes:
         return []
     unit = unit_for(nbytes, alignment)
-    total = element_count("copy", nbytes // unit)
+    total = nbytes // unit
     per_lane = _units_per_lane(total, caps)
     local = lanes(caps, total // per_lane)
     return [
@@ -130,7 +139,8 @@ def _units_per_lane(total: int, caps: DeviceCapabilities) -> int:
 class GatherProblem(Problem):
     """``y`` [outer, count, inner] = ``x`` [outer, axis, inner] at ``indices`` [count] of its middle (ONNX Gather).
 
-    ``alignment`` (bytes) divides the addresses of x and y: with 16, rows move 16 bytes at a time.
+    ``alignment`` (bytes) divides the addresses of x and y: with 16, rows move 16 bytes at a time. ``fault``: see
+    `vkep.kernels.indices`. Without ``from_end`` a negative index is out of range.
     """
 
     outer: int
@@ -140,6 +150,12 @@ class GatherProblem(Problem):
     dtype: str
     index_dtype: str
     alignment: int = 1
+    fault: str = ""
+    from_end: bool = True
+
+    def __post_init__(self) -> None:
+        if self.outer * self.inner * self.count and not self.axis:
+            raise InvalidNode("indices into an empty axis")
 
     def needs(self) -> tuple[Need, ...]:
         return (
@@ -154,137 +170,171 @@ class GatherProblem(Problem):
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
 
-def _takes_gather(problem: GatherProblem, caps: DeviceCapabilities) -> str:
-    return "indices into an empty axis" if not problem.axis else ""
-
-
 def _gather(problem: GatherProblem, e: Emission) -> list[KernelCall]:
     itemsize = element_type(problem.dtype).itemsize
     unit = unit_for(problem.inner * itemsize, max(problem.alignment, itemsize))
     units = problem.inner * itemsize // unit
-    total = element_count("gather output", problem.outer, problem.count, units)
+    total = problem.outer * problem.count * units
     per_lane = _units_per_lane(total, e.caps)
     local = lanes(e.caps, total // per_lane)
+    fault, code = noting(e, problem.fault)
     return [
         GATHER.call(
             grid=grid(ceil_div(total, local * per_lane)),
-            operands=e.operands,
+            operands={**e.operands, "fault": fault},
             params={
                 "total": total,
                 "axis": problem.axis,
                 **magic_params("inner", units),
                 **magic_params("count", problem.count),
+                "fault_code": code,
             },
-            spec={"PER_LANE": per_lane},
-            defines=_gather_defines(unit, problem.index_dtype),
+            spec={"PER_LANE": per_lane, "FROM_END": int(problem.from_end)},
+            defines=_defines(unit, problem.index_dtype),
             local_size=(local,),
         )
     ]
 
 
-implement(GatherProblem, Candidate("gather", _gather, when=_takes_gather))
+implement(GatherProblem, Candidate("gather", _gather))
 
 
-def gather_elements(
-    shape: Sequence[int],
-    indices_shape: Sequence[int],
-    axis: int,
-    itemsize: int,
-    index_dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    indices: Any,
-    y: Any,
-) -> list[KernelCall]:
-    """ONNX GatherElements: ``y[c]`` = ``x[c with c[axis] = indices[c]]``; ``y`` has ``indices_shape``, rank at most 8.
-
-    Raises `ValueError` where indices reach beyond ``x`` (rank ``shape``) outside of ``axis``.
+@dataclass(frozen=True)
+class GatherElementsProblem(Problem):
+    """``y``[c] = ``x``[c with ``indices``[c] for c[axis]]; x of ``shape``, indices and y of ``indices_shape`` (ONNX
+    GatherElements). ``fault``: see `vkep.kernels.indices`.
     """
-    rank = len(shape)
-    if not 1 <= rank <= MAX_RANK or len(indices_shape) != rank or not 0 <= axis < rank:
-        raise ValueError(
-            f"gather elements: data {tuple(shape)}, indices {tuple(indices_shape)}, axis {axis}; "
-            f"expected equal ranks of 1 to {MAX_RANK} and an axis within"
-        )
+
+    shape: tuple[int, ...]
+    indices_shape: tuple[int, ...]
+    axis: int
+    dtype: str
+    index_dtype: str
+    fault: str = ""
+
+    def __post_init__(self) -> None:
+        check_along(self.shape, self.indices_shape, self.axis)
+
+    def needs(self) -> tuple[Need, ...]:
+        return Need("x", self.dtype, self.shape), Need("indices", self.index_dtype, self.indices_shape)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, self.indices_shape),)
+
+
+def check_along(shape: tuple[int, ...], indices_shape: tuple[int, ...], axis: int) -> None:
+    """Raise `InvalidNode` unless indices replace coordinates of a tensor along an axis."""
+    told = f"data {list(shape)} with indices {list(indices_shape)} along axis {axis}"
+    if len(indices_shape) != len(shape) or not 0 <= axis < len(shape):
+        raise InvalidNode(f"{told}; expected equal ranks of at least 1")
     if any(n > m for d, (n, m) in enumerate(zip(indices_shape, shape, strict=True)) if d != axis):
-        raise ValueError(
-            f"gather elements: indices {tuple(indices_shape)} reach beyond data {tuple(shape)} off axis {axis}"
-        )
-    element_count("gather elements data", *shape)
-    total = element_count("gather elements output", *indices_shape)
-    if not total:
-        return []
-    if not shape[axis]:
-        raise ValueError(f"gather elements: axis {axis} of data {tuple(shape)} is empty, expected at least one element")
-    local = lanes(caps, total)
+        raise InvalidNode(f"{told}; the indices reach beyond the data on another axis")
+    if math.prod(indices_shape) and not shape[axis]:
+        raise InvalidNode(f"{told}: indices into an empty axis")
+
+
+def _gather_elements(problem: GatherElementsProblem, e: Emission) -> list[KernelCall]:
+    total = math.prod(problem.indices_shape)
+    fault, code = noting(e, problem.fault)
     return [
         GATHER_ELEMENTS.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "indices": indices, "y": y},
+            **flat_lanes(e.caps, total),
+            operands={**e.operands, "fault": fault},
             params={
                 "total": total,
-                "extent": shape[axis],
-                **magic_dims(indices_shape),
-                **numbered("stride", contiguous_strides(shape), 0),
+                "extent": problem.shape[problem.axis],
+                **magic_dims(problem.indices_shape),
+                **numbered("stride", contiguous_strides(problem.shape), 0),
+                "fault_code": code,
             },
-            spec={"RANK": rank, "AXIS": axis},
-            defines=_gather_defines(itemsize, index_dtype),
-            local_size=(local,),
+            spec={"RANK": len(problem.shape), "AXIS": problem.axis},
+            defines=_defines(element_type(problem.dtype).itemsize, problem.index_dtype),
         )
     ]
 
 
-def gather_nd(
-    shape: Sequence[int],
-    indices_shape: Sequence[int],
-    batch_dims: int,
-    itemsize: int,
-    index_dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    indices: Any,
-    y: Any,
-    *,
-    alignment: int | None = None,
-) -> list[KernelCall]:
-    """ONNX GatherND: the last axis of ``indices`` holds coordinates into ``x``'s axes after the first ``batch_dims``.
+implement(
+    GatherElementsProblem,
+    Candidate("gather elements", _gather_elements, when=lambda problem, caps: beyond_rank(len(problem.shape))),
+)
 
-    ``alignment`` as for `gather`. Raises `ValueError` for shapes that the operator does not allow.
+
+@dataclass(frozen=True)
+class GatherNDProblem(Problem):
+    """``y`` = the slices of ``x`` [shape] at ``indices`` [indices_shape], whose last axis holds coordinates into x's axes
+    after the first ``batch_dims`` (ONNX GatherND). ``alignment`` and ``fault`` as in `GatherProblem`.
     """
-    keys = indices_shape[-1] if indices_shape else 0
-    if not 1 <= keys <= min(len(shape) - batch_dims, MAX_RANK) or tuple(shape[:batch_dims]) != tuple(
-        indices_shape[:batch_dims]
-    ):
-        raise ValueError(
-            f"gather nd: data {tuple(shape)}, indices {tuple(indices_shape)}, batch_dims {batch_dims}; expected equal "
-            f"batch axes and 1 to {MAX_RANK} coordinates that data's other axes can take"
-        )
-    element_count("gather nd data", *shape)
-    extents = tuple(shape[batch_dims : batch_dims + keys])
-    inner_elements = math.prod(shape[batch_dims + keys :])
-    rows = element_count("gather nd indices", *indices_shape[:-1])
-    if not element_count("gather nd output", rows, inner_elements):
-        return []
-    if not math.prod(extents):
-        raise ValueError(f"gather nd: indices into empty axes {extents}, expected at least one element")
-    unit = unit_for(inner_elements * itemsize, alignment or itemsize)
-    inner = inner_elements * itemsize // unit
-    total = element_count("gather nd output", rows, inner)
-    local = lanes(caps, total)
+
+    shape: tuple[int, ...]
+    indices_shape: tuple[int, ...]
+    batch_dims: int
+    dtype: str
+    index_dtype: str
+    alignment: int = 1
+    fault: str = ""
+
+    def __post_init__(self) -> None:
+        batch, told = self.batch_dims, f"data {list(self.shape)}, indices {list(self.indices_shape)}"
+        if not 0 <= batch < min(len(self.shape), len(self.indices_shape)):
+            raise InvalidNode(f"{told}: batch_dims is {batch}, expected less than both ranks")
+        if self.shape[:batch] != self.indices_shape[:batch]:
+            raise InvalidNode(f"{told}: expected equal batch axes, the first {batch}")
+        if not 1 <= self.keys <= len(self.shape) - batch:
+            raise InvalidNode(f"{told}: {self.keys} coordinates for {len(self.shape) - batch} axes")
+        if math.prod(self.out_shape) and 0 in self.indexed:
+            raise InvalidNode(f"{told}: indices into an empty axis")
+
+    @property
+    def keys(self) -> int:
+        """Coordinates of a slice."""
+        return self.indices_shape[-1]
+
+    @property
+    def indexed(self) -> tuple[int, ...]:
+        """The sizes of x's axes that coordinates go into."""
+        return self.shape[self.batch_dims : self.batch_dims + self.keys]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return self.indices_shape[:-1] + self.shape[self.batch_dims + self.keys :]
+
+    def needs(self) -> tuple[Need, ...]:
+        return Need("x", self.dtype, self.shape), Need("indices", self.index_dtype, self.indices_shape)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, self.out_shape),)
+
+    def placed(self, operands: Mapping[str, Any]) -> GatherNDProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+
+def _gather_nd(problem: GatherNDProblem, e: Emission) -> list[KernelCall]:
+    itemsize, extents = element_type(problem.dtype).itemsize, problem.indexed
+    row_bytes = math.prod(problem.shape[problem.batch_dims + problem.keys :]) * itemsize
+    unit = unit_for(row_bytes, max(problem.alignment, itemsize))
+    inner, rows = row_bytes // unit, math.prod(problem.indices_shape[:-1])
+    fault, code = noting(e, problem.fault)
     return [
         GATHER_ND.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "indices": indices, "y": y},
+            **flat_lanes(e.caps, rows * inner),
+            operands={**e.operands, "fault": fault},
             params={
-                "total": total,
+                "total": rows * inner,
                 **magic_params("inner", inner),
-                **magic_params("count", rows // math.prod(shape[:batch_dims])),
+                **magic_params("count", rows // math.prod(problem.shape[: problem.batch_dims])),
                 "batch_stride": math.prod(extents) * inner,
                 **numbered("extent", extents, 1),
                 **numbered("stride", [s * inner for s in contiguous_strides(extents)], 0),
+                "fault_code": code,
             },
-            spec={"KEYS": keys},
-            defines=_gather_defines(unit, index_dtype),
-            local_size=(local,),
+            spec={"KEYS": problem.keys},
+            defines=_defines(unit, problem.index_dtype),
         )
     ]
+
+
+def _takes_gather_nd(problem: GatherNDProblem, caps: DeviceCapabilities) -> str:
+    return f"{problem.keys} coordinates; the kernel takes up to {MAX_RANK}" if problem.keys > MAX_RANK else ""
+
+
+implement(GatherNDProblem, Candidate("gather nd", _gather_nd, when=_takes_gather_nd))

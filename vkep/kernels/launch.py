@@ -107,6 +107,12 @@ def lanes(caps: DeviceCapabilities, total: int) -> int:
     return min(256, most)
 
 
+def flat_lanes(caps: DeviceCapabilities, total: int) -> dict[str, Any]:
+    """Arguments of `Kernel.call` for ``total`` lanes that do not cooperate (``flat_lane`` in ``shaders/workgroup.glsl``)."""
+    local = lanes(caps, total)
+    return {"grid": grid(ceil_div(total, local)), "local_size": (local,)}
+
+
 def floor_power_of_two(n: int) -> int:
     return 1 << (n.bit_length() - 1) if n > 0 else 1
 

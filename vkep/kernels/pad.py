@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.gather import magic_dims
+from vkep.errors import InvalidNode
+from vkep.kernels.dims import beyond_rank, last_offset, magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import (
-    MAX_RANK,
-    UNITS,
-    ceil_div,
-    contiguous_strides,
-    element_count,
-    element_type,
-    fields8,
-    grid,
-    lanes,
-    numbered,
-)
+from vkep.kernels.launch import UNITS, contiguous_strides, element_type, fields8, flat_lanes, numbered
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
 
 
 def unit_defines(itemsize: int) -> dict[str, str]:
     """Defines of kernels that also make a unit from a value."""
     return {"UNIT_T": UNITS[itemsize], "UNIT_BYTES": str(itemsize)}
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    extents = [call[f"extent{d}"] for d in range(call["RANK"])]
+    read = 0 if 0 in extents else call["start"] + last_offset(call, [n - 1 for n in extents], "stride") + 1
+    return {"x": read * call.size_of("UNIT_T"), "y": call["total"] * call.size_of("UNIT_T")}
 
 
 PAD = Kernel(
@@ -42,6 +40,7 @@ PAD = Kernel(
     ),
     spec={"RANK": 1, "MODE": 0},
     variants=tuple(map(unit_defines, (1, 2, 4, 8))),
+    reach=_reach,
 )
 MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 
@@ -52,67 +51,85 @@ def value_words(value: int | float | bool, dtype: str) -> tuple[int, int]:
     return int.from_bytes(raw[:4], "little"), int.from_bytes(raw[4:], "little")
 
 
-def pad(
-    shape: Sequence[int],
-    begins: Sequence[int],
-    ends: Sequence[int],
-    mode: str,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    value: int | float | bool = 0,
-) -> list[KernelCall]:
+@dataclass(frozen=True)
+class PadProblem(Problem):
     """``y`` = ``x`` of ``shape`` padded by ``begins`` and ``ends`` an axis, as ONNX Pad; a negative pad crops, first.
 
-    ``mode``: "constant" (``value``), "edge", "reflect" (without repeating the edge) or "wrap". Rank at most 8 once axes
-    without pads are merged. Raises `ValueError` for a crop beyond the tensor, or for taking elements of an empty axis.
+    ``mode``: "constant" (``value``), "edge", "reflect" (without repeating the edge) or "wrap".
     """
-    if mode not in MODES:
-        raise ValueError(f"pad: mode is {mode!r}, expected one of {list(MODES)}")
-    if not len(shape) == len(begins) == len(ends):
-        raise ValueError(f"pad: shape {tuple(shape)}, begins {tuple(begins)}, ends {tuple(ends)} differ in rank")
-    kept = [n + min(b, 0) + min(e, 0) for n, b, e in zip(shape, begins, ends, strict=True)]
-    if min(kept, default=0) < 0:
-        raise ValueError(f"pad: pads {tuple(begins)}, {tuple(ends)} crop more than shape {tuple(shape)} holds")
-    out_shape = [k + max(b, 0) + max(e, 0) for k, b, e in zip(kept, begins, ends, strict=True)]
-    element_count("pad input", *shape)
-    total = element_count("pad output", *out_shape)
-    if not total:
-        return []
-    if mode != "constant" and 0 in kept:
-        raise ValueError(f"pad: mode {mode!r} of empty shape {tuple(kept)} has no elements to repeat")
-    strides = contiguous_strides(shape)
-    start = sum(-min(b, 0) * s for b, s in zip(begins, strides, strict=True))
-    axes: list[tuple[int, int, int, int]] = []  # out dim, kept extent, stride, begin
-    for n, d, k, s, b in zip(shape, out_shape, kept, strides, begins, strict=True):
-        untouched = n == d and k == n
-        if axes and untouched and axes[-1][0] == axes[-1][1] and axes[-1][3] == 0 and axes[-1][2] == n * s:
-            dim, extent, _, _ = axes.pop()
-            axes.append((dim * n, extent * n, s, 0))
-        else:
-            axes.append((d, k, s, max(b, 0)))
-    axes = [axis for axis in axes if axis[0] != 1 or axis[1] != 1] or [(1, 1, 1, 0)]
-    if len(axes) > MAX_RANK:
-        raise ValueError(f"pad: {len(axes)} axes after merging, expected at most {MAX_RANK}")
-    low, high = value_words(value, dtype)
-    local = lanes(caps, total)
+
+    shape: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    dtype: str
+    mode: str = "constant"
+    value: int | float | bool = 0
+
+    def __post_init__(self) -> None:
+        told = f"pads {list(self.begins)}, {list(self.ends)} of shape {list(self.shape)}"
+        if self.mode not in MODES:
+            raise InvalidNode(f"mode is {self.mode!r}, expected one of {list(MODES)}")
+        if not len(self.shape) == len(self.begins) == len(self.ends):
+            raise InvalidNode(f"{told}; expected two for each axis")
+        if min(self.kept, default=0) < 0:
+            raise InvalidNode(f"{told} crop more than it holds")
+        if self.mode != "constant" and 0 in self.kept and 0 not in self.out_shape:
+            raise InvalidNode(f"{told}: mode {self.mode!r} has no elements to repeat")
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """x's sizes when it is cropped."""
+        sizes = zip(self.shape, self.begins, self.ends, strict=True)
+        return tuple([n + min(begin, 0) + min(end, 0) for n, begin, end in sizes])
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return tuple([n + begin + end for n, begin, end in zip(self.shape, self.begins, self.ends, strict=True)])
+
+    @property
+    def axes(self) -> list[tuple[int, int, int, int]]:
+        """(y's size, x's cropped size, x's stride, begin) of each axis, those without pads in a row merged into one."""
+        axes: list[tuple[int, int, int, int]] = []
+        strides = contiguous_strides(self.shape)
+        for n, d, k, s, b in zip(self.shape, self.out_shape, self.kept, strides, self.begins, strict=True):
+            untouched = n == d and k == n
+            if axes and untouched and axes[-1][0] == axes[-1][1] and axes[-1][3] == 0 and axes[-1][2] == n * s:
+                dim, extent, _, _ = axes.pop()
+                axes.append((dim * n, extent * n, s, 0))
+            else:
+                axes.append((d, k, s, max(b, 0)))
+        return [axis for axis in axes if axis[0] != 1 or axis[1] != 1] or [(1, 1, 1, 0)]
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, self.shape),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, self.out_shape),)
+
+
+def _pad(problem: PadProblem, e: Emission) -> list[KernelCall]:
+    dims, extents, strides, begins = zip(*problem.axes, strict=True)
+    crops = zip(problem.begins, contiguous_strides(problem.shape), strict=True)
+    low, high = value_words(problem.value, problem.dtype)
+    total = math.prod(problem.out_shape)
     return [
         PAD.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "y": y},
+            **flat_lanes(e.caps, total),
+            operands={"x": None if 0 in problem.shape else e["x"], "y": e["y"]},
             params={
                 "total": total,
-                "start": start,
+                "start": sum(-min(begin, 0) * step for begin, step in crops),
                 "value_low": low,
                 "value_high": high,
-                **magic_dims([a[0] for a in axes]),
-                **numbered("extent", [a[1] for a in axes], 1),
-                **numbered("stride", [a[2] for a in axes], 0),
-                **numbered("begin", [a[3] for a in axes], 0),
+                **magic_dims(dims),
+                **numbered("extent", extents, 1),
+                **numbered("stride", strides, 0),
+                **numbered("begin", begins, 0),
             },
-            spec={"RANK": len(axes), "MODE": MODES[mode]},
-            defines=unit_defines(element_type(dtype).itemsize),
-            local_size=(local,),
+            spec={"RANK": len(dims), "MODE": MODES[problem.mode]},
+            defines=unit_defines(element_type(problem.dtype).itemsize),
         )
     ]
+
+
+implement(PadProblem, Candidate("pad", _pad, when=lambda problem, caps: beyond_rank(len(problem.axes))))

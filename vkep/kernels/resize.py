@@ -8,30 +8,29 @@ linear and cubic interpolation are separable). Specification: https://onnx.ai/on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.gather import copy, magic_dims
+from vkep.errors import InvalidNode
+from vkep.kernels.dims import beyond_rank, last_coordinates, magic_dims
+from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
+from vkep.kernels.gather import copy
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
-    MAX_RANK,
-    Workspace,
     ceil_div,
     contiguous_strides,
-    element_count,
     element_defines,
     element_type,
     fields8,
-    grid,
-    lanes,
+    flat_lanes,
     numbered,
 )
 from vkep.kernels.pad import unit_defines, value_words
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
 
 
 def axis_defines(dtype: str, out: str) -> dict[str, str]:
@@ -50,6 +49,23 @@ _AHEAD = [
     *((a, b) for t in ("float16", "uint8") for a, b in ((t, t), (t, "float32"), ("float32", t))),
 ]
 
+
+def _axis_reach(call: KernelCall) -> Mapping[str, int]:
+    outer, table = ceil_div(call["total"], call["inner"] * call["out_axis"]), call["out_axis"] * call["taps"] * 4
+    return {
+        "x": outer * call["axis"] * call["inner"] * call.size_of("IN_T"),
+        "positions": table,
+        "weights": table,
+        "y": call["total"] * call.size_of("OUT_T"),
+    }
+
+
+def _nearest_reach(call: KernelCall) -> Mapping[str, int]:
+    ends = [call[f"first{d}"] + last + 1 for d, last in enumerate(last_coordinates(call, call["RANK"]))]
+    unit = call.size_of("UNIT_T")
+    return {"x": (call["last"] + 1) * unit, "offsets": max(ends) * 4, "y": call["total"] * unit}
+
+
 RESIZE_AXIS = Kernel(
     "resize_axis.comp",
     operands=(Operand("x"), Operand("positions"), Operand("weights"), Operand("y", writes=True)),
@@ -61,18 +77,21 @@ RESIZE_AXIS = Kernel(
         ("extrapolation", "float"),
     ),
     variants=tuple(axis_defines(a, b) for a, b in _AHEAD),
+    reach=_axis_reach,
 )
 RESIZE_NEAREST = Kernel(
     "resize_nearest.comp",
     operands=(Operand("x"), Operand("offsets"), Operand("y", writes=True)),
     params=(
         ("total", "uint"),
+        ("last", "uint"),
         ("value_low", "uint"),
         ("value_high", "uint"),
         *fields8("dim", "mul", "shift", "first"),
     ),
     spec={"RANK": 1},
     variants=tuple(map(unit_defines, (1, 2, 4, 8))),
+    reach=_nearest_reach,
 )
 COORDINATES = (
     "half_pixel",
@@ -104,7 +123,7 @@ class ResizeMode:
             ("nearest mode", self.nearest, NEAREST_MODES),
         ):
             if got not in expected:
-                raise ValueError(f"resize: {what} is {got!r}, expected one of {list(expected)}")
+                raise InvalidNode(f"{what} is {got!r}, expected one of {list(expected)}")
 
 
 def source_coordinates(
@@ -174,151 +193,179 @@ def interpolation_table(
     return np.clip(positions[:, used], 0, length - 1).astype(np.int32), weights[:, used].astype(np.float32)
 
 
-def resize(
-    shape: Sequence[int],
-    out_shape: Sequence[int],
-    scales: Sequence[float],
-    attributes: ResizeMode,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    workspace: Workspace,
-    roi: Sequence[float] | None = None,
-) -> list[KernelCall]:
+@dataclass(frozen=True)
+class ResizeProblem(Problem):
     """``y`` of ``out_shape`` resampled from ``x`` of ``shape``; ``scales`` an axis (1 where an axis stays).
 
     ``roi`` (starts then ends, of all axes) is for tf_crop_and_resize. Linear and cubic interpolation of integers
-    truncates, as the reference implementation does. Raises `ValueError` for ranks that differ, empty input axes or
-    float64.
+    truncates, as the reference implementation does.
     """
-    rank = len(shape)
-    if not rank == len(out_shape) == len(scales) or (roi is not None and len(roi) != 2 * rank):
-        raise ValueError(
-            f"resize: shape {tuple(shape)}, output {tuple(out_shape)}, scales {tuple(scales)} differ in rank"
+
+    shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    scales: tuple[float, ...]
+    mode: ResizeMode
+    dtype: str
+    roi: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        rank, told = len(self.shape), f"{list(self.shape)} to {list(self.out_shape)} by scales {list(self.scales)}"
+        if not rank == len(self.out_shape) == len(self.scales):
+            raise InvalidNode(f"{told}; they differ in rank")
+        if min(self.out_shape, default=0) < 0:
+            raise InvalidNode(f"{told}; sizes are not negative")
+        if self.crops and (self.roi is None or len(self.roi) != 2 * rank):
+            raise InvalidNode(f"tf_crop_and_resize needs a roi of {2 * rank} numbers")
+        if 0 in self.shape and 0 not in self.out_shape:
+            raise InvalidNode(f"{told}; the input is empty")
+
+    @property
+    def crops(self) -> bool:
+        return self.mode.coordinates == "tf_crop_and_resize"
+
+    def span(self, axis: int) -> tuple[float, float]:
+        """The part of an axis that is resized."""
+        if not self.crops or self.roi is None:
+            return (0.0, 1.0)
+        return self.roi[axis], self.roi[len(self.shape) + axis]
+
+    @property
+    def changed(self) -> list[int]:
+        """The axes that are not copied as they are."""
+        return [
+            d
+            for d in range(len(self.shape))
+            if self.shape[d] != self.out_shape[d] or self.scales[d] != 1 or self.span(d) != (0.0, 1.0)
+        ]
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """The axes as the nearest kernel has them: each changed one, and those between in a row."""
+        runs: list[list[int]] = []
+        changed = self.changed
+        for d in range(len(self.shape)):
+            if d not in changed and runs and runs[-1][-1] not in changed:
+                runs[-1].append(d)
+            else:
+                runs.append([d])
+        return runs
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, self.shape),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, self.out_shape),)
+
+    def sampled(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of a changed axis: float64 source coordinates, and which of them are of no element but the extrapolation value."""
+        length = self.shape[axis]
+        at = source_coordinates(length, self.out_shape[axis], self.scales[axis], self.mode.coordinates, self.span(axis))
+        return at, (at < 0) | (at > length - 1) if self.crops else np.zeros(len(at), bool)
+
+
+def _takes_copy(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
+    return f"axes {problem.changed} change" if problem.changed else ""
+
+
+def _copy(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
+    itemsize = element_type(problem.dtype).itemsize
+    return copy(math.prod(problem.shape) * itemsize, e.caps, e["x"], e["y"], alignment=itemsize)
+
+
+def _takes_nearest(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
+    if problem.mode.mode != "nearest":
+        return f"{problem.mode.mode} interpolation"
+    return beyond_rank(len(problem.runs))
+
+
+def _nearest(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
+    strides, changed = contiguous_strides(problem.shape), problem.changed
+    tables: list[np.ndarray] = []
+    for run in problem.runs:
+        table = np.arange(math.prod(problem.shape[d] for d in run), dtype=np.int64) * strides[run[-1]]
+        if run[0] in changed:
+            coordinates, outside = problem.sampled(run[0])
+            table = nearest_positions(coordinates, problem.shape[run[0]], problem.mode.nearest) * strides[run[0]]
+            table[outside] = -1
+        tables.append(table)
+    firsts = np.cumsum([0, *map(len, tables)])[:-1]
+    total = math.prod(problem.out_shape)
+    low, high = value_words(problem.mode.extrapolation, problem.dtype)
+    return [
+        RESIZE_NEAREST.call(
+            **flat_lanes(e.caps, total),
+            operands={"x": e["x"], "offsets": e.target.constant(np.concatenate(tables).astype(np.int32)), "y": e["y"]},
+            params={
+                "total": total,
+                "last": math.prod(problem.shape) - 1,
+                "value_low": low,
+                "value_high": high,
+                **magic_dims([len(table) for table in tables]),
+                **numbered("first", [int(f) for f in firsts], 0),
+            },
+            spec={"RANK": len(tables)},
+            defines=unit_defines(element_type(problem.dtype).itemsize),
         )
-    crop = attributes.coordinates == "tf_crop_and_resize"
-    if crop and roi is None:
-        raise ValueError("resize: tf_crop_and_resize needs a roi")
-    element_count("resize input", *shape)
-    if not element_count("resize output", *out_shape):
-        return []
-    if 0 in shape:
-        raise ValueError(f"resize: input shape {tuple(shape)} is empty, output {tuple(out_shape)} is not")
-    itemsize = element_type(dtype).itemsize
-    spans = [(roi[d], roi[rank + d]) if crop and roi is not None else (0.0, 1.0) for d in range(rank)]
-    changed = [d for d in range(rank) if shape[d] != out_shape[d] or scales[d] != 1 or spans[d] != (0.0, 1.0)]
-    if not changed:
-        return copy(math.prod(shape) * itemsize, caps, x, y, alignment=itemsize)
-    coordinates = {
-        d: source_coordinates(shape[d], out_shape[d], scales[d], attributes.coordinates, spans[d]) for d in changed
-    }
-    outside = {d: (c < 0) | (c > shape[d] - 1) if crop else np.zeros(len(c), bool) for d, c in coordinates.items()}
-    if attributes.mode == "nearest":
-        return [_nearest(shape, out_shape, coordinates, outside, attributes, dtype, caps, x, y, workspace)]
-    if itemsize == 8:
-        raise ValueError(f"resize: {attributes.mode} interpolation of {dtype!r} has no kernel (it computes in float32)")
-    calls, current, source, source_type = [], list(shape), x, dtype
-    order = sorted(changed, key=lambda d: scales[d])  # shrink first: less to do after
-    for n, d in enumerate(order):
-        positions, weights = interpolation_table(coordinates[d], shape[d], scales[d], attributes)
-        positions[outside[d], 0] = -1
-        before, current[d] = current[d], out_shape[d]
-        last = n == len(order) - 1
-        target_type = dtype if last else "float32"
-        target = y if last else workspace.scratch("float32", tuple(current))
-        outer, inner = math.prod(current[:d]), math.prod(current[d + 1 :])
-        operands = {
-            "x": source,
-            "positions": workspace.constant(positions),
-            "weights": workspace.constant(weights),
-            "y": target,
-        }
-        sizes = (outer, before, inner, out_shape[d], positions.shape[1])
-        calls.append(_axis(sizes, source_type, target_type, attributes.extrapolation, caps, operands))
+    ]
+
+
+def _shrunk_first(problem: ResizeProblem) -> list[tuple[int, tuple[int, ...]]]:
+    """Each changed axis, and the shape once it is resized: those that shrink come first, for there is less to do after."""
+    shape, steps = list(problem.shape), []
+    for d in sorted(problem.changed, key=lambda d: problem.scales[d]):
+        shape[d] = problem.out_shape[d]
+        steps.append((d, tuple(shape)))
+    return steps
+
+
+def _takes_axes(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
+    if problem.mode.mode == "nearest":
+        return "no interpolation"
+    if element_type(problem.dtype).itemsize == 8:
+        return f"{problem.mode.mode} interpolation of {problem.dtype!r} has no kernel (it computes in float32)"
+    largest = max(math.prod(shape) for _, shape in _shrunk_first(problem))
+    return f"{largest} elements between two axes; the kernels take fewer than 2**31" if largest >= LIMIT else ""
+
+
+def _axes(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
+    calls, source, source_type = [], e["x"], problem.dtype
+    steps = _shrunk_first(problem)
+    for n, (d, shape) in enumerate(steps):
+        coordinates, outside = problem.sampled(d)
+        before = problem.shape[d]
+        positions, weights = interpolation_table(coordinates, before, problem.scales[d], problem.mode)
+        positions[outside, 0] = -1
+        last = n == len(steps) - 1
+        target_type = problem.dtype if last else "float32"
+        target = e["y"] if last else e.target.scratch("float32", shape)
+        total, taps = math.prod(shape), positions.shape[1]
+        call = RESIZE_AXIS.call(
+            **flat_lanes(e.caps, total),
+            operands={
+                "x": source,
+                "positions": e.target.constant(positions),
+                "weights": e.target.constant(weights),
+                "y": target,
+            },
+            params={
+                "total": total,
+                "axis": before,
+                **magic_params("inner", math.prod(shape[d + 1 :])),
+                **magic_params("out_axis", shape[d]),
+                "taps": taps,
+                "extrapolation": problem.mode.extrapolation,
+            },
+            defines=axis_defines(source_type, target_type),
+            flops=2 * taps * total,
+        )
+        calls.append(call)
         source, source_type = target, target_type
     return calls
 
 
-def _axis(
-    sizes: tuple[int, int, int, int, int],
-    dtype: str,
-    out: str,
-    extrapolation: float,
-    caps: DeviceCapabilities,
-    operands: dict[str, Any],
-) -> KernelCall:
-    outer, axis, inner, out_axis, taps = sizes
-    total = element_count("resize output", outer, out_axis, inner)
-    local = lanes(caps, total)
-    return RESIZE_AXIS.call(
-        grid=grid(ceil_div(total, local)),
-        operands=operands,
-        params={
-            "total": total,
-            "axis": axis,
-            **magic_params("inner", inner),
-            **magic_params("out_axis", out_axis),
-            "taps": taps,
-            "extrapolation": extrapolation,
-        },
-        defines=axis_defines(dtype, out),
-        local_size=(local,),
-        flops=2 * taps * total,
-    )
-
-
-def _nearest(
-    shape: Sequence[int],
-    out_shape: Sequence[int],
-    coordinates: dict[int, np.ndarray],
-    outside: dict[int, np.ndarray],
-    attributes: ResizeMode,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    workspace: Workspace,
-) -> KernelCall:
-    strides = contiguous_strides(shape)
-    dims: list[int] = []
-    tables: list[np.ndarray] = []
-    run: list[int] = []  # unchanged axes in a row are one axis to the kernel
-
-    def close_run() -> None:
-        if run:
-            length = math.prod(shape[d] for d in run)
-            dims.append(length)
-            tables.append(np.arange(length, dtype=np.int64) * strides[run[-1]])
-            run.clear()
-
-    for d in range(len(shape)):
-        if d not in coordinates:
-            run.append(d)
-            continue
-        close_run()
-        table = nearest_positions(coordinates[d], shape[d], attributes.nearest) * strides[d]
-        table[outside[d]] = -1
-        dims.append(out_shape[d])
-        tables.append(table)
-    close_run()
-    if len(dims) > MAX_RANK:
-        raise ValueError(f"resize: {len(dims)} axes after merging, expected at most {MAX_RANK}")
-    firsts = np.cumsum([0, *map(len, tables)])[:-1]
-    total = math.prod(out_shape)
-    local = lanes(caps, total)
-    low, high = value_words(attributes.extrapolation, dtype)
-    return RESIZE_NEAREST.call(
-        grid=grid(ceil_div(total, local)),
-        operands={"x": x, "offsets": workspace.constant(np.concatenate(tables).astype(np.int32)), "y": y},
-        params={
-            "total": total,
-            "value_low": low,
-            "value_high": high,
-            **magic_dims(dims),
-            **numbered("first", [int(f) for f in firsts], 0),
-        },
-        spec={"RANK": len(dims)},
-        defines=unit_defines(element_type(dtype).itemsize),
-        local_size=(local,),
-    )
+implement(
+    ResizeProblem,
+    Candidate("copy", _copy, when=_takes_copy),
+    Candidate("nearest", _nearest, when=_takes_nearest),
+    Candidate("axis by axis", _axes, when=_takes_axes),
+)

@@ -1,15 +1,19 @@
-"""Sampling an image where other tensors say: GridSample, RoiAlign, Col2Im; and determinants of small matrices."""
+"""Sampling an image where other tensors say: GridSample, RoiAlign, MaxRoiPool; and determinants of small matrices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.errors import InvalidNode
+from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
+from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import Workspace, ceil_div, element_count, element_defines, element_type, grid, lanes
+from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
 
 METHODS = ("nearest", "linear", "cubic")
 PADDINGS = ("zeros", "border", "reflection")
@@ -23,12 +27,35 @@ def _grid_defines(dtype: str, grid_dtype: str) -> dict[str, str]:
     return element_defines(dtype) | extra
 
 
-def _index_words(dtype: str) -> str:
-    if dtype not in ("int32", "int64"):
-        raise ValueError(f"indices are {dtype!r}, expected int32 or int64")
-    return "2" if dtype == "int64" else "1"
+def _grid_reach(call: KernelCall) -> Mapping[str, int]:
+    planes, rank = ceil_div(call["total"], call["points"]), call["RANK"]
+    defines = dict(call.variant.defines)
+    places = ceil_div(planes, call["channels"]) * call["points"] * rank
+    return {
+        "x": planes * math.prod(call[f"size{axis}"] for axis in range(rank)) * call.size_of("IN_T"),
+        "grid": places * (2 if "GRID_BFLOAT16" in defines else call.size_of("GRID_T")),
+        "y": call["total"] * call.size_of("OUT_T"),
+    }
 
 
+def _regions_reach(call: KernelCall, numbers: int) -> dict[str, int]:
+    regions = ceil_div(call["total"], call["channels"] * call["out_height"] * call["out_width"])
+    size = call.size_of("IN_T")
+    return {
+        "x": call["batches"] * call["channels"] * call["height"] * call["width"] * size,
+        "rois": regions * numbers * size,
+        "indices": regions * 4 * int(dict(call.variant.defines).get("INDEX_WORDS", "0")),
+        "y": call["total"] * call.size_of("OUT_T"),
+        **FAULT_REACH,
+    }
+
+
+def _determinant_reach(call: KernelCall) -> Mapping[str, int]:
+    elements, work = call["total"] * call["n"] ** 2, call.size_of("COMPUTE_T")
+    return {"x": elements * call.size_of("IN_T"), "work": elements * work, "y": call["total"] * call.size_of("OUT_T")}
+
+
+_REGION_SIZES = ("total", "channels", "height", "width", "batches", "out_height", "out_width")
 GRID_SAMPLE = Kernel(
     "grid_sample.comp",
     operands=(Operand("x"), Operand("grid"), Operand("y", writes=True)),
@@ -41,204 +68,249 @@ GRID_SAMPLE = Kernel(
     ),
     spec={"RANK": 2, "METHOD": 1, "PADDING": 0, "ALIGN": 0},
     variants=(_grid_defines("float32", "float32"), _grid_defines("float16", "float16")),
+    reach=_grid_reach,
 )
 ROI_ALIGN = Kernel(
     "roi_align.comp",
-    operands=(Operand("x"), Operand("rois"), Operand("indices"), Operand("y", writes=True)),
+    operands=(Operand("x"), Operand("rois"), Operand("indices"), Operand("y", writes=True), FAULT),
     params=(
-        *((name, "uint") for name in ("total", "channels", "height", "width", "batches", "out_height", "out_width")),
+        *((name, "uint") for name in _REGION_SIZES),
         ("sampling_ratio", "int"),
         ("spatial_scale", "float"),
         ("offset", "float"),
+        FAULT_CODE,
     ),
     spec={"MAXIMUM": 0},
     variants=({**element_defines("float32"), "INDEX_WORDS": "2"},),
+    reach=lambda call: _regions_reach(call, 4),
 )
 MAX_ROI_POOL = Kernel(
     "max_roi_pool.comp",
-    operands=(Operand("x"), Operand("rois"), Operand("y", writes=True)),
-    params=(
-        *((name, "uint") for name in ("total", "channels", "height", "width", "batches", "out_height", "out_width")),
-        ("spatial_scale", "float"),
-    ),
+    operands=(Operand("x"), Operand("rois"), Operand("y", writes=True), FAULT),
+    params=(*((name, "uint") for name in _REGION_SIZES), ("spatial_scale", "float"), FAULT_CODE),
     variants=(element_defines("float32"),),
+    reach=lambda call: _regions_reach(call, 5),
 )
 DETERMINANT = Kernel(
     "determinant.comp",
     operands=(Operand("x"), Operand("work", writes=True), Operand("y", writes=True)),
     params=(("total", "uint"), ("n", "uint")),
     variants=(element_defines("float32"),),
+    reach=_determinant_reach,
 )
 
 
-def grid_sample(
-    shape: Sequence[int],
-    points: Sequence[int],
-    method: str,
-    padding: str,
-    align_corners: bool,
-    dtype: str,
-    grid_dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    positions: Any,
-    y: Any,
-) -> list[KernelCall]:
-    """ONNX GridSample: ``y`` [N, C, *points] from ``x`` of ``shape`` [N, C, *spatial], ``positions`` [N, *points, rank].
+@dataclass(frozen=True)
+class GridSampleProblem(Problem):
+    """ONNX GridSample: ``y`` [n, c, *points] from ``x`` of ``shape`` [n, c, *spatial] and ``grid`` [n, *points, rank]."""
 
-    Raises `ValueError` for other than 1 to 3 spatial axes, an unknown method or padding, float64, or empty images.
-    """
-    rank = len(shape) - 2
-    if not 1 <= rank <= 3 or method not in METHODS or padding not in PADDINGS:
-        raise ValueError(
-            f"grid sample: {rank} spatial axes, {method!r}, {padding!r}; expected 1 to 3, {METHODS}, {PADDINGS}"
-        )
-    if "float64" in (dtype, grid_dtype):
-        raise ValueError("grid sample: float64 has no kernel (it computes in float32)")
-    count = math.prod(points)
-    total = element_count("grid sample output", shape[0], shape[1], count)
-    if not total:
-        return []
-    if not math.prod(shape):
-        raise ValueError(f"grid sample: the input {tuple(shape)} is empty, the output is not")
-    local = lanes(caps, total)
-    sizes = [*shape[2:], 1, 1]
+    shape: tuple[int, ...]
+    points: tuple[int, ...]
+    method: str
+    padding: str
+    align_corners: bool
+    dtype: str
+    grid_dtype: str
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS or self.padding not in PADDINGS:
+            raise InvalidNode(
+                f"mode {self.method!r} and padding {self.padding!r}; expected one of {METHODS} and {PADDINGS}"
+            )
+        if self.rank < 1 or len(self.points) != self.rank:
+            raise InvalidNode(
+                f"the grid has {len(self.points)} axes of points for an image of shape {list(self.shape)}"
+            )
+        if self.makes()[0].extent and 0 in self.shape:
+            raise InvalidNode(f"points of an image without elements, of shape {list(self.shape)}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape) - 2
+
+    def needs(self) -> tuple[Need, ...]:
+        grid = (*self.shape[:1], *self.points, self.rank)
+        return Need("x", self.dtype, self.shape), Need("grid", self.grid_dtype, grid)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (*self.shape[:2], *self.points)),)
+
+
+def _takes_grid(problem: GridSampleProblem, caps: DeviceCapabilities) -> str:
+    if problem.rank > 3:
+        return f"{problem.rank} spatial axes; the kernel takes 1 to 3"
+    return _in_float32(problem.dtype, problem.grid_dtype)
+
+
+def _in_float32(*dtypes: str) -> str:
+    return "float64; the kernel computes in float32" if "float64" in dtypes else ""
+
+
+def _grid_sample(problem: GridSampleProblem, e: Emission) -> list[KernelCall]:
+    count = math.prod(problem.points)
+    total = problem.makes()[0].extent
+    sizes = [*problem.shape[2:], 1, 1]
     return [
         GRID_SAMPLE.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "grid": positions, "y": y},
+            **flat_lanes(e.caps, total),
+            operands=e.operands,
             params={
                 "total": total,
-                **magic_params("channels", shape[1]),
+                **magic_params("channels", problem.shape[1]),
                 **magic_params("points", count),
                 "size0": sizes[0],
                 "size1": sizes[1],
                 "size2": sizes[2],
             },
             spec={
-                "RANK": rank,
-                "METHOD": METHODS.index(method),
-                "PADDING": PADDINGS.index(padding),
-                "ALIGN": int(align_corners),
+                "RANK": problem.rank,
+                "METHOD": METHODS.index(problem.method),
+                "PADDING": PADDINGS.index(problem.padding),
+                "ALIGN": int(problem.align_corners),
             },
-            defines=_grid_defines(dtype, grid_dtype),
-            local_size=(local,),
+            defines=_grid_defines(problem.dtype, problem.grid_dtype),
         )
     ]
 
 
-def roi_align(
-    shape: Sequence[int],
-    regions: int,
-    out_size: tuple[int, int],
-    sampling_ratio: int,
-    spatial_scale: float,
-    half_pixel: bool,
-    maximum: bool,
-    dtype: str,
-    index_dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    rois: Any,
-    indices: Any,
-    y: Any,
-) -> list[KernelCall]:
-    """ONNX RoiAlign: ``y`` [regions, C, *out_size] from ``x`` of ``shape`` [N, C, H, W] and ``rois`` [regions, 4]."""
-    if dtype == "float64":
-        raise ValueError("roi align: float64 has no kernel (it computes in float32)")
-    batches, channels, height, width = shape
-    total = element_count("roi align output", regions, channels, *out_size)
-    if not total:
-        return []
-    local = lanes(caps, total)
+implement(GridSampleProblem, Candidate("grid sample", _grid_sample, when=_takes_grid))
+
+
+@dataclass(frozen=True)
+class _Regions(Problem):
+    """``y`` [regions, c, *out_size] from ``x`` of ``shape`` [n, c, h, w] and ``rois``, the regions of its images."""
+
+    shape: tuple[int, ...]
+    regions: int
+    out_size: tuple[int, int]
+    spatial_scale: float
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 4 or min(self.out_size) < 1:
+            told = f"regions of {list(self.shape)} as {list(self.out_size)}"
+            raise InvalidNode(f"{told}; expected images [N, C, H, W] and positive sizes")
+        if self.makes()[0].extent and 0 in self.shape:
+            raise InvalidNode(f"regions of images without elements, of shape {list(self.shape)}")
+
+    @property
+    def fault(self) -> str:
+        """What a run is told where a region is of no image."""
+        return f"a region's batch index is outside [0, {self.shape[0] - 1}]"
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.regions, self.shape[1], *self.out_size)),)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The arguments that both kernels have."""
+        total, batches = self.makes()[0].extent, self.shape[0]
+        return dict(zip(_REGION_SIZES, (total, *self.shape[1:], batches, *self.out_size), strict=True))
+
+
+@dataclass(frozen=True)
+class RoiAlignProblem(_Regions):
+    """ONNX RoiAlign; ``rois`` [regions, 4] are corners, ``indices`` [regions] their images."""
+
+    index_dtype: str
+    sampling_ratio: int
+    half_pixel: bool
+    maximum: bool
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("x", self.dtype, self.shape),
+            Need("rois", self.dtype, (self.regions, 4)),
+            Need("indices", self.index_dtype, (self.regions,)),
+        )
+
+
+def _takes_roi_align(problem: RoiAlignProblem, caps: DeviceCapabilities) -> str:
+    if not -LIMIT <= problem.sampling_ratio < LIMIT:
+        return f"sampling_ratio is {problem.sampling_ratio}, beyond 32 bits"
+    return _in_float32(problem.dtype)
+
+
+def _roi_align(problem: RoiAlignProblem, e: Emission) -> list[KernelCall]:
+    fault, code = noting(e, problem.fault)
     return [
         ROI_ALIGN.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "rois": rois, "indices": indices, "y": y},
+            **flat_lanes(e.caps, problem.sizes["total"]),
+            operands={**e.operands, "fault": fault},
             params={
-                "total": total,
-                "channels": channels,
-                "height": height,
-                "width": width,
-                "batches": batches,
-                "out_height": out_size[0],
-                "out_width": out_size[1],
-                "sampling_ratio": sampling_ratio,
-                "spatial_scale": spatial_scale,
-                "offset": 0.5 if half_pixel else 0.0,
+                **problem.sizes,
+                "sampling_ratio": problem.sampling_ratio,
+                "spatial_scale": problem.spatial_scale,
+                "offset": 0.5 if problem.half_pixel else 0.0,
+                "fault_code": code,
             },
-            spec={"MAXIMUM": int(maximum)},
-            defines={**element_defines(dtype), "INDEX_WORDS": _index_words(index_dtype)},
-            local_size=(local,),
+            spec={"MAXIMUM": int(problem.maximum)},
+            defines={**element_defines(problem.dtype), **index_defines(problem.index_dtype)},
         )
     ]
 
 
-def max_roi_pool(
-    shape: Sequence[int],
-    regions: int,
-    out_size: tuple[int, int],
-    spatial_scale: float,
-    dtype: str,
-    caps: DeviceCapabilities,
-    x: Any,
-    rois: Any,
-    y: Any,
-) -> list[KernelCall]:
-    """ONNX MaxRoiPool: ``y`` [regions, C, *out_size] from ``x`` of ``shape`` [N, C, H, W]; ``rois`` [regions, 5].
+implement(RoiAlignProblem, Candidate("roi align", _roi_align, when=_takes_roi_align))
 
-    Raises `ValueError` for a result of another size than one with elements, or an empty image.
-    """
-    batches, channels, height, width = shape
-    if min(out_size) < 1:
-        raise ValueError(f"max roi pool: pooled_shape is {out_size}, expected two positive sizes")
-    total = element_count("max roi pool output", regions, channels, *out_size)
-    element_count("max roi pool input", *shape)
-    if not total:
-        return []
-    if not batches * height * width:
-        raise ValueError(f"max roi pool: the input {tuple(shape)} is empty, the output is not")
-    local = lanes(caps, total)
+
+@dataclass(frozen=True)
+class MaxRoiPoolProblem(_Regions):
+    """ONNX MaxRoiPool; ``rois`` [regions, 5] are an image and corners."""
+
+    def needs(self) -> tuple[Need, ...]:
+        return Need("x", self.dtype, self.shape), Need("rois", self.dtype, (self.regions, 5))
+
+
+def _max_roi_pool(problem: MaxRoiPoolProblem, e: Emission) -> list[KernelCall]:
+    fault, code = noting(e, problem.fault)
     return [
         MAX_ROI_POOL.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"x": x, "rois": rois, "y": y},
-            params={
-                "total": total,
-                "channels": channels,
-                "height": height,
-                "width": width,
-                "batches": batches,
-                "out_height": out_size[0],
-                "out_width": out_size[1],
-                "spatial_scale": spatial_scale,
-            },
-            defines=element_defines(dtype),
-            local_size=(local,),
+            **flat_lanes(e.caps, problem.sizes["total"]),
+            operands={**e.operands, "fault": fault},
+            params={**problem.sizes, "spatial_scale": problem.spatial_scale, "fault_code": code},
+            defines=element_defines(problem.dtype),
         )
     ]
 
 
-def determinant(
-    count: int, n: int, dtype: str, caps: DeviceCapabilities, x: Any, y: Any, workspace: Workspace
-) -> list[KernelCall]:
-    """``y`` [count]: determinants of ``x`` [count, n, n], by elimination with partial pivoting.
+implement(MaxRoiPoolProblem, Candidate("max roi pool", _max_roi_pool))
 
-    Raises `ValueError` for matrices beyond `LARGEST_MATRIX`: each takes one lane.
-    """
-    if n > LARGEST_MATRIX:
-        raise ValueError(f"determinant: {n} x {n} matrices, expected at most {LARGEST_MATRIX}")
-    if not count:
-        return []
-    work = workspace.scratch("float64" if dtype == "float64" else "float32", (count, n, n))
-    local = lanes(caps, count)
+
+@dataclass(frozen=True)
+class DeterminantProblem(Problem):
+    """``y`` [...]: determinants of ``x`` (``shape`` [..., n, n]), by elimination with partial pivoting."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if len(self.shape) < 2 or self.shape[-1] != self.shape[-2]:
+            raise InvalidNode(f"shape {list(self.shape)}, expected square matrices")
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, self.shape),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, self.shape[:-2]),)
+
+
+def _takes_determinant(problem: DeterminantProblem, caps: DeviceCapabilities) -> str:
+    n = problem.shape[-1]
+    return f"{n} x {n} matrices; a lane takes up to {LARGEST_MATRIX}" if n > LARGEST_MATRIX else ""
+
+
+def _determinant(problem: DeterminantProblem, e: Emission) -> list[KernelCall]:
+    count, n = math.prod(problem.shape[:-2]), problem.shape[-1]
+    work = e.target.scratch("float64" if problem.dtype == "float64" else "float32", (count, n, n))
     return [
         DETERMINANT.call(
-            grid=grid(ceil_div(count, local)),
-            operands={"x": x, "work": work, "y": y},
+            **flat_lanes(e.caps, count),
+            operands={"x": e["x"], "work": work, "y": e["y"]},
             params={"total": count, "n": n},
-            defines=element_defines(dtype),
-            local_size=(local,),
+            defines=element_defines(problem.dtype),
             flops=count * n**3,
         )
     ]
+
+
+implement(DeterminantProblem, Candidate("determinant", _determinant, when=_takes_determinant))

@@ -1,51 +1,73 @@
 """ScatterElements and ScatterND: a copy of the data, then updates into it.
 
 With a reduction, duplicate indices are right and repeat exactly: one lane applies, in order, all updates that may meet.
+Without one, duplicate indices are undefined, as in ONNX.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import InvalidNode
+from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.gather import copy, index_words, magic_dims
+from vkep.kernels.gather import check_along, copy
+from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     MAX_RANK,
-    ceil_div,
     contiguous_strides,
-    element_count,
     element_defines,
     element_type,
     fields8,
-    grid,
-    lanes,
+    flat_lanes,
     numbered,
 )
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
 
-_OPERANDS = (Operand("updates"), Operand("indices"), Operand("y", writes=True))
+_OPERANDS = (Operand("updates"), Operand("indices"), Operand("y", writes=True), FAULT)
 
 #: GLSL of a reduction of the old value a and the update b
 REDUCTIONS = {"none": "b", "add": "a + b", "mul": "a * b", "max": "max(a, b)", "min": "min(a, b)"}
 _NAN_REDUCTIONS = {"max": "(b > a || isnan(b)) ? b : a", "min": "(b < a || isnan(b)) ? b : a"}
 
 
-def _defines(what: str, reduction: str, dtype: str, index_dtype: str) -> dict[str, str]:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{what}: reduction is {reduction!r}, expected one of {list(REDUCTIONS)}")
+def _defines(reduction: str, dtype: str, index_dtype: str) -> dict[str, str]:
     code = REDUCTIONS[reduction]
     if element_type(dtype).kind == "float":
         code = _NAN_REDUCTIONS.get(reduction, code)
-    defines = element_defines(dtype) | {"REDUCE": code, "INDEX_WORDS": index_words(index_dtype)}
+    defines = element_defines(dtype) | {"REDUCE": code, **index_defines(index_dtype)}
     return defines | ({"REPLACE": "1"} if reduction == "none" else {})
 
 
-def _ahead(what: str) -> tuple[dict[str, str], ...]:
-    """Variants to build ahead: indices of models are int64."""
-    return tuple(_defines(what, r, t, "int64") for r in REDUCTIONS for t in ("float32", "float16", "int64"))
+#: variants to build ahead: indices of models are int64
+_AHEAD = tuple(_defines(r, t, "int64") for r in REDUCTIONS for t in ("float32", "float16", "int64"))
+
+
+def _reach(call: KernelCall, updates: int, indices: int, y: int) -> Mapping[str, int]:
+    return {
+        "updates": updates * call.size_of("IN_T"),
+        "indices": indices * 4 * int(call.define("INDEX_WORDS")),
+        "y": y * call.size_of("OUT_T"),
+        **FAULT_REACH,
+    }
+
+
+def _elements_reach(call: KernelCall) -> Mapping[str, int]:
+    axis, last = call["AXIS"], last_coordinates(call, call["RANK"])
+    read = last_offset(call, last, "update_stride") + (call["count"] - 1) * call[f"update_stride{axis}"] + 1
+    last[axis] = call["extent"] - 1
+    return _reach(call, read, read, last_offset(call, last, "stride") + 1)
+
+
+def _nd_reach(call: KernelCall) -> Mapping[str, int]:
+    rows, keys = (call["total"] - 1) // call["inner"] + call["count"], call["KEYS"]
+    written = last_offset(call, [call[f"extent{d}"] - 1 for d in range(keys)], "stride") + call["inner"]
+    return _reach(call, rows * call["inner"], rows * keys, written)
 
 
 SCATTER_ELEMENTS = Kernel(
@@ -56,127 +78,159 @@ SCATTER_ELEMENTS = Kernel(
         ("extent", "uint"),
         ("count", "uint"),
         *fields8("dim", "mul", "shift", "stride", "update_stride"),
+        FAULT_CODE,
     ),
-    spec={"RANK": 1, "AXIS": 0},
-    variants=_ahead("scatter elements"),
+    spec={"RANK": 1, "AXIS": 0, "FROM_END": 1},
+    variants=_AHEAD,
+    reach=_elements_reach,
 )
 SCATTER_ND = Kernel(
     "scatter_nd.comp",
     operands=_OPERANDS,
-    params=(("total", "uint"), *magic_fields("inner"), ("count", "uint"), *fields8("extent", "stride")),
+    params=(("total", "uint"), *magic_fields("inner"), ("count", "uint"), *fields8("extent", "stride"), FAULT_CODE),
     spec={"KEYS": 1},
-    variants=_ahead("scatter nd"),
+    variants=_AHEAD,
+    reach=_nd_reach,
 )
 
 
-def _copy_data(nbytes: int, itemsize: int, caps: DeviceCapabilities, data: Any, y: Any) -> list[KernelCall]:
-    return [] if data is None else copy(nbytes, caps, data, y, alignment=itemsize)
+@dataclass(frozen=True)
+class ScatterElementsProblem(Problem):
+    """``y`` = ``data``, both of ``shape``, with ``updates`` (of ``indices_shape``) put, or reduced ("add", "mul", "max",
+    "min"), at their own coordinates with ``axis`` replaced by ``indices`` (ONNX ScatterElements).
 
-
-def scatter_elements(
-    shape: Sequence[int],
-    indices_shape: Sequence[int],
-    axis: int,
-    dtype: str,
-    index_dtype: str,
-    caps: DeviceCapabilities,
-    data: Any,
-    indices: Any,
-    updates: Any,
-    y: Any,
-    reduction: str = "none",
-) -> list[KernelCall]:
-    """ONNX ScatterElements into ``y`` of ``shape``: a copy of ``data`` with ``updates`` (of ``indices_shape``) put, or
-    reduced ("add", "mul", "max", "min"), at their own coordinates with ``axis`` replaced by the index.
-
-    ``data`` None says that ``y`` already holds it. Without a reduction, duplicate indices are undefined, as in ONNX.
-    Raises `ValueError` for shapes that do not fit, or an unknown reduction.
+    ``fault``: see `vkep.kernels.indices`. Without ``from_end`` a negative index is out of range.
     """
-    rank = len(shape)
-    if not 1 <= rank <= MAX_RANK or len(indices_shape) != rank or not 0 <= axis < rank:
-        raise ValueError(
-            f"scatter elements: data {tuple(shape)}, indices {tuple(indices_shape)}, axis {axis}; "
-            f"expected equal ranks of 1 to {MAX_RANK} and an axis within"
+
+    shape: tuple[int, ...]
+    indices_shape: tuple[int, ...]
+    axis: int
+    dtype: str
+    index_dtype: str
+    reduction: str = "none"
+    fault: str = ""
+    from_end: bool = True
+
+    def __post_init__(self) -> None:
+        check_along(self.shape, self.indices_shape, self.axis)
+        _check_reduction(self.reduction)
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("data", self.dtype, self.shape),
+            Need("indices", self.index_dtype, self.indices_shape),
+            Need("updates", self.dtype, self.indices_shape),
         )
-    if any(n > m for d, (n, m) in enumerate(zip(indices_shape, shape, strict=True)) if d != axis):
-        raise ValueError(
-            f"scatter elements: indices {tuple(indices_shape)} reach beyond data {tuple(shape)} off axis {axis}"
-        )
-    defines = _defines("scatter elements", reduction, dtype, index_dtype)
-    itemsize = element_type(dtype).itemsize
-    calls = _copy_data(element_count("scatter data", *shape) * itemsize, itemsize, caps, data, y)
-    count = element_count("scatter updates", *indices_shape)
-    if not count:
-        return calls
-    if not shape[axis]:
-        raise ValueError(
-            f"scatter elements: axis {axis} of data {tuple(shape)} is empty, expected at least one element"
-        )
-    walked = 1 if reduction == "none" else indices_shape[axis]
-    dims = [n if d != axis or walked == 1 else 1 for d, n in enumerate(indices_shape)]
-    total = math.prod(dims)
-    local = lanes(caps, total)
-    call = SCATTER_ELEMENTS.call(
-        grid=grid(ceil_div(total, local)),
-        operands={"updates": updates, "indices": indices, "y": y},
-        params={
-            "total": total,
-            "extent": shape[axis],
-            "count": walked,
-            **magic_dims(dims),
-            **numbered("stride", contiguous_strides(shape), 0),
-            **numbered("update_stride", contiguous_strides(indices_shape), 0),
-        },
-        spec={"RANK": rank, "AXIS": axis},
-        defines=defines,
-        local_size=(local,),
-    )
-    return [*calls, call]
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, self.shape),)
 
 
-def scatter_nd(
-    shape: Sequence[int],
-    indices_shape: Sequence[int],
-    dtype: str,
-    index_dtype: str,
-    caps: DeviceCapabilities,
-    data: Any,
-    indices: Any,
-    updates: Any,
-    y: Any,
-    reduction: str = "none",
+@dataclass(frozen=True)
+class ScatterNDProblem(Problem):
+    """As `ScatterElementsProblem`, coordinates in the last axis of ``indices``, each for a slice of ``updates`` (ONNX
+    ScatterND).
+    """
+
+    shape: tuple[int, ...]
+    indices_shape: tuple[int, ...]
+    dtype: str
+    index_dtype: str
+    reduction: str = "none"
+    fault: str = ""
+
+    def __post_init__(self) -> None:
+        told = f"data {list(self.shape)}, indices {list(self.indices_shape)}"
+        if not self.indices_shape or not 1 <= self.keys <= len(self.shape):
+            raise InvalidNode(f"{told}: expected 1 to {len(self.shape)} coordinates in the indices' last axis")
+        if math.prod(self.updates_shape) and 0 in self.shape[: self.keys]:
+            raise InvalidNode(f"{told}: indices into an empty axis")
+        _check_reduction(self.reduction)
+
+    @property
+    def keys(self) -> int:
+        """Coordinates of a slice."""
+        return self.indices_shape[-1]
+
+    @property
+    def updates_shape(self) -> tuple[int, ...]:
+        return self.indices_shape[:-1] + self.shape[self.keys :]
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("data", self.dtype, self.shape),
+            Need("indices", self.index_dtype, self.indices_shape),
+            Need("updates", self.dtype, self.updates_shape),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, self.shape),)
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise InvalidNode(f"reduction is {reduction!r}, expected one of {list(REDUCTIONS)}")
+
+
+def _scatter(
+    kernel: Kernel,
+    problem: ScatterElementsProblem | ScatterNDProblem,
+    e: Emission,
+    total: int,
+    params: Mapping[str, int],
+    spec: Mapping[str, int],
 ) -> list[KernelCall]:
-    """ONNX ScatterND into ``y`` of ``shape``: as `scatter_elements`, coordinates in the last axis of ``indices``."""
-    keys = indices_shape[-1] if indices_shape else 0
-    if not 1 <= keys <= min(len(shape), MAX_RANK):
-        raise ValueError(
-            f"scatter nd: data {tuple(shape)}, indices {tuple(indices_shape)}; expected 1 to {MAX_RANK} coordinates, "
-            f"at most data's rank"
-        )
-    defines = _defines("scatter nd", reduction, dtype, index_dtype)
-    itemsize = element_type(dtype).itemsize
-    calls = _copy_data(element_count("scatter data", *shape) * itemsize, itemsize, caps, data, y)
-    rows, extents = math.prod(indices_shape[:-1]), tuple(shape[:keys])
-    inner = math.prod(shape[keys:])
-    if not element_count("scatter updates", rows, inner):
+    itemsize = element_type(problem.dtype).itemsize
+    calls = copy(math.prod(problem.shape) * itemsize, e.caps, e["data"], e["y"], alignment=itemsize)
+    if not total:
         return calls
-    if not math.prod(extents):
-        raise ValueError(f"scatter nd: indices into empty axes {extents}, expected at least one element")
-    walked = 1 if reduction == "none" else rows
-    total = rows * inner // walked
-    local = lanes(caps, total)
-    call = SCATTER_ND.call(
-        grid=grid(ceil_div(total, local)),
-        operands={"updates": updates, "indices": indices, "y": y},
-        params={
-            "total": total,
-            **magic_params("inner", inner),
-            "count": walked,
-            **numbered("extent", extents, 1),
-            **numbered("stride", [s * inner for s in contiguous_strides(extents)], 0),
-        },
-        spec={"KEYS": keys},
-        defines=defines,
-        local_size=(local,),
+    fault, code = noting(e, problem.fault)
+    call = kernel.call(
+        **flat_lanes(e.caps, total),
+        operands={"updates": e["updates"], "indices": e["indices"], "y": e["y"], "fault": fault},
+        params={"total": total, **params, "fault_code": code},
+        spec=spec,
+        defines=_defines(problem.reduction, problem.dtype, problem.index_dtype),
     )
     return [*calls, call]
+
+
+def _scatter_elements(problem: ScatterElementsProblem, e: Emission) -> list[KernelCall]:
+    dims, axis = list(problem.indices_shape), problem.axis
+    walked = 1 if problem.reduction == "none" else dims[axis]
+    if problem.reduction != "none":
+        dims[axis] = min(walked, 1)
+    params = {
+        "extent": problem.shape[axis],
+        "count": walked,
+        **magic_dims(dims),
+        **numbered("stride", contiguous_strides(problem.shape), 0),
+        **numbered("update_stride", contiguous_strides(problem.indices_shape), 0),
+    }
+    spec = {"RANK": len(dims), "AXIS": axis, "FROM_END": int(problem.from_end)}
+    return _scatter(SCATTER_ELEMENTS, problem, e, math.prod(dims), params, spec)
+
+
+def _scatter_nd(problem: ScatterNDProblem, e: Emission) -> list[KernelCall]:
+    rows, inner = math.prod(problem.indices_shape[:-1]), math.prod(problem.shape[problem.keys :])
+    walked = 1 if problem.reduction == "none" else rows
+    extents = problem.shape[: problem.keys]
+    params = {
+        **magic_params("inner", inner),
+        "count": walked,
+        **numbered("extent", extents, 1),
+        **numbered("stride", [s * inner for s in contiguous_strides(extents)], 0),
+    }
+    total = rows * inner // max(walked, 1)
+    return _scatter(SCATTER_ND, problem, e, total, params, {"KEYS": problem.keys})
+
+
+def _takes_nd(problem: ScatterNDProblem, caps: DeviceCapabilities) -> str:
+    return f"{problem.keys} coordinates; the kernel takes up to {MAX_RANK}" if problem.keys > MAX_RANK else ""
+
+
+implement(
+    ScatterElementsProblem,
+    Candidate("scatter elements", _scatter_elements, when=lambda problem, caps: beyond_rank(len(problem.shape))),
+)
+implement(ScatterNDProblem, Candidate("scatter nd", _scatter_nd, when=_takes_nd))

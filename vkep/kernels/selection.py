@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, floor_power_of_two, grid, lanes
+from vkep.kernels.launch import ceil_div, flat_lanes, floor_power_of_two, grid
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
+
+
+def _nms_reach(call: KernelCall) -> Mapping[str, int]:
+    pairs, boxes = call["pairs"], call["box_count"]
+    return {
+        "boxes": ceil_div(pairs, call["classes"]) * boxes * 16,
+        "scores": pairs * boxes * 4,
+        "live": pairs * boxes * 4,
+        "picks": pairs * call["most"] * 24,
+        "counts": pairs * 8,
+    }
+
 
 COMPACT = Kernel(
     "compact.comp",
     operands=(Operand("place"), Operand("positions", writes=True), Operand("count", writes=True)),
     params=(("total", "uint"),),
+    reach=lambda call: {"place": call["total"] * 4, "positions": call["total"] * 8, "count": 8},
 )
 NMS = Kernel(
     "nms.comp",
@@ -31,65 +46,88 @@ NMS = Kernel(
         ("score_threshold", "float"),
     ),
     spec={"CENTERED": 0, "HAS_THRESHOLD": 0},
+    reach=_nms_reach,
 )
 
 
-def compact(total: int, caps: DeviceCapabilities, place: Any, positions: Any, count: Any) -> list[KernelCall]:
-    """``positions`` int64 [total] and ``count`` int64 [1] of the set elements of a mask.
+@dataclass(frozen=True)
+class CompactProblem(Problem):
+    """``positions`` [total] and ``count`` [1] (both int64) of the set elements of a mask.
 
     ``place`` int32 [total] is the mask's inclusive running sum.
     """
-    if not element_count("compact input", total):
-        raise ValueError("compact: the mask is empty, expected at least one element")
-    local = lanes(caps, total)
+
+    total: int
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("place", "int32", (self.total,)),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return Need("positions", "int64", (self.total,)), Need("count", "int64", (1,))
+
+
+def _compact(problem: CompactProblem, e: Emission) -> list[KernelCall]:
     return [
-        COMPACT.call(
-            grid=grid(ceil_div(total, local)),
-            operands={"place": place, "positions": positions, "count": count},
-            params={"total": total},
-            local_size=(local,),
-        )
+        COMPACT.call(**flat_lanes(e.caps, problem.total), operands=e.operands, params={"total": problem.total}),
     ]
 
 
-def non_max_suppression(
-    batches: int,
-    classes: int,
-    box_count: int,
-    most: int,
-    iou_threshold: float,
-    score_threshold: float | None,
-    centered: bool,
-    caps: DeviceCapabilities,
-    boxes: Any,
-    scores: Any,
-    live: Any,
-    picks: Any,
-    counts: Any,
-) -> list[KernelCall]:
-    """ONNX NonMaxSuppression of ``boxes`` float32 [batches, box_count, 4] by ``scores`` [batches, classes, box_count].
+implement(CompactProblem, Candidate("compact", _compact))
 
-    ``picks`` int64 [batches * classes, most, 3] holds ``counts`` [batches * classes] rows a pair; ``live`` is scratch as
-    large as ``scores``. Equal scores: the lower box first.
+
+@dataclass(frozen=True)
+class NonMaxSuppressionProblem(Problem):
+    """ONNX NonMaxSuppression: ``picks`` int64 [batches * classes, most, 3] has ``counts`` [batches * classes] rows a pair.
+
+    ``boxes`` float32 [batches, box_count, 4] are ranked by ``scores`` [batches, classes, box_count]. Equal scores: the lower
+    box first.
     """
-    pairs = batches * classes
-    element_count("non-max suppression scores", pairs, box_count)
-    element_count("non-max suppression picks", pairs, most, 3)
-    local = floor_power_of_two(min(64, caps.max_workgroup_invocations))
+
+    batches: int
+    classes: int
+    box_count: int
+    most: int
+    iou_threshold: float
+    score_threshold: float | None
+    centered: bool
+
+    @property
+    def pairs(self) -> int:
+        return self.batches * self.classes
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("boxes", "float32", (self.batches, self.box_count, 4)),
+            Need("scores", "float32", (self.batches, self.classes, self.box_count)),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return Need("picks", "int64", (self.pairs, self.most, 3)), Need("counts", "int64", (self.pairs,))
+
+    @property
+    def flops(self) -> int:
+        return 12 * self.pairs * self.most * self.box_count
+
+
+def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> list[KernelCall]:
+    threshold = problem.score_threshold
     return [
         NMS.call(
-            grid=grid(pairs),
-            operands={"boxes": boxes, "scores": scores, "live": live, "picks": picks, "counts": counts},
+            grid=grid(problem.pairs),
+            operands={**e.operands, "live": e.target.scratch("float32", (problem.pairs, problem.box_count))},
             params={
-                "pairs": pairs,
-                "classes": classes,
-                "box_count": box_count,
-                "most": most,
-                "iou_threshold": iou_threshold,
-                "score_threshold": 0.0 if score_threshold is None else score_threshold,
+                "pairs": problem.pairs,
+                "classes": problem.classes,
+                "box_count": problem.box_count,
+                "most": problem.most,
+                "iou_threshold": problem.iou_threshold,
+                "score_threshold": 0.0 if threshold is None else threshold,
             },
-            spec={"CENTERED": int(centered), "HAS_THRESHOLD": int(score_threshold is not None)},
-            local_size=(local,),
-            flops=12 * pairs * most * box_count,
+            spec={"CENTERED": int(problem.centered), "HAS_THRESHOLD": int(threshold is not None)},
+            local_size=(floor_power_of_two(min(64, e.caps.max_workgroup_invocations)),),
+            flops=problem.flops,
         )
     ]
+
+
+implement(NonMaxSuppressionProblem, Candidate("non-max suppression", _non_max_suppression))

@@ -11,7 +11,7 @@ from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.ops.gather import gather_
+from vkep.ops.gather import rows_at
 from vkep.ops.registry import ANY, FLOATS, operator
 from vkep.ops.sdpa import (
     Heads,
@@ -165,7 +165,7 @@ def angles(b: Builder, cos: Tensor, sin: Tensor, positions: Tensor | None) -> tu
     """cos and sin [batch, length, half] at positions [batch, length]; tables that have a batch axis stand as they are."""
     if positions is None:
         return cos, sin
-    return gather_(b, cos, positions, axis=0), gather_(b, sin, positions, axis=0)
+    return rows_at(b, cos, positions, "a position"), rows_at(b, sin, positions, "a position")
 
 
 @operator("RotaryEmbedding", since=23, types={"T": _ATTENTION_FLOATS, "M": ("int64",)})

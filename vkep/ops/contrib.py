@@ -14,7 +14,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product, scaled
 from vkep.ops.elementwise import gelu
-from vkep.ops.gather import gather_
+from vkep.ops.gather import rows_at
 from vkep.ops.normalization import row_norm
 from vkep.ops.random import dropped, training_rate
 from vkep.ops.reduction import reduce_axes
@@ -154,16 +154,16 @@ def embed_layer_normalization(
     if gamma is None or beta is None:
         b.decline("the layer norm's scale or bias is missing")
     batch, length = input_ids.shape
-    total = b.expr("same", gather_(b, word_embedding, input_ids, axis=0))
+    total = b.expr("same", rows_at(b, word_embedding, input_ids, "an input id"))
     if position_ids is not None:
-        positions = gather_(b, position_embedding, position_ids, axis=0)
+        positions = rows_at(b, position_embedding, position_ids, "a position id")
     else:
         if length > position_embedding.shape[0]:
             b.decline(f"{length} positions; the table holds {position_embedding.shape[0]}")
         positions = position_embedding.slice(0, 0, length)
     total = b.expr("add", total, positions)
     if segment_ids is not None and segment_embedding is not None:
-        total = b.expr("add", total, gather_(b, segment_embedding, segment_ids, axis=0))
+        total = b.expr("add", total, rows_at(b, segment_embedding, segment_ids, "a segment id"))
     summed = b.store(total, word_embedding.dtype, shape=(batch, length, word_embedding.shape[1]))
     out, _, _ = row_norm(b, summed, gamma, beta, epsilon=epsilon)
     index = b.full((batch,), 0, _INT32)

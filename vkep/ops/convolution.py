@@ -11,15 +11,15 @@ from vkep.dtypes import DTYPES, DType
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
-from vkep.kernels.col2im import col2im
+from vkep.kernels.col2im import Col2ImProblem
 from vkep.kernels.conv import ConvProblem, conv
 from vkep.kernels.conv_space_to_depth import channels_last_kernels, conv_few
-from vkep.kernels.deform import deform_columns
+from vkep.kernels.deform import DeformColumnsProblem
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.pad import pad
 from vkep.kernels.select import Target
 from vkep.ops.contraction import matrix_product, prepack, scratch
+from vkep.ops.gather import padded
 from vkep.ops.registry import FLOATS, operator
 
 CONV_TYPES = (*FLOATS, "bfloat16", "float64")
@@ -101,31 +101,16 @@ def _by_columns(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, dt
     """A product of the weights with the windows laid out as columns: for types and ranks without a kernel of their own."""
     images, channels, spatial = x.shape[0], x.shape[1], len(window.kernel)
     half = len(window.pads) // 2
-    padded = padded_with_zeros(b, x, window.pads[:half], window.pads[half:])
-    steps = padded.strides[2:]
+    wide = padded(b, x, window.pads[:half], window.pads[half:])
+    steps = wide.strides[2:]
     taps = [s * d for s, d in zip(steps, window.dilations, strict=True)]
     moves = [s * d for s, d in zip(steps, window.strides, strict=True)]
-    columns = padded.view((images, channels, *window.kernel, *window.out), (*padded.strides[:2], *taps, *moves))
+    columns = wide.view((images, channels, *window.kernel, *window.out), (*wide.strides[:2], *taps, *moves))
     depth, pixels = channels // group * math.prod(window.kernel), math.prod(window.out)
     columns = b.reshape(columns, (images, group, depth, pixels))
     weights = b.reshape(w, (1, group, w.shape[0] // group, depth))
     out = matrix_product(b, weights, columns, dtype)
     return b.reshape(out, (images, w.shape[0], *window.out[:spatial]))
-
-
-def padded_with_zeros(b: Builder, x: Tensor, begins: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """``x`` with zeros around its last axes; negative amounts crop."""
-    lead = [0] * (x.rank - len(begins))
-    before, after = [*lead, *begins], [*lead, *ends]
-    if not any(before) and not any(after):
-        return x
-    out = b.empty(x.dtype, [d + p + q for d, p, q in zip(x.shape, before, after, strict=True)])
-    b.kernel(
-        [b.contiguous(x)],
-        [out],
-        lambda t, i, o, _: pad(x.shape, before, after, "constant", x.dtype.name, t.caps, i[0], o[0], 0),
-    )
-    return out
 
 
 def with_bias(b: Builder, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -222,30 +207,12 @@ def transposed_convolution(
 
 def sum_of_windows(b: Builder, columns: Tensor, lead: tuple[int, int], counts: Sequence[int], window: Window) -> Tensor:
     """Add up windows, [*lead, taps, windows], where they lie in ``lead + window.out`` (ONNX Col2Im)."""
-    if len(window.out) > 3:
-        b.decline(f"windows over {len(window.out)} axes; the kernel takes 1 to 3")
-    out = b.empty(columns.dtype, (*lead, *window.out))
-    half = len(window.pads) // 2
-    b.kernel(
-        [b.contiguous(columns)],
-        [out],
-        lambda t, i, o, epilogue: col2im(
-            lead,
-            window.out,
-            counts,
-            window.kernel,
-            window.strides,
-            window.dilations,
-            window.pads[:half],
-            columns.dtype.name,
-            t.caps,
-            i[0],
-            o[0],
-            epilogue,
-        ),
-        row_axis=1 if columns.dtype.glsl_compute == "float" else None,
-        flops=columns.size,
+    begins = window.pads[: len(window.out)]
+    problem = Col2ImProblem(
+        lead, window.out, tuple(counts), window.kernel, window.strides, window.dilations, begins, columns.dtype.name
     )
+    out = b.empty(columns.dtype, (*lead, *window.out))
+    b.compute(problem, [b.contiguous(columns)], [out])
     return out
 
 
@@ -293,36 +260,25 @@ def deform_conv(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
+    if x.rank != w.rank or x.rank < 3 or group < 1 or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
+        b.invalid(f"input {list(x.shape)}, weights {list(w.shape)} and {group} groups do not fit together")
+    if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
+        b.invalid(f"kernel_shape {list(kernel_shape)} for weights {list(w.shape)}")
+    b.expect("bias", bias, w.shape[:1])
     if x.rank != 4:
         b.decline(f"a deformable convolution over {x.rank - 2} axes; the kernel takes 2")
     dtype = x.dtype
     if dtype.name == "bfloat16":
         x, w, offset = (b.cast(t, DTYPES["float32"]) for t in (x, w, offset))
         mask = None if mask is None else b.cast(mask, DTYPES["float32"])
-    window = resolve_window(x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations)
+    window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations)
     depth, pixels = w.shape[1] * math.prod(window.kernel), math.prod(window.out)
     columns = b.empty(x.dtype, (x.shape[0], group, depth, pixels))
-    inputs = [b.contiguous(t) for t in (x, offset, mask) if t is not None]
-    b.kernel(
-        inputs,
-        [columns],
-        lambda t, i, o, _: deform_columns(
-            x.shape,
-            window.kernel,
-            window.out,
-            window.strides,
-            window.dilations,
-            window.pads[:2],
-            offset_group,
-            x.dtype.name,
-            t.caps,
-            i[0],
-            i[1],
-            i[2] if len(i) > 2 else None,
-            o[0],
-        ),
-        flops=12 * columns.size,
+    begins, masked = window.pads[:2], mask is not None
+    problem = DeformColumnsProblem(
+        x.shape, window.kernel, window.out, window.strides, window.dilations, begins, offset_group, masked, x.dtype.name
     )
+    b.compute(problem, [b.contiguous(t) for t in (x, offset, mask) if t is not None], [columns])
     weights = b.reshape(w, (1, group, w.shape[0] // group, depth))
     out = b.reshape(matrix_product(b, weights, columns), (x.shape[0], w.shape[0], *window.out))
     return with_bias(b, b.cast(out, dtype), bias)

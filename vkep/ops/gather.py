@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor, alignment
-from vkep.kernels.gather import GatherProblem, gather_elements, gather_nd
-from vkep.kernels.pad import pad as pad_kernel
-from vkep.kernels.scatter import scatter_elements as scatter_elements_kernel
-from vkep.kernels.scatter import scatter_nd as scatter_nd_kernel
+from vkep.ir.tensor import Tensor
+from vkep.kernels.gather import GatherElementsProblem, GatherNDProblem, GatherProblem
+from vkep.kernels.pad import PadProblem
+from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.registry import INDICES, operator
 
 
+def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, from_end: bool = True) -> str:
+    """``reason``, for a run with an index beyond its extent (the last axis of ``indices`` goes with ``extents``); "" where the
+    indices are known. Raises `InvalidNode` with it where known ones are beyond.
+    """
+    known = indices.array
+    if known is None:
+        return reason
+    most = np.array(extents, np.int64)
+    if ((known >= most) | (known < (-most if from_end else 0))).any():
+        b.invalid(reason)
+    return ""
+
+
+def outside(extent: int, axis: int, what: str = "an index", from_end: bool = True) -> str:
+    return f"{what} is outside [{-extent if from_end else 0}, {extent - 1}] of axis {axis}"
+
+
 @operator("Gather", types={"T": every("Gather"), "Tind": INDICES})
 def gather_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    return gathered(b, data, indices, axis, "an index")
+
+
+def rows_at(b: Builder, table: Tensor, ids: Tensor, what: str) -> Tensor:
+    """``table`` at ``ids`` of its first axis, which do not count from the end; ``what`` is the name of one of them."""
+    return gathered(b, table, ids, 0, what, False)
+
+
+def gathered(b: Builder, data: Tensor, indices: Tensor, axis: int = 0, what: str = "", from_end: bool = True) -> Tensor:
+    """`gather_`; ``what`` is the name of an index that a run is told of where it is out of range ("": none is)."""
     axis = b.axis(axis, data.rank)
-    known = indices.array
-    if known is not None and indices.size == 1:  # one known index is a view
-        at = int(known.reshape(-1)[0])
-        if not -data.shape[axis] <= at < data.shape[axis]:
-            b.decline(f"index {at} is out of range for axis {axis} of {data.shape}")
-        one = data.slice(axis, at % data.shape[axis], 1)
-        return b.reshape(one, [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]])
+    extent = data.shape[axis]
+    fault = fault_of(b, indices, [extent], outside(extent, axis, what, from_end), from_end) if what else ""
+    shape = [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]]
+    if indices.array is not None and indices.size == 1:  # one known index is a view
+        return b.reshape(data.slice(axis, int(indices.array.reshape(-1)[0]) % extent, 1), shape)
     outer, inner = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
-    out = b.empty(data.dtype, [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]])
-    problem = GatherProblem(outer, data.shape[axis], inner, indices.size, data.dtype.name, indices.dtype.name)
+    out = b.empty(data.dtype, shape)
+    problem = GatherProblem(
+        outer, extent, inner, indices.size, data.dtype.name, indices.dtype.name, fault=fault, from_end=from_end
+    )
     b.compute(problem, [b.contiguous(data), b.contiguous(indices)], [out])
     return out
 
@@ -34,14 +64,16 @@ def gather_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tens
 @operator("GatherElements", types={"T": every("GatherElements"), "Tind": INDICES})
 def gather_elements_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     axis = b.axis(axis, data.rank)
+    return elements_at(b, data, indices, axis, outside(data.shape[axis], axis) if data.rank else "")
+
+
+def elements_at(b: Builder, data: Tensor, indices: Tensor, axis: int, reason: str) -> Tensor:
+    """`gather_elements_`; ``reason`` is what a run is told where an index is beyond the axis."""
+    types = data.dtype.name, indices.dtype.name
+    problem = GatherElementsProblem(data.shape, indices.shape, axis, *types)
+    fault = fault_of(b, indices, [data.shape[axis]], reason)
     out = b.empty(data.dtype, indices.shape)
-    b.kernel(
-        [b.contiguous(data), b.contiguous(indices)],
-        [out],
-        lambda t, i, o, _: gather_elements(
-            data.shape, indices.shape, axis, data.dtype.itemsize, indices.dtype.name, t.caps, i[0], i[1], o[0]
-        ),
-    )
+    b.compute(replace(problem, fault=fault), [b.contiguous(data), b.contiguous(indices)], [out])
     return out
 
 
@@ -52,47 +84,32 @@ def gather_nd_11(b: Builder, data: Tensor, indices: Tensor) -> Tensor:
 
 @operator("GatherND", since=12, types={"T": every("GatherND")})
 def gather_nd_(b: Builder, data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
-    keys = indices.shape[-1]
-    out = b.empty(data.dtype, [*indices.shape[:-1], *data.shape[batch_dims + keys :]])
-    b.kernel(
-        [b.contiguous(data), b.contiguous(indices)],
-        [out],
-        lambda t, i, o, _: gather_nd(
-            data.shape,
-            indices.shape,
-            batch_dims,
-            data.dtype.itemsize,
-            indices.dtype.name,
-            t.caps,
-            i[0],
-            i[1],
-            o[0],
-            alignment=alignment(i[0], o[0]),
-        ),
-    )
+    types = data.dtype.name, indices.dtype.name
+    problem = GatherNDProblem(data.shape, indices.shape, batch_dims, *types)
+    fault = fault_of(b, indices, problem.indexed, f"an index is outside of its axis of {list(problem.indexed)}")
+    out = b.empty(data.dtype, problem.out_shape)
+    b.compute(replace(problem, fault=fault), [b.contiguous(data), b.contiguous(indices)], [out])
     return out
 
 
-def scatter_elements_(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
+def scatter_elements_(
+    b: Builder,
+    data: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    axis: int,
+    reduction: str,
+    *,
+    what: str = "an index",
+    from_end: bool = True,
+) -> Tensor:
     axis = b.axis(axis, data.rank)
+    types = data.dtype.name, indices.dtype.name
+    problem = ScatterElementsProblem(data.shape, indices.shape, axis, *types, reduction, from_end=from_end)
+    extent = data.shape[axis]
+    fault = fault_of(b, indices, [extent], outside(extent, axis, what, from_end), from_end)
     out = b.empty(data.dtype, data.shape)
-    b.kernel(
-        [b.contiguous(data), b.contiguous(indices), b.contiguous(updates)],
-        [out],
-        lambda t, i, o, _: scatter_elements_kernel(
-            data.shape,
-            indices.shape,
-            axis,
-            data.dtype.name,
-            indices.dtype.name,
-            t.caps,
-            i[0],
-            i[1],
-            i[2],
-            o[0],
-            reduction,
-        ),
-    )
+    b.compute(replace(problem, fault=fault), [b.contiguous(t) for t in (data, indices, updates)], [out])
     return out
 
 
@@ -109,14 +126,12 @@ def scatter_elements(
 
 
 def _scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
+    types = data.dtype.name, indices.dtype.name
+    problem = ScatterNDProblem(data.shape, indices.shape, *types, reduction)
+    extents = data.shape[: problem.keys]
+    fault = fault_of(b, indices, extents, f"an index is outside of its axis of {list(extents)}")
     out = b.empty(data.dtype, data.shape)
-    b.kernel(
-        [b.contiguous(data), b.contiguous(indices), b.contiguous(updates)],
-        [out],
-        lambda t, i, o, _: scatter_nd_kernel(
-            data.shape, indices.shape, data.dtype.name, indices.dtype.name, t.caps, i[0], i[1], i[2], o[0], reduction
-        ),
-    )
+    b.compute(replace(problem, fault=fault), [b.contiguous(t) for t in (data, indices, updates)], [out])
     return out
 
 
@@ -130,21 +145,41 @@ def scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, re
     return _scatter_nd(b, data, indices, updates, reduction)
 
 
-def _pad(b: Builder, data: Tensor, begins: list[int], ends: list[int], mode: str, value: float | int | bool) -> Tensor:
-    out = b.empty(data.dtype, [d + p + q for d, p, q in zip(data.shape, begins, ends, strict=True)])
-    b.kernel(
-        [b.contiguous(data)],
-        [out],
-        lambda t, i, o, _: pad_kernel(
-            data.shape, begins, ends, mode, data.dtype.name, t.caps, i[0] if i[0].size else None, o[0], value
-        ),
-    )
+def padded(
+    b: Builder,
+    x: Tensor,
+    begins: Sequence[int],
+    ends: Sequence[int],
+    mode: str = "constant",
+    value: float | int | bool = 0,
+) -> Tensor:
+    """``x`` padded around its last axes, as many as there are ``begins``; negative amounts crop."""
+    lead = (0,) * (x.rank - len(begins))
+    problem = PadProblem(x.shape, (*lead, *begins), (*lead, *ends), x.dtype.name, mode, value)
+    if not any((*begins, *ends)):
+        return x
+    out = b.empty(x.dtype, problem.out_shape)
+    b.compute(problem, [b.contiguous(x)], [out])
     return out
+
+
+def _pad(
+    b: Builder, x: Tensor, pads: Sequence[int], axes: Sequence[int], mode: str, value: float | int | bool
+) -> Tensor:
+    """ONNX Pad: the begins of ``axes``, then their ends."""
+    if len(pads) != 2 * len(axes) or len(set(axes)) != len(axes):
+        b.invalid(f"pads {list(pads)} of axes {list(axes)}; expected two for each of different axes")
+    begins, ends = [0] * x.rank, [0] * x.rank
+    for axis, begin, end in zip(axes, pads, pads[len(axes) :], strict=False):
+        begins[axis], ends[axis] = begin, end
+        if mode == "reflect" and max(begin, end) >= max(x.shape[axis] + min(begin, 0) + min(end, 0), 1):
+            b.invalid(f"axis {axis} of shape {list(x.shape)} has too few elements to reflect pads {begin} and {end}")
+    return padded(b, x, begins, ends, mode, value)
 
 
 @operator("Pad", since=2, until=2, types={"T": every("Pad", among=FLOATING)})
 def pad_2(b: Builder, data: Tensor, *, pads: list[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    return _pad(b, data, list(pads[: data.rank]), list(pads[data.rank :]), mode, value)
+    return _pad(b, data, pads, range(data.rank), mode, value)
 
 
 @operator("Pad", since=11, types={"T": every("Pad")})
@@ -157,10 +192,8 @@ def pad(
     *,
     mode: str = "constant",
 ) -> Tensor:
-    amounts = b.ints(pads, "pads") or []
     chosen = [b.axis(a, data.rank) for a in (b.ints(axes, "axes") or range(data.rank))]
-    begins, ends = [0] * data.rank, [0] * data.rank
-    for k, axis in enumerate(chosen):
-        begins[axis], ends[axis] = amounts[k], amounts[len(chosen) + k]
-    value = 0 if constant_value is None else b.value(constant_value, "constant_value").reshape(-1)[0].item()
-    return _pad(b, data, begins, ends, mode, value)
+    if constant_value is not None and constant_value.size != 1:
+        b.invalid(f"constant_value has shape {list(constant_value.shape)}, expected one element")
+    value = 0 if constant_value is None else b.value(constant_value, "constant_value").item()
+    return _pad(b, data, b.ints(pads, "pads") or [], chosen, mode, value)

@@ -62,7 +62,11 @@ def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> 
 
 @operator("OneHot", since=9, types={"T1": every("OneHot", "T1", ARITHMETIC), "T3": every("OneHot", "T3")})
 def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
-    count = int(b.value(depth, "depth").reshape(-1)[0])
+    if depth.size != 1 or values.shape != (2,):
+        b.invalid(f"depth of shape {list(depth.shape)} and values of {list(values.shape)}; expected one number and two")
+    count = int(b.value(depth, "depth").item())
+    if count < 1:
+        b.invalid(f"depth is {count}, expected at least 1")
     where = b.axis(axis, indices.rank + 1)
     shape = [*indices.shape[:where], count, *indices.shape[where:]]
     spread = b.reshape(indices, [*indices.shape[:where], 1, *indices.shape[where:]])

@@ -9,9 +9,8 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.gather import gather_elements
 from vkep.ops.allowed import every
-from vkep.ops.gather import gather_, scatter_elements_
+from vkep.ops.gather import elements_at, gather_, scatter_elements_
 from vkep.ops.registry import INDICES, operator
 
 
@@ -32,17 +31,24 @@ def tensor_scatter(
 ) -> Tensor:
     """Write ``update`` along ``axis`` of a cache, from each sample's write index on (ONNX TensorScatter)."""
     if mode not in ("linear", "circular"):
-        b.decline(f"mode is {mode!r}, expected 'linear' or 'circular'")
+        b.invalid(f"mode is {mode!r}, expected 'linear' or 'circular'")
     where = b.axis(axis, past_cache.rank)
+    if where == 0 or _without(past_cache, where) != _without(update, where):
+        b.invalid(f"a cache of shape {list(past_cache.shape)} and an update of {list(update.shape)} along axis {where}")
+    b.expect("write_indices", write_indices, past_cache.shape[:1])
     steps = np.arange(update.shape[where], dtype=np.int64).reshape([-1, *[1] * (update.rank - where - 1)])
     at = b.expr("same", b.constant(steps))
     if write_indices is not None:
         first = b.reshape(write_indices, [write_indices.size, *[1] * (update.rank - 1)])
         at = b.expr("add", at, first)
     if mode == "circular":
-        at = b.expr("({0} % {1})", at, past_cache.shape[where])
+        at = b.expr("({0} < 0 ? {0} : {0} % {1})", at, past_cache.shape[where])
     indices = b.store(at, DTYPES["int64"], shape=update.shape)
-    return scatter_elements_(b, past_cache, indices, update, where, "none")
+    return scatter_elements_(b, past_cache, indices, update, where, "none", what="a place to write", from_end=False)
+
+
+def _without(x: Tensor, axis: int) -> tuple[int, ...]:
+    return x.shape[:axis] + x.shape[axis + 1 :]
 
 
 @operator("ReverseSequence", types={"T": every("ReverseSequence")})
@@ -51,23 +57,17 @@ def reverse_sequence(
 ) -> Tensor:
     """Reverse the first ``sequence_lens[i]`` steps of each sample (ONNX ReverseSequence)."""
     if {batch_axis, time_axis} != {0, 1} or x.rank < 2:
-        b.decline(f"batch_axis {batch_axis} and time_axis {time_axis}, expected 0 and 1 in either order")
+        b.invalid(f"batch_axis {batch_axis} and time_axis {time_axis}, expected 0 and 1 in either order")
+    b.expect("sequence_lens", sequence_lens, [x.shape[batch_axis]])
     steps = x.shape[time_axis]
     spread = [1] * x.rank
     spread[time_axis] = steps
     time = b.constant(np.arange(steps, dtype=np.int64).reshape(spread))
     lengths = b.reshape(sequence_lens, [x.shape[d] if d == batch_axis else 1 for d in range(x.rank)])
-    at = b.expr("({0} < {1} ? {1} - {2} - {0} : {0})", time, lengths, 1)
+    # a length that is negative or beyond the steps makes an index that is beyond them
+    at = b.expr("({1} < 0 ? {3} : {0} < {1} ? {1} - {2} - {0} : {0})", time, lengths, 1, -1 - steps)
     indices = b.store(at, DTYPES["int64"], shape=x.shape)
-    out = b.empty(x.dtype, x.shape)
-    b.kernel(
-        [b.contiguous(x), indices],
-        [out],
-        lambda t, i, o, _: gather_elements(
-            x.shape, x.shape, time_axis, x.dtype.itemsize, "int64", t.caps, i[0], i[1], o[0]
-        ),
-    )
-    return out
+    return elements_at(b, x, indices, time_axis, f"a length is outside [0, {steps}]")
 
 
 @operator("Compress", types={"T": every("Compress"), "T1": ("bool",)})
@@ -76,6 +76,8 @@ def compress(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None = Non
 
     How many there are is the condition's content, so a computed one is planned for when it is there.
     """
+    if condition.rank != 1:
+        b.invalid(f"the condition has shape {list(condition.shape)}, expected one axis")
     if axis is None:
         x, axis = b.reshape(x, [math.prod(x.shape)]), 0
     chosen = np.flatnonzero(b.value(condition, "condition").reshape(-1))

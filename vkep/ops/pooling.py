@@ -10,10 +10,9 @@ from vkep.dtypes import DTYPES
 from vkep.graph.windows import Window, resolve_window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import CHANNELS_LAST, Tensor
-from vkep.kernels.pad import pad
 from vkep.kernels.pool import PoolProblem, takes_channels_last
-from vkep.kernels.scatter import scatter_elements
 from vkep.ops.allowed import SINGLE, every
+from vkep.ops.gather import padded, scatter_elements_
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
 
@@ -143,39 +142,23 @@ def max_unpool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    rank = len(kernel_shape)
+    rank = x.rank - 2
     steps, edges = list(strides or [1] * rank), list(pads or [0] * 2 * rank)
+    b.expect("indices", indices, x.shape)
+    if not 1 <= rank == len(kernel_shape) == len(steps) == len(edges) / 2:
+        b.invalid(f"kernel_shape, strides {steps} and pads {edges} do not fit an input of shape {list(x.shape)}")
     pooled = [(x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)]
     shape = [*x.shape[:2], *pooled]
+    if min(pooled) < 0:
+        b.invalid(f"unpooling {list(x.shape)} would make {shape}")
     total = math.prod(shape)
-    if min(pooled, default=1) < 0 or total >= LARGEST or indices.shape != x.shape:
-        b.decline(
-            f"unpooling {x.shape} by indices {indices.shape} would make {shape}; expected fewer than 2**31 elements"
-        )
-    flat = b.empty(x.dtype, [total])
-    b.kernel(
-        [b.contiguous(t) for t in (b.full([total], 0, x.dtype), b.reshape(indices, [x.size]), b.reshape(x, [x.size]))],
-        [flat],
-        lambda t, i, o, _: scatter_elements(
-            [total], [x.size], 0, x.dtype.name, indices.dtype.name, t.caps, i[0], i[1], i[2], o[0]
-        ),
-    )
-    made = b.reshape(flat, shape)
+    if total >= LARGEST:
+        b.decline(f"unpooling {x.shape} would make {shape}; expected fewer than 2**31 elements")
+    zeros, at, values = b.full([total], 0, x.dtype), b.reshape(indices, [x.size]), b.reshape(x, [x.size])
+    made = b.reshape(scatter_elements_(b, zeros, at, values, 0, "none", from_end=False), shape)
     wanted = b.ints(output_shape, "output_shape")
-    if wanted is None or wanted == shape:
+    if wanted is None:
         return made
-    if any(w < s for w, s in zip(wanted, shape, strict=True)):
-        b.decline(f"output_shape {wanted} is smaller than the pooled {shape}")
-    return pad_end(b, made, wanted)
-
-
-def pad_end(b: Builder, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """``x`` with zeros after it along every axis, up to ``shape``."""
-    out = b.empty(x.dtype, shape)
-    begins, ends = [0] * x.rank, [w - d for w, d in zip(shape, x.shape, strict=True)]
-    b.kernel(
-        [b.contiguous(x)],
-        [out],
-        lambda t, i, o, _: pad(x.shape, begins, ends, "constant", x.dtype.name, t.caps, i[0], o[0], 0),
-    )
-    return out
+    if len(wanted) != len(shape) or any(w < s for w, s in zip(wanted, shape, strict=True)):
+        b.invalid(f"output_shape {wanted} is smaller than the pooled {shape}")
+    return padded(b, made, [0] * x.rank, [w - s for w, s in zip(wanted, shape, strict=True)])

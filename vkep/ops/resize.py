@@ -1,4 +1,4 @@
-"""Resampling images: Resize and Upsample, GridSample, AffineGrid, RoiAlign, Col2Im, CenterCropPad; and Det."""
+"""Resampling images: Resize and Upsample, GridSample, AffineGrid, RoiAlign, MaxRoiPool, Col2Im; and Det."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.resize import ResizeMode, resize
-from vkep.kernels.sampling import determinant, grid_sample, max_roi_pool, roi_align
+from vkep.kernels.resize import ResizeMode, ResizeProblem
+from vkep.kernels.sampling import DeterminantProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator
@@ -20,15 +20,10 @@ from vkep.ops.registry import operator
 _RESIZED = ("float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64")
 
 
-def _resize(b: Builder, x: Tensor, to: Resized, mode: ResizeMode, roi: Sequence[float] | None = None) -> Tensor:
+def _resize(b: Builder, x: Tensor, to: Resized, mode: ResizeMode, roi: tuple[float, ...] | None = None) -> Tensor:
+    problem = ResizeProblem(x.shape, to.shape, tuple(map(float, to.scales)), mode, x.dtype.name, roi)
     out = b.empty(x.dtype, to.shape)
-    scales = [float(s) for s in to.scales]
-    b.kernel(
-        [b.contiguous(x)],
-        [out],
-        lambda t, i, o, _: resize(x.shape, to.shape, scales, mode, x.dtype.name, t.caps, i[0], o[0], t, roi),
-        flops=2 * out.size,
-    )
+    b.compute(problem, [b.contiguous(x)], [out])
     return out
 
 
@@ -92,20 +87,17 @@ def resize_18(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    try:
-        made = ResizeMode(
-            mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias),
-            extrapolation_value,
-        )  # fmt: skip
-    except ValueError as error:
-        b.decline(str(error))
+    made = ResizeMode(
+        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias),
+        extrapolation_value,
+    )  # fmt: skip
     lengths = b.ints(sizes, "sizes") if sizes is not None and sizes.size else None
-    factors = _floats(b, scales, "scales") if scales is not None and lengths is None else None
+    factors = _floats(b, scales, "scales") if scales is not None and scales.size else None
     to = resolve_resize(x.shape, factors, lengths, axes, keep_aspect_ratio_policy)
     box = None
     if coordinate_transformation_mode == "tf_crop_and_resize":
         if roi is None:
-            b.decline("tf_crop_and_resize without a roi")
+            b.invalid("tf_crop_and_resize without a roi")
         box = resolve_roi(x.rank, _floats(b, roi, "roi"), axes)
     return _resize(b, x, to, made, box)
 
@@ -130,23 +122,21 @@ def grid_sample_(
 
 def _grid_sample(b: Builder, x: Tensor, grid: Tensor, align_corners: int, mode: str, padding_mode: str) -> Tensor:
     method = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-    points = grid.shape[1:-1]
+    points, types = grid.shape[1:-1], (x.dtype.name, grid.dtype.name)
+    problem = GridSampleProblem(x.shape, points, method, padding_mode, bool(align_corners), *types)
     out = b.empty(x.dtype, [*x.shape[:2], *points])
-    b.kernel(
-        [b.contiguous(x), b.contiguous(grid)],
-        [out],
-        lambda t, i, o, _: grid_sample(
-            x.shape, points, method, padding_mode, bool(align_corners), x.dtype.name, grid.dtype.name, t.caps,
-            i[0], i[1], o[0],
-        ),
-    )  # fmt: skip
+    b.compute(problem, [b.contiguous(x), b.contiguous(grid)], [out])
     return out
 
 
 @operator("AffineGrid", types={"T1": every("AffineGrid", "T1", SINGLE), "T2": ("int64",)})
 def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
-    batch, _, *spatial = b.ints(size, "size") or [0, 0]
-    rank = len(spatial)
+    sizes = b.ints(size, "size") or []
+    rank = len(sizes) - 2
+    if rank not in (2, 3) or theta.shape != (sizes[0], rank, rank + 1) or min(sizes) < 1:
+        b.invalid(f"matrices {list(theta.shape)} for images of size {sizes}; expected [n, 2, 3] for [n, c, h, w] or "
+                  "[n, 3, 4] for [n, c, d, h, w]")  # fmt: skip
+    batch, _, *spatial = sizes
     total = b.expr("same", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
     for column, axis in enumerate(reversed(range(rank))):  # theta's columns are x first, the last axis
         length = spatial[axis]
@@ -164,17 +154,21 @@ def _roi_align(
     b: Builder, x: Tensor, rois: Tensor, indices: Tensor, half_pixel: bool, mode: str, height: int, width: int,
     sampling_ratio: int, spatial_scale: float,
 ) -> Tensor:  # fmt: skip
-    if x.rank != 4 or mode not in ("avg", "max"):
-        b.decline(f"rank {x.rank} and mode {mode!r}, expected rank 4 and 'avg' or 'max'")
-    out = b.empty(x.dtype, [rois.shape[0], x.shape[1], height, width])
-    b.kernel(
-        [b.contiguous(t) for t in (x, rois, indices)],
-        [out],
-        lambda t, i, o, _: roi_align(
-            x.shape, rois.shape[0], (height, width), sampling_ratio, spatial_scale, half_pixel, mode == "max",
-            x.dtype.name, indices.dtype.name, t.caps, i[0], i[1], i[2], o[0],
+    if mode not in ("avg", "max"):
+        b.invalid(f"mode is {mode!r}, expected 'avg' or 'max'")
+    return _of_regions(
+        b,
+        RoiAlignProblem(
+            x.shape, math.prod(rois.shape[:1]), (height, width), spatial_scale, x.dtype.name, indices.dtype.name,
+            sampling_ratio, half_pixel, mode == "max",
         ),
+        [x, rois, indices],
     )  # fmt: skip
+
+
+def _of_regions(b: Builder, problem: RoiAlignProblem | MaxRoiPoolProblem, inputs: Sequence[Tensor]) -> Tensor:
+    out = b.empty(inputs[0].dtype, problem.makes()[0].shape)
+    b.compute(problem, [b.contiguous(t) for t in inputs], [out])
     return out
 
 
@@ -194,6 +188,8 @@ def roi_align_16(
     mode: str = "avg", output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
+    if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
+        b.invalid(f"coordinate_transformation_mode is {coordinate_transformation_mode!r}")
     half = coordinate_transformation_mode == "half_pixel"
     return _roi_align(b, x, rois, batch_indices, half, mode, output_height, output_width, sampling_ratio, spatial_scale)
 
@@ -202,19 +198,11 @@ def roi_align_16(
 def max_roi_pool_(
     b: Builder, x: Tensor, rois: Tensor, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
 ) -> Tensor:
-    if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
-        b.decline(f"input {x.shape}, regions {rois.shape} and pooled_shape {list(pooled_shape)}; expected images [N, C, H, W], "
-                  "regions [R, 5] and two sizes")  # fmt: skip
+    if len(pooled_shape) != 2:
+        b.invalid(f"pooled_shape is {list(pooled_shape)}, expected two sizes")
     size = (pooled_shape[0], pooled_shape[1])
-    out = b.empty(x.dtype, [rois.shape[0], x.shape[1], *size])
-    b.kernel(
-        [b.contiguous(x), b.contiguous(rois)],
-        [out],
-        lambda t, i, o, _: max_roi_pool(
-            x.shape, rois.shape[0], size, spatial_scale, x.dtype.name, t.caps, i[0], i[1], o[0]
-        ),
-    )
-    return out
+    problem = MaxRoiPoolProblem(x.shape, math.prod(rois.shape[:1]), size, spatial_scale, x.dtype.name)
+    return _of_regions(b, problem, [x, rois])
 
 
 @operator("Col2Im", types={"T": every("Col2Im", among=ARITHMETIC)})
@@ -240,16 +228,14 @@ def col2im_(
         + 1
         for k in range(rank)
     ]
-    if min(counts) < 1 or x.rank != 3 or x.shape[2] != math.prod(counts):
-        b.decline(f"blocks {block} lie at {counts} places of the image {image}; the columns have shape {x.shape}")
+    if min(counts, default=0) < 1 or x.rank != 3 or x.shape[1] % math.prod(block) or x.shape[2] != math.prod(counts):
+        b.invalid(f"blocks {block} lie at {counts} places of the image {image}; the columns have shape {x.shape}")
     return sum_of_windows(b, x, (x.shape[0], x.shape[1] // math.prod(block)), counts, window)
 
 
 @operator("Det", types={"T": every("Det", among=(*SINGLE, "float64"))})
 def det(b: Builder, x: Tensor) -> Tensor:
-    if x.rank < 2 or x.shape[-1] != x.shape[-2]:
-        b.decline(f"shape {x.shape}, expected square matrices")
-    n = x.shape[-1]
+    problem = DeterminantProblem(x.shape, x.dtype.name)
     out = b.empty(x.dtype, x.shape[:-2])
-    b.kernel([b.contiguous(x)], [out], lambda t, i, o, _: determinant(out.size, n, x.dtype.name, t.caps, i[0], o[0], t))
+    b.compute(problem, [b.contiguous(x)], [out])
     return out

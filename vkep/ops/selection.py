@@ -11,7 +11,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.gather import GatherProblem
-from vkep.kernels.selection import compact, non_max_suppression
+from vkep.kernels.selection import CompactProblem, NonMaxSuppressionProblem
 from vkep.ops.allowed import ARITHMETIC
 from vkep.ops.reduction import scan
 from vkep.ops.registry import SIZED, operator
@@ -25,7 +25,7 @@ def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
     ones = b.store(b.expr("({0} ? 1 : 0)", mask, ctype="int"), DTYPES["int32"], shape=mask.shape)
     found, count = b.empty(_INT64, [total]), b.empty(_INT64, [1])
     place = scan(b, b.reshape(ones, [total]), ScanProblem(1, total, 1, "int32"))
-    b.kernel([place], [found, count], lambda t, i, o, _: compact(total, t.caps, i[0], o[0], o[1]))
+    b.compute(CompactProblem(total), [place], [found, count])
     return [found, count]
 
 
@@ -61,21 +61,18 @@ def non_max_suppression_fill(
     def scalar(tensor: Tensor | None, what: str) -> float | None:
         return None if tensor is None or not tensor.size else b.value(tensor, what).reshape(-1)[0].item()
 
+    if scores.rank != 3 or center_point_box not in (0, 1):
+        b.invalid(f"scores {list(scores.shape)} and center_point_box {center_point_box}; expected 3 axes, and 0 or 1")
     batches, classes, box_count = scores.shape
-    most = min(int(scalar(max_output_boxes_per_class, "max_output_boxes_per_class") or 0), box_count)
+    most = min(max(int(scalar(max_output_boxes_per_class, "max_output_boxes_per_class") or 0), 0), box_count)
     overlap, least = scalar(iou_threshold, "iou_threshold") or 0.0, scalar(score_threshold, "score_threshold")
-    pairs = batches * classes
-    if not pairs * most:
-        return [b.constant(np.zeros((pairs, most, 3), np.int64)), b.constant(np.zeros(pairs, np.int64))]
-    live, picks = b.empty(scores.dtype, scores.shape), b.empty(_INT64, [pairs, most, 3])
-    counts = b.empty(_INT64, [pairs])
-    b.kernel(
-        [b.contiguous(boxes), b.contiguous(scores)],
-        [live, picks, counts],
-        lambda t, i, o, _: non_max_suppression(
-            batches, classes, box_count, most, overlap, least, bool(center_point_box), t.caps, i[0], i[1], *o
-        ),
-    )
+    if not 0 <= overlap <= 1:
+        b.invalid(f"iou_threshold is {overlap}, expected 0 to 1")
+    problem = NonMaxSuppressionProblem(batches, classes, box_count, most, overlap, least, bool(center_point_box))
+    picks, counts = b.empty(_INT64, [problem.pairs, most, 3]), b.empty(_INT64, [problem.pairs])
+    b.compute(problem, [b.contiguous(boxes), b.contiguous(scores)], [picks, counts])
+    if not picks.size:
+        return [b.constant(np.zeros(picks.shape, np.int64)), b.constant(np.zeros(counts.shape, np.int64))]
     return [picks, counts]
 
 

@@ -14,7 +14,7 @@ from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
-from vkep.ops.convolution import padded_with_zeros
+from vkep.ops.gather import padded
 from vkep.ops.registry import FLOATS, INDICES, operator
 
 _FLOAT32 = DTYPES["float32"]
@@ -62,7 +62,7 @@ def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
     if x.shape[axis] >= length:
         return x.slice(axis, 0, length)
     ends = [length - d if i == axis else 0 for i, d in enumerate(x.shape)]
-    return padded_with_zeros(b, x, [0] * x.rank, ends)
+    return padded(b, x, [0] * x.rank, ends)
 
 
 def _transform(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bool, onesided: bool) -> Tensor:

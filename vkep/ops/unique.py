@@ -13,7 +13,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
-from vkep.ops.gather import gather_, scatter_elements_
+from vkep.ops.gather import gathered, scatter_elements_
 from vkep.ops.reduction import arg_max, reduce_axes, scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
 from vkep.ops.selection import positions_of
@@ -49,7 +49,7 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
     if sorted:
         found, count = positions_of(b, b.copy(begins.slice(0, x.size - 1, x.size, -1)))
         back = b.store(b.expr("({1} - {0})", found, x.size - 1), _INT64, shape=[x.size])
-        return [gather_(b, places, back), count]
+        return [gathered(b, places, back), count]
     firsts = scatter_elements_(b, b.full([x.size], False, _BOOL), places, begins, 0, "none")
     return positions_of(b, firsts)
 
@@ -105,14 +105,14 @@ def unique_take(
     if not many:
         empty = b.constant(np.zeros(0, np.int64))
         return [flat, empty, empty, empty]
-    made = gather_(b, flat, indices, axis=axis or 0)
+    made = gathered(b, flat, indices, axis or 0)
     wanted = list(b.node.outputs) if b.node is not None else []
     if not any(wanted[2:]):
         return [made, indices]
     keys = flat if axis is None else _slice_ranks(b, x, axis)
     if keys.size * many > MOST_COMPARED:
         b.decline(f"inverse_indices or counts of {keys.size} elements with {many} distinct ones")
-    distinct = gather_(b, keys, indices)
+    distinct = gathered(b, keys, indices)
     table = b.store(
         b.expr("({0} ? 1 : 0)", _same(b, b.reshape(keys, [keys.size, 1]), distinct), ctype="int"),
         DTYPES["int32"],

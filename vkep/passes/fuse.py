@@ -200,6 +200,8 @@ def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     assert kernel.row_axis is not None
     if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or op.out.size != out.size:
         return None
+    if out.dtype.glsl_compute != "float":  # what an epilogue computes in
+        return None
     if len(ex.leaves(op.expr)) > MAX_OPERANDS or ex.is_checked(op.expr):  # kernels' arguments have no fault word for it
         return None
     failed = False
