@@ -1,9 +1,10 @@
-// y = softmax(softcap(scale * q k^T) + bias) v for BLOCK_Q queries of one head a workgroup, whose scores are never in memory. Keys
-// are taken BLOCK_K at a time; a row keeps the maximum and the sum of its powers so far, and its results are scaled down when
-// the maximum grows (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao,
-// "FlashAttention-2", 2023).
+// y = softmax(softcap(scale * q k^T) + bias) v. A workgroup computes BLOCK_Q queries of one head; scores are never in memory.
+// It takes BLOCK_K keys at a time. Each row keeps the maximum and the sum of its powers so far; its results are rescaled when the
+// maximum grows (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao, "FlashAttention-2",
+// 2023).
 //
-// Query i sees the keys from i + first to i + end (excluded), with ORIGIN after its batch's position. Workgroup (x, y, z) is a block of queries, a head, a batch.
+// Query i sees the keys from i + first to i + end (excluded); with ORIGIN, relative to a position of its batch. Workgroup
+// (x, y, z) is a block of queries, a head, a batch.
 //
 // A kernel defines before it includes this:
 //   UNIT                 elements in the 16 bytes that shared memory is made of: 8 (halves) or 4 (floats)
@@ -83,8 +84,8 @@ void store_unit(uvec2 address, uint at, uint count, float v[UNIT]) {
     }
 }
 
-// Lines of a tensor on their way to shared memory: fetch_NAME loads LINES of them into registers, those from `end` on are zero
-// (no address lies past the last one); put_NAME stores them.
+// Moves lines of a tensor to shared memory: fetch_NAME loads LINES of them into registers, put_NAME stores these. Lines from `end`
+// on are zero: their loads are clamped to the last line before it.
 #define LINES_IN_REGISTERS(NAME, LINES, COLUMNS, ELEMENTS, PITCH) \
     const uint NAME##_line = (COLUMNS) / UNIT, NAME##_filled = (ELEMENTS + UNIT - 1) / UNIT; \
     const uint NAME##_loads = (LINES * NAME##_line + LANES - 1) / LANES; \
@@ -111,8 +112,8 @@ LINES_IN_REGISTERS(values, BLOCK_K, WIDTH, VALUE_SIZE, V_PITCH)
 const uint SHARES = ROW_LANES / ROWS;  // lanes a row
 const uint OWN_KEYS = BLOCK_K / SHARES;
 
-// A row's scores, floats from unit `at` of shared memory on, to powers of two relative to the row's maximum, elements in their
-// place. Gives what the row's results so far are to be multiplied by. `whole`: each row sees all of these keys.
+// Replaces a row's scores (floats from unit `at` of shared memory on) by their powers of two relative to the row's maximum, as
+// elements. Returns the factor for the row's results so far. `whole`: each row sees all of these keys.
 float next_powers(uint set, uint at, uint row, uint share, uint key, bool whole) {
     uint line = min(query0 + row, args.queries - 1);
     int first = int(query0 + row) + first_key, end = min(keys_end, int(query0 + row) + end_key);
@@ -153,7 +154,7 @@ float next_powers(uint set, uint at, uint row, uint share, uint key, bool whole)
     return factor;
 }
 
-// What a row's results are divided by, as a factor; a row that saw no key is zero.
+// The reciprocal of a row's sum of powers; 0 for a row that saw no key.
 float last_factor(uint set) {
     float sum = row_sum(total[set]);
     return sum == 0.0 ? 0.0 : 1.0 / sum;

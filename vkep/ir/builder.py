@@ -37,7 +37,7 @@ Operand = Tensor | ex.Expr | float | int | bool
 
 
 class Builder:
-    """Collects the operations of one island. Operator functions get it as their first argument."""
+    """Collects the operations of an island. The first argument of operator functions."""
 
     def __init__(self, caps: DeviceCapabilities, *, check_data: bool = True) -> None:
         """``check_data``: whether `require` has runs check their data."""
@@ -175,7 +175,7 @@ class Builder:
     ) -> Tensor:
         """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves.
 
-        A new tensor has its channels last where a tensor of its size that it is computed from has.
+        A new tensor has channels last in memory if an operand of its size has.
         """
         if shape is None and out is None:
             shape = _broadcast(ex.tensors(result))
@@ -274,7 +274,7 @@ class Builder:
         return self.store(ex.leaf(tensor), tensor.dtype, out=out)
 
     def channels_last(self, tensor: Tensor) -> Tensor:
-        """A [n, c, h, w] that lies as [n, h, w, c], aligned to 16 bytes: itself, or a copy that all who ask for it share."""
+        """A [n, c, h, w] that lies as [n, h, w, c], aligned to 16 bytes: the tensor itself, or its only such copy."""
         if tensor.is_channels_last and alignment(tensor) == 16:
             return tensor
         key = (tensor.storage, tensor.shape, tensor.strides, tensor.offset)
@@ -333,7 +333,7 @@ class Builder:
         if isinstance(operand, Tensor):
             weight = operand.storage.weight
             if weight is not None and operand.size == 1 and not _opaque(operand.dtype):
-                # a scalar constant needs no load
+                # a scalar constant is an argument, not a load
                 return ex.Const(operand.dtype.glsl_compute, value=weight.array().item(operand.offset))
             return ex.leaf(operand)
         low, high = {"int": (-LARGEST, LARGEST), "uint": (0, 2 * LARGEST)}.get(ctype, (-math.inf, math.inf))
@@ -357,7 +357,7 @@ def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _opaque(dtype: DType) -> bool:
-    """Whether numpy's scalar of a type is no plain number of its compute type."""
+    """Whether numpy's scalars of a type are not numbers of its compute type."""
     return dtype.name == "bfloat16" or dtype.kind == "bits"
 
 

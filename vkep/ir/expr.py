@@ -1,4 +1,4 @@
-"""Pointwise expressions: what a fused kernel computes for one element, as a small graph that becomes GLSL."""
+"""Pointwise expressions: the graph of operations that a fused kernel computes for one element, and its GLSL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkep.ir.tensor import Tensor
 _SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
 
 
-@dataclass(eq=False, slots=True)  # not frozen, for speed's sake: nothing changes one
+@dataclass(eq=False, slots=True)  # never changed; not frozen, because that takes longer to create
 class Expr:
     """A pointwise operation on its arguments, and the GLSL type of its result. Sharing is by identity.
 
@@ -34,14 +34,14 @@ class Expr:
 
 @dataclass(eq=False, slots=True)
 class Leaf(Expr):
-    """One element of a tensor (a view of the output's shape)."""
+    """An element of a tensor, which is a view of the output's shape."""
 
     tensor: Tensor | None = None
 
 
 @dataclass(eq=False, slots=True)
 class Const(Expr):
-    """A scalar known at compile time. It travels as an argument, so that its value selects no shader."""
+    """A scalar known while planning. It is passed as an argument, so that its value selects no shader."""
 
     value: float | int = 0
 
@@ -59,11 +59,11 @@ def leaf(tensor: Tensor) -> Leaf:
 
 
 def leaves(expr: Expr) -> tuple[Leaf, ...]:
-    """Each distinct leaf, in order of first use. (Fusion asks often: the expression keeps the answer.)"""
+    """Each distinct leaf, in order of first use. Kept by the expression, since fusion asks often."""
     known = expr._leaves
     if known is None:
         if isinstance(expr, Leaf):
-            return (expr,)  # kept, it would hold itself
+            return (expr,)  # not kept: a reference cycle
         if len(expr.args) == 1:
             known = leaves(expr.args[0])
         else:
@@ -78,7 +78,7 @@ def tensors(expr: Expr) -> list[Tensor]:
 
 
 def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
-    """The expression with leaves replaced (where there is something in their place); shared parts stay shared."""
+    """The expression with those leaves replaced for which ``replace`` gives an expression; shared parts stay shared."""
     done: dict[int, Expr] = {}
     for leaf in leaves(expr):
         placed = replace(leaf)
@@ -87,8 +87,8 @@ def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
     return _rebuilt(expr, done) if done else expr
 
 
-# Functions that call themselves stand on their own: one inside another is a reference cycle, and keeps all that it has met
-# until the garbage collector comes by.
+# Recursive functions are at module level: a nested one refers to itself, a reference cycle that keeps its variables alive until
+# a garbage collection.
 
 
 def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
@@ -97,14 +97,14 @@ def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
         result = node
         if node.args:
             args = tuple([_rebuilt(a, done) for a in node.args])
-            if args != node.args:  # of nodes that are equal where they are the same
+            if args != node.args:  # compares identities
                 result = _with(node, args)
             done[id(node)] = result
     return result
 
 
 def inline(expr: Expr, inner: Mapping[Leaf, Expr]) -> Expr:
-    """The expression with leaves replaced, and those of what replaces them in turn; shared parts stay shared."""
+    """The expression with leaves replaced, recursively; shared parts stay shared."""
     return _inlined(expr, inner, {})
 
 
@@ -183,14 +183,14 @@ NameFault = Callable[[Checked], tuple[Tensor | None, int]]
 
 
 def generate(expr: Expr, name_leaf: Callable[[Leaf], str], name_fault: NameFault = lambda _: (None, 0)) -> Code:
-    """Write an expression as GLSL statements; ``name_leaf`` gives the code that reads a leaf."""
+    """The GLSL of an expression; ``name_leaf`` gives the code that reads a leaf."""
     writer = _Writer(name_leaf, name_fault)
     result = writer.write(expr)
     return Code(" ".join(writer.lines), result, tuple(writer.scalars), writer.fault)
 
 
 class _Writer:
-    """The statements of one expression, as they grow."""
+    """Collects the statements and scalars of an expression."""
 
     def __init__(self, name_leaf: Callable[[Leaf], str], name_fault: NameFault) -> None:
         self._name_leaf, self._name_fault = name_leaf, name_fault
@@ -201,7 +201,7 @@ class _Writer:
         self.scalars: list[tuple[str, str, float | int]] = []
 
     def write(self, node: Expr) -> str:
-        """The code that stands for a node, whose statements are written."""
+        """Write the statements of a node; returns the code for its value."""
         name = self._names.get(id(node))
         if name is None:
             if isinstance(node, Leaf):
@@ -238,9 +238,9 @@ class _Writer:
 
 
 def literal(value: float | int, ctype: str) -> str:
-    """GLSL for a value of a compute type that has no 32-bit argument form (64-bit types).
+    """GLSL for a value of a 64-bit compute type, which has no 32-bit argument form.
 
-    Made of 32-bit halves: a preprocessor definition, which is where expressions go, can hold no 64-bit literal.
+    Made of 32-bit halves: expressions are passed as preprocessor definitions, which can hold no 64-bit literal.
     """
     if ctype not in ("double", "int64_t", "uint64_t"):
         raise ValueError(f"no literal form for {value!r} in {ctype}")

@@ -1,5 +1,5 @@
-"""Attention in one dispatch, whose scores are never in memory (``shaders/attention.glsl``): float16 on cooperative matrices,
-or float32 arithmetic in registers.
+"""Attention in one dispatch that never writes its scores to memory (``shaders/attention.glsl``): float16 on cooperative
+matrices, or float32 arithmetic in registers.
 
 Source: T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
 """
@@ -20,19 +20,19 @@ from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import chosen
 
-#: fewer queries leave most of a block unused, and few workgroups to read the keys
+#: with fewer queries most of a block is unused, and few workgroups read the keys
 MIN_QUERIES = 16
-#: positions are 32-bit integers with a sign, and so are sums of two of them
+#: so that sums of positions fit signed 32-bit integers
 LARGEST_LENGTH = 1 << 29
-#: workgroups that fill a device, by its kind, and other devices
+#: workgroups that fully occupy a device, by its type; for all other types
 _WORKGROUPS_TO_FILL, _WORKGROUPS_TO_FILL_SMALL = {"discrete": 128, "virtual": 128}, 24
-#: fewer workgroups than a quarter of these take at most so many blocks of keys one after the other: scores in memory keep
-#: more of the device busy
+#: most blocks of keys in sequence for an attention of fewer workgroups than a quarter of these: beyond, scores in memory occupy
+#: more of the device and are faster
 _LONGEST_CHAIN = 32
-#: 32-bit registers for a lane's matrices: more would spill
+#: 32-bit registers that a lane's matrices may take: more would spill
 _MATRIX_REGISTERS = 200
 _LANE_COLUMNS = 8
-#: larger heads leave too few registers for a subgroup's matrices: scores in memory are faster
+#: with larger heads a subgroup's matrices take too many registers: scores in memory are faster
 _LARGEST_SIZE = 64
 _LOG2_E = math.log2(math.e)
 
@@ -189,14 +189,14 @@ class AttentionProblem(Problem):
         return (*rows, *(self.bias_strides or ()))
 
     def in_units(self, elements: int) -> bool:
-        """Whether rows are whole aligned groups of so many elements."""
+        """Whether all rows consist of whole groups of ``elements`` elements, aligned to a group's bytes."""
         counts = (self.size, self.value_size, *self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
         unit_bytes = elements * element_type(self.dtype).itemsize
         return self.alignment % unit_bytes == 0 and not any(count % elements for count in counts)
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """``first`` and ``end``, where there is none one that no query meets."""
+        """``first`` and ``end``; in place of None, a bound beyond all positions."""
         first = -LARGEST_LENGTH if self.first is None else max(self.first, -LARGEST_LENGTH)
         end = LARGEST_LENGTH if self.end is None else min(self.end, LARGEST_LENGTH)
         return min(first, LARGEST_LENGTH), max(end, -LARGEST_LENGTH)
@@ -214,8 +214,8 @@ class AttentionProblem(Problem):
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """``queries`` by ``keys`` scores a workgroup at a time; a subgroup has ``rows`` of the queries, or a lane without
-    cooperative matrices.
+    """A workgroup computes ``queries`` by ``keys`` scores at a time; ``rows`` of the queries belong to a subgroup, or to a lane
+    without cooperative matrices.
     """
 
     queries: int
@@ -223,7 +223,8 @@ class AttentionTile:
     rows: int
 
 
-#: from the fastest on a full device of 132 cores, with heads of 32, 64 and 128 (docs/performance-gpu-notes.md)
+#: the fastest first, measured on a fully occupied device of 132 cores with heads of 32, 64 and 128
+#: (docs/performance-gpu-notes.md)
 COOPERATIVE_TILES = (
     AttentionTile(64, 32, 16),
     AttentionTile(128, 64, 32),
@@ -358,7 +359,7 @@ implement(
 
 
 def _shape(problem: AttentionProblem, caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
-    """The matrices for a problem; None where there are none, or their rows have no lanes of their own."""
+    """The matrices' shape for a problem; None without such matrices, or where their rows do not divide a subgroup."""
     shape = float16_shape(caps) if problem.dtype == "float16" and caps.has("subgroup_shuffle") else None
     return shape if shape is not None and caps.subgroup_size % shape.m == 0 else None
 
@@ -388,7 +389,7 @@ def _to_fill(caps: DeviceCapabilities) -> int:
 def _chosen(
     problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile]
 ) -> AttentionTile | None:
-    """The first tile of which there are enough to fill the device, else the one with the most workgroups."""
+    """The tile that was tuned, else the first with enough workgroups for the device, else that with the most workgroups."""
     sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
     tuned = chosen(caps, lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
     if tuned is not None:
@@ -412,7 +413,7 @@ def _tiled_tile(problem: AttentionProblem, caps: DeviceCapabilities) -> Attentio
 
 
 def _pitch(elements: int, unit: int) -> int:
-    """Units of shared memory a line, as in the GLSL."""
+    """Units of a line in shared memory, as in the GLSL."""
     return ceil_div(elements, unit) | 1
 
 
@@ -425,7 +426,7 @@ def _cooperative_runs(
     shares = lanes // shape.m
     staged = tile.keys * (_pitch(depth, 8) + _pitch(width, 8)) + subgroups * shape.m * _pitch(tile.keys, 4)
     nbytes = 16 * max(staged, tile.queries * _pitch(depth, 8)) + 4 * tile.queries
-    # sums and scores of 4 bytes, queries and powers of 2
+    # sums and scores take 4 bytes, queries and powers 2
     registers = tile.rows * (4 * (width + tile.keys) + 2 * (depth + tile.keys)) // (4 * lanes)
     return (
         subgroups * lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])

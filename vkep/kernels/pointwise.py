@@ -1,4 +1,4 @@
-"""The fused elementwise kernel: generates the body of ``pointwise.comp`` and picks its shape."""
+"""The fused elementwise kernel: generates the body of ``pointwise.comp`` and chooses its grid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POINTWISE = Kernel(
 
 #: elements of one vector load or store
 VECTOR = 4
-#: units from which a GPU is full even when each lane takes two
+#: a GPU is fully occupied by this many units even if each lane computes two
 _PAIR_UNITS = 1 << 19
 _VECTOR_TYPES = {
     "float": "vec4",
@@ -50,10 +50,10 @@ _VECTOR_TYPES = {
 
 @dataclass(frozen=True)
 class PointwiseOperand:
-    """One operand: the caller's object, its element type, strides over the collapsed shape, element offset.
+    """An operand: the caller's object, its element type, strides over the collapsed shape, and element offset.
 
-    The object's address is that of the lowest element; ``start`` elements after it lies the first one, which is more than
-    0 for a view that is read backwards (an index behind a pointer must not be negative).
+    The object's address is that of the view's lowest element. ``start`` is the distance from there to the view's first element,
+    above 0 where strides are negative (an index into a buffer reference must not be).
     """
 
     tensor: Any
@@ -73,7 +73,7 @@ def pointwise(
     operations: int = 1,
     fault: Any = None,
 ) -> list[KernelCall]:
-    """Dispatches for ``compute(x0, x1, ...)`` over ``shape`` (collapsed: see `lowering.tensor.collapse`).
+    """Dispatches for ``compute(x0, x1, ...)`` over ``shape`` (collapsed: see `vkep.ir.tensor.collapse`).
 
     ``function`` is GLSL that defines ``compute``, taking one value of each input in its compute type and returning
     what is stored; it may read ``scalars`` as ``args.<name>``, and note faults in ``fault`` as ``FAULT_WORD``. Element
@@ -109,7 +109,7 @@ def pointwise(
     count = total // width
     pair = caps.device_type != "cpu" and not code.used and count >= _PAIR_UNITS
     defines = {"POINTWISE_UNIT": " ".join(part for part in unit if part)}
-    if pair:  # both units' loads are in flight before the first store, which the compiler could not move them over
+    if pair:  # the loads of both units come before the first store: the compiler does not reorder them
         first, second = unit[1:-1], [_second(part) for part in unit[1:-1]]
         defines = {
             "POINTWISE_UNITS": "2",
@@ -146,12 +146,12 @@ def pointwise(
 
 
 def _second(code: str, index: str = "j_read") -> str:
-    """A statement of the first unit, for the second one: its index and its loaded values are others."""
+    """A statement of the first unit, rewritten for the second: another index, other variables."""
     return re.sub(r"\bv(\d+)\b", r"w\1", code).replace(".v[i]", f".v[{index}]")
 
 
 class _Coordinates:
-    """Turns a unit's flat index into each operand's index, dividing only where an operand is not linear."""
+    """The GLSL of each operand's index from a unit's flat index; divides only if an operand is not linear."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = list(shape)
@@ -217,10 +217,10 @@ def _element(dtype: DType, width: int) -> str:
 
 
 def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:
-    """Lanes of a workgroup, and the units that each lane works through."""
+    """Lanes of a workgroup, and units of each lane."""
     limit = caps.max_workgroup_count[0]
     if caps.device_type == "cpu":
-        lanes, iterations = 128, 4  # a CPU driver pays for each workgroup; few ones still keep its threads busy
+        lanes, iterations = 128, 4  # a CPU driver has a cost for each workgroup, and few threads to occupy
         iterations = min(iterations, max(1, units // (lanes * 16)))
     else:
         lanes, iterations = 256, 1

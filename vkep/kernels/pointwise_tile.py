@@ -1,7 +1,7 @@
 """Elementwise kernels across a transposition, for GPUs: ``shaders/pointwise_tile.comp``.
 
-Reading one axis while writing another touches a memory sector for each element; through a tile in shared memory both
-sides move whole rows.
+Reading along one axis and writing along another touches a memory sector for each element. Through a tile in shared memory,
+reads and writes are both of whole rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ POINTWISE_TILE = Kernel(
     variants=(_SAMPLE,),
     reach=generated_reach,
 )
-#: shorter axes leave most of a tile empty
+#: shorter axes would leave most of a tile unused
 _MIN_AXIS = 16
 _LANES = 256
 #: shared memory of every device that runs 256 lanes a workgroup in practice
@@ -67,7 +67,7 @@ _PAIRS = {
 def transposed_axis(
     shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[PointwiseOperand], caps: DeviceCapabilities
 ) -> int | None:
-    """The axis along which some input runs while the output runs along the last; None where a tile brings nothing."""
+    """The axis along which some input is dense while the output is dense along the last; None where a tile gains nothing."""
     if caps.device_type == "cpu" or len(shape) < 2 or out.strides[-1] != 1 or shape[-1] < _MIN_AXIS:
         return None
     across = [x for x in inputs if x.strides[-1] not in (0, 1)]
@@ -85,12 +85,12 @@ def transposed_axis(
 
 
 def _tile(shape: Sequence[int], axis: int, dtype: DType) -> int:
-    """32 elements of 4 bytes fill a memory line; smaller ones gain from a longer row."""
+    """Elements of a tile's side: 32 of 4 bytes are a memory line, smaller elements gain from longer rows."""
     return 64 if dtype.itemsize < 4 and min(shape[axis], shape[-1]) > 32 else 32
 
 
 def _in_pairs(shape: Sequence[int], axis: int, out: PointwiseOperand, inputs: Sequence[PointwiseOperand]) -> bool:
-    """Whether a tile's elements can move two at a time: of two bytes, in pairs that lie within rows and at whole words."""
+    """Whether 2-byte elements can be loaded and stored in pairs: all pairs lie within rows, at whole words."""
     if out.dtype.itemsize != 2 or shape[axis] % 2 or shape[-1] % 2 or _tile(shape, axis, out.dtype) != 64:
         return False
     for x in (out, *inputs):

@@ -105,7 +105,7 @@ def _offset(b: Builder, heads: Heads, past: Tensor | None, lengths: Tensor | Non
 
 
 def _add_mask(b: Builder, mask: Mask, heads: Heads, given: Tensor) -> None:
-    """The mask input: bool conditions, or numbers to add; keys beyond its last column are hidden."""
+    """Add the mask input: bool conditions, or numbers that are added to scores. Keys beyond its last column are hidden."""
     mask.may_hide_rows = True
     columns = given.shape[-1]
     if columns < heads.keys and columns != 1:
@@ -129,9 +129,10 @@ def _add_mask(b: Builder, mask: Mask, heads: Heads, given: Tensor) -> None:
 
 
 def rotated(b: Builder, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """``x`` [batch, heads, length, size] turned by angles whose cos and sin are [batch or 1, length, width / 2].
+    """``x`` [batch, heads, length, size], rotated by angles whose cos and sin are [batch or 1, length, width / 2].
 
-    Features beyond ``width`` are kept. Pairs are (i, i + width / 2), or neighbours where ``interleaved``.
+    Rotates the pairs of features (i, i + width / 2), or neighbours if ``interleaved``; copies those beyond ``width``.
+    Raises `InvalidNode` where the tables do not fit.
     """
     half = cos.shape[-1] if cos.rank == 3 else 0
     b.expect("sin", sin, cos.shape)
@@ -162,7 +163,10 @@ def _pairs(t: Tensor, half: int, interleaved: bool) -> Tensor:
 
 
 def angles(b: Builder, cos: Tensor, sin: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-    """cos and sin [batch, length, half] at positions [batch, length]; tables that have a batch axis stand as they are."""
+    """Rows of the tables cos and sin [positions, half] for positions [batch, length]: [batch, length, half].
+
+    Without positions the tables have that shape already.
+    """
     if positions is None:
         return cos, sin
     return rows_at(b, cos, positions, "a position"), rows_at(b, sin, positions, "a position")

@@ -268,9 +268,10 @@ def group_query_attention(
 
 
 def _used(b: Builder, total: Tensor, room: int) -> int:
-    """The keys to attend to: those that a run has, and where the past's buffer has room for them some that it has not.
+    """Number of key positions to plan for.
 
-    The causal mask hides the latter, so that a buffer is planned for a few times while it fills, not at each length.
+    May exceed the run's length: that is rounded up within the KV cache of ``room`` positions, so that a growing sequence needs
+    few plans. The causal mask hides the surplus.
     """
     if total.size != 1:
         b.invalid(f"total_sequence_length has shape {list(total.shape)}, expected one number")
@@ -295,8 +296,8 @@ def _grouped_parts(
 
 
 def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: int) -> Tensor:
-    """The cache [batch, heads, room, size]: ``past`` to each sequence's ``first`` position, ``new`` from there on, and zeros:
-    what a buffer holds beyond a sequence's end is nobody's, and may be no number.
+    """The KV cache [batch, heads, room, size]: ``past`` before each sequence's ``first`` position, ``new`` from there on, then
+    zeros, since what the past's buffer holds beyond a sequence's end may be NaN.
     """
     batch, heads, length, size = new.shape
     old = past.shape[2] if past is not None else 0
@@ -307,7 +308,7 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
     positions = b.constant(np.arange(room, dtype=np.int32)).view((1, 1, room, 1), (0, 0, 1, 0))
 
     def step_in(start: int, count: int) -> Expr:
-        """Which of the new ones lies at each position: below 0 before them, and their number or more after them."""
+        """Index into ``new`` for each position: negative before the new rows, at least ``length`` after them."""
         return b.expr("sub", positions.slice(2, start, count), b.reshape(first, (batch, 1, 1, 1)))
 
     if past is not None and old and length == 1 and room <= old + 1:
@@ -320,7 +321,7 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
             last = b.expr("({0} == 0 ? {1} : {2})", step_in(old, 1), new, zero, ctype=ctype)
             b.store(last, new.dtype, out=out.slice(2, old, 1))
         return out
-    # a row of the cache is one of the joined rows: which one, for each sequence, head and position
+    # Gather each row of the cache from past, new and a row of zeros, joined for each sequence and head.
     both = b.empty(new.dtype, (batch, heads, old + length + 1, size))
     if past is not None and old:
         b.copy(past, out=both.slice(2, 0, old))

@@ -1,8 +1,8 @@
-"""The core of every attention operator: products, masks fused into them, softmax; a block of queries at a time.
+"""Scaled dot-product attention, which every attention operator is lowered to: products, masks, softmax.
 
-Masks by position are expressions over index vectors, so that no mask is written to memory where the score product can apply
-it. The scores of all queries at once may be larger than caches, or than memory; those of a block of queries are not, and a
-block reads only the keys that its queries may see.
+Where a device has a fused kernel that is faster (`vkep.ops.sdpa_fused`), it computes everything. Else the scores are written to
+memory, for a block of queries at a time if those of all queries are large; a block reads only the keys that its queries
+may see. Masks by position (causal, sliding window) are expressions over index vectors, which fuse into the score product.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from vkep.ops.contraction import matrix_product
 from vkep.ops.normalization import softmax_over
 from vkep.ops.sdpa_fused import MINUS_INFINITY, fused_attention, sdpa_fused
 
-#: bytes of scores from which queries are attended to in blocks of no more: enough to fill a large GPU, and a CPU's cores
+#: most bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
-#: a block has a multiple of so many queries, rows of the products' tiles, unless its scores were larger than this
+#: a block's queries are a multiple of this (rows of a product's tile), unless its scores exceed LARGEST_SCORES_BYTES
 _ROWS = 64
 LARGEST_SCORES_BYTES = 1 << 30
-#: blocks that a masked attention has at least: with eight, a causal one computes 9/16 of its scores
+#: fewest blocks of an attention with a window: with eight, a causal one computes 9/16 of its scores
 _MASKED_BLOCKS = 8
 
 
 @dataclass(frozen=True)
 class Window:
-    """Query i sees the keys from ``origin + i + first`` on, before ``origin + i + end`` (None: no bound), which is what the
-    conditions say; ``origin`` is an integer for each of the batch, None where the bounds have it in them.
+    """A mask by position: query i sees the keys from ``origin + i + first`` to ``origin + i + end``, excluded (None: no bound).
+
+    ``conditions`` are the same as expressions. ``origin`` is an integer for each batch known at run time; None where the bounds
+    already include it.
     """
 
     conditions: tuple[Expr, ...]
@@ -45,10 +47,10 @@ class Window:
 
 @dataclass
 class Mask:
-    """Which keys a query sees: every condition must hold, and those of the window; biases are added to the scores.
+    """Which keys a query sees: the window's conditions and all others must hold. Biases are added to the scores.
 
-    Tensors broadcast to [batch, kv heads, queries of a head, queries, keys]. ``may_hide_rows`` says that a query may see
-    no key at all: its probabilities are zero then.
+    Tensors broadcast to [batch, kv heads, query heads of a kv head, queries, keys]. ``may_hide_rows``: some query may see no
+    key; its probabilities are zero then.
     """
 
     window: Window | None = None
@@ -58,16 +60,16 @@ class Mask:
 
     @property
     def first(self) -> int | None:
-        """Query i sees no key before ``i + first`` (None: no bound is known when planning)."""
+        """Query i sees no key before ``i + first`` (None: no bound that is known while planning)."""
         return self.window.first if self.window is not None and self.window.origin is None else None
 
     @property
     def end(self) -> int | None:
-        """Query i sees no key from ``i + end`` on (None: no bound is known when planning)."""
+        """Query i sees no key from ``i + end`` on (None: no bound that is known while planning)."""
         return self.window.end if self.window is not None and self.window.origin is None else None
 
     def keys_of(self, start: int, count: int, keys: int) -> tuple[int, int]:
-        """The keys, first and end, that ``count`` queries from ``start`` on may see; at least one, where there are any."""
+        """The range of keys (first, end) that queries ``start`` to ``start + count`` may see; not empty unless ``keys`` is 0."""
         if not keys:
             return 0, 0
         end = keys if self.end is None else max(1, min(keys, start + count - 1 + self.end))
@@ -75,7 +77,7 @@ class Mask:
         return first, end
 
     def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Mask:
-        """The mask of a block: of queries and keys, first and end each."""
+        """The mask of a block, given by its ranges (first, end) of queries and of keys."""
         spans = {3: queries, 4: keys}
 
         def block(tensor: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ class Mask:
         )
 
     def allowed(self, b: Builder, with_biases: bool = False) -> Expr | None:
-        """Whether a key is seen; ``with_biases`` also where a bias of minus infinity hides it."""
+        """Whether a query sees a key, None where it always does; with ``with_biases``, a bias of minus infinity hides it too."""
         parts = [*(self.window.conditions if self.window is not None else ()), *self.conditions]
         if with_biases:
             parts += [b.expr(f"({{0}} != {MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
@@ -125,7 +127,7 @@ class Heads:
         return (self.batch, self.kv_heads, self.group, self.queries, self.keys)
 
     def query_index(self, b: Builder) -> Tensor:
-        """0 to queries - 1, along the queries (dense over the group, so that a product's rows can read it)."""
+        """0 to queries - 1 along the queries, repeated for each head of the group: an epilogue reads it by the product's row."""
         index = np.tile(np.arange(self.queries, dtype=np.int32), self.group)
         return b.constant(index).view((1, 1, self.group, self.queries, 1), (0, 0, self.queries, 1, 0))
 
@@ -150,8 +152,8 @@ class Heads:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a product of a query and a key is multiplied by, what it is capped at (0: nothing), and the score [heads] that
-    takes its share of each row without a value.
+    """The factor of the products q @ k.T, the cap of the scores (``cap * tanh(score / cap)``; 0: none), and an attention sink
+    [heads]: one more score in each row's softmax, without a value.
     """
 
     scale: float
@@ -161,7 +163,7 @@ class Scoring:
 
 @dataclass
 class Attended:
-    """What `sdpa` gives: the result [batch, heads, queries, value size] and the scores at the stage asked for."""
+    """The result of `sdpa` [batch, heads, queries, value size], and the scores at the stage that was asked for."""
 
     y: Tensor
     scores: Tensor | None
@@ -225,8 +227,8 @@ def sdpa(
     """``softmax(softcap(scale * q @ k.T) + mask) @ v`` with q, k, v [batch, heads, length, size] of one type.
 
     ``scores_stage``: also give the scores as products (0), after the soft cap (1), with the mask (2) or as
-    probabilities (3). ``sink`` [heads] is a score that takes its share of each row without a value. ``merged``: the result
-    is going to `merge_heads`, and lies well for that where a kernel can place it.
+    probabilities (3). ``sink``: see `Scoring`. ``merged``: the caller passes the result to `merge_heads`; it gets the memory
+    layout for which that is a view, where a kernel can write it. Raises `InvalidNode` where shapes disagree.
     """
     scoring = Scoring(scale, softcap, sink)
     b.expect("the sink", sink, (heads.kv_heads * heads.group,))
@@ -270,7 +272,7 @@ def saves_scores(
 
 
 def _block(caps: DeviceCapabilities, heads: Heads, itemsize: int, mask: Mask) -> int:
-    """How many queries of each head are attended to at once."""
+    """Queries of a block."""
     each = heads.batch * heads.kv_heads * heads.group * heads.keys * itemsize
     most = (SCORES_BYTES_CPU if is_cpu(caps) else SCORES_BYTES) // max(each, 1)
     if most >= heads.queries:
@@ -297,7 +299,7 @@ def _attend_block(
     stages: dict[int, Tensor] = {}
 
     def stage(index: int, value: Expr) -> Expr:
-        """Store the scores where they are asked for, and go on from there."""
+        """Store the scores if this stage is asked for; later operations then read them."""
         if scores_stage != index:
             return value
         stages[index] = b.store(value, q.dtype, shape=heads.shape)
@@ -330,7 +332,7 @@ def _attend_block(
 
 def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> Tensor:
     keys = heads.keys
-    if sink is not None:  # one more column, dropped again
+    if sink is not None:  # a column more for the softmax, which is dropped after it
         keys += 1
         wide = b.empty(scores.dtype, (*heads.shape[:4], keys))
         b.copy(scores, out=wide.slice(4, 0, heads.keys))
@@ -342,13 +344,15 @@ def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> T
 
 
 def per_batch(b: Builder, values: Tensor) -> Expr:
-    """Integers, one for each of the batch, to stand in a mask's conditions."""
+    """Integers, one for each batch, for a mask's conditions."""
     flat = b.reshape(values, (values.size, 1, 1, 1, 1))
     return b.expr("cast", flat, ctype="int")
 
 
 def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, left: int = -1, right: int = -1) -> Mask:
-    """What a query at position ``offset + i`` sees: no later key where causal, none beyond the windows (-1: no bound)."""
+    """The mask of queries at positions ``offset + i``: no later key if ``causal``, none more than ``left`` before or ``right``
+    after the query's position (-1: no bound).
+    """
     if causal:
         right = 0 if right < 0 else min(right, 0)
     mask = Mask()
@@ -364,7 +368,7 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
     start = offset if isinstance(offset, int) else 0
     first, end = (start - left if left >= 0 else None), (start + right + 1 if right >= 0 else None)
     mask.window = Window(tuple(conditions), first, end, None if isinstance(offset, int) else offset)
-    # with a window to the left and fewer keys than positions, the last queries see nothing
+    # with a left bound and fewer keys than positions, the last queries see no key
     known = isinstance(offset, int) and offset >= 0 and offset + heads.queries <= heads.keys
     mask.may_hide_rows = not known and not (left < 0 and isinstance(offset, int) and offset >= 0)
     return mask

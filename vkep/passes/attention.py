@@ -1,6 +1,6 @@
-"""Attention that a model spells out in operations (`vkep.passes.match_attention`), as one (`vkep.ops.sdpa`).
+"""Replaces attention that a model writes as separate operations (`vkep.passes.match_attention`) by `vkep.ops.sdpa`.
 
-What becomes of it has the names of all its nodes: who runs a node, and what reports say of it, does not change.
+The replacement keeps the labels of all nodes it replaces, so reports do not change.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from vkep.ops.sdpa import Heads, Mask, Scoring, Window, saves_scores, sdpa
 from vkep.passes.fuse import Uses, remove_dead
 from vkep.passes.match_attention import Biased, Hidden, Search, Spelled, is_row_softmax
 
-#: a score put in place of a hidden one that leaves it no probability beside any score that a model computes
+#: a score up to this is taken for a mask: its probability is 0 beside any score that a model computes
 _HIDES = -1e4
-#: in float32 also one that takes up what is added to it: hidden scores of a row are all alike then, with or without the sum
+#: a float32 score up to this absorbs what is added to it: as a bias it hides a key as it does in place of the score
 _ABSORBS = -1e30
 
 
 def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
-    """The operations with spelled-out attention replaced where `sdpa` does better than what is written: where it goes
-    through the queries in blocks, or has a kernel for all of it. ``results`` are the tensors that must exist at the end.
+    """The operations, with each attention replaced for which `sdpa` never has all scores in memory (`saves_scores`).
 
-    The scores, and all between them and the result, must be read by nothing else.
+    ``results`` are the tensors that must exist at the end. An attention whose scores or probabilities are read by anything else
+    stays as it is.
     """
     if not any(isinstance(op, KernelOp) and is_row_softmax(op) for op in ops):
         return ops
@@ -50,8 +50,8 @@ def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabi
 
 
 def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
-    """The operations of `sdpa` in place of the last product, and of the copy that merges its heads; None where they would
-    be those that are there.
+    """The operations of `sdpa`, for the place of the last product (and of the copy that merges heads); None where the attention
+    stays as it is written.
     """
     batch, count, queries, _ = spelled.q.shape
     heads = Heads(batch, count, 1, queries, spelled.k.shape[2])
@@ -77,13 +77,13 @@ def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
 
 
 def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
-    """What `sdpa` takes for the masks; None where it would mean something else."""
+    """The masks as `sdpa` takes them; None where their result would differ."""
     mask = Mask(may_hide_rows=spelled.guarded)
     for position, given in enumerate(spelled.masks):
         step = _as_hidden(b, given) if isinstance(given, Biased) else given
         chosen = step.condition.array if isinstance(step, Hidden) else None
         seen = chosen != step.when if isinstance(step, Hidden) and chosen is not None else None
-        # a finite score hides a key only where its row has another one; else the row's keys are all alike
+        # a finite score hides a key only if its row has a visible one; else all keys of the row have equal probabilities
         hides = seen is not None and len(spelled.masks) == 1 and bool(seen.any(-1).all())
         if isinstance(step, Hidden) and (step.score == -math.inf or (step.score <= _HIDES and hides)):
             view = heads.mask_view(b, step.condition)
@@ -96,14 +96,15 @@ def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
             mask.biases.append(heads.mask_view(b, _as_bias(b, given)))
         else:
             return None
-    # a guard also sees sums that are minus infinity where no bias is: of two biases, in float16 of a bias and a score
+    # the model's test for NaN also finds rows whose scores sum up to minus infinity though no bias is: two biases, or a bias
+    # and a score in float16
     if spelled.guarded and mask.biases and (len(mask.biases) > 1 or spelled.q.dtype.name == "float16"):
         return None
     return mask
 
 
 def _as_hidden(b: Builder, given: Biased) -> Biased | Hidden:
-    """A constant bias of zeros and one score more, as what hides the keys that have it."""
+    """A constant bias that has one value besides 0, as a mask of the keys with that value."""
     array = given.bias.array
     if array is None:
         return given
@@ -113,7 +114,7 @@ def _as_hidden(b: Builder, given: Biased) -> Biased | Hidden:
 
 
 def _as_bias(b: Builder, hidden: Hidden) -> Tensor:
-    """A finite score that absorbs what it is added to (which no float16 does: it is below them all), as a bias."""
+    """A mask with a score that absorbs others (`_ABSORBS`, which float16 cannot hold), as a float32 bias."""
     there, elsewhere = (hidden.score, 0.0) if hidden.when else (0.0, hidden.score)
     array = hidden.condition.array
     if array is not None:
@@ -123,8 +124,9 @@ def _as_bias(b: Builder, hidden: Hidden) -> Tensor:
 
 
 def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: Heads) -> bool:
-    """Make a constant condition the mask's window, if it is one: each query sees the keys from so far before its own
-    position to so far behind it. ``seen`` broadcasts to [batch, heads, queries, keys].
+    """Make a constant condition the mask's window, if each query sees the keys within fixed distances of its own position.
+
+    ``seen`` (bool) broadcasts to [batch, heads, queries, keys]. Returns whether it was one.
     """
     if seen.shape[:2] != (1, 1) or mask.window is not None:
         return False

@@ -9,9 +9,9 @@ from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor, alignment, collapse
 
-#: tensors that one fused kernel may read: more would only lengthen its argument block
+#: tensors that a fused kernel reads at most: its argument block grows with them
 MAX_OPERANDS = 12
-#: producers that go into one expression: walks over it call themselves, and shaders grow with it
+#: producers that are fused into one expression at most: bounds recursion over it, and the shader's size
 MAX_FUSED = 64
 
 
@@ -26,7 +26,7 @@ def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
 
 
 def remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
-    """The operations that something in ``kept`` is made of."""
+    """The operations that contribute to a storage in ``kept``."""
     needed = set(kept)
     live: list[Op] = []
     for op in reversed(ops):
@@ -58,7 +58,7 @@ class Uses:
             self.readers[storage].remove(op)
 
     def merge(self, producer: Pointwise, consumer: Pointwise) -> None:
-        """The consumer computes for itself what the producer made for it alone, and reads what that read."""
+        """Note that the producer was fused into its only consumer, which now reads the producer's inputs."""
         self.writers[producer.out.storage].remove(producer)
         self.readers[producer.out.storage].remove(consumer)
         for storage in _read(producer):
@@ -82,7 +82,7 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
     for consumer in reversed(ops):
         if not isinstance(consumer, Pointwise) or id(consumer) in gone:
             continue
-        # the expression is written once, when all is found that goes into it
+        # collect all producers first: the expression is rebuilt once
         inlined: dict[ex.Leaf, ex.Expr] = {}
         leaves = ex.leaves(consumer.expr)
         merged, left = True, MAX_FUSED
@@ -122,8 +122,8 @@ def _sole_producer(storage: Storage, reader: Op, uses: Uses, kept: set[Storage])
 
 
 def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr | None:
-    """The producer's expression as it stands in place of the leaves that ``read`` its result, in one that is computed for
-    each element of ``out``; None where views do not line up.
+    """The producer's expression, for the place of the leaves that ``read`` its result in an expression over the elements of
+    ``out``; None where an input of the producer has no view of that shape.
     """
     for leaf in read:
         if leaf.tensor is None or leaf.tensor.size != out.size or not leaf.tensor.is_whole:
@@ -143,7 +143,7 @@ def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr
 
 
 def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
-    """What the consumer would have read: a narrow type keeps its wrap, float16 its rounding to the stored type."""
+    """The producer's expression, converted to the compute type of ``out`` where its own differs."""
     kind = out.dtype.glsl_compute
     return inner if inner.ctype == kind else ex.Expr(kind, "cast", (inner,))
 
@@ -156,7 +156,7 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
     for op in ops:
         if not isinstance(op, Pointwise):
             continue
-        # the producer that waits for most: what else the expression reads can then run beside the way to it
+        # the last producer in dependency order first: the expression's other inputs can be computed before it
         candidates = [
             p
             for storage in dict.fromkeys([t.storage for t in op.inputs])
@@ -185,7 +185,7 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
 
 
 def _depths(ops: list[Op]) -> dict[int, int]:
-    """How many operations one after the other lead to each one."""
+    """The length of the longest chain of operations that ends with each operation."""
     made: dict[Storage, int] = {}
     depths = {}
     for op in ops:
@@ -224,9 +224,8 @@ def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
 
 
 def epilogue_strides(view: Tensor, row_axis: int) -> tuple[str, int, int] | None:
-    """How an epilogue reaches a view of its output's shape.
-
-    ("o", 0, 0): at the flat index; ("rc", r, c): at ``row * r + col * c``; None: neither.
+    """How an epilogue indexes a view of its output's shape: ("o", 0, 0) is the flat index, ("rc", r, c) is
+    ``row * r + col * c``, None is neither.
     """
     if view.is_contiguous and view.size == _prod(view.shape):
         return ("o", 0, 0)
@@ -250,7 +249,7 @@ def _prod(shape: tuple[int, ...]) -> int:
 
 
 def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
-    """Let a producer write where a plain copy would put its result (Concat's parts, a plan's outputs)."""
+    """Make producers write to the place that a plain copy would move their result to (Concat's parts, a plan's outputs)."""
     gone: set[int] = set()
     for copy in ops:
         if not (isinstance(copy, Pointwise) and isinstance(copy.expr, ex.Leaf)):
@@ -290,7 +289,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
 
 
 def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
-    """Let all who write parts of a storage write where its copy would lie, when that is as dense."""
+    """Move all operations on a storage to the place of its copy, if that is as dense. Returns whether they were moved."""
     if not (copy.out.is_contiguous and _may_read(uses.readers[storage], storage, copy.out)):
         return False
     touching = [op for op in dict.fromkeys([*uses.writers[storage], *uses.readers[storage]]) if op is not copy]
@@ -303,7 +302,7 @@ def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
 
 
 def _may_read(readers: Iterable[Op], storage: Storage, place: Tensor) -> bool:
-    """Whether those who read a storage may read it there: some load 16 bytes at a time."""
+    """Whether the readers of a storage take its alignment at ``place``: some load 16 bytes at a time."""
     asks = (op for op in readers if isinstance(op, KernelOp) and op.problem.aligned)
     return alignment(place) == 16 or not any(t.storage is storage for op in asks for t in op.inputs)
 

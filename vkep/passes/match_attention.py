@@ -1,7 +1,7 @@
-"""The search for attention that a model spells out: a product, a scale, masks, a softmax and a product.
+"""Finds attention that a model writes as separate operations: a product, scales, masks, a softmax, a product.
 
-It is among the operations of an island, where views, constants, opsets and identities (Dropout) are resolved already.
-Scales of queries or keys before the product need no rule: they are what those are computed by.
+Matches lowered operations, in which views, constants, opset differences and identities (Dropout) are resolved. Scales of queries
+or keys before the first product need no rule: they belong to the operations that compute q and k.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.softmax import SoftmaxProblem
 from vkep.passes.fuse import Uses
 
-#: operations from scores to a softmax that are followed: more are no attention's (and the search calls itself)
+#: most operations between the first product and the softmax; bounds the recursion of the search
 MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """``Where``: ``score`` stands in place of the scores where ``condition`` is ``when``."""
+    """``Where``: ``score`` replaces the scores where ``condition`` is ``when``."""
 
     condition: Tensor
     when: bool
@@ -41,7 +41,7 @@ class Biased:
 
 @dataclass(frozen=True)
 class _Cast:
-    """To another type of float, or a copy."""
+    """A conversion between types of float, or a copy."""
 
 
 _Step = Hidden | _Scaled | Biased | _Cast
@@ -49,7 +49,7 @@ _Step = Hidden | _Scaled | Biased | _Cast
 
 @dataclass
 class _Scores:
-    """What makes a softmax's input of a product: ``steps`` in the order of the run, each with its operation."""
+    """The operations from a product to a softmax's input, in order, each with its meaning."""
 
     product: KernelOp
     steps: list[tuple[Pointwise, _Step]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _Scores:
 
 @dataclass
 class Spelled:
-    """One attention as it is written. q, k, v and out are [batch, heads, length, size]; masks broadcast to
+    """An attention that was found. q, k, v and out are [batch, heads, length, size]; masks broadcast to
     [batch, heads, queries, keys], in the order in which they are applied.
     """
 
@@ -73,9 +73,9 @@ class Spelled:
     out: Tensor
     scale: float
     masks: list[Hidden | Biased]
-    guarded: bool  #: rows of probabilities that are NaN, for they have no key to see, become zeros
-    ops: list[Op]  #: in the order of the run, the last product at the end
-    merged: Pointwise | None  #: all that reads the result: a copy of it as [batch, length, heads, size]
+    guarded: bool  #: NaN among the probabilities (of rows that see no key) is replaced by 0
+    ops: list[Op]  #: in order, the last product at the end
+    merged: Pointwise | None  #: the only reader of the result, if it copies it to [batch, length, heads, size]
 
 
 def is_row_softmax(op: KernelOp) -> bool:
@@ -91,7 +91,7 @@ class Search:
         self.uses, self.kept = uses, kept
 
     def attention(self, last: KernelOp) -> Spelled | None:
-        """The attention that ends with a product, if it is one."""
+        """The attention whose last product this is; None where it is another product."""
         guarded = False
         after: list[Op] = [last]  # from the last product back to the softmax
         op = self._maker(last.inputs[0], [last])
@@ -113,14 +113,14 @@ class Search:
         if scores is None or not scores.is_ordered:
             return None
         ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
-        row = softmax.outputs[0].shape[-1]  # views may group the scores in other rows before and behind it
+        row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may see the scores in other shapes
         shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
         fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes) if shape[-1:] == (row,))
         spelled = next((spelled for spelled in fits if spelled is not None), None)
         return replace(spelled, merged=self._merged(spelled.out)) if spelled is not None else None
 
     def _maker(self, tensor: Tensor, readers: Sequence[Op]) -> Op | None:
-        """What makes a tensor that is whole and that nobody else reads."""
+        """The only writer of ``tensor``; None if others than ``readers`` read it, or it does not cover its storage."""
         storage = tensor.storage
         if storage.weight is not None or storage.port is not None or storage in self.kept or not tensor.is_whole:
             return None
@@ -130,7 +130,7 @@ class Search:
         return writers[0]
 
     def _guarded(self, op: Pointwise) -> tuple[Tensor, Op] | None:
-        """``Where(IsNaN(p), 0, p)``: p, and the operation that is IsNaN."""
+        """For ``Where(IsNaN(p), 0, p)``: p, and the operation IsNaN."""
         if op.expr.op != "where":
             return None
         test, kept = _tensor(op.expr.args[0]), _tensor(op.expr.args[2])
@@ -168,7 +168,7 @@ class Search:
 
 
 def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
-    """Each way in which an operation may be a step from scores to scores: the scores before it, and the step."""
+    """Each meaning that an operation may have between product and softmax: the scores that it reads, and the step."""
     cast = _cast(op)
     if cast is not None:
         yield cast, _Cast()
@@ -192,7 +192,7 @@ def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
 
 
 def _cast(op: Pointwise) -> Tensor | None:
-    """What an operation only casts between types of float, or copies."""
+    """The operand of an operation that only converts between types of float, or copies; None for others."""
     inner = op.expr
     if inner.op == ex.stored_as(op.out.dtype) and len(inner.args) == 1:
         inner = inner.args[0]
@@ -207,7 +207,7 @@ def _tensor(arg: ex.Expr) -> Tensor | None:
 
 
 def _number(arg: ex.Expr) -> float | None:
-    """A constant, alone or broadcast."""
+    """The value of a constant, or of a constant tensor that is one element broadcast; None for others."""
     if isinstance(arg, ex.Const):
         return float(arg.value)
     tensor = _tensor(arg)
@@ -218,7 +218,7 @@ def _number(arg: ex.Expr) -> float | None:
 
 
 def _fitted(shape: tuple[int, ...], scores: _Scores, last: KernelOp, guarded: bool, ops: list[Op]) -> Spelled | None:
-    """The attention with scores of a shape; None where views do not line up so."""
+    """The attention, if ``shape`` is that of its scores; None where the operands have no views of that shape."""
     x, y = scores.product.inputs
     p, z = last.inputs
     if len(shape) < 2 or math.prod(shape) != scores.product.outputs[0].size or x.dtype is not z.dtype:
@@ -248,8 +248,10 @@ def _fitted(shape: tuple[int, ...], scores: _Scores, last: KernelOp, guarded: bo
 
 
 def _matrices(y: Tensor, outer: tuple[int, int], rows_of_one: bool) -> Tensor | None:
-    """A product's right operand as one matrix for each [batch, heads]. ``rows_of_one``: the rows that it meets are one
-    head's queries; of all heads together they may be where all share one matrix.
+    """A product's right operand as a matrix for each [batch, heads]; None where no view is that.
+
+    ``rows_of_one``: the left operand's rows are the queries of one head. Rows of all heads are possible only where all heads
+    share one matrix.
     """
     matrix = y.shape[-2:]
     if math.prod(y.shape[:-2]) == 1:
@@ -258,7 +260,7 @@ def _matrices(y: Tensor, outer: tuple[int, int], rows_of_one: bool) -> Tensor | 
 
 
 def _narrowed(view: Tensor, full: tuple[int, ...]) -> Tensor | None:
-    """A mask over the scores' shape as it was before it was broadcast to it."""
+    """A mask that was broadcast to the scores' shape, with the axes of stride 0 as axes of size 1."""
     mask = view.reshape(full)
     if mask is None:
         return None
