@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.ops.cases import model_of
-from vkep import InferenceSession, InvalidInputError
+from tests.ops.cases import model_of, on_vulkan
+from vkep import InferenceSession, InvalidInputError, InvalidModelError
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Storage, Tensor
@@ -51,14 +51,19 @@ NORMS: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, Any], str]] = 
         r"bias has shape \[4, 1\], expected \[4\]",
     ),
     "groups": ("GroupNormalization", {"x": (2, 4, 3), "s": (4,), "b": (4,)}, {"num_groups": 3}, "do not divide into 3"),
-    "layer scale": ("LayerNormalization", {"x": (2, 4), "s": (3,)}, {}, r"scale has shape \[3\].*broadcast to \[4\]"),
+    "layer scale": (
+        "LayerNormalization",
+        {"x": (2, 4), "s": (3,)},
+        {},
+        r"scale has shape \[3\].*broadcast to \[2, 4\]",
+    ),
     "layer bias": (
         "LayerNormalization",
-        {"x": (2, 4), "s": (4,), "b": (2, 4)},
+        {"x": (2, 4), "s": (4,), "b": (3, 4)},
         {},
-        r"bias has shape \[2, 4\].*broadcast to \[4\]",
+        r"bias has shape \[3, 4\].*broadcast to \[2, 4\]",
     ),
-    "rms scale": ("RMSNormalization", {"x": (2, 4), "s": (8,)}, {}, r"scale has shape \[8\].*broadcast to \[4\]"),
+    "rms scale": ("RMSNormalization", {"x": (2, 4), "s": (8,)}, {}, r"scale has shape \[8\].*broadcast to \[2, 4\]"),
     "batch variance": (
         "BatchNormalization",
         {"x": (2, 3, 4), "s": (3,), "b": (3,), "m": (3,), "v": (2,)},
@@ -107,7 +112,30 @@ def test_skip_layer_norm() -> None:
     shapes = {"x": (1, 2, 8), "skip": (1, 2, 8), "gamma": (4,)}
     values = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     model = model_of("SkipLayerNormalization", values, domain="com.microsoft")
-    refused(model, values, r"scale has shape \[4\].*broadcast to \[8\]")
+    refused(model, values, r"scale has shape \[4\].*broadcast to \[1, 2, 8\]")
+
+
+@pytest.mark.parametrize("op_type", ["LayerNormalization", "RMSNormalization"])
+def test_factors_that_broadcast_to_the_whole_input(op_type: str) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(2, 3, 4)).astype(np.float32)
+    for shape in ((), (1,), (1, 1, 4), (1, 1, 1), (4,), (2, 1, 4), (2, 3, 1)):
+        factors = {"s": rng.normal(size=shape).astype(np.float32)}
+        if op_type == "LayerNormalization":
+            factors["b"] = rng.normal(size=(2, 3, 4)).astype(np.float32)
+        wide = x.astype(np.float64)
+        centred = wide - (wide.mean(-1, keepdims=True) if "b" in factors else 0)
+        want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * factors["s"] + factors.get("b", 0)
+        [got] = on_vulkan(model_of(op_type, {"x": x, **factors}), {"x": x, **factors})
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("opset", [11, 13])
+def test_axes_beyond_the_rank(op_type: str, opset: int) -> None:
+    values = {"x": np.ones((2, 3), np.float32)}
+    for axis in (2, -3):
+        refused(model_of(op_type, values, opset=opset, axis=axis), values, f"axis {axis} is out of range for rank 2")
 
 
 def test_top_k_beyond_the_axis() -> None:
@@ -179,3 +207,32 @@ def test_a_sum_over_an_empty_slice_reads_nothing() -> None:
     ports = [Port(t, "float32", shape, n, t == "x") for t, shape, n in (("x", (4, 4), 64), ("y", (3,), 12))]
     plan = emit(optimize(b.ops, [y]), ports, b.caps).plan
     assert plan.dispatches[0].reads == (Range(Space.PORT, 0, 0, 0),)
+
+
+@pytest.mark.parametrize("constants", [("w", "r"), ("w", "r", "len")])
+@pytest.mark.parametrize("carried", [True, False])
+@pytest.mark.parametrize("wrong", [-1, S + 1])
+def test_sequence_lengths_beyond_the_steps(
+    monkeypatch: pytest.MonkeyPatch, wrong: int, carried: bool, constants: tuple[str, ...]
+) -> None:
+    if not carried:
+        monkeypatch.setattr("vkep.ops.recurrent_layer.carries", lambda *_: False)
+    values: dict[str, Any] = {
+        "x": np.ones((S, B, I), np.float32),
+        "w": np.ones((1, 3 * H, I), np.float32),
+        "r": np.ones((1, 3 * H, H), np.float32),
+        "b": None,
+        "len": np.array([S, wrong], np.int32),
+    }
+    model = model_of("GRU", values, outputs=("y", "y_h"), constants=constants, hidden_size=H)
+    feeds = {name: values[name] for name in ("x", "len") if name not in constants}
+    message = f"GRU.*sequence_lens has a length that is not 0 to {S}"
+    if "len" in constants:
+        with pytest.raises(InvalidModelError, match=message):
+            InferenceSession(model)
+        return
+    with InferenceSession(model) as session:
+        for _ in range(2):
+            with pytest.raises(InvalidInputError, match=message):
+                session.run(None, feeds)
+            session.run(None, feeds | {"len": np.array([S, 0], np.int32)})

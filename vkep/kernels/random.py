@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, grid, lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
+#: the greatest float32
+MOST = (2 - 2**-23) * 2.0**127
 RANDOM = Kernel(
     "random.comp",
     operands=(Operand("y", writes=True), Operand("fresh")),
@@ -39,6 +42,11 @@ class RandomProblem(Problem):
         return (Need("y", "float32", (self.count,), flat=True),)
 
 
+def _takes(problem: RandomProblem, caps: DeviceCapabilities) -> str:
+    beyond = [v for v in (problem.shift, problem.scale) if not abs(v) <= MOST]
+    return f"{beyond[0]} is no float32" if beyond else ""
+
+
 def _random(problem: RandomProblem, e: Emission) -> list[KernelCall]:
     groups_of_four = ceil_div(problem.count, 4)
     local = lanes(e.caps, groups_of_four)
@@ -59,4 +67,4 @@ def _random(problem: RandomProblem, e: Emission) -> list[KernelCall]:
     ]
 
 
-implement(RandomProblem, Candidate("random", _random))
+implement(RandomProblem, Candidate("random", _random, when=_takes))

@@ -31,8 +31,7 @@ def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
 def _declare_softmax(op_type: str, log: bool) -> None:
     def until_12(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
         # before version 13 the input is taken as a matrix: all axes from `axis` on together
-        first = axis + x.rank if axis < 0 else axis
-        return _softmax(b, x, range(first, x.rank), log)
+        return _softmax(b, x, range(b.axis(axis, x.rank), x.rank), log)
 
     def since_13(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
         first = b.axis(axis, x.rank)
@@ -137,6 +136,13 @@ def batch_normalization(
     return [out, *running]
 
 
+def _row_of(wide: Tensor, first: int) -> Tensor | None:
+    """The one row that all rows of a broadcast view are (the axes from ``first`` on); None where they differ."""
+    if any(step and size > 1 for size, step in zip(wide.shape[:first], wide.strides[:first], strict=True)):
+        return None
+    return wide.view(wide.shape[first:], wide.strides[first:])
+
+
 def row_norm(
     b: Builder,
     x: Tensor,
@@ -152,18 +158,30 @@ def row_norm(
     """Layer norm (or RMS norm) over the axes from ``axis`` on: the result and, where asked for, its statistics."""
     first = b.axis(axis, x.rank)
     row = x.shape[first:]
-    factors = [
-        b.contiguous(b.broadcast(name, b.cast(t, x.dtype), row))
-        for name, t in (("scale", scale), ("bias", bias))
-        if t is not None
-    ]
+    named = {"scale": scale, "bias": bias}
+    factors = [b.broadcast(name, b.cast(t, x.dtype), x.shape) for name, t in named.items() if t is not None]
+    rows = [_row_of(wide, first) for wide in factors]
+    fused = None not in rows  # else what differs from row to row is applied behind the kernel
     out = b.empty(x.dtype, x.shape)
     lead = [*x.shape[:first], *([1] * len(row))]
     means, deviations = (b.empty(DTYPES["float32"], lead) if wanted else None for wanted in (mean, inv_std))
     problem = LayerNormProblem(
-        math.prod(x.shape[:first]), math.prod(row), x.dtype.name, epsilon, rms, True, bias is not None, mean, inv_std
+        math.prod(x.shape[:first]),
+        math.prod(row),
+        x.dtype.name,
+        epsilon,
+        rms,
+        fused,
+        fused and bias is not None,
+        mean,
+        inv_std,
     )
-    b.compute(problem, [b.contiguous(x), *factors], [out, *(t for t in (means, deviations) if t is not None)])
+    results = [out, *(t for t in (means, deviations) if t is not None)]
+    inputs = [x, *(row for row in rows if row is not None)] if fused else [x]
+    b.compute(problem, [b.contiguous(t) for t in inputs], results)
+    if not fused:
+        for op, wide in zip(("mul", "add"), factors, strict=False):
+            out = b.pointwise(op, out, wide)
     return out, means, deviations
 
 

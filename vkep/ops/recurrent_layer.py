@@ -69,6 +69,8 @@ def activations_of(
         values = tuple(
             0.0 if default is None else next(source, default) for default, source in zip(parameters, left, strict=True)
         )
+        if not all(map(math.isfinite, values)):
+            b.decline(f"activation {name!r} with parameters {values}")
         # LSTM's third activation is that of the cell, which ONNX Runtime does not clip
         made.append(Activation(template, values, clip if len(made) % len(defaults) < 2 else None))
     count = len(defaults)
@@ -173,11 +175,23 @@ def layer_of(
         b.expect(name, tensor, shape)
     if not steps or not batch:
         b.decline("an empty sequence or batch")
+    if lengths is not None:
+        lengths = _within(b, lengths, steps)
     if layout:
         y = b.empty(x.dtype, (batch, steps, count, hidden)).transpose((1, 2, 0, 3))
     else:
         y = b.empty(x.dtype, (steps, count, batch, hidden))
     return Layer(b, x, hidden, directions, lengths, y)
+
+
+def _within(b: Builder, lengths: Tensor, steps: int) -> Tensor:
+    """The lengths, which are 0 to ``steps``, or else a run has a fault."""
+    known, reason = lengths.array, f"sequence_lens has a length that is not 0 to {steps}"
+    if known is None:
+        return b.store(b.expr("same", b.require(lengths, "({0} >= 0 && {0} <= {1})", reason, steps)), lengths.dtype)
+    if known.min() < 0 or known.max() > steps:
+        b.invalid(reason)
+    return lengths
 
 
 def rows_of(t: Tensor, index: int, start: int, length: int) -> Tensor:

@@ -109,7 +109,7 @@ def arg_min(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, selec
 @operator("Hardmax", until=12, types={"T": every("Hardmax", among=SINGLE)})
 def hardmax_1(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
     # before version 13 the input is taken as a matrix: all axes from `axis` on together
-    first = axis + x.rank if axis < 0 else axis
+    first = b.axis(axis, x.rank)
     rows = b.reshape(x, [math.prod(x.shape[:first]), math.prod(x.shape[first:])])
     return b.reshape(_hardmax(b, rows, 1), x.shape)
 
@@ -148,6 +148,11 @@ def cum_prod(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse
     return _running(b, x, axis, exclusive, reverse, product=True)
 
 
+def _count(b: Builder, k: Tensor) -> int:
+    b.expect("K", k, (1,))
+    return int(b.value(k, "k")[0])
+
+
 def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[Tensor]:
     """The ``count`` greatest (or least) along an axis in order, and their places (int64); of equals the first leads."""
     axis = b.axis(axis, x.rank)
@@ -166,9 +171,9 @@ def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
 
 @operator("TopK", since=10, until=10, types={"T": every("TopK", among=_COMPARED)})
 def top_k_10(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1) -> list[Tensor]:
-    return top_k_of(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, 1)
+    return top_k_of(b, x, _count(b, k), axis, 1)
 
 
 @operator("TopK", since=11, types={"T": every("TopK", among=_COMPARED)})
 def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
-    return top_k_of(b, x, int(b.value(k, "k").reshape(-1)[0]), axis, largest)  # sorted also where it need not be
+    return top_k_of(b, x, _count(b, k), axis, largest)  # sorted also where it need not be
