@@ -174,7 +174,7 @@ def _graph(text: str, opsets: str = '"": 18') -> onnx.ModelProto:
         (_graph("y, z = Relu(x)"), "Relu.*has output size 2 not in range"),
         (
             _graph("a = Add(x, b) b = Relu(a) y = Neg(b)"),
-            "Add 'Add_0' reads 'b', which no input, weight or earlier node",
+            "the model: Add '' waits for its own output: the graph has a circle",
         ),
         (_graph("y = Add(x, nowhere)"), "reads 'nowhere'"),
         (_graph("y = Relu(x) y = Neg(x)"), "Neg 'Neg_1' defines 'y' a second time"),
@@ -275,3 +275,49 @@ def test_external_data_truncated(tmp_path: Path) -> None:
         file.truncate(15)
     with pytest.raises(InvalidModelError, match="the file has 15 bytes"):
         load_model(path)
+
+
+# ---- what may be written in several ways
+
+
+def test_nodes_are_brought_into_an_order_in_which_they_can_run() -> None:
+    proto = _graph("y = Neg(d) c = Abs(b) d = Add(b, c) b = Relu(x)")
+    before = proto.SerializeToString()
+    assert [n.op_type for n in load_model(proto).graph.nodes] == ["Relu", "Abs", "Add", "Neg"]
+    assert proto.SerializeToString() == before, "the caller's model stays as it was"
+    assert [n.op_type for n in load_model(_graph("b = Relu(x) a = Abs(x) y = Add(a, b)")).graph.nodes] == [
+        "Relu",
+        "Abs",
+        "Add",
+    ]
+
+
+def test_a_body_is_sorted_and_waits_for_what_it_captures() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (bool c, float[2] x) => (float[2] y) { y = If(c) '
+        "<then_branch = t () => (float[2] p) { p = Neg(q) q = Abs(k) }, else_branch = e () => (float[2] r) { r = Neg(x) }> "
+        "k = Relu(x) }"
+    )
+    graph = load_model(proto).graph
+    assert [n.op_type for n in graph.nodes] == ["Relu", "If"]
+    assert [n.op_type for n in graph.nodes[1].bodies["then_branch"].nodes] == ["Abs", "Neg"]
+    assert graph.nodes[1].captures == ("k", "x")
+
+
+def test_the_alias_of_the_empty_domain() -> None:
+    proto = _graph("y = Relu(x)", '"ai.onnx": 18')
+    proto.graph.node[0].domain = "ai.onnx"
+    model = load_model(proto)
+    assert model.opsets == {"": 18} and model.graph.nodes[0].domain == "" and model.graph.nodes[0].since_version == 14
+
+
+@pytest.mark.parametrize("indices", [[1, 5], [[0, 1], [1, 2]]], ids=["linear", "coordinates"])
+def test_sparse_initializers_become_dense(indices: list[Any]) -> None:
+    proto = _graph("y = Relu(x)")
+    at = np.array(indices, np.int64)
+    values = helper.make_tensor("w", TensorProto.FLOAT, [2], [7, 8])
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, numpy_helper.from_array(at, "i"), [2, 3]))
+    np.testing.assert_array_equal(load_model(proto).graph.weights["w"].array(), [[0, 7, 0], [0, 0, 8]])
+    proto.graph.sparse_initializer[0].dims[:] = [1, 3]
+    with pytest.raises(InvalidModelError, match="the model: sparse initializer 'w': "):
+        load_model(proto)

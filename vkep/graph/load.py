@@ -18,6 +18,7 @@ from onnx import helper
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import wire
 from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
+from vkep.graph.normalize import bodies, captured, normalize
 from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, last_write, make_weight
 
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
@@ -49,6 +50,7 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
             proto.graph.initializer[index].raw_data = content().tobytes()
         contents = {}
         proto = inliner.inline_local_functions(proto)
+    proto = normalize(proto, name)
     graph = read_graph(proto.graph, opsets, read.folder, proto.ir_version, name, contents)
     if _COMPILED[0] in opsets:
         _refuse_compiled(graph, name)
@@ -94,8 +96,6 @@ def read_graph(
     weights: dict[str, Weight] = {
         t.name: make_weight(t, folder, contents.get(index)) for index, t in enumerate(proto.initializer)
     }
-    if proto.sparse_initializer:
-        raise InvalidModelError(f"{where}: sparse initializers are not supported")
     nodes: list[Node] = []
     for index, node in enumerate(proto.node):
         constant = _constant(node, folder)
@@ -105,7 +105,8 @@ def read_graph(
             nodes.append(_read_node(node, len(nodes), opsets, ir_version, f"{where}, node {index}", folder))
     inputs = tuple(_value_info(v) for v in proto.input if v.name not in weights)
     outputs = tuple(_value_info(v) for v in proto.output)
-    graph = Graph(proto.name, _sorted(nodes, inputs, weights, where), inputs, outputs, weights)
+    _check_names_once(nodes, inputs, weights, where)
+    graph = Graph(proto.name, tuple(nodes), inputs, outputs, weights)
     known = {v.name for v in inputs} | set(weights) | {o for n in graph.nodes for o in n.outputs}
     for output in outputs:
         if output.name not in known and where:
@@ -260,7 +261,7 @@ def _read_node(
         raise InvalidModelError(
             f"{where}: {proto.op_type} needs an opset import for ai.onnx; the model has {dict(opsets)}"
         )
-    captures = tuple(dict.fromkeys(c for a in proto.attribute for g in _bodies(a) for c in _captured(g)))
+    captures = tuple(dict.fromkeys(c for body in bodies(proto) for c in captured(body)))
     if schema is not None:
         context = onnx.checker.C.CheckerContext()
         context.ir_version = ir_version
@@ -297,21 +298,6 @@ def _graph_around(node: onnx.NodeProto, captures: Sequence[str]) -> onnx.GraphPr
     inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ()) for name in reads]
     outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ()) for name in node.output if name]
     return helper.make_graph([node], "node", inputs, outputs)
-
-
-def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    return [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
-
-
-def _captured(body: onnx.GraphProto) -> list[str]:
-    """Names that a body reads but does not define."""
-    defined = {v.name for v in body.input} | {t.name for t in body.initializer}
-    captured = []
-    for node in body.node:
-        inner = [c for a in node.attribute for g in _bodies(a) for c in _captured(g)]
-        captured += [n for n in [*node.input, *inner] if n and n not in defined]
-        defined.update(node.output)
-    return captured + [o.name for o in body.output if o.name not in defined]
 
 
 def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
@@ -358,9 +344,9 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     return dim.dim_param or None
 
 
-def _sorted(
+def _check_names_once(
     nodes: list[Node], inputs: tuple[ValueInfo, ...], weights: Mapping[str, Weight], where: str
-) -> tuple[Node, ...]:
+) -> None:
     """Check single assignment and that every name is defined before its use (ONNX IR, "Graphs")."""
     defined = {v.name for v in inputs} | set(weights)
     for node in nodes:
@@ -374,4 +360,3 @@ def _sorted(
             if name and name in defined:
                 raise InvalidModelError(f"{where}: {node.title} defines {name!r} a second time")
             defined.add(name)
-    return tuple(nodes)

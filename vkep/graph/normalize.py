@@ -1,0 +1,136 @@
+"""One form for what the ONNX specification leaves open, or what its users write all the same: the order of nodes, the alias of
+the empty domain, sparse initializers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from vkep.errors import InvalidModelError
+
+_ALIAS = "ai.onnx"
+
+
+def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model with the nodes of each graph in an order in which they can run, the domain ``ai.onnx`` written as the empty
+    one, and dense initializers: ``model`` itself where it is so, else a copy.
+
+    Where nodes are in order, they keep their places. Raises `InvalidModelError` where nodes wait for each other or a sparse
+    initializer is no valid one.
+    """
+    if all(_is_normal(graph) for graph in _graphs(model.graph)):
+        return model
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    for graph in _graphs(copied.graph):
+        _densify(graph, name)
+        _sort(graph, name)
+        for node in graph.node:
+            if node.domain == _ALIAS:
+                node.domain = ""
+    return copied
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and the bodies of its nodes, the innermost first."""
+    for node in graph.node:
+        for body in bodies(node):
+            yield from _graphs(body)
+    yield graph
+
+
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
+    return [g for a in node.attribute for g in ([a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs)]
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """What a node reads, itself and in its bodies."""
+    return [n for n in node.input if n] + [n for body in bodies(node) for n in captured(body)]
+
+
+def captured(body: onnx.GraphProto) -> list[str]:
+    """Names that a body reads but does not define."""
+    defined = {v.name for v in body.input} | {t.name for t in body.initializer}
+    defined.update(t.values.name for t in body.sparse_initializer)
+    defined.update(n for node in body.node for n in node.output)
+    read = [n for node in body.node for n in reads(node)] + [o.name for o in body.output]
+    return [n for n in read if n not in defined]
+
+
+def _is_normal(graph: onnx.GraphProto) -> bool:
+    if graph.sparse_initializer or any(node.domain == _ALIAS for node in graph.node):
+        return False
+    return _is_sorted(graph)
+
+
+def _made(graph: onnx.GraphProto) -> dict[str, int]:
+    """The node that makes each name which the graph does not start with."""
+    given = {v.name for v in graph.input} | {t.name for t in graph.initializer} | {""}
+    return {name: k for k, node in enumerate(graph.node) for name in node.output if name not in given}
+
+
+def _is_sorted(graph: onnx.GraphProto) -> bool:
+    later = set(_made(graph))
+    for node in graph.node:
+        if any(name in later for name in reads(node)):
+            return False
+        later.difference_update(node.output)
+    return True
+
+
+def _sort(graph: onnx.GraphProto, where: str) -> None:
+    if _is_sorted(graph):
+        return
+    nodes, maker = list(graph.node), _made(graph)
+    waits = [{maker[name] for name in reads(node) if name in maker} for node in nodes]
+    users: list[list[int]] = [[] for _ in nodes]
+    for k, makers in enumerate(waits):
+        for other in makers:
+            users[other].append(k)
+    missing = [len(makers) for makers in waits]
+    ready = [k for k, count in enumerate(missing) if not count]
+    order: list[int] = []
+    while ready:  # of those that can run, the one that the file has first
+        k = heapq.heappop(ready)
+        order.append(k)
+        for user in users[k]:
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, user)
+    if len(order) < len(nodes):
+        stuck = next(node for k, node in enumerate(nodes) if missing[k])
+        raise InvalidModelError(
+            f"{where}: {stuck.op_type} {stuck.name!r} waits for its own output: the graph has a circle"
+        )
+    copies = [onnx.NodeProto.FromString(nodes[k].SerializeToString()) for k in order]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _densify(graph: onnx.GraphProto, where: str) -> None:
+    """Sparse initializers as dense ones: values at linear indices (n), or at coordinates (n, rank)."""
+    for sparse in graph.sparse_initializer:
+        name, shape = sparse.values.name, tuple(sparse.dims)
+        try:
+            values = numpy_helper.to_array(sparse.values)
+            indices = numpy_helper.to_array(sparse.indices).astype(np.int64)
+            if indices.ndim == 2:
+                indices = np.ravel_multi_index(tuple(indices.T), shape)
+            if indices.shape != values.shape or (
+                indices.size and not 0 <= indices.min() <= indices.max() < np.prod(shape)
+            ):
+                raise ValueError(
+                    f"indices of shape {list(indices.shape)} for {values.size} values of shape {list(shape)}"
+                )
+        except (TypeError, ValueError) as error:
+            raise InvalidModelError(f"{where}: sparse initializer {name!r}: {error}") from None
+        dense = np.zeros(shape, values.dtype)
+        dense.reshape(-1)[indices] = values
+        graph.initializer.append(numpy_helper.from_array(dense, name))
+    del graph.sparse_initializer[:]
