@@ -9,6 +9,53 @@ float relu(float x) { return isnan(x) || x > 0.0 ? x : 0.0; }
 // Some drivers' tanh overflows for large arguments, and some clamp NaN away.
 float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }
 
+// Drivers make the logarithm of a subnormal number that of 0 or of the least normal one: its bits are the multiple of 2**-149.
+float accurate_log(float x) {
+    uint bits = floatBitsToUint(x);
+    return bits < 0x00800000u ? log(float(bits)) - 103.27892990343185 : log(x);
+}
+
+// asinh and acosh where the 1 in their square roots no longer matters, to the end of float32's range
+float log_of_double(float x) { return log(x) + 0.6931471805599453; }
+
+// exp(x) / 2 for x from 80 on, where exp() overflows before its half does
+float half_exp(float x) { return 0.5 * exp(0.5 * x) * exp(0.5 * x); }
+float accurate_cosh(float x) { return abs(x) > 80.0 ? half_exp(abs(x)) : cosh(x); }
+float accurate_sinh(float x) {
+    float z = x * x;
+    if (z < 0.01) return x * (1.0 + z * (1.0 / 6.0 + z * (1.0 / 120.0)));
+    return abs(x) > 80.0 ? (x < 0.0 ? -half_exp(-x) : half_exp(x)) : sinh(x);
+}
+
+// abs(x) raised to y, 1 wherever C's pow() is
+float power_of_size(float x, float y) { return y == 0.0 || abs(x) == 1.0 ? 1.0 : pow(abs(x), y); }
+
+// The real power where there is one: GLSL's pow() is undefined below zero.
+float accurate_pow(float x, float y) {
+    float size = power_of_size(x, y);
+    if (!(x < 0.0)) return size;
+    if (floor(y) != y && !isinf(x)) return uintBitsToFloat(0x7fc00000u);
+    return mod(y, 2.0) == 1.0 ? -size : size;
+}
+
+// The remainder of abs(a) by abs(d), both finite and d not 0, exactly: mantissas as integers, eight bits of quotient at a time.
+float exact_remainder(float a, float d) {
+    uint a_bits = floatBitsToUint(a) & 0x7fffffffu, d_bits = floatBitsToUint(d) & 0x7fffffffu;
+    if (a_bits < d_bits) return abs(a);
+    uint a_exponent = max(a_bits >> 23, 1u), d_exponent = max(d_bits >> 23, 1u);
+    uint divisor = (d_bits & 0x7fffffu) | (d_bits >= 0x800000u ? 0x800000u : 0u);
+    uint rest = ((a_bits & 0x7fffffu) | (a_bits >= 0x800000u ? 0x800000u : 0u)) % divisor;
+    for (uint left = a_exponent - d_exponent; left != 0u && rest != 0u;) {
+        uint step = min(left, 8u);
+        rest = (rest << step) % divisor;
+        left -= step;
+    }
+    if (rest == 0u) return 0.0;
+    uint shift = min(23u - uint(findMSB(rest)), d_exponent - 1u);
+    rest <<= shift;
+    return uintBitsToFloat(rest >= 0x800000u ? ((d_exponent - shift) << 23) | (rest & 0x7fffffu) : rest);
+}
+
 // 1 - erf(a) for a from 0 on. Its binary logarithm is almost a polynomial: this one (a minimax fit) leaves an error of 1e-7
 // in float32, and falls for ever, as the logarithm does.
 float erfc_from_0(float a) {

@@ -21,11 +21,15 @@ uvec2 operand(uvec2 address, uint index) {
     return address;
 }
 
-// a / b to the last bit. A GPU's division may be 2.5 ULP off, which rounding shows at ties; "precise", or a compiler takes
-// a - (a / b) * b for zero.
+// a / b to the last bit. A GPU's division may be 2.5 ULP off, which rounding shows at ties. The product of quotient and divisor
+// is taken in halves of 12 bits, whose products are exact: fma() may round twice (Vulkan spec, "Precision and Operation of
+// SPIR-V Instructions"). "precise", or a compiler takes a - (a / b) * b for zero.
 float exact_quotient(float a, float b) {
     precise float q = a / b;
-    precise float rest = fma(-q, b, a);
+    float q_high = uintBitsToFloat(floatBitsToUint(q) & 0xfffff000u), b_high = uintBitsToFloat(floatBitsToUint(b) & 0xfffff000u);
+    precise float q_low = q - q_high, b_low = b - b_high;
+    precise float rest = ((a - q_high * b_high) - q_high * b_low) - q_low * b_high;
+    rest = rest - q_low * b_low;
     precise float refined = q + rest / b;
     return abs(q) < 1e30 && abs(b) < 1e30 ? refined : q;
 }

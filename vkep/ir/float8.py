@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from vkep.dtypes import DType
 from vkep.ir.expr import Expr
+from vkep.ir.pointwise_ops import NAN
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,13 @@ FORMATS = {
     "float8_e5m2fnuz": NarrowFloat(5, 2, 16, 0x7F, 0x80, signed_zero=False),
     "float4_e2m1fn": NarrowFloat(2, 1, 1, 0x7, None),
 }
-_NAN = "uintBitsToFloat(0x7fc00000u)"
 _INFINITY = "uintBitsToFloat(0x7f800000u)"
 
 
 def decode(bits: Expr, dtype: DType) -> Expr:
     """float32 values of codes (a ``uint`` expression)."""
     if dtype.name == "float8_e8m0fnu":  # powers of two: the exponent is float32's own, whose 0 would be subnormal
-        code = f"({{0}} == 255u ? {_NAN} : ({{0}} == 0u ? uintBitsToFloat(0x00400000u) : uintBitsToFloat({{0}} << 23)))"
+        code = f"({{0}} == 255u ? {NAN} : ({{0}} == 0u ? uintBitsToFloat(0x00400000u) : uintBitsToFloat({{0}} << 23)))"
         return Expr("float", code, (bits,))
     f = FORMATS[dtype.name]
     size = Expr("uint", f"({{0}} & {f.sign - 1}u)", (bits,))
@@ -53,13 +53,13 @@ def decode(bits: Expr, dtype: DType) -> Expr:
     value = Expr("float", f"({{0}} < {1 << f.mantissa_bits}u ? {small} : {normal})", (size,))
     signed = Expr("float", f"(({{1}} & {f.sign}u) != 0u ? -{{0}} : {{0}})", (value, bits))
     if not f.signed_zero:
-        return Expr("float", f"({{1}} == {f.sign}u ? {_NAN} : {{0}})", (signed, bits))
+        return Expr("float", f"({{1}} == {f.sign}u ? {NAN} : {{0}})", (signed, bits))
     if f.infinity is not None:
-        special = f"({{1}} > {f.infinity}u ? {_NAN} : {_INFINITY})"
+        special = f"({{1}} > {f.infinity}u ? {NAN} : {_INFINITY})"
         special = f"(({{2}} & {f.sign}u) != 0u ? -{special} : {special})"
         return Expr("float", f"({{1}} >= {f.infinity}u ? {special} : {{0}})", (signed, size, bits))
     if f.nan is not None:
-        return Expr("float", f"({{1}} == {f.nan}u ? {_NAN} : {{0}})", (signed, size))
+        return Expr("float", f"({{1}} == {f.nan}u ? {NAN} : {{0}})", (signed, size))
     return signed
 
 

@@ -21,6 +21,9 @@ def rounded(dtype: DType, code: str) -> str:
     return code
 
 
+#: a float32 that is no number
+NAN = "uintBitsToFloat(0x7fc00000u)"
+
 #: name -> GLSL, with {0}, {1} for the arguments and {type} for the type of the result
 GLSL = {
     "same": "{0}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vkep import dtypes
 from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
+from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
 from vkep.ops.registry import operator
@@ -131,33 +132,29 @@ def pow_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         simple = {1.0: "same", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", 0.5: "sqrt", -0.5: "inversesqrt({0})"}
         if value in simple:
             return b.store(b.expr(simple[value], x), x.dtype, shape=broadcast_shapes(x.shape, y.shape))
-    if x.dtype.kind != "float" and y.dtype.kind != "float":
-        return _integer_power(b, x, y)
-    base = b.expr("same" if x.dtype.kind == "float" else "cast", x, ctype="float")
-    power = b.expr("same" if y.dtype.kind == "float" else "cast", y, ctype="float")
-    # GLSL's pow is undefined below zero; ONNX's is the real power for whole exponents
-    whole = b.expr("(floor({0}) == {0})", power, ctype="bool")
-    odd = b.expr("(mod({0}, 2.0) == 1.0)", power, ctype="bool")
-    size = b.expr("({1} == 0.0 ? 1.0 : pow(abs({0}), {1}))", base, power)
-    negative = b.expr("({1} ? ({2} ? -{0} : {0}) : uintBitsToFloat(0x7fc00000u))", size, whole, odd)
-    result = b.expr("({0} < 0.0 ? {2} : {1})", base, size, negative)
-    if x.dtype.kind != "float":
-        result = b.expr(f"{x.dtype.glsl_compute}(round({{0}}))", result, ctype=x.dtype.glsl_compute)
-    return b.store(result, x.dtype, shape=_broadcast(b, (x, y)))
-
-
-def _integer_power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    """x**y exactly, wrapping as the type does, by squaring (six steps are as many bits as a useful exponent has)."""
+    shape = _broadcast(b, (x, y))
+    power = b.expr("cast", y, ctype="float")
+    real = b.expr("accurate_pow({0}, {1})", b.expr("cast", x, ctype="float"), power)
+    if x.dtype.kind == "float":
+        return b.store(real, x.dtype, shape=shape)
     kind = x.dtype.glsl_compute
+    exact = _integer_power(b, x, b.expr("cast", y, ctype=kind))
+    if y.dtype.kind == "float":  # cut towards 0, but for what the power's error leaves beside a whole number
+        near = b.expr("(abs(round({0}) - {0}) < 1e-5 * abs({0}) ? round({0}) : trunc({0}))", real)
+        exact = b.expr("(floor({0}) == {0} ? {1} : {2})", power, exact, b.expr("cast", near, ctype=kind), ctype=kind)
+    return b.store(exact, x.dtype, shape=shape)
+
+
+def _integer_power(b: Builder, x: Tensor, left: Expr) -> Expr:
+    """x**left exactly, wrapping as the type does, by squaring (six steps are as many bits as a useful exponent has)."""
     base = b.expr("same", x)
-    left = b.expr("cast", y, ctype=kind)
     result = b.expr("({0} < {1} ? ({2} == {3} ? {3} : ({2} == -{3} ? {3} - ({0} & {3}) * ({3} + {3}) : {1})) : {3})",
                     left, 0, base, 1)  # fmt: skip
     for _ in range(6):
         result = b.expr("({0} > {3} && ({0} & {4}) != {3} ? {1} * {2} : {1})", left, result, base, 0, 1)
         base = b.expr("({0} * {0})", base)
         left = b.expr("({0} > {1} ? {0} >> 1 : {0})", left, 0)
-    return b.store(result, x.dtype, shape=_broadcast(b, (x, y)))
+    return result
 
 
 @operator("Pow", since=1, until=6, types={"T": every("Pow", among=SINGLE)})
@@ -178,20 +175,23 @@ def mod(b: Builder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
 
 def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
     kind = x.dtype.glsl_compute
-    nan = f"{kind}(uintBitsToFloat(0x7fc00000u))"
     a, d = b.expr("same", x), b.expr("same", y)
-    rest = b.expr("({0} - {1} * trunc({0} / {1}))", a, d)
-    # the quotient's rounding may leave a remainder as large as the divisor, or of the wrong sign
-    rest = b.expr("(abs({0}) >= abs({1}) || {0} * {2} < {3} ? {3} : {0})", rest, d, a, 0)
-    rest = b.expr("({0} == {3} ? ({2} < {3} || 1.0 / {2} < {3} ? -abs({0}) : abs({0})) : {0})", rest, d, a, 0)
-    rest = b.expr("(isinf({1}) ? {2} : {0})", rest, d, a)
+    invalid = b.expr("(isnan({0}) || isnan({1}) || isinf({0}) || {1} == {2})", a, d, 0, ctype="bool")
+    if kind == "float":
+        rest = b.expr("({2} || isinf({1}) ? {0} : exact_remainder({0}, {1}))", a, d, invalid)
+    else:
+        rest = b.expr("({0} - {1} * trunc({0} / {1}))", a, d)
+        # the quotient's rounding may leave a remainder as large as the divisor, or of the wrong sign
+        rest = b.expr("(abs({0}) >= abs({1}) || {0} * {2} < {3} ? {3} : {0})", rest, d, a, 0)
+        rest = b.expr("(isinf({1}) ? {2} : {0})", rest, d, a)
+    # the dividend's sign, which 0 has too
+    rest = b.expr("({1} < {2} || ({1} == {2} && 1.0 / {1} < {2}) ? -abs({0}) : abs({0}))", rest, a, 0)
     if not fmod:
         moved = b.expr(
             "({0} != {2} && (({0} < {2}) != ({1} < {2})) ? (isinf({1}) ? {1} : {0} + {1}) : {0})", rest, d, 0
         )
         rest = b.expr("({0} == {2} ? ({1} < {2} ? -abs({0}) : abs({0})) : {0})", moved, d, 0)
-    invalid = b.expr("(isnan({0}) || isnan({1}) || isinf({0}) || {1} == {2})", a, d, 0, ctype="bool")
-    result = b.expr(f"({{1}} ? {nan} : {{0}})", rest, invalid)
+    result = b.expr(f"({{1}} ? {kind}({NAN}) : {{0}})", rest, invalid)
     return b.store(result, x.dtype, shape=_broadcast(b, (x, y)))
 
 

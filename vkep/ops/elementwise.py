@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from vkep import dtypes
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
+from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
 from vkep.ops.registry import operator
@@ -43,11 +44,11 @@ _SINGLE = {
     "Asin": "asin({0})",
     "Atan": "atan({0})",
     "Cos": "accurate_cos({0})",
-    "Cosh": "cosh({0})",
+    "Cosh": "accurate_cosh({0})",
     "HardSwish": "({0} * limited({0} * (1.0 / 6.0) + 0.5, 0.0, 1.0))",
     "Sigmoid": "(1.0 / (1.0 + exp(-{0})))",
     "Sin": "accurate_sin({0})",
-    "Sinh": "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * {0} * (1.0 / 6.0 + {0} * {0} * (1.0 / 120.0))) : sinh({0}))",
+    "Sinh": "accurate_sinh({0})",
     "Tan": "accurate_tan({0})",
     "Tanh": _TANH,
     "Erf": "accurate_erf({0})",
@@ -81,7 +82,7 @@ def exp(b: Builder, x: Tensor) -> Tensor:
 def log(b: Builder, x: Tensor) -> Tensor:
     if x.dtype.name == "float64":
         return b.store(_double_log(b, b.expr("same", x)), x.dtype)
-    return b.pointwise("log({0})", x)
+    return b.pointwise("accurate_log({0})", x)
 
 
 def _polynomial(variable: str, coefficients: Sequence[float]) -> str:
@@ -147,14 +148,17 @@ def softplus(b: Builder, x: Tensor) -> Tensor:
 def asinh(b: Builder, x: Tensor) -> Tensor:
     v = b.expr("same", x)
     size = b.expr("abs", v)
-    grown = b.expr("({0} > 1e9 ? {0} : {0} + {0} * {0} / (1.0 + sqrt({0} * {0} + 1.0)))", size)
-    return b.store(b.expr("({0} < 0.0 ? -{1} : {1})", v, _log1p(b, grown)), x.dtype)
+    near = _log1p(b, b.expr("({0} + {0} * {0} / (1.0 + sqrt({0} * {0} + 1.0)))", size))
+    result = b.expr("({0} > 1e9 ? log_of_double({0}) : {1})", size, near)
+    return b.store(b.expr("({0} < 0.0 ? -{1} : {1})", v, result), x.dtype)
 
 
 @operator("Acosh", types={"T": every("Acosh", among=SINGLE)})
 def acosh(b: Builder, x: Tensor) -> Tensor:
     v = b.expr("({0} - 1.0)", x)
-    return b.store(_log1p(b, b.expr("({0} + sqrt({0} * ({0} + 2.0)))", v)), x.dtype)
+    near = _log1p(b, b.expr("({0} + sqrt({0} * ({0} + 2.0)))", v))
+    result = b.expr("({0} > 1e9 ? log_of_double({0}) : {1})", v, near)
+    return b.store(b.expr(f"({{0}} < 0.0 ? {NAN} : {{1}})", v, result), x.dtype)
 
 
 @operator("Atanh", types={"T": every("Atanh", among=SINGLE)})
