@@ -15,6 +15,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.kernels.attention import (
     COOPERATIVE_TILES,
@@ -328,6 +329,15 @@ class TestSelection:
 
     def test_arguments_fit_push_constants(self) -> None:
         assert chosen(Case(128, 128).problem("float16")).argument_bytes <= 128
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_lanes_reach_what_the_problem_needs(self, case: Case) -> None:
+        problem = case.problem("float16", origin=True)
+        wanted = {n.name: n.extent * DTYPES[n.dtype].itemsize for n in (*problem.needs(), *problem.makes())}
+        for candidate in candidates(AttentionProblem):
+            assert candidate.when(problem, GPU) == ""
+            [call] = candidate.emit(problem, emission(GPU))
+            assert {name: call.reaches()[name] for name in wanted} == wanted
 
     def test_keys_that_nobody_sees_cost_nothing(self) -> None:
         def flops(**changes: Any) -> int:
