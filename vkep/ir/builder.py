@@ -44,6 +44,7 @@ class Builder:
         self.caps, self.check_data = caps, check_data
         self.ops: list[Op] = []
         self.node: Node | None = None
+        self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}  #: by what they check: layers share lengths
         self._lain: dict[tuple[object, ...], Tensor] = {}  #: copies with channels last, by what they copy
 
     # ---- declining
@@ -86,6 +87,26 @@ class Builder:
         """Raise `InvalidNode` where an input that is there has another shape than the node's other inputs ask for."""
         if tensor is not None and tensor.shape != tuple(shape):
             raise InvalidNode(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
+
+    def expect_range(self, name: str, values: Tensor | None, low: int, high: int) -> None:
+        """Integers of an input, where it is there, from ``low`` to ``high``: `InvalidNode` for known ones that are not, and for
+        those of a run `InvalidInputError`.
+        """
+        if values is None or not values.size:
+            return
+        reason, known = f"{name} is outside [{low}, {high}]", values.array
+        if known is not None and not ((known >= low) & (known <= high)).all():
+            raise InvalidNode(reason)
+        if known is not None or not self.check_data:
+            return
+        key = (values, low, high)
+        if key not in self._ranges:
+            checked = self.require(values, "({0} >= {1} && {0} <= {2})", reason, low, high)
+            assert isinstance(checked, ex.Expr)
+            self._ranges[key] = check = Pointwise(self.empty(values.dtype, values.shape), checked, is_check=True)
+            self._add(check)
+        elif self.node is not None:
+            self._ranges[key].labels.append(self.node.name)
 
     def broadcast(self, name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """An input as a view of a shape, `InvalidNode` where it does not broadcast to that."""

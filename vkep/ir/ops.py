@@ -51,6 +51,7 @@ class Pointwise:
     out: Tensor
     expr: Expr
     labels: list[str] = field(default_factory=list)
+    is_check: bool = False  #: nobody reads ``out``: it is computed where any of its nodes is, for the faults it notes
 
     @property
     def inputs(self) -> list[Tensor]:

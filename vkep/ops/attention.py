@@ -71,6 +71,7 @@ def attention(
     mask = position_mask(b, heads, offset, bool(is_causal), left_window_size, right_window_size)
     mask.may_hide_rows |= nonpad_kv_seqlen is not None
     b.expect("nonpad_kv_seqlen", nonpad_kv_seqlen, (heads.batch,))
+    b.expect_range("nonpad_kv_seqlen", nonpad_kv_seqlen, 0, heads.keys)
     if nonpad_kv_seqlen is not None:
         lengths = per_batch(b, nonpad_kv_seqlen)
         mask.conditions.append(b.expr("lt", heads.key_index(b), lengths, ctype="bool"))

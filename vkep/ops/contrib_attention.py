@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
-from vkep.ir.builder import Builder
+from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.expr import Expr
 from vkep.ir.guards import RoundedCapacity
 from vkep.ir.tensor import Tensor
@@ -216,9 +216,13 @@ def group_query_attention(
         b.expect(f"{name} by head", t, (batch, kv_num_heads, length, q.shape[3] if t is k else v.shape[3]))
     room = past_key.shape[2] if past_key is not None else 0
     used = _used(b, total_sequence_length, room)
+    if used > room + length:
+        b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {length} new ones")
     # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
     if seqlens_k.size != batch:
         b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
+    b.expect_range("total_sequence_length", total_sequence_length, 1, max(used, room))
+    b.expect_range("seqlens_k", seqlens_k, 0, max(used, room) - 1)
     lengths = b.reshape(seqlens_k, (batch,))
     if used > room and length == used:
         first = b.full((batch,), 0, _INT32)
@@ -383,6 +387,8 @@ def attention(
     heads = heads_of(b, q, k)
     mask = position_mask(b, heads, before, bool(unidirectional))
     if mask_index is not None:
+        if mask_index.rank == 1:
+            b.expect_range("mask_index", mask_index, 0, LARGEST - 1)
         _add_padding(b, mask, heads, mask_index, mask_filter_value)
     if attention_bias is not None:
         mask.biases.append(heads.mask_view(b, attention_bias))

@@ -129,9 +129,7 @@ def _places(b: Builder, g_idx: Tensor, rows: int, blocks: int) -> Tensor:
     """The block of every row of the weights: int32 [rows], or with the padding of the last block."""
     if g_idx.size < rows:
         b.decline(f"g_idx of shape {g_idx.shape}; expected one block for each of {rows} rows")
-    known = g_idx.array
-    if known is not None and not ((known >= 0) & (known < blocks)).all():
-        b.decline(f"g_idx names blocks {int(known.min())} to {int(known.max())}; there are {blocks}")
+    b.expect_range("g_idx", g_idx, 0, blocks - 1)
     return b.reshape(g_idx, (g_idx.size,)).slice(0, 0, rows)
 
 

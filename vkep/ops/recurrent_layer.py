@@ -173,25 +173,14 @@ def layer_of(
         *((name, tensor, state) for name, tensor in initial.items()),
     ):
         b.expect(name, tensor, shape)
+    b.expect_range("sequence_lens", lengths, 0, steps)
     if not steps or not batch:
         b.decline("an empty sequence or batch")
-    if lengths is not None:
-        lengths = _within(b, lengths, steps)
     if layout:
         y = b.empty(x.dtype, (batch, steps, count, hidden)).transpose((1, 2, 0, 3))
     else:
         y = b.empty(x.dtype, (steps, count, batch, hidden))
     return Layer(b, x, hidden, directions, lengths, y)
-
-
-def _within(b: Builder, lengths: Tensor, steps: int) -> Tensor:
-    """The lengths, which are 0 to ``steps``, or else a run has a fault."""
-    known, reason = lengths.array, f"sequence_lens has a length that is not 0 to {steps}"
-    if known is None:
-        return b.store(b.expr("same", b.require(lengths, "({0} >= 0 && {0} <= {1})", reason, steps)), lengths.dtype)
-    if known.min() < 0 or known.max() > steps:
-        b.invalid(reason)
-    return lengths
 
 
 def rows_of(t: Tensor, index: int, start: int, length: int) -> Tensor:

@@ -26,7 +26,16 @@ def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
 
 
 def remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
-    """The operations that contribute to a storage in ``kept``."""
+    """The operations that contribute to a storage in ``kept``, and the checks of their nodes."""
+    live = _made_of(ops, kept)
+    checks = [op for op in ops if isinstance(op, Pointwise) and op.is_check]
+    if not checks:
+        return live
+    nodes = {label for op in live for label in op.labels}
+    return _made_of(ops, kept | {check.out.storage for check in checks if not nodes.isdisjoint(check.labels)})
+
+
+def _made_of(ops: list[Op], kept: set[Storage]) -> list[Op]:
     needed = set(kept)
     live: list[Op] = []
     for op in reversed(ops):
