@@ -21,12 +21,12 @@ def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, f
     """``reason``, for a run with an index beyond its extent (the last axis of ``indices`` goes with ``extents``); "" where the
     indices are known. Raises `InvalidNode` with it where known ones are beyond.
     """
-    known = indices.array
-    if known is None:
+    if indices.array is None:
         return reason
-    most = np.array(extents, np.int64)
-    if ((known >= most) | (known < (-most if from_end else 0))).any():
-        b.invalid(reason)
+    known, most = indices.array.reshape(-1, len(extents)), np.array(extents, np.int64)
+    beyond = known[(known >= most) | (known < (-most if from_end else 0))]
+    if beyond.size:
+        b.invalid(f"{reason}: {beyond[0]}")
     return ""
 
 
