@@ -48,24 +48,24 @@ def run_case(case: Case, kernels: str = "compile") -> Outcome:
     model = case.model()
     with _provider_log() as log:
         try:
-            session = _open(model, {"kernels": kernels})
+            session = open_session(model, {"kernels": kernels})
         except Exception as error:  # the exception's class is ONNX Runtime's own
             alone = _refusal(model)
-            return outcome(DECLINED, [f"ONNX Runtime: {alone}"]) if alone else outcome(FAILED, [_text(error)])
+            return outcome(DECLINED, [f"ONNX Runtime: {alone}"]) if alone else outcome(FAILED, [error_text(error)])
         parts = {p.ep_name: [n.op_type for n in p.get_nodes()] for p in session.get_provider_graph_assignment_info()}
         on_cpu = list(parts.get(_CPU_PROVIDER, ()))
         on_vulkan = [n for name, nodes in parts.items() if name != _CPU_PROVIDER for n in nodes]
         for inputs, expected in case.data(model):
             dtypes_seen = tuple(dict.fromkeys(str(getattr(v, "dtype", type(v).__name__)) for v in [*inputs, *expected]))
             try:
-                got = _run(session, inputs)
+                got = run_session(session, inputs)
                 check_outputs(case, expected, got)
             except Exception as error:
                 alone = "" if on_vulkan else _wrong_alone(case, model, inputs, expected)
                 if alone:
                     return outcome(DECLINED, [f"no node on Vulkan, and ONNX Runtime's CPU provider: {alone}"])
                 where = f" (on the CPU: {', '.join(sorted(set(on_cpu)))})" if on_cpu else ""
-                return outcome(FAILED, [f"{_text(error)}{where}"])
+                return outcome(FAILED, [f"{error_text(error)}{where}"])
         del session
     if len(validation_log) > complaints:
         return outcome(FAILED, [f"validation layers: {' '.join(str(validation_log[-1]).split())[:600]}"])
@@ -110,7 +110,7 @@ def _provider_log() -> Iterator[_Log]:
         logger.propagate = propagate
 
 
-def _open(model: onnx.ModelProto, vulkan: dict[str, str] | None) -> Any:
+def open_session(model: onnx.ModelProto, vulkan: dict[str, str] | None) -> Any:
     """A session, with vkep's provider and these options of it, or (None) without.
 
     A file format (IR version) newer than ONNX Runtime's is given as its newest: where the graph needs the newer one, ONNX
@@ -149,22 +149,22 @@ def _open_as_it_is(model: onnx.ModelProto, vulkan: dict[str, str] | None) -> Any
 def _refusal(model: onnx.ModelProto) -> str:
     """Why ONNX Runtime's CPU provider alone does not load a model; empty where it does."""
     try:
-        _open(model, None)
+        open_session(model, None)
     except Exception as error:
-        return _text(error)
+        return error_text(error)
     return ""
 
 
 def _wrong_alone(case: Case, model: onnx.ModelProto, inputs: Sequence[Any], expected: list[Any]) -> str:
     """How ONNX Runtime's CPU provider alone goes wrong; empty where it does not."""
     try:
-        check_outputs(case, expected, _run(_open(model, None), inputs))
+        check_outputs(case, expected, run_session(open_session(model, None), inputs))
     except Exception as error:
-        return _text(error)
+        return error_text(error)
     return ""
 
 
-def _text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     text = _SOURCE.sub("", " ".join(_WRAPPER.sub("", str(error)).split()))
     return ("wrong: " + text if isinstance(error, AssertionError) else text)[:600]
 
@@ -172,7 +172,7 @@ def _text(error: Exception) -> str:
 # ---- values in and out, also those that numpy has no type for
 
 
-def _run(session: Any, inputs: Sequence[Any]) -> list[Any]:
+def run_session(session: Any, inputs: Sequence[Any]) -> list[Any]:
     infos = session.get_inputs()
     feeds = {info.name: value for info, value in zip(infos, inputs, strict=False)}
     plain = all(_is_plain(info.type) for info in [*infos, *session.get_outputs()])

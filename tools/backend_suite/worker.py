@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import onnx
 
 from tools.backend_suite import through_ort
 from tools.backend_suite.cases import Case, check_outputs, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome
+from tools.worker_pool import run_tasks
 
 
 def run_case(case: Case) -> Outcome:
@@ -90,90 +87,12 @@ RUNNERS: dict[str, Callable[[Case], Outcome]] = {
 
 def run_cases(names: Sequence[str], *, jobs: int, timeout: float, through: str = "vkep") -> Iterator[Outcome]:
     """Run cases in ``jobs`` processes; one that gives no result in ``timeout`` seconds is ended and counts as failed."""
-    queue = list(reversed(names))
-    workers = [_Worker(timeout, through) for _ in range(max(1, min(jobs, len(names))))]
-    try:
-        while queue or any(w.current for w in workers):
-            for worker in workers:
-                if worker.current is None and queue:
-                    worker.give(queue.pop())
-            busy = [w for w in workers if w.current]
-            wait([w.pipe for w in busy], timeout=1.0)
-            for worker in busy:
-                outcome = worker.poll()
-                if outcome is not None:
-                    yield outcome
-    finally:
-        for worker in workers:
-            worker.pipe.close()  # all of them first: a worker holds copies of those that were there when it was forked
-        for worker in workers:
-            worker.stop()
+    return run_tasks(names, functools.partial(_run_named, through), _lost, jobs=jobs, timeout=timeout)
 
 
-class _Worker:
-    """One process that runs cases one after another; started again after a crash or a hang."""
-
-    def __init__(self, timeout: float, through: str) -> None:
-        self.timeout, self.through = timeout, through
-        self.current: str | None = None
-        self.since = 0.0
-        self._start()
-
-    def _start(self) -> None:
-        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-        context: Any = multiprocessing.get_context(method)
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.pipe, self.through), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def give(self, name: str) -> None:
-        self.current, self.since = name, time.monotonic()
-        self.pipe.send(name)
-
-    def poll(self) -> Outcome | None:
-        assert self.current is not None
-        try:
-            if self.pipe.poll():
-                outcome: Outcome = self.pipe.recv()
-                self.current = None
-                return outcome
-        except (EOFError, ConnectionResetError):
-            self.process.join(10)
-            return self._lost(f"crashed: the process ended with exit code {self.process.exitcode}")
-        if time.monotonic() - self.since > self.timeout:
-            self.process.kill()
-            self.process.join(10)
-            return self._lost(f"hung: no result in {self.timeout:.0f} s")
-        return None
-
-    def _lost(self, why: str) -> Outcome:
-        name = self.current or ""
-        self.current = None
-        self.pipe.close()
-        self._start()
-        return Outcome(name, load_cases()[name].operator(), FAILED, (why,))
-
-    def stop(self) -> None:
-        """Its pipe is closed: it ends by itself, unless it is in the middle of a case."""
-        if self.current is None:
-            self.process.join(10)
-        if self.process.is_alive():
-            self.process.kill()
+def _run_named(through: str, name: str) -> Outcome:
+    return RUNNERS[through](load_cases()[name])
 
 
-def _serve(pipe: Connection, theirs: Connection, through: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the pipe
-    theirs.close()
-    cases = load_cases()
-    run = RUNNERS[through]
-    while True:
-        try:
-            name = pipe.recv()
-        except (EOFError, OSError):
-            return
-        outcome = run(cases[name])
-        try:
-            pipe.send(outcome)
-        except OSError:  # nobody waits for it any more
-            return
+def _lost(name: str, why: str) -> Outcome:
+    return Outcome(name, load_cases()[name].operator(), FAILED, (why,))

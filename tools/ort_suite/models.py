@@ -1,0 +1,116 @@
+"""The model files of a checkout's test data: vkep's outputs beside those of ONNX Runtime's CPU provider."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tools.backend_suite.through_ort import error_text, open_session, run_session
+from tools.ort_suite.judge import CPU, DECLINED, ERROR, LOST, REFUSED, VULKAN, WRONG, Verdict, one_line
+from vkep import dtypes
+
+#: the size of a dimension that a model leaves open, and the largest file that is tried
+_OPEN = 3
+_LARGEST = 64 << 20
+SKIPPED = "skipped"
+
+
+def model_files(root: Path) -> list[Path]:
+    """The files under ``testdata``. Raises `FileNotFoundError` where the checkout has none."""
+    folder = root / "testdata"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no test data in this checkout")
+    return sorted(f for f in folder.rglob("*.onnx") if f.stat().st_size <= _LARGEST)
+
+
+def lost(path: Path, why: str) -> Verdict:
+    return Verdict(str(path), "(model)", LOST, why)
+
+
+def on_vkep(path: Path) -> Verdict:
+    """One file in a plain session. Values of inputs are drawn by their declared types and shapes; a file that ONNX
+    Runtime's CPU provider does not run with them is skipped.
+    """
+    from vkep import InferenceSession
+    from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+
+    started = time.perf_counter()
+
+    def verdict(kind: str, reason: object = "") -> Verdict:
+        took = round(time.perf_counter() - started, 3)
+        return Verdict(str(path), "(model)", kind, one_line(reason), seconds=took)
+
+    try:
+        reference = open_session(onnx.load(path), None) if _is_small(path) else None
+        if reference is None:
+            return verdict(SKIPPED, "a model that is no file of its own")
+        rng = np.random.default_rng(int(hashlib.sha256(path.name.encode()).hexdigest()[:8], 16))
+        feeds = [_draw(i, rng) for i in reference.get_inputs()]
+        wanted = run_session(reference, feeds)
+        again = run_session(reference, feeds)
+    except Exception as error:
+        return verdict(SKIPPED, f"ONNX Runtime: {error_text(error)}")
+    if any(_differs(a, b) for a, b in zip(again, wanted, strict=True)):
+        return verdict(SKIPPED, "random outputs")
+    session: Any = None
+    try:
+        session = InferenceSession(path, save_plans=False)
+        got = session.run(None, {i.name: v for i, v in zip(reference.get_inputs(), feeds, strict=True)})
+        on_cpu = [f"{n.op_type}: {n.reason}" for n in session.report().nodes if n.where in ("cpu", "deferred")]
+    except UnsupportedModelError as error:
+        return verdict(DECLINED, error)
+    except (InvalidModelError, InvalidInputError) as error:
+        return verdict(REFUSED, f"{type(error).__name__}: {error}")
+    except Exception as error:
+        return verdict(ERROR, f"{type(error).__name__}: {error}")
+    finally:
+        if session is not None:
+            session.close()
+    for k, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+        difference = _differs(ours, theirs)
+        if difference:
+            return verdict(WRONG, f"output {k}: {difference}" + (f" (on the CPU: {on_cpu[0]})" if on_cpu else ""))
+    return verdict(CPU, on_cpu[0]) if on_cpu else verdict(VULKAN)
+
+
+def _is_small(path: Path) -> bool:
+    return path.stat().st_size <= _LARGEST
+
+
+def _draw(info: Any, rng: np.random.Generator) -> np.ndarray:
+    """Values for an input that ONNX Runtime describes. Raises `ValueError` for what is no tensor of numbers."""
+    kind = info.type.removeprefix("tensor(").removesuffix(")")
+    kind = {"float": "float", "double": "double"}.get(kind, kind)
+    dtype = next((d for d in dtypes.DTYPES.values() if d.onnx_name == kind), None)
+    if dtype is None:
+        raise ValueError(f"an input of type {info.type}")
+    shape = tuple(d if isinstance(d, int) and d >= 0 else _OPEN for d in info.shape)
+    if dtype.numpy == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.numpy.kind in "iu":
+        return rng.integers(0, 3, shape).astype(dtype.numpy)
+    return rng.uniform(-1, 1, shape).astype(dtype.numpy)
+
+
+def _differs(got: Any, want: Any) -> str:
+    if isinstance(want, list) or isinstance(got, list):
+        if not isinstance(want, list) or not isinstance(got, list) or len(got) != len(want):
+            return "another sequence"
+        return next((d for d in map(_differs, got, want) if d), "")
+    got, want = np.asarray(got), np.asarray(want)
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"{got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
+    if want.dtype.kind not in "fV" and want.dtype.name != "bfloat16":
+        return "" if np.array_equal(got, want) else f"{int((got != want).sum())} of {want.size} differ"
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    tolerance = 1e-3 if want.dtype in (np.float32, np.float64) else 2e-2
+    with np.errstate(all="ignore"):
+        near = (g == w) | (np.abs(g - w) <= tolerance * (1 + np.abs(w))) | (np.isnan(g) & np.isnan(w))
+    if near.all():
+        return ""
+    return f"{int((~near).sum())} of {want.size} differ, by {float(np.nanmax(np.abs(g - w))):.3g} at most"
