@@ -29,7 +29,7 @@ def test_both_delegates_see_one_allocation(opened: Any) -> None:
     session.run(None, {"x": X})
     executable = session._parts.graph.latest
     first, island, last = executable.steps
-    frame = executable._frames._idle[0].tensors
+    frame = executable._shared._idle[0].tensors
     (recorded,) = first.runner._recordings.values()
     bound = {(id(t.buffer), t.offset) for t in recorded._tensors.values()}
     (handed,) = first.outputs

@@ -123,10 +123,10 @@ def test_other_layouts_and_unshared_weights_stay_constants(opened: Any) -> None:
 
 def test_what_tosa_wants_as_a_constant_stays_one() -> None:
     from vkep.graph.weights import ArrayWeight
-    from vkep.tosa.graph import GraphBuilder
+    from vkep.tosa.graph import TosaBuilder
     from vkep.tosa.shared import shareable
 
-    b = GraphBuilder()
+    b = TosaBuilder()
     table = np.arange(256, dtype=np.int8)
     weight = ArrayWeight("table", table)
     x, t = b.input("int8", (4, 64)), b.constant(table)

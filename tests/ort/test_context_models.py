@@ -45,7 +45,7 @@ def compile_(session: OpenSession, model: Any, target: Path, embed: bool) -> Non
 def test_a_compiled_model_gives_the_same_without_planning(
     session: OpenSession, model: Path, embed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.ort import island
+    from vkep.ort import subgraph
     from vkep.placement import partition
 
     target = model.with_name("compiled.onnx")
@@ -59,7 +59,7 @@ def test_a_compiled_model_gives_the_same_without_planning(
         raise AssertionError("a compiled model is not planned again")
 
     monkeypatch.setattr(partition, "lower", no_planning)
-    monkeypatch.setattr(island, "lower", no_planning)
+    monkeypatch.setattr(subgraph, "lower", no_planning)
     made = session(str(target))
     assert where(made) == {"VulkanExecutionProvider": {"EPContext": 1}}
     y, z = made.run(None, {"x": X})

@@ -90,12 +90,12 @@ def test_a_chain_with_what_has_no_layout(session: OpenSession, converted: list[s
 def test_the_plan_made_for_the_claim_is_the_one_that_runs(
     session: OpenSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.ort.fused import Compiler
+    from vkep.session.planner import Planner
 
     def again(*_arguments: Any) -> None:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr(Compiler, "plan", again)
+    monkeypatch.setattr(Planner, "plan", again)
     with caplog.at_level(logging.WARNING, logger="vkep.ort"):
         session(graph(NET.replace("BATCH", "2"), opset=17), prefer_nhwc=1)
     assert caplog.text == ""

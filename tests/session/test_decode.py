@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import vkep
 from vkep.device.runner import PlanRunner
-from vkep.session import compile as compiling
+from vkep.session import planner
 
 Array = np.ndarray[Any, Any]
 HEADS, KV_HEADS, SIZE, LAYERS = 4, 2, 16, 2
@@ -30,7 +30,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[PlanRunner]:
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr(compiling, "PlanRunner", Counted)
+    monkeypatch.setattr(planner, "PlanRunner", Counted)
     return made
 
 

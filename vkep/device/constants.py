@@ -130,22 +130,22 @@ class ConstantStore:
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferPlace:
     """Where a constant lies: a buffer and an offset in it."""
 
     buffer: Buffer
     offset: int
 
 
-def _place(entry: _Entry) -> Place:
-    return Place(entry.batch.block.buffer, entry.batch.block.offset + entry.offset)
+def _place(entry: _Entry) -> BufferPlace:
+    return BufferPlace(entry.batch.block.buffer, entry.batch.block.offset + entry.offset)
 
 
 class ConstantSet:
     """One user's hold on its constants; ``addresses`` and ``places`` in the order asked."""
 
     def __init__(
-        self, store: ConstantStore, keys: Sequence[str], addresses: Sequence[int], places: Sequence[Place]
+        self, store: ConstantStore, keys: Sequence[str], addresses: Sequence[int], places: Sequence[BufferPlace]
     ) -> None:
         self._store: ConstantStore | None = store
         self._keys = keys

@@ -78,9 +78,9 @@ class DelegateCall:
 class ChainedCalls:
     """Consecutive calls on one context."""
 
-    def __init__(self, stay: ContextResources, calls: Sequence[DelegateCall]) -> None:
+    def __init__(self, resources: ContextResources, calls: Sequence[DelegateCall]) -> None:
         self.calls = tuple(calls)
-        self._chain = SubmitBatch(stay.vulkan, self.calls)
+        self._chain = SubmitBatch(resources.vulkan, self.calls)
 
     def run(self) -> None:
         self._chain.run({}, {})
@@ -96,16 +96,18 @@ def chained(
 ) -> list[DelegateCall | ChainedCalls]:
     """Consecutive calls of a method, joined where they may be staged before any of them has run."""
     groups: list[tuple[ContextResources, list[DelegateCall]]] = []
-    for call, stay in calls:
-        if groups and groups[-1][0] is stay and _joins(groups[-1][1], call, stay, specs):
+    for call, resources in calls:
+        if groups and groups[-1][0] is resources and _joins(groups[-1][1], call, resources, specs):
             groups[-1][1].append(call)
         else:
-            groups.append((stay, [call]))
-    return [ChainedCalls(stay, group) if len(group) > 1 else group[0] for stay, group in groups]
+            groups.append((resources, [call]))
+    return [ChainedCalls(resources, group) if len(group) > 1 else group[0] for resources, group in groups]
 
 
-def _joins(before: Sequence[DelegateCall], call: DelegateCall, stay: ContextResources, specs: Sequence[Value]) -> bool:
-    if stay.vulkan.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE:  # it asks for the host between delegates
+def _joins(
+    before: Sequence[DelegateCall], call: DelegateCall, resources: ContextResources, specs: Sequence[Value]
+) -> bool:
+    if resources.vulkan.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE:  # it asks for the host between delegates
         return False
     if call.step.delegate in [one.step.delegate for one in before]:  # its recording is in use
         return False

@@ -1,4 +1,4 @@
-"""A program's stay on contexts: one for each context that its delegates name, usually one for all."""
+"""What a program holds of contexts: one set for each context that its delegates name, usually one for all."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class ContextResources:
 
 
 class ProgramResources:
-    """The stays of one program, made when a method with delegates is loaded. Thread-safe."""
+    """What one program holds of contexts, made when a method with delegates is loaded. Thread-safe."""
 
     def __init__(self, options: ProgramOptions, context: SharedGpuContext | None, graphs: bool) -> None:
         """``context`` is used instead of what specs and options name; ``graphs``: some delegate of the program is a VGF."""
         self._options, self._context, self._graphs = options, context, graphs
-        self._stays: dict[Hashable, ContextResources] = {}
+        self._held: dict[Hashable, ContextResources] = {}
         self._lock = threading.Lock()
 
     def options_for(self, delegate: Delegate, where: str) -> SessionOptions:
@@ -59,17 +59,17 @@ class ProgramResources:
         spec = options.compile_spec()
         key = ("given",) if self._context is not None else (*spec.key, spec.mode is spec.mode.DISABLED)
         with self._lock:
-            stay = self._stays.get(key)
-            if stay is None:
-                stay = self._stays[key] = ContextResources(options, self._context or resolve_context(options))
-            return stay
+            resources = self._held.get(key)
+            if resources is None:
+                resources = self._held[key] = ContextResources(options, self._context or resolve_context(options))
+            return resources
 
     def all(self) -> Sequence[ContextResources]:
         with self._lock:
-            return list(self._stays.values())
+            return list(self._held.values())
 
     def close(self) -> None:
         with self._lock:
-            stays, self._stays = list(self._stays.values()), {}
-        for stay in stays:
-            stay.close()
+            closing, self._held = list(self._held.values()), {}
+        for resources in closing:
+            resources.close()

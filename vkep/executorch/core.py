@@ -17,12 +17,12 @@ class MethodParts:
     def __init__(self) -> None:
         self.runners: list[Runner] = []
         self.chains: list[ChainedCalls] = []
-        self.stays: list[ContextResources] = []
+        self.resources: list[ContextResources] = []
         self.closed = False
         self.lock = threading.RLock()
 
     def close(self) -> None:
-        if any(stay.vulkan.forked for stay in self.stays):  # all of it is the parent's, its lock too
+        if any(resources.vulkan.forked for resources in self.resources):  # all of it is the parent's, its lock too
             self.closed = True
             return
         with self.lock:
@@ -35,8 +35,8 @@ class MethodParts:
 
 
 class ProgramParts:
-    def __init__(self, stays: ProgramResources) -> None:
-        self.stays = stays
+    def __init__(self, resources: ProgramResources) -> None:
+        self.resources = resources
         self.methods: dict[str, MethodParts] = {}
         self.closed = False
 
@@ -47,15 +47,15 @@ class ProgramParts:
                 for method in list(self.methods.values()):
                     method.close()
             finally:
-                self.stays.close()
+                self.resources.close()
 
 
 class Core:
     """What a program and its methods hold together: it ends when both are gone, or when the program is closed."""
 
-    def __init__(self, named_data: Mapping[str, memoryview], stays: ProgramResources) -> None:
+    def __init__(self, named_data: Mapping[str, memoryview], resources: ProgramResources) -> None:
         self.named_data = named_data
-        self.parts = ProgramParts(stays)
+        self.parts = ProgramParts(resources)
         self.close = on_end(self, self.parts.close)
 
     @property

@@ -20,8 +20,8 @@ from vkep.executorch.context_resources import ContextResources
 from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
-from vkep.session.compile import Compiler
 from vkep.session.executor import Executable, IslandExecutor, own_array, own_tensor
+from vkep.session.planner import Planner
 from vkep.session.submit_batch import Staged
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ class Runner(Protocol):
         """Plan what is known before the first run."""
 
     def executables(self) -> list[Executable]:
-        """What was planned by vkep's compiler, for the report."""
+        """What was planned by vkep's planner, for the report."""
 
     def close(self) -> None: ...
 
@@ -66,7 +66,7 @@ class VulkanRunner:
 
     def __init__(
         self,
-        stay: ContextResources,
+        resources: ContextResources,
         blob: VulkanBlob,
         inputs: Sequence[Value],
         outputs: Sequence[Value],
@@ -81,14 +81,14 @@ class VulkanRunner:
             source=where,
         )
         self._where = where
-        self._stay = stay
+        self._resources = resources
         self.model = imported.model
         graph = self.model.graph
         self._inputs = [v.name for v in graph.inputs[: len(inputs)]]
         self._outputs = [v.name for v in graph.outputs[: len(outputs)]]
         self._all = [v.name for v in graph.outputs]
-        compiler = Compiler(stay.vulkan, stay.options, self.model)
-        self._graph = compiler.graph(graph.nodes, graph.weights, self._all, name=where)
+        planner = Planner(resources.vulkan, resources.options, self.model)
+        self._graph = planner.graph(graph.nodes, graph.weights, self._all, name=where)
         self._states: dict[str, Any] = {s.input: s.initial.array() for s in imported.states}
         self._kept = {s.output: s.input for s in imported.states}
         self._key: Hashable = None  # the only signature's, where all shapes are static
@@ -169,7 +169,7 @@ class VulkanRunner:
         """``given``: it is an input or a state that comes out as it went in, so that the result needs memory of its own."""
         if not kept:
             return own_array(value, given)
-        tensor = own_tensor(self._stay.vulkan, name, value, target, given)
+        tensor = own_tensor(self._resources.vulkan, name, value, target, given)
         if self._key is not None:
             self._held[name] = tensor
         return tensor
@@ -194,11 +194,11 @@ class GraphRunner:
     """
 
     def __init__(
-        self, stay: ContextResources, blob: VgfBlob, inputs: Sequence[Value], outputs: Sequence[Value], where: str
+        self, resources: ContextResources, blob: VgfBlob, inputs: Sequence[Value], outputs: Sequence[Value], where: str
     ) -> None:
         vgf = blob.vgf
         self._where = where
-        self._memory = stay.vulkan
+        self._memory = resources.vulkan
         self._ports = []
         for slot, value in zip((*vgf.inputs, *vgf.outputs), (*inputs, *outputs), strict=True):
             resource = vgf.resources[slot.resource]
@@ -211,7 +211,7 @@ class GraphRunner:
             self._ports.append((DTYPES[resource.dtype], value))
         self._count = len(inputs)
         self.constant_bytes = sum(len(c.data) for c in vgf.constants)  #: which the driver keeps
-        self.runner = VgfRunner(stay.vgf, vgf)
+        self.runner = VgfRunner(resources.vgf, vgf)
         self._tensors: list[DeviceTensor] = []
         try:
             for dtype, value in self._ports:

@@ -39,21 +39,21 @@ class Method:
     Safe to use from several threads; runs come one after the other, since a method's arenas and state are its own.
     """
 
-    def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], stays: ProgramResources) -> None:
+    def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], resources: ProgramResources) -> None:
         """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
         self._core = core  # holds the contexts
         self._decoded = decoded
         self._parts = MethodParts()
         self._lock = self._parts.lock
         self._finalizer = on_end(self, self._parts.close)
-        self._stays: list[ContextResources] = [
-            stays.of(delegate, f"{decoded.where}, delegate {number}")
+        self._resources: list[ContextResources] = [
+            resources.of(delegate, f"{decoded.where}, delegate {number}")
             for number, delegate in enumerate(decoded.delegates)
         ]
-        self._parts.stays = list(dict.fromkeys(self._stays))
+        self._parts.resources = list(dict.fromkeys(self._resources))
         graphs = [number for number, blob in enumerate(blobs) if isinstance(blob, VgfBlob)]
-        self.flow = decoded.analysed([id(stay) for stay in self._stays], as_stored=graphs)
-        self._last = [(stay, 0) for stay in dict.fromkeys(self._stays)]
+        self.flow = decoded.analysed([id(resources) for resources in self._resources], as_stored=graphs)
+        self._last = [(resources, 0) for resources in dict.fromkeys(self._resources)]
         try:
             self._runners = self._make_runners(blobs)
             self._state = State(_make_values(decoded))
@@ -85,13 +85,13 @@ class Method:
             raise InvalidInputError(
                 f"{self._decoded.where}: got a {type(inputs).__name__}, expected a list or tuple of inputs"
             )
-        for stay in self._parts.stays:
-            stay.vulkan.context  # noqa: B018  # in a forked child it raises, before any lock is tried
+        for resources in self._parts.resources:
+            resources.vulkan.context  # noqa: B018  # in a forked child it raises, before any lock is tried
         with self._lock:
             self._check_open()
-            for stay, value in self._last:
+            for resources, value in self._last:
                 if value:
-                    stay.vulkan.lease.wait(value)  # what the run before wrote may still be read on the GPU
+                    resources.vulkan.lease.wait(value)  # what the run before wrote may still be read on the GPU
             try:
                 self._take(inputs)
                 self._run()
@@ -99,7 +99,7 @@ class Method:
             finally:
                 self._state.results.clear()
                 self._state.given.clear()
-                self._last = [(stay, stay.vulkan.context.timeline.submitted) for stay, _ in self._last]
+                self._last = [(resources, resources.vulkan.context.timeline.submitted) for resources, _ in self._last]
         if any(is_torch(value) for value in inputs):
             return [to_torch(value) for value in outputs]
         return outputs
@@ -186,12 +186,14 @@ class Method:
     def report(self) -> MethodReport:
         """What runs where: delegates and their contexts, operators in numpy, tensors that stay on the device."""
         self._check_open()
-        return method_report(self._decoded, self.flow, self._stays, self._runners)
+        return method_report(self._decoded, self.flow, self._resources, self._runners)
 
-    def graph_constant_bytes(self, stay: ContextResources) -> int:
+    def graph_constant_bytes(self, resources: ContextResources) -> int:
         """Bytes of the constants in the VGF files that run on a context; each file's are the driver's."""
-        pairs = zip(self._runners, self._stays, strict=True)
-        return sum(runner.constant_bytes for runner, own in pairs if own is stay and isinstance(runner, GraphRunner))
+        pairs = zip(self._runners, self._resources, strict=True)
+        return sum(
+            runner.constant_bytes for runner, own in pairs if own is resources and isinstance(runner, GraphRunner)
+        )
 
     # ---- closing
 
@@ -221,7 +223,7 @@ class Method:
             if isinstance(step, DelegateStep):
                 uses.setdefault(step.delegate, step)
         runners: list[Runner] = []
-        for number, (blob, stay) in enumerate(zip(blobs, self._stays, strict=True)):
+        for number, (blob, resources) in enumerate(zip(blobs, self._resources, strict=True)):
             used = uses.get(number)
             where = f"{decoded.where}, delegate {number} ({decoded.delegates[number].backend})"
             inputs = [decoded.values[i] for i in used.inputs] if used else []
@@ -234,9 +236,9 @@ class Method:
                     raise InvalidPteError(f"{where} takes or gives {value}; its backend has no complex numbers")
             runner: Runner
             if isinstance(blob, VulkanBlob):
-                runner = VulkanRunner(stay, blob, inputs, outputs, named, where)
+                runner = VulkanRunner(resources, blob, inputs, outputs, named, where)
             else:
-                runner = GraphRunner(stay, blob, inputs, outputs, where)
+                runner = GraphRunner(resources, blob, inputs, outputs, where)
             self._parts.runners.append(runner)
             runner.prepare()
             runners.append(runner)
@@ -258,7 +260,7 @@ class Method:
             where = f"{decoded.where}, instruction {number}"
             if isinstance(step, DelegateStep):
                 call = DelegateCall(state, decoded.values, number, step, self._runners[step.delegate], self.flow)
-                calls.append((call, self._stays[step.delegate]))
+                calls.append((call, self._resources[step.delegate]))
                 continue
             bind_calls()
             if isinstance(step, KernelStep):

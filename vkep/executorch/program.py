@@ -122,7 +122,7 @@ class Program:
             self._check_open()
             method = self._methods.get(name)
             if method is None or method.closed:
-                method = Method(self._core, self._method(name), self._decoded.blobs[name], self._parts.stays)
+                method = Method(self._core, self._method(name), self._decoded.blobs[name], self._parts.resources)
                 self._methods[name], self._parts.methods[name] = method, method.parts
             return method
 
@@ -152,15 +152,17 @@ class Program:
     def contexts(self) -> list[SharedGpuContext]:
         """The contexts that the loaded methods are on."""
         self._check_open()
-        return [stay.vulkan.context for stay in self._parts.stays.all()]
+        return [resources.vulkan.context for resources in self._parts.resources.all()]
 
     def memory(self) -> list[MemoryReport]:
         """Device memory of each context: the arena, and the weights with how many plans use each."""
         self._check_open()
         loaded = [method for method in self._methods.values() if not method.closed]
         return [
-            MemoryReport.of(stay.vulkan, graph_constant_bytes=sum(m.graph_constant_bytes(stay) for m in loaded))
-            for stay in self._parts.stays.all()
+            MemoryReport.of(
+                resources.vulkan, graph_constant_bytes=sum(m.graph_constant_bytes(resources) for m in loaded)
+            )
+            for resources in self._parts.resources.all()
         ]
 
     def close(self) -> None:

@@ -76,11 +76,11 @@ class MethodReport:
 
 
 def method_report(
-    decoded: DecodedMethod, flow: Flow, stays: Sequence[ContextResources], runners: Sequence[Runner]
+    decoded: DecodedMethod, flow: Flow, resources: Sequence[ContextResources], runners: Sequence[Runner]
 ) -> MethodReport:
     delegates = []
-    for delegate, stay, runner in zip(decoded.delegates, stays, runners, strict=True):
-        context = stay.vulkan.context
+    for delegate, held, runner in zip(decoded.delegates, resources, runners, strict=True):
+        context = held.vulkan.context
         nodes, islands, on_cpu = 0, [], []
         for executable in runner.executables():
             flat = flatten(executable)
@@ -93,7 +93,7 @@ def method_report(
                 delegate.backend,
                 context.label,
                 context.capabilities.name,
-                stay.options.sync_mode,
+                held.options.sync_mode,
                 nodes,
                 tuple(islands),
                 tuple(on_cpu),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
-from vkep.executorch.portable import Kernel
+from vkep.executorch.portable import PortableKernel
 from vkep.executorch.tensors import HostTensor
 from vkep.pte.flow import Writer
 from vkep.pte.steps import COPY_INDEX, VIEW_NAMES, JumpStep, KernelStep, MoveStep
@@ -40,7 +40,7 @@ def reader(state: State, specs: Sequence[Value], index: int) -> Callable[[], Any
     return lambda: values[index]
 
 
-def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: Kernel, where: str) -> Bound:
+def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: PortableKernel, where: str) -> Bound:
     """Raises `InvalidPteError` where the call has other arguments than the kernel takes."""
     what = f"{where}: {step.name}"
     if len(step.arguments) != kernel.arguments:

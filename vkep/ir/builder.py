@@ -15,7 +15,7 @@ from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir import expr as ex
 from vkep.ir import float8
-from vkep.ir.guards import Question
+from vkep.ir.guards import Guard
 from vkep.ir.ops import BaseTarget, ClosureProblem, Emit, KernelOp, Op, Pointwise, Role
 from vkep.ir.tensor import (
     CHANNELS_LAST,
@@ -66,7 +66,7 @@ class Builder:
             raise NeedsValue(f"{what} is computed at run time", tensor)
         return array
 
-    def answer(self, tensor: Tensor, what: str, question: Question) -> Hashable:
+    def answer(self, tensor: Tensor, what: str, question: Guard) -> Hashable:
         """What an input's content answers to a question, where less than the content decides what is planned: a run
         with other content and the same answer needs no new plan. Else declines, as `value` does.
         """
@@ -400,7 +400,7 @@ class NeedsValue(Decline):
     the node when it is.
     """
 
-    def __init__(self, reason: str, tensor: Tensor, question: Question | None = None) -> None:
+    def __init__(self, reason: str, tensor: Tensor, question: Guard | None = None) -> None:
         super().__init__(reason)
         self.tensor, self.question = tensor, question
         self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor, filled in by the partitioner

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 
-class Question(Protocol):
+class Guard(Protocol):
     """Hashable, equal where it asks the same: a frozen dataclass with ``__call__``."""
 
     def __call__(self, content: np.ndarray) -> Hashable: ...
@@ -22,7 +22,7 @@ class Question(Protocol):
 
 
 #: questions asked of a value, and what its content answers
-Answers = tuple[tuple[Question, Hashable], ...]
+Answers = tuple[tuple[Guard, Hashable], ...]
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Needs:
     """Of which values the nodes that wait need the content, or the answers to which questions."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, dict[Question, None] | None] = {}
+        self._asked: dict[str, dict[Guard, None] | None] = {}
 
-    def add(self, names: Iterable[str], question: Question | None) -> None:
+    def add(self, names: Iterable[str], question: Guard | None) -> None:
         """Of each value: its content (no ``question``), or one more answer."""
         for name in names:
             asked = self._asked.setdefault(name, {})
@@ -56,11 +56,11 @@ class Needs:
             else:
                 asked[question] = None
 
-    def of(self, name: str, before: Answers) -> tuple[Question, ...] | None:
+    def of(self, name: str, before: Answers) -> tuple[Guard, ...] | None:
         """The questions asked of a value, those answered ``before`` included; () where all of it is needed, None where
         nothing is.
         """
-        asked: dict[Question, None] | None = self._asked.get(name, {})
+        asked: dict[Guard, None] | None = self._asked.get(name, {})
         if asked is None:
             return ()
         return tuple(dict.fromkeys([*(question for question, _ in before), *asked])) or None

@@ -11,7 +11,7 @@ from vkep import dtypes
 from vkep.dtypes import DType
 from vkep.graph.model import Dim, Node, ValueInfo
 from vkep.graph.weights import Weight
-from vkep.ir.guards import Answers, Question
+from vkep.ir.guards import Answers, Guard
 from vkep.plan.records import Plan
 
 if TYPE_CHECKING:  # programs of other delegates do without TOSA's operators
@@ -98,7 +98,7 @@ class DeferredStep:
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    values: Mapping[str, tuple[Question, ...]]
+    values: Mapping[str, tuple[Guard, ...]]
     constants: Mapping[str, Weight]
 
 

@@ -35,7 +35,7 @@ class Target(Protocol):
 Copy = tuple[Target, int, int, int]
 
 
-class Slot:
+class RingSlot:
     """One piece of a ring: staging memory, and the copies that were last sent with it."""
 
     def __init__(self, lease: DelegateLease) -> None:
@@ -64,17 +64,17 @@ class StagingRing:
 
     def __init__(self, lease: DelegateLease, direction: str, pieces: int) -> None:
         self._lease, self._direction, self._pieces = lease, direction, pieces
-        self._slots: list[Slot] = []
+        self._slots: list[RingSlot] = []
         self._arena: StagingArena | None = None
         self._shared = ExitStack()
 
-    def take(self, nbytes: int) -> Slot:
+    def take(self, nbytes: int) -> RingSlot:
         """A slot that is not in flight, with at least ``nbytes`` of staging memory: a new one, or the oldest.
 
         Raises `ArenaOutOfMemory`, `DeviceLostError`.
         """
         if len(self._slots) < self._pieces:
-            slot = Slot(self._lease)
+            slot = RingSlot(self._lease)
         else:
             slot = self._slots.pop(0)
             if slot.value:
@@ -88,7 +88,7 @@ class StagingRing:
             slot.block = self._arena.alloc(nbytes)
         return slot
 
-    def send(self, slot: Slot, copies: Sequence[Copy], wait_value: int | None) -> int:
+    def send(self, slot: RingSlot, copies: Sequence[Copy], wait_value: int | None) -> int:
         """Submit copies between a slot and the device; returns their timeline value. Those that the slot carried the last time
         are not recorded anew: what runs again and again moves the same bytes.
         """

@@ -20,7 +20,7 @@ import numpy as np
 
 from vkep.memory.host_chunks import check_range, pieces_of, size_of
 from vkep.memory.host_copy import copy
-from vkep.memory.staging_ring import Copy, Slot, StagingRing, Target
+from vkep.memory.staging_ring import Copy, RingSlot, StagingRing, Target
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
@@ -65,7 +65,7 @@ class _Outgoing:
     """Pieces in staging memory that leave in one submit: where each goes, where it lies, and its size."""
 
     arrived: Callable[[int, str], None]  #: told the bytes and label of what is written
-    slot: Slot | None = None
+    slot: RingSlot | None = None
     room: int = 0
     used: int = 0
     copies: list[Copy] = field(default_factory=list)
@@ -268,7 +268,7 @@ class Uploader:
         for item in items:
             _check_out(item)
         total, done = sum(item.out.nbytes for item in items), 0
-        flying: deque[tuple[Slot, _Incoming]] = deque()
+        flying: deque[tuple[RingSlot, _Incoming]] = deque()
         incoming = _Incoming()
 
         def arrived(nbytes: int, label: str) -> None:

@@ -37,7 +37,7 @@ def run_id(ort: Ort, options: Any) -> int:
         raise ValueError(f"run option 'gpu_graph_id' is {word!r}, expected a whole number (-1: no capture)") from None
 
 
-class _Step:
+class _CapturedNode:
     """One fused node's part of a captured run; it keeps its executable from being evicted."""
 
     def __init__(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Captures:
 
     def __init__(self, enabled: bool, checks: RunChecks) -> None:
         self.enabled, self._checks = enabled, checks
-        self._runs: dict[int, list[_Step]] = {}
+        self._runs: dict[int, list[_CapturedNode]] = {}
         self._lock = threading.Lock()
         self._now = threading.local()
 
@@ -89,7 +89,7 @@ class Captures:
 
     def add(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
         """One fused node of the run has run so."""
-        self._now.steps.append(_Step(graph, key, values, targets))
+        self._now.steps.append(_CapturedNode(graph, key, values, targets))
 
     def end(self) -> None:
         """The run on this thread is over; it is captured unless a node failed."""

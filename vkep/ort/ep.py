@@ -18,13 +18,13 @@ from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.devices import EpDevices
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
-from vkep.ort.island import Island
 from vkep.ort.kernels import KernelRegistry
 from vkep.ort.operators import OperatorKernel, offer_kernels, operator_entries
 from vkep.ort.options import EP_NAME, EpOptions
 from vkep.ort.profiler import Profiler
 from vkep.ort.runtime import Runtime
 from vkep.ort.streams import SyncStream
+from vkep.ort.subgraph import OrtSubgraph
 from vkep.placement.channels_last import CHANNELS_LAST
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Ep(CStruct, struct="OrtEp"):
         made: list[FusedNode] = []
         try:
             for index in range(count):
-                island = Island(self.ort, graphs[index], fused[index])
+                island = OrtSubgraph(self.ort, graphs[index], fused[index])
                 program = self._program(island)
                 if self._context.enabled:
                     context_nodes[index] = island.context_node(self._context, program, self.runtime.device)
@@ -140,7 +140,7 @@ class Ep(CStruct, struct="OrtEp"):
         for index, node in enumerate(made):
             infos[index] = node.pointer
 
-    def _program(self, island: Island) -> Program | None:
+    def _program(self, island: OrtSubgraph) -> Program | None:
         """The plan of an island where there is one already: loaded, or made by `GetCapability`."""
         loaded = island.loaded(self.runtime.device)
         if loaded is not None:

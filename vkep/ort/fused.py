@@ -24,8 +24,8 @@ from vkep.ort.memory import NUMBER_SHIFT, PointerTensor, domain_of
 from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
-from vkep.session.compile import Compiler
 from vkep.session.executor import Executable, IslandExecutor
+from vkep.session.planner import Planner
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self.runtime, self.name = runtime, name
         session = session_options(runtime.device, runtime.options)
         model = Model(graph, opsets, ir_version, "", {}, name)
-        self._compile = Compiler(runtime.delegate, session, model, runtime.policy, runtime.graphs)
-        self.planned = self._compile.graph(graph.nodes, graph.weights, [o for o in outputs if o], name=name)
+        self._planner = Planner(runtime.delegate, session, model, runtime.policy, runtime.graphs)
+        self.planned = self._planner.graph(graph.nodes, graph.weights, [o for o in outputs if o], name=name)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]
@@ -335,7 +335,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
     def _ready(self, program: Program) -> Executable | None:
         """The program on the device; None where the VGF converter or driver refuses a part, to be shared out anew."""
         try:
-            return self._compile(program)
+            return self._planner(program)
         except GraphRefused as refusal:
             logger.info("%s: planned again: %s", self.name, refusal.reason)
             return None

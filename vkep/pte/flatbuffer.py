@@ -85,7 +85,7 @@ Bytes = Annotated[memoryview, BYTES]
 Deprecated = Annotated[None, DEPRECATED]
 
 
-class Buffer:
+class FlatBuffer:
     """The bytes of one flatbuffer, and what reading them may still cost."""
 
     def __init__(self, data: bytes | memoryview, what: str) -> None:
@@ -123,7 +123,7 @@ class Buffer:
 
 
 #: reads the field at a position; absent fields never get here, and a union has two positions
-Read = Union[Callable[[Buffer, int], Any], "_UnionReader"]
+Read = Union[Callable[[FlatBuffer, int], Any], "_UnionReader"]
 
 
 class Table:
@@ -138,7 +138,7 @@ class Table:
 
         Raises `InvalidPteError` for anything that is no such buffer; ``what`` names it there.
         """
-        buffer = Buffer(data, what)
+        buffer = FlatBuffer(data, what)
         if identifier is not None:
             found = bytes(buffer.view[4:8])
             if found != identifier:
@@ -149,7 +149,7 @@ class Table:
         return root
 
 
-def _read_table(cls: Any, buffer: Buffer, position: int) -> Any:
+def _read_table(cls: Any, buffer: FlatBuffer, position: int) -> Any:
     key = (cls, position)
     known = buffer.known.get(key)
     if known is not None:
@@ -235,8 +235,8 @@ def _annotated(base: Any, mark: Any) -> tuple[Read | None, Any]:
     raise TypeError(f"no flatbuffer field for the mark {mark!r}")
 
 
-def _enum_reader(form: struct.Struct, enum: type[IntEnum]) -> Callable[[Buffer, int], Any]:
-    def read(buffer: Buffer, position: int) -> Any:
+def _enum_reader(form: struct.Struct, enum: type[IntEnum]) -> Callable[[FlatBuffer, int], Any]:
+    def read(buffer: FlatBuffer, position: int) -> Any:
         value = buffer.scalar(form, position)
         try:
             return enum(value)
@@ -247,7 +247,7 @@ def _enum_reader(form: struct.Struct, enum: type[IntEnum]) -> Callable[[Buffer, 
     return read
 
 
-def _table_reader(cls: type[Table]) -> Callable[[Buffer, int], Any]:
+def _table_reader(cls: type[Table]) -> Callable[[FlatBuffer, int], Any]:
     return lambda buffer, position: _read_table(cls, buffer, buffer.follow(position))
 
 
@@ -255,7 +255,7 @@ class _UnionReader:
     def __init__(self, members: list[type[Table]]) -> None:
         self.members = members
 
-    def member(self, buffer: Buffer, code: int, position: int, table: int) -> Any:
+    def member(self, buffer: FlatBuffer, code: int, position: int, table: int) -> Any:
         if code == 0:
             return None
         if code > len(self.members) or not position:
@@ -264,7 +264,7 @@ class _UnionReader:
         return _read_table(self.members[code - 1], buffer, buffer.follow(position))
 
 
-def _read_string(buffer: Buffer, position: int) -> str:
+def _read_string(buffer: FlatBuffer, position: int) -> str:
     start, count = buffer.vector(buffer.follow(position), 1)
     try:
         return str(buffer.view[start : start + count], "utf-8")
@@ -272,7 +272,7 @@ def _read_string(buffer: Buffer, position: int) -> str:
         raise buffer.error("a string is no UTF-8", start) from None
 
 
-def _read_bytes(buffer: Buffer, position: int) -> memoryview:
+def _read_bytes(buffer: FlatBuffer, position: int) -> memoryview:
     # no elements are made: the view costs nothing, whatever its length
     at = buffer.follow(position)
     count = buffer.scalar(_UINT32, at)
@@ -281,12 +281,12 @@ def _read_bytes(buffer: Buffer, position: int) -> memoryview:
     return buffer.view[at + 4 : at + 4 + count]
 
 
-def _vector_reader(item: Any) -> Callable[[Buffer, int], Any]:
+def _vector_reader(item: Any) -> Callable[[FlatBuffer, int], Any]:
     origin, arguments = get_origin(item), get_args(item)
     if origin is Annotated and isinstance(arguments[1], Scalar):
         code, itemsize = arguments[1].code, struct.calcsize("<" + arguments[1].code)
 
-        def scalars(buffer: Buffer, position: int) -> tuple[Any, ...]:
+        def scalars(buffer: FlatBuffer, position: int) -> tuple[Any, ...]:
             start, count = buffer.vector(buffer.follow(position), itemsize)
             return struct.unpack_from(f"<{count}{code}", buffer.view, start)
 
@@ -298,7 +298,7 @@ def _vector_reader(item: Any) -> Callable[[Buffer, int], Any]:
     if origin is Annotated and isinstance(arguments[1], EnumField):
         stride = struct.calcsize("<" + arguments[1].scalar.code)
 
-    def items(buffer: Buffer, position: int) -> tuple[Any, ...]:
+    def items(buffer: FlatBuffer, position: int) -> tuple[Any, ...]:
         start, count = buffer.vector(buffer.follow(position), stride)
         return tuple(read(buffer, start + stride * k) for k in range(count))
 

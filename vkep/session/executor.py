@@ -44,10 +44,10 @@ class Executable:
         self,
         program: Program,
         steps: Sequence[StepExecutor],
-        frames: BufferSets | None = None,
+        shared: BufferSets | None = None,
         chain: Callable[[Sequence[Region]], SubmitBatch] | None = None,
     ) -> None:
-        """``frames`` hold what passes between delegates, where more than one takes part; ``chain`` makes one submit of
+        """``shared`` holds what passes between delegates, where more than one takes part; ``chain`` makes one submit of
         regions that follow one another (None: each is a submit).
         """
         self.program = program
@@ -57,7 +57,7 @@ class Executable:
             regions: list[Any] = list(group)
             chained = chain is not None and on_device and len(regions) > 1
             self._runs += [chain(regions)] if chain is not None and chained else regions
-        self._frames = frames
+        self._shared = shared
         self.caller: Any = None  #: what its caller keeps beside it
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
 
@@ -65,17 +65,17 @@ class Executable:
     def sole_island(self) -> IslandExecutor | None:
         """The island that is all there is of the program; None where there is more."""
         step = self.steps[0] if len(self.steps) == 1 else None
-        return step if isinstance(step, IslandExecutor) and self._frames is None and not self.constants else None
+        return step if isinstance(step, IslandExecutor) and self._shared is None and not self.constants else None
 
     def run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None = None) -> None:
         """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go. With ``times`` the GPU's
         nanoseconds in each region that is sent together with others are added there, with the region's title.
         """
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller's to change
-        if self._frames is None:
+        if self._shared is None:
             self._run(values, targets, times)
             return
-        with self._frame(self._frames, values, targets) as places:
+        with self._with_shared(self._shared, values, targets) as places:
             self._run(values, places, times)
 
     def _run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None) -> None:
@@ -87,25 +87,25 @@ class Executable:
                 step.run(values, targets)
 
     @contextlib.contextmanager
-    def _frame(self, frames: BufferSets, values: Values, targets: Targets) -> Iterator[Targets]:
-        """``targets`` and a frame's tensors; what was left in the frame comes to the host at the end."""
-        frame = frames.take()
+    def _with_shared(self, sets: BufferSets, values: Values, targets: Targets) -> Iterator[Targets]:
+        """``targets`` and the tensors of a buffer set; outputs that were left in the set come to the host at the end."""
+        buffers = sets.take()
         try:
             on_device = {n: t for n, t in targets.items() if not isinstance(t, np.ndarray)}
-            yield {**frame.tensors, **on_device}
-            mine = {id(tensor) for tensor in frame.tensors.values()}
+            yield {**buffers.tensors, **on_device}
+            mine = {id(tensor) for tensor in buffers.tensors.values()}
             for name in self.program.outputs:
                 value = values.get(name)
                 if isinstance(value, DeviceTensor) and id(value) in mine:
                     values[name] = value.numpy()
         finally:
-            frames.give(frame)
+            sets.give(buffers)
 
     def close(self) -> None:
         for step in self._runs:
             step.close()
-        if self._frames is not None:
-            self._frames.close()
+        if self._shared is not None:
+            self._shared.close()
 
 
 class IslandExecutor:

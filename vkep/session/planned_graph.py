@@ -15,7 +15,7 @@ from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
-from vkep.ir.guards import Question
+from vkep.ir.guards import Guard
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, HostValue, ValueSpec, declared_value
 from vkep.session.executor import Executable, Targets, Values
@@ -36,7 +36,7 @@ class PlannedGraph:
         capacity: int,
         *,
         name: str = "session",
-        asked: Mapping[str, Sequence[Question]] | None = None,
+        asked: Mapping[str, Sequence[Guard]] | None = None,
         check: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         """
@@ -45,7 +45,7 @@ class PlannedGraph:
             constants: what is known of values before any run.
             capacity: the number of executables to keep.
             name: of the graph, for errors.
-            asked: the inputs whose content a plan depends on: on the answers to questions, or on all of it where none is
+            asked: the inputs whose content a plan depends on: on the answers to guards, or on all of it where none is
                 given.
             check: raises where a run's inputs are not what the graph declares. Called for signatures that are new.
         """
@@ -95,10 +95,10 @@ class PlannedGraph:
 
     def _contents(self, values: Mapping[str, Any]) -> Hashable:
         contents: list[Hashable] = []
-        for name, questions in self._asked.items():
+        for name, guards in self._asked.items():
             value = values.get(name)
             if isinstance(value, np.ndarray):
-                contents.append(tuple([question(value) for question in questions]) or value.tobytes())
+                contents.append(tuple([guard(value) for guard in guards]) or value.tobytes())
         return tuple(contents)
 
     def plan(self, inputs: Mapping[str, Known]) -> Executable:
@@ -235,8 +235,8 @@ class DeferredExecutor:
         self.graph.close()
 
 
-def known_value(value: Any, name: str, asked: Sequence[Question] | None = None) -> Known:
-    """What planning knows of a run's value: dtype and shape, its answers to the questions ``asked``, and its content where
+def known_value(value: Any, name: str, asked: Sequence[Guard] | None = None) -> Known:
+    """What planning knows of a run's value: dtype and shape, its answers to the guards ``asked``, and its content where
     these are an empty sequence.
     """
     if isinstance(value, DeviceTensor):
@@ -249,7 +249,7 @@ def known_value(value: Any, name: str, asked: Sequence[Question] | None = None) 
         return HostValue(str(value.dtype))
     if asked is not None and not asked:
         return ArrayWeight(name, value.copy())
-    return ValueSpec(dtype, value.shape, tuple((question, question(value)) for question in asked or ()))
+    return ValueSpec(dtype, value.shape, tuple((guard, guard(value)) for guard in asked or ()))
 
 
 def _kind(value: Any) -> object:

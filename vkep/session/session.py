@@ -185,7 +185,7 @@ class InferenceSession:
             note = f"not planned yet: the shapes of {waiting} are dynamic; run once, or call plan()"
             return Report(base.model, base.device, base.context, note=note)
         flat = flatten(latest)
-        policy = self._parts.compile.policy
+        policy = self._parts.planner.policy
         return Report(
             base.model,
             base.device,

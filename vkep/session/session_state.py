@@ -19,11 +19,11 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.graph import load_model
 from vkep.graph.load import ModelSource
-from vkep.session.compile import Compiler
 from vkep.session.executor import own_array, own_tensor
 from vkep.session.inputs import check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.planned_graph import Use
+from vkep.session.planner import Planner
 from vkep.session.saved import made_by
 from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
@@ -49,9 +49,9 @@ class SessionState:
         self.closed = False
         policy = session_policy(options, self.delegate.context)
         self.graphs = vgf_delegate(self.delegate, options.sync_mode) if policy.graphs else None
-        self.compile = Compiler(self.delegate, options, self.model, policy, self.graphs)
+        self.planner = Planner(self.delegate, options, self.model, policy, self.graphs)
         check = functools.partial(check_inputs, self.inputs)
-        self.graph = self.compile.model_graph(self.model, self.outputs, check)
+        self.graph = self.planner.model_graph(self.model, self.outputs, check)
 
     def close(self) -> None:
         if not self.closed:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 
-class Frame:
-    """One run's tensors by value name. VgfRunner keeps a recording for each frame, so that runs replay."""
+class BufferSet:
+    """One run's tensors by value name. `VgfRunner` keeps a recording for each set, so that runs replay."""
 
     def __init__(self, tensors: dict[str, DeviceTensor]) -> None:
         self.tensors = tensors
@@ -28,12 +28,12 @@ class Frame:
 
 
 class BufferSets:
-    """The frames of one program. Thread-safe; as many exist as runs overlapped."""
+    """The buffer sets of one program: as many as runs overlapped. Thread-safe."""
 
     def __init__(self, delegate: VulkanDelegate, program: Program) -> None:
         self._delegate = delegate
         self._specs = handed_over(program)
-        self._idle: list[Frame] = []
+        self._idle: list[BufferSet] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -41,38 +41,38 @@ class BufferSets:
     def names(self) -> Iterable[str]:
         return self._specs
 
-    def take(self) -> Frame:
-        """A frame that no run uses; waits for the GPU where the run before it has not ended there."""
+    def take(self) -> BufferSet:
+        """A set that no run uses; waits for the GPU where the run before it has not ended there."""
         with self._lock:
-            frame = self._idle.pop() if self._idle else None
-        if frame is None:
+            buffers = self._idle.pop() if self._idle else None
+        if buffers is None:
             tensors: dict[str, DeviceTensor] = {}
             try:
                 for name, (dtype, shape) in self._specs.items():
                     tensors[name] = DeviceTensor(self._delegate, DTYPES[dtype], shape)
             except BaseException:
-                Frame(tensors).close()
+                BufferSet(tensors).close()
                 raise
-            return Frame(tensors)
-        self._delegate.lease.wait(frame.last)
-        return frame
+            return BufferSet(tensors)
+        self._delegate.lease.wait(buffers.last)
+        return buffers
 
-    def give(self, frame: Frame, runners: Iterable[VgfRunner] = ()) -> None:
-        frame.last = self._delegate.context.timeline.submitted
+    def give(self, buffers: BufferSet, runners: Iterable[VgfRunner] = ()) -> None:
+        buffers.last = self._delegate.context.timeline.submitted
         with self._lock:
             if not self._closed:
-                self._idle.append(frame)
+                self._idle.append(buffers)
                 return
         for runner in runners:
-            runner.forget(list(frame.tensors.values()))
-        frame.close()
+            runner.forget(list(buffers.tensors.values()))
+        buffers.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for frame in idle:
-            frame.close()
+        for buffers in idle:
+            buffers.close()
 
 
 def handed_over(program: Program) -> Mapping[str, tuple[str, tuple[int, ...]]]:

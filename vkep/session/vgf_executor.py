@@ -66,7 +66,7 @@ def vgf_delegate(memory: VulkanDelegate, sync_mode: SyncMode | str | None) -> Vg
 
 
 class VgfExecutor:
-    """A data graph of a program: converted, compiled by the driver, and run on the tensors of a frame."""
+    """A data graph of a program: converted, compiled by the driver, and run on the tensors of a buffer set."""
 
     def __init__(self, step: VgfStep, delegate: VgfDelegate) -> None:
         """Raises `GraphRefused` where the converter or the driver refuses the graph."""
@@ -94,7 +94,7 @@ class VgfExecutor:
             raise GraphRefused(step.nodes, f"its partition was refused: {error}") from error
 
     def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
-        """Submit the graph; nobody waits for it here. ``targets`` has the program's frame beside what the caller bound."""
+        """Submit the graph without waiting. ``targets`` has the program's shared tensors and those that the caller bound."""
         inputs, outputs = self._bind(values, targets)
         self.runner.submit(inputs, outputs)
         _hand_on(inputs, outputs)
@@ -121,10 +121,10 @@ class VgfExecutor:
         refuse_failed(inputs)
         return [*inputs, *self._weights.tensors], outputs
 
-    def _input(self, port: TosaPort, value: Any, frame: Mapping[str, Any]) -> DeviceTensor:
+    def _input(self, port: TosaPort, value: Any, targets: Mapping[str, Any]) -> DeviceTensor:
         if isinstance(value, DeviceTensor):
             return value
-        tensor = frame.get(port.name) or self._new(port)
+        tensor = targets.get(port.name) or self._new(port)
         tensor.write(np.asarray(value))
         return tensor
 

@@ -53,7 +53,7 @@ class Quantized:
     of the logical axis ``axis``.
     """
 
-    ints: Tensor
+    ints: TosaTensor
     scale: Array
     zero: int
     axis: int = -1  #: -1: one scale for all
@@ -63,12 +63,12 @@ class Quantized:
 class Table:
     """That a float tensor is a function of int8 integers: ``outputs[i]`` is its value where ``ints`` is i - 128."""
 
-    ints: Tensor
+    ints: TosaTensor
     outputs: Array
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class TosaTensor:
     """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may lie otherwise.
 
     Logical axis ``i`` is axis ``perm[i]`` of the value. ``scalar``: of rank 0 in ONNX, over a value of shape (1,).
@@ -111,7 +111,7 @@ class Tensor:
         return array.reshape(()) if self.scalar else array.transpose(self.perm)
 
 
-class GraphBuilder:
+class TosaBuilder:
     """Collects operations. Operator functions (``vkep.tosa.ops``) call its methods; they raise `Decline`."""
 
     def __init__(self) -> None:
@@ -136,22 +136,22 @@ class GraphBuilder:
 
     # ---- making tensors
 
-    def input(self, dtype: str, shape: Sequence[int]) -> Tensor:
+    def input(self, dtype: str, shape: Sequence[int]) -> TosaTensor:
         return self.tensor(Value(dtype, tuple(shape) or (1,)), scalar=not shape)
 
     @staticmethod
-    def tensor(value: Value, *, scalar: bool = False) -> Tensor:
+    def tensor(value: Value, *, scalar: bool = False) -> TosaTensor:
         """A tensor whose axes are the value's."""
-        return Tensor(value, tuple(range(len(value.shape))), scalar)
+        return TosaTensor(value, tuple(range(len(value.shape))), scalar)
 
-    def constant(self, array: Any, dtype: str | None = None) -> Tensor:
+    def constant(self, array: Any, dtype: str | None = None) -> TosaTensor:
         """A constant (any numpy dtype: what TOSA lacks may still be looked at, but not computed with)."""
         array = np.asarray(array) if dtype is None else np.asarray(array).astype(dtype)
         return self.tensor(
             Value(array.dtype.name, array.shape or (1,), array.reshape(array.shape or (1,))), scalar=array.ndim == 0
         )
 
-    def fill(self, like: Tensor, number: float) -> Tensor:
+    def fill(self, like: TosaTensor, number: float) -> TosaTensor:
         """A constant of one element of ``like``'s type, that broadcasts."""
         return self.constant(np.array(number, np.dtype(like.dtype)))
 
@@ -202,7 +202,7 @@ class GraphBuilder:
 
     # ---- axes
 
-    def ordered(self, tensor: Tensor, order: Sequence[int] | None = None) -> Value:
+    def ordered(self, tensor: TosaTensor, order: Sequence[int] | None = None) -> Value:
         """The value whose axis ``j`` is the logical axis ``order[j]`` (None: ONNX's order), transposed if need be."""
         order = tuple(range(len(tensor.perm))) if order is None else tuple(order)
         wanted = tuple(tensor.perm[axis] for axis in order)
@@ -227,31 +227,31 @@ class GraphBuilder:
         return self.op("transpose", [value], shape, perms=perms)
 
     @staticmethod
-    def from_order(value: Value, order: Sequence[int]) -> Tensor:
+    def from_order(value: Value, order: Sequence[int]) -> TosaTensor:
         """The tensor whose logical axis ``order[j]`` is axis ``j`` of ``value``."""
-        return Tensor(value, tuple(int(i) for i in np.argsort(order)))
+        return TosaTensor(value, tuple(int(i) for i in np.argsort(order)))
 
     @staticmethod
-    def permute(tensor: Tensor, perm: Sequence[int]) -> Tensor:
+    def permute(tensor: TosaTensor, perm: Sequence[int]) -> TosaTensor:
         """ONNX's Transpose: costs nothing until someone needs the order."""
         if tensor.scalar:
             return tensor
         known = tensor.quantized
         if known is not None:
             axis = list(perm).index(known.axis) if known.axis >= 0 else -1
-            known = Quantized(GraphBuilder.permute(known.ints, perm), known.scale, known.zero, axis)
+            known = Quantized(TosaBuilder.permute(known.ints, perm), known.scale, known.zero, axis)
         table = tensor.table
         if table is not None:
-            table = Table(GraphBuilder.permute(table.ints, perm), table.outputs)
-        return Tensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known, table, tensor.held)
+            table = Table(TosaBuilder.permute(table.ints, perm), table.outputs)
+        return TosaTensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known, table, tensor.held)
 
-    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    def reshape(self, tensor: TosaTensor, shape: Sequence[int]) -> TosaTensor:
         shape = tuple(int(d) for d in shape)
         if shape == tensor.shape:
             return tensor
         known = tensor.quantized
         if known is not None and known.axis < 0:
-            plain = self.reshape(Tensor(tensor.value, tensor.perm, tensor.scalar), shape)
+            plain = self.reshape(TosaTensor(tensor.value, tensor.perm, tensor.scalar), shape)
             ints = self.reshape(known.ints, shape)
             return replace(plain, quantized=Quantized(ints, known.scale, known.zero))
         if tensor.table is not None:
@@ -272,11 +272,11 @@ class GraphBuilder:
     def elementwise(
         self,
         name: str,
-        *tensors: Tensor,
+        *tensors: TosaTensor,
         dtype: str | None = None,
         tail: Sequence[Value] = (),
         attributes: Mapping[str, str] | None = None,
-    ) -> Tensor:
+    ) -> TosaTensor:
         """Apply an operation element by element, with numpy's broadcasting.
 
         ``tail`` are further operands (MUL's shift); ``dtype`` the result's where it is not the first operand's. The
@@ -291,48 +291,48 @@ class GraphBuilder:
         values = [self.ordered(t, order) for t in wide]
         physical = [(*shape, 1)[i] if not shape else shape[i] for i in order]
         result = self.op(name, [*values, *tail], physical, dtype, **(attributes or {}))
-        return Tensor(result, lead.perm, scalar=not shape)
+        return TosaTensor(result, lead.perm, scalar=not shape)
 
-    def _widen(self, tensor: Tensor, rank: int) -> Tensor:
+    def _widen(self, tensor: TosaTensor, rank: int) -> TosaTensor:
         """Axes of size 1 in front, up to ``rank``."""
         missing = rank - len(tensor.perm)
         if not missing:
-            return Tensor(tensor.value, tensor.perm)
+            return TosaTensor(tensor.value, tensor.perm)
         if tensor.value.array is None and tensor.perm != tuple(range(len(tensor.perm))):
             # keep the order of the value: the new axes go in front of it
             value = tensor.value
             grown = (1,) * missing + value.shape
             made = self.op("reshape", [value, self.shape_value(grown)], grown)
-            return Tensor(made, (*range(missing), *(p + missing for p in tensor.perm)))
+            return TosaTensor(made, (*range(missing), *(p + missing for p in tensor.perm)))
         shape = tensor.shape if not tensor.scalar else (1,)
-        return self.reshape(Tensor(tensor.value, tensor.perm), (1,) * missing + shape)
+        return self.reshape(TosaTensor(tensor.value, tensor.perm), (1,) * missing + shape)
 
-    def unary(self, name: str, x: Tensor, **attributes: str) -> Tensor:
+    def unary(self, name: str, x: TosaTensor, **attributes: str) -> TosaTensor:
         return self.elementwise(name, x, attributes=attributes)
 
-    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+    def mul(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
         return self.elementwise("mul", x, y, tail=[self.zero_point("int8")])
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
+    def add(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
         return self.elementwise("add", x, y)
 
-    def sub(self, x: Tensor, y: Tensor) -> Tensor:
+    def sub(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
         return self.elementwise("sub", x, y)
 
-    def negate(self, x: Tensor) -> Tensor:
+    def negate(self, x: TosaTensor) -> TosaTensor:
         zero = self.zero_point(x.dtype)
         return self.elementwise("negate", x, tail=[zero, zero])
 
-    def maximum(self, x: Tensor, y: Tensor) -> Tensor:
+    def maximum(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
         return self.elementwise("maximum", x, y, attributes={"nan_mode": PROPAGATE})
 
-    def minimum(self, x: Tensor, y: Tensor) -> Tensor:
+    def minimum(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
         return self.elementwise("minimum", x, y, attributes={"nan_mode": PROPAGATE})
 
-    def select(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def select(self, condition: TosaTensor, x: TosaTensor, y: TosaTensor) -> TosaTensor:
         return self.elementwise("select", condition, x, y, dtype=x.dtype)
 
-    def clamp(self, x: Tensor, low: float | int | None, high: float | int | None) -> Tensor:
+    def clamp(self, x: TosaTensor, low: float | int | None, high: float | int | None) -> TosaTensor:
         """Limit to [low, high]; None is no limit. NaN stays."""
         if x.dtype == "int32":  # TOSA's CLAMP takes int8, int16 and floats
             x = x if low is None else self.elementwise("maximum", x, self.fill(x, low), attributes=_NAN)
@@ -347,7 +347,7 @@ class GraphBuilder:
 
     # ---- reductions
 
-    def reduce(self, name: str, x: Tensor, axes: Sequence[int], **attributes: str) -> Tensor:
+    def reduce(self, name: str, x: TosaTensor, axes: Sequence[int], **attributes: str) -> TosaTensor:
         """Reduce the logical ``axes``, which stay with size 1."""
         value = x.value
         for axis in sorted(axes):
@@ -355,7 +355,7 @@ class GraphBuilder:
             shape = list(value.shape)
             shape[p] = 1
             value = self.op(name, [value], shape, axis=f"{p} : i32", **attributes)
-        return Tensor(value, x.perm, x.scalar)
+        return TosaTensor(value, x.perm, x.scalar)
 
 
 _NAN = {"nan_mode": "#tosa.nan_mode<PROPAGATE>"}

@@ -15,7 +15,7 @@ from vkep.graph.model import Node
 from vkep.graph.weights import Weight
 from vkep.tosa import registry
 from vkep.tosa.cost import flops
-from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, GraphBuilder, Tensor, Value
+from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, TosaBuilder, TosaTensor, Value
 from vkep.tosa.mlir import needed, to_mlir
 from vkep.tosa.shared import TosaWeight, shareable
 from vkep.tosa.type_legalization import SIGNED, border, handed_out, taken_in
@@ -61,8 +61,8 @@ class TosaIsland:
     def __init__(self, origins: Mapping[str, Node] | None = None) -> None:
         """``origins`` names constants that a DequantizeLinear made: their integers are read instead, where they can."""
         self._origins = origins or {}
-        self.builder = GraphBuilder()
-        self.tensors: dict[str, Tensor] = {}
+        self.builder = TosaBuilder()
+        self.tensors: dict[str, TosaTensor] = {}
         self.inputs: dict[str, TosaPort] = {}
         self._arguments: dict[str, Value] = {}
         self._weights: list[tuple[Weight, np.ndarray]] = []
@@ -103,7 +103,7 @@ class TosaIsland:
         """See `vkep.tosa.cost`."""
         return flops(self.builder.ops)
 
-    def _tensor(self, name: str, spec: Callable[[str], Weight | TosaPort | None]) -> Tensor:
+    def _tensor(self, name: str, spec: Callable[[str], Weight | TosaPort | None]) -> TosaTensor:
         if name in self.tensors:
             return self.tensors[name]
         known = spec(name)
@@ -150,7 +150,7 @@ class TosaIsland:
         return TosaGraph(text, tuple(self.inputs.values()), tuple(ports), kept, tuple(w for _, w in weights))
 
 
-def _copy(b: GraphBuilder, value: Value) -> Value:
+def _copy(b: TosaBuilder, value: Value) -> Value:
     """A result of its own with the same content, by an operation that no compiler of graphs folds away."""
     if value.dtype == "bool":
         return b.op("logical_or", [value, value], value.shape)

@@ -1,7 +1,7 @@
 """How an ONNX operator becomes TOSA: one function each, whose signature is the ONNX schema.
 
     @tosa_operator("Relu", types=FLOATS)
-    def relu(b: GraphBuilder, x: Tensor) -> Tensor:
+    def relu(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
         return b.clamp(x, 0.0, None)
 
 Positional parameters are the inputs (a default of None: optional; ``*inputs``: any number), keyword parameters the
@@ -19,7 +19,7 @@ import numpy as np
 
 from vkep.errors import Decline
 from vkep.graph.model import Node
-from vkep.tosa.graph import GraphBuilder, Quantized, Tensor
+from vkep.tosa.graph import Quantized, TosaBuilder, TosaTensor
 from vkep.tosa.tables import with_table
 from vkep.tosa.type_legalization import bits_of, shortened, widened
 
@@ -115,7 +115,7 @@ def declared() -> list[TosaOperator]:
     return [operator for key in sorted(_OPERATORS) for operator in _OPERATORS[key]]
 
 
-def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) -> list[Tensor]:
+def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None]) -> list[TosaTensor]:
     """The node's results; its operations are added to the builder. Raises `Decline`; the builder is as before then."""
     operator = find(node)
     if operator is None:
@@ -152,7 +152,7 @@ def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) 
         # shapes that break ONNX's rules: whoever runs the node in the end reports them
         b.rollback(mark)
         raise Decline(f"its inputs do not fit: {error}") from error
-    results: list[Tensor] = list(made) if isinstance(made, (tuple, list)) else [made]
+    results: list[TosaTensor] = list(made) if isinstance(made, (tuple, list)) else [made]
     if short:
         return [shortened(b, t, operator.moves) if t.dtype == "float32" else t for t in results]
     if held:
@@ -165,12 +165,12 @@ def lower_node(b: GraphBuilder, node: Node, arguments: Sequence[Tensor | None]) 
 
 
 def _with_integers(
-    b: GraphBuilder,
+    b: TosaBuilder,
     operator: TosaOperator,
-    inputs: Sequence[Tensor | None],
+    inputs: Sequence[TosaTensor | None],
     attributes: Mapping[str, Any],
-    results: list[Tensor],
-) -> list[Tensor]:
+    results: list[TosaTensor],
+) -> list[TosaTensor]:
     """The results of moved floats that stand for integers of one scale: those integers, moved alike."""
     data = [t for t in (inputs if operator.most is None else inputs[:1]) if t is not None]
     known = [t.quantized for t in data]
@@ -186,7 +186,7 @@ def _with_integers(
     return [replace(t, quantized=Quantized(i, first.scale, first.zero)) for t, i in zip(results, made, strict=True)]
 
 
-def _as_moved(b: GraphBuilder, tensor: Tensor | None, held: str, is_data: bool) -> Tensor | None:
+def _as_moved(b: TosaBuilder, tensor: TosaTensor | None, held: str, is_data: bool) -> TosaTensor | None:
     """What a tensor is held in, for an operator that only moves elements."""
     if tensor is None or not is_data:
         return tensor
@@ -198,7 +198,7 @@ def _as_moved(b: GraphBuilder, tensor: Tensor | None, held: str, is_data: bool) 
     return bits_of(b, tensor)
 
 
-def constant_of(tensor: Tensor | None, what: str) -> Any:
+def constant_of(tensor: TosaTensor | None, what: str) -> Any:
     """The content of an input that must be known when the graph is made. Raises `Decline`."""
     array = tensor.array if tensor is not None else None
     if array is None:

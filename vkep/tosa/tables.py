@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vkep.errors import Decline
-from vkep.tosa.graph import Array, GraphBuilder, Op, Table, Tensor, Value
+from vkep.tosa.graph import Array, Op, Table, TosaBuilder, TosaTensor, Value
 
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 _NUMPY: Mapping[str, Callable[..., Any]] = {
@@ -61,15 +61,15 @@ def _number(text: str) -> float:
 
 
 def with_table(
-    function: Callable[..., Any], inputs: Sequence[Tensor | None], attributes: Mapping[str, Any], made: Tensor
-) -> Tensor:
+    function: Callable[..., Any], inputs: Sequence[TosaTensor | None], attributes: Mapping[str, Any], made: TosaTensor
+) -> TosaTensor:
     """``made``, the result of an elementwise operator, with its table where every input is a function of one int8 tensor."""
     if made.dtype != "float32" or made.table is not None or made.quantized is not None:
         return made
-    ints: Tensor | None = None
+    ints: TosaTensor | None = None
     known: dict[Value, Array] = {}
-    arguments: list[Tensor | None] = []
-    b = GraphBuilder()
+    arguments: list[TosaTensor | None] = []
+    b = TosaBuilder()
     for x in inputs:
         table = table_of(x) if x is not None else None
         if table is None:
@@ -92,7 +92,7 @@ def with_table(
     return made if outputs is None or outputs.shape != (256,) else replace(made, table=Table(ints, outputs))
 
 
-def table_of(x: Tensor) -> Table | None:
+def table_of(x: TosaTensor) -> Table | None:
     """What a float tensor is as a function of int8 integers, None where it is none."""
     if x.table is not None or x.quantized is None:
         return x.table

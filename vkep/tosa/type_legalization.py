@@ -3,7 +3,7 @@
 bfloat16, an extension, is only cast: operators compute in float32, and each result is rounded.
 
 At a graph's border an int64 tensor is bound as the int32 tensor [..., 2] of its words (low word first), the same bytes; an
-unsigned one as the signed type of its width. See `Tensor.held`.
+unsigned one as the signed type of its width. See `TosaTensor.held`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vkep.tosa.graph import Array, GraphBuilder, Tensor, Value
+from vkep.tosa.graph import Array, TosaBuilder, TosaTensor, Value
 
 #: the signed type that holds an unsigned one's bits
 SIGNED = {"uint8": "int8", "uint16": "int16", "uint32": "int32"}
@@ -25,21 +25,21 @@ def border(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     return SIGNED.get(dtype, dtype), shape or (1,)
 
 
-def taken_in(b: GraphBuilder, raw: Value, dtype: str, shape: tuple[int, ...]) -> Tensor:
+def taken_in(b: TosaBuilder, raw: Value, dtype: str, shape: tuple[int, ...]) -> TosaTensor:
     """The model's tensor behind an argument of the type and shape that `border` gives."""
     if dtype == "bfloat16":
         wide = b.op("cast", [raw], raw.shape, "float32")
-        return Tensor(wide, tuple(range(len(wide.shape))), scalar=not shape, held="short")
+        return TosaTensor(wide, tuple(range(len(wide.shape))), scalar=not shape, held="short")
     if dtype != "int64":
-        made = Tensor(raw, tuple(range(len(raw.shape))), scalar=not shape)
+        made = TosaTensor(raw, tuple(range(len(raw.shape))), scalar=not shape)
         return replace(made, held="bits") if dtype in SIGNED else made
     starts, sizes = [0] * len(raw.shape), [*raw.shape[:-1], 1]
     low = b.op("slice", [raw, b.shape_value(starts), b.shape_value(sizes)], sizes)
-    words = b.reshape(Tensor(low, tuple(range(len(low.shape)))), shape)
+    words = b.reshape(TosaTensor(low, tuple(range(len(low.shape)))), shape)
     return replace(words, held="low")
 
 
-def handed_out(b: GraphBuilder, tensor: Tensor) -> Value:
+def handed_out(b: TosaBuilder, tensor: TosaTensor) -> Value:
     """The value that `border` describes, of a tensor in ONNX's order."""
     value = b.ordered(tensor)
     if tensor.held == "short":
@@ -54,27 +54,27 @@ def handed_out(b: GraphBuilder, tensor: Tensor) -> Value:
     return b.op("concat", words, (*tensor.shape, 2), axis=f"{len(shape) - 1} : i32")
 
 
-def widened(b: GraphBuilder, tensor: Tensor | None) -> Tensor | None:
+def widened(b: TosaBuilder, tensor: TosaTensor | None) -> TosaTensor | None:
     """bfloat16 as float32, the rest as it is."""
     if tensor is None or tensor.dtype != "bfloat16":
         return tensor
     return replace(tensor, held="") if tensor.held else b.constant(tensor.array, "float32")
 
 
-def shortened(b: GraphBuilder, tensor: Tensor, exact: bool = False) -> Tensor:
+def shortened(b: TosaBuilder, tensor: TosaTensor, exact: bool = False) -> TosaTensor:
     """float32 as bfloat16: rounded, unless it is known to be ``exact``."""
     if not exact:
         value = b.op("cast", [tensor.value], tensor.value.shape, "bfloat16")
-        tensor = Tensor(b.op("cast", [value], value.shape, "float32"), tensor.perm, tensor.scalar)
+        tensor = TosaTensor(b.op("cast", [value], value.shape, "float32"), tensor.perm, tensor.scalar)
     return replace(tensor, held="short", quantized=None, table=None)
 
 
-def as_int64(tensor: Tensor) -> Tensor:
+def as_int64(tensor: TosaTensor) -> TosaTensor:
     """An int32 tensor as the int64 tensor of the same numbers."""
     return replace(tensor, held="fits", quantized=None, table=None)
 
 
-def bits_of(b: GraphBuilder, tensor: Tensor) -> Tensor:
+def bits_of(b: TosaBuilder, tensor: TosaTensor) -> TosaTensor:
     """An integer tensor in a signed type, bit for bit; of int64 only what fits in 32 bits. Raises `Decline`."""
     if tensor.held == "low":
         b.decline("int64 from outside the graph, of which TOSA's int32 holds only indices")
@@ -88,14 +88,14 @@ def bits_of(b: GraphBuilder, tensor: Tensor) -> Tensor:
     return narrowed(b, array) if array.dtype.itemsize == 8 else tensor
 
 
-def narrowed(b: GraphBuilder, array: Array) -> Tensor:
+def narrowed(b: TosaBuilder, array: Array) -> TosaTensor:
     """A constant of 64 bits as int32. Raises `Decline` where it does not fit."""
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
         b.decline("a 64-bit constant beyond 32 bits, the widest integer of TOSA 1.0")
     return b.constant(array.astype(np.int32))
 
 
-def index_of(b: GraphBuilder, tensor: Tensor, size: int) -> Tensor:
+def index_of(b: TosaBuilder, tensor: TosaTensor, size: int) -> TosaTensor:
     """Indices along an axis of ``size`` elements as int32 from 0 on: negative ones count from the end.
 
     What the graph computes with is kept inside the axis, as no one can be told of an index outside it.
@@ -114,7 +114,7 @@ def index_of(b: GraphBuilder, tensor: Tensor, size: int) -> Tensor:
     return b.clamp(b.select(negative, from_end, plain), 0, size - 1)
 
 
-def flip(b: GraphBuilder, tensor: Tensor) -> Tensor:
+def flip(b: TosaBuilder, tensor: TosaTensor) -> TosaTensor:
     """uint8 as the int8 that is 128 less (one bit flipped), and back."""
     array = tensor.array
     if array is not None:
@@ -127,4 +127,4 @@ def flip(b: GraphBuilder, tensor: Tensor) -> Tensor:
         made_value = b.op("bitwise_xor", [value, mask], value.shape)
         b.flipped[value], b.flipped[made_value] = made_value, value
     held = "" if tensor.held == "bits" else "bits"
-    return Tensor(b.flipped[value], tensor.perm, tensor.scalar, held=held)
+    return TosaTensor(b.flipped[value], tensor.perm, tensor.scalar, held=held)

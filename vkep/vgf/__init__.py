@@ -2,7 +2,7 @@
 
 from vkep.vgf.convert import ConvertError, converter_version, mlir_to_vgf
 from vkep.vgf.decode import decode, find_vgf
-from vkep.vgf.records import Constant, InvalidVgfError, Module, Resource, Segment, Slot, Vgf
+from vkep.vgf.records import BindingSlot, Constant, InvalidVgfError, Module, Resource, Segment, Vgf
 
 __all__ = [
     "Constant",
@@ -11,7 +11,7 @@ __all__ = [
     "Module",
     "Resource",
     "Segment",
-    "Slot",
+    "BindingSlot",
     "Vgf",
     "converter_version",
     "decode",

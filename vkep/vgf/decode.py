@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from vkep.vgf.records import Constant, InvalidVgfError, Module, Resource, Segment, Slot, Vgf
+from vkep.vgf.records import BindingSlot, Constant, InvalidVgfError, Module, Resource, Segment, Vgf
 
 MAGIC = b"VGF1"
 _VERSION_AT = 8  # three bytes
@@ -178,10 +178,10 @@ def _constant(table: Any, index: int) -> Constant:
     )
 
 
-def _slots(table: Any, handle: Any, names: Any = None) -> tuple[Slot, ...]:
+def _slots(table: Any, handle: Any, names: Any = None) -> tuple[BindingSlot, ...]:
     count = table.getNamesSize(names) if names is not None else 0
     return tuple(
-        Slot(
+        BindingSlot(
             table.getBindingSlotBinding(handle, i),
             table.getBindingSlotMrtIndex(handle, i),
             table.getName(names, i) if i < count else "",

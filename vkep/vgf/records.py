@@ -90,7 +90,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Slot:
+class BindingSlot:
     """A resource (row of the table) at a binding."""
 
     binding: int
@@ -105,9 +105,9 @@ class Segment:
     name: str
     kind: str
     module: int
-    sets: Mapping[int, tuple[Slot, ...]]
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
+    sets: Mapping[int, tuple[BindingSlot, ...]]
+    inputs: tuple[BindingSlot, ...]
+    outputs: tuple[BindingSlot, ...]
     constants: tuple[tuple[int, int], ...]  #: (the graph's number, index of the constant)
     push_constants: tuple[tuple[int, int, int], ...]  #: (stage flags, offset, size)
     dispatch: tuple[int, int, int]
@@ -122,8 +122,8 @@ class Vgf:
     modules: tuple[Module, ...]
     constants: tuple[Constant, ...]
     segments: tuple[Segment, ...]
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
+    inputs: tuple[BindingSlot, ...]
+    outputs: tuple[BindingSlot, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: everything but the code and the constants' bytes."""

@@ -9,7 +9,7 @@ from vkep.dtypes import DType
 from vkep.plan.records import ConstantRef
 
 if TYPE_CHECKING:
-    from vkep.device.constants import ConstantSet, Place
+    from vkep.device.constants import BufferPlace, ConstantSet
     from vkep.device.delegate import VulkanDelegate
     from vkep.tosa.shared import TosaWeight
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ConstantTensor:
     """A constant of the context's store, as an input of `VgfRunner`: nobody writes it."""
 
-    def __init__(self, dtype: DType, shape: tuple[int, ...], nbytes: int, address: int, block: Place) -> None:
+    def __init__(self, dtype: DType, shape: tuple[int, ...], nbytes: int, address: int, block: BufferPlace) -> None:
         self.dtype, self.shape, self.nbytes = dtype, shape, nbytes
         self.address, self.block = address, block
 

@@ -19,11 +19,11 @@ from vkep.executorch.portable import (
     sampling,
     spectral,
 )
-from vkep.executorch.portable.registry import KERNELS, Kernel
+from vkep.executorch.portable.registry import KERNELS, PortableKernel
 
 __all__ = [
     "KERNELS",
-    "Kernel",
+    "PortableKernel",
     "backward",
     "creation",
     "indexing",

@@ -17,7 +17,7 @@ _NARROW = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 
 
 @dataclass(frozen=True)
-class Kernel:
+class PortableKernel:
     """``function`` takes the operator's arguments without outputs, arrays for tensors, and returns an array, several, or
     a number. It must not write to its arguments.
     """
@@ -27,7 +27,7 @@ class Kernel:
     arguments: int
 
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS: dict[str, PortableKernel] = {}
 
 
 def kernel(*names: str) -> Callable[[Function], Function]:
@@ -39,7 +39,7 @@ def kernel(*names: str) -> Callable[[Function], Function]:
             name = short if "::" in short else f"aten::{short}"
             if name in KERNELS:
                 raise ValueError(f"{name} is declared twice")
-            KERNELS[name] = Kernel(name, function, arguments)
+            KERNELS[name] = PortableKernel(name, function, arguments)
         return function
 
     return declare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.graph import TosaBuilder, TosaTensor
 from vkep.tosa.ops.quantized import clamped
 from vkep.tosa.registry import FLOATS, constant_of, tosa_operator
 
@@ -13,23 +13,23 @@ pointwise = functools.partial(tosa_operator, pointwise=True)
 
 
 @pointwise("Relu", types=(*FLOATS, "int8", "int16"), since=6)
-def relu(b: GraphBuilder, x: Tensor) -> Tensor:
+def relu(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return clamped(b, x, b.clamp(x, 0, _top(x)), 0, None)
 
 
-def _top(x: Tensor) -> float | None:
+def _top(x: TosaTensor) -> float | None:
     return math.inf if x.dtype in FLOATS else None
 
 
 @pointwise("Clip", types=FLOATS, since=6, until=6)
 def clip_6(
-    b: GraphBuilder, x: Tensor, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38
-) -> Tensor:
+    b: TosaBuilder, x: TosaTensor, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38
+) -> TosaTensor:
     return b.clamp(x, min, max) if min <= max else b.decline("min above max")
 
 
 @pointwise("Clip", types=(*FLOATS, "int8"), since=11)
-def clip(b: GraphBuilder, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+def clip(b: TosaBuilder, x: TosaTensor, min: TosaTensor | None = None, max: TosaTensor | None = None) -> TosaTensor:
     top = _top(x)
     low = float(constant_of(min, "min").reshape(-1)[0]) if min is not None else (None if top is None else -top)
     high = float(constant_of(max, "max").reshape(-1)[0]) if max is not None else top
@@ -39,89 +39,89 @@ def clip(b: GraphBuilder, x: Tensor, min: Tensor | None = None, max: Tensor | No
 
 
 @pointwise("LeakyRelu", types=FLOATS, since=6)
-def leaky_relu(b: GraphBuilder, x: Tensor, *, alpha: float = 0.01) -> Tensor:
+def leaky_relu(b: TosaBuilder, x: TosaTensor, *, alpha: float = 0.01) -> TosaTensor:
     return _sloped(b, x, b.fill(x, alpha))
 
 
 @pointwise("PRelu", types=FLOATS, since=7)
-def prelu(b: GraphBuilder, x: Tensor, slope: Tensor) -> Tensor:
+def prelu(b: TosaBuilder, x: TosaTensor, slope: TosaTensor) -> TosaTensor:
     return _sloped(b, x, slope)
 
 
-def _sloped(b: GraphBuilder, x: Tensor, slope: Tensor) -> Tensor:
+def _sloped(b: TosaBuilder, x: TosaTensor, slope: TosaTensor) -> TosaTensor:
     return b.select(b.elementwise("greater_equal", x, b.fill(x, 0), dtype="bool"), x, b.mul(x, slope))
 
 
 @pointwise("ThresholdedRelu", types=FLOATS)
-def thresholded_relu(b: GraphBuilder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+def thresholded_relu(b: TosaBuilder, x: TosaTensor, *, alpha: float = 1.0) -> TosaTensor:
     return b.select(b.elementwise("greater", x, b.fill(x, alpha), dtype="bool"), x, b.fill(x, 0))
 
 
-def _expm1(b: GraphBuilder, x: Tensor) -> Tensor:
+def _expm1(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.sub(b.unary("exp", x), b.fill(x, 1))
 
 
-def _at_least_zero(b: GraphBuilder, x: Tensor) -> Tensor:
+def _at_least_zero(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.elementwise("greater_equal", x, b.fill(x, 0), dtype="bool")
 
 
 @pointwise("Elu", types=FLOATS, since=6)
-def elu(b: GraphBuilder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+def elu(b: TosaBuilder, x: TosaTensor, *, alpha: float = 1.0) -> TosaTensor:
     return b.select(_at_least_zero(b, x), x, b.mul(_expm1(b, x), b.fill(x, alpha)))
 
 
 @pointwise("Selu", types=FLOATS, since=6)
 def selu(
-    b: GraphBuilder, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
-) -> Tensor:
+    b: TosaBuilder, x: TosaTensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> TosaTensor:
     negative = b.mul(_expm1(b, x), b.fill(x, alpha))
     return b.mul(b.select(_at_least_zero(b, x), x, negative), b.fill(x, gamma))
 
 
 @pointwise("Celu", types=("float32",))
-def celu(b: GraphBuilder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+def celu(b: TosaBuilder, x: TosaTensor, *, alpha: float = 1.0) -> TosaTensor:
     negative = b.mul(_expm1(b, b.mul(x, b.fill(x, 1 / alpha))), b.fill(x, alpha))
     return b.select(_at_least_zero(b, x), x, negative)
 
 
 @pointwise("HardSigmoid", types=FLOATS, since=6)
-def hard_sigmoid(b: GraphBuilder, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+def hard_sigmoid(b: TosaBuilder, x: TosaTensor, *, alpha: float = 0.2, beta: float = 0.5) -> TosaTensor:
     return b.clamp(b.add(b.mul(x, b.fill(x, alpha)), b.fill(x, beta)), 0.0, 1.0)
 
 
 @pointwise("HardSwish", types=FLOATS)
-def hard_swish(b: GraphBuilder, x: Tensor) -> Tensor:
+def hard_swish(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.mul(x, hard_sigmoid(b, x, alpha=1 / 6, beta=0.5))
 
 
-def softplus_of(b: GraphBuilder, x: Tensor) -> Tensor:
+def softplus_of(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     """log(1 + exp(x)) without overflow: max(x, 0) + log(1 + exp(-abs(x)))."""
     small = b.unary("exp", b.negate(b.unary("abs", x)))
     return b.add(b.clamp(x, 0.0, math.inf), b.unary("log", b.add(small, b.fill(x, 1))))
 
 
 @pointwise("Softplus", types=FLOATS)
-def softplus(b: GraphBuilder, x: Tensor) -> Tensor:
+def softplus(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return softplus_of(b, x)
 
 
 @pointwise("Mish", types=FLOATS)
-def mish(b: GraphBuilder, x: Tensor) -> Tensor:
+def mish(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.mul(x, b.unary("tanh", softplus_of(b, x)))
 
 
 @pointwise("Swish", types=FLOATS)
-def swish(b: GraphBuilder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+def swish(b: TosaBuilder, x: TosaTensor, *, alpha: float = 1.0) -> TosaTensor:
     return b.mul(x, b.unary("sigmoid", b.mul(x, b.fill(x, alpha))))
 
 
 @pointwise("Softsign", types=FLOATS)
-def softsign(b: GraphBuilder, x: Tensor) -> Tensor:
+def softsign(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.mul(x, b.unary("reciprocal", b.add(b.unary("abs", x), b.fill(x, 1))))
 
 
 @pointwise("Gelu", types=FLOATS)
-def gelu(b: GraphBuilder, x: Tensor, *, approximate: str = "none") -> Tensor:
+def gelu(b: TosaBuilder, x: TosaTensor, *, approximate: str = "none") -> TosaTensor:
     half = b.mul(x, b.fill(x, 0.5))
     if approximate == "tanh":
         cube = b.mul(b.mul(b.mul(x, x), x), b.fill(x, 0.044715))

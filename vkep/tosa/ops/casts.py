@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from vkep import dtypes
-from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.graph import TosaBuilder, TosaTensor
 from vkep.tosa.registry import ANY, FLOATS, tosa_operator
 from vkep.tosa.type_legalization import SIGNED, as_int64, bits_of, shortened, widened
 
@@ -15,7 +15,7 @@ _WIDE = (*ANY, "int64", *SIGNED, "bfloat16")
 
 
 @tosa_operator("Cast", types=_WIDE, since=6)
-def cast(b: GraphBuilder, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+def cast(b: TosaBuilder, x: TosaTensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> TosaTensor:
     target = dtypes.from_onnx(to)
     if target is None:
         b.decline(f"no cast to {dtypes.onnx_name(to)}")
@@ -23,11 +23,13 @@ def cast(b: GraphBuilder, x: Tensor, *, to: int, saturate: int = 1, round_mode: 
 
 
 @tosa_operator("CastLike", types=_WIDE)
-def cast_like(b: GraphBuilder, x: Tensor, like: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
+def cast_like(
+    b: TosaBuilder, x: TosaTensor, like: TosaTensor, *, saturate: int = 1, round_mode: str = "up"
+) -> TosaTensor:
     return cast_to(b, x, like.dtype)
 
 
-def cast_to(b: GraphBuilder, x: Tensor, dtype: str) -> Tensor:
+def cast_to(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
     """Raises `Decline` for what TOSA 1.0 cannot say."""
     if x.dtype == dtype:
         return x
@@ -58,13 +60,13 @@ def cast_to(b: GraphBuilder, x: Tensor, dtype: str) -> Tensor:
     return b.elementwise("cast", x, dtype=dtype)
 
 
-def truncated(b: GraphBuilder, x: Tensor) -> Tensor:
+def truncated(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     """Floats without their fractions."""
     positive = b.elementwise("greater_equal", x, b.fill(x, 0), dtype="bool")
     return b.select(positive, b.unary("floor", x), b.unary("ceil", x))
 
 
-def _from_held(b: GraphBuilder, x: Tensor, dtype: str) -> Tensor:
+def _from_held(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
     if x.held == "low" and dtype == "int32":  # ONNX leaves open what becomes of numbers out of range
         return replace(x, held="")
     plain = bits_of(b, x)

@@ -1,4 +1,4 @@
-"""Convolutions. TOSA wants channels last; see `GraphBuilder.ordered`."""
+"""Convolutions. TOSA wants channels last; see `TosaBuilder.ordered`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from vkep.errors import Decline
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
-from vkep.tosa.graph import GraphBuilder, Tensor, Value, ints
+from vkep.tosa.graph import TosaBuilder, TosaTensor, Value, ints
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.movement import slice_of
 from vkep.tosa.registry import FLOATS, tosa_operator
@@ -18,7 +18,7 @@ ACCUMULATE = {"float32": "f32", "float16": "f32", "int8": "i32"}
 Sides = list[tuple[int, int]]
 
 
-def exact(b: GraphBuilder, x: Tensor, window: Window) -> tuple[Tensor, Sides]:
+def exact(b: TosaBuilder, x: TosaTensor, window: Window) -> tuple[TosaTensor, Sides]:
     """The input and the (before, after) padding of each spatial axis with which the window ends on the last row read.
 
     TOSA takes no remainder: what the last stride leaves over is cut from the padding, then from the rows. A last window that
@@ -38,10 +38,10 @@ def exact(b: GraphBuilder, x: Tensor, window: Window) -> tuple[Tensor, Sides]:
 
 @tosa_operator("Conv", types=FLOATS)
 def conv(
-    b: GraphBuilder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    w: TosaTensor,
+    bias: TosaTensor | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Sequence[int] | None = None,
@@ -49,7 +49,7 @@ def conv(
     kernel_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
-) -> Tensor:
+) -> TosaTensor:
     window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations, auto_pad)
     known = quantized.product(x, w, 1, 0)
     shift = quantized.bias_of(b, bias, known[2], w.shape[0]) if known is not None else None
@@ -61,16 +61,16 @@ def conv(
 
 
 def convolution(
-    b: GraphBuilder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    w: TosaTensor,
+    bias: TosaTensor | None,
     window: Window,
     group: int,
     x_zero: int,
     w_zero: int,
     dtype: str,
-) -> Tensor:
+) -> TosaTensor:
     """ONNX's convolution of [N, C, ...] over one to three axes, with zero points; ``dtype`` is the result's."""
     spatial = x.rank - 2
     if x.shape[1] != w.shape[1] * group or w.shape[0] % group:
@@ -92,22 +92,22 @@ def lift(window: Window) -> Window:
     return Window((1, *window.kernel), (1, *window.strides), (1, *window.dilations), pads, (1, *window.out))
 
 
-def _lifted(b: GraphBuilder, x: Tensor) -> Tensor:
+def _lifted(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.reshape(x, (*x.shape[:2], 1, x.shape[2]))
 
 
 def _convolve(
-    b: GraphBuilder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor,
+    b: TosaBuilder,
+    x: TosaTensor,
+    w: TosaTensor,
+    bias: TosaTensor,
     window: Window,
     sides: Sides,
     group: int,
     x_zero: int,
     w_zero: int,
     dtype: str,
-) -> Tensor:
+) -> TosaTensor:
     """CONV2D, DEPTHWISE_CONV2D or CONV3D; other groups are convolved one by one."""
     spatial = x.rank - 2
     channels, outputs = x.shape[1], w.shape[0]
@@ -138,13 +138,13 @@ def _convolve(
     return _joined(b, parts, order, shape)
 
 
-def _joined(b: GraphBuilder, parts: Sequence[Tensor], order: Sequence[int], shape: Sequence[int]) -> Tensor:
+def _joined(b: TosaBuilder, parts: Sequence[TosaTensor], order: Sequence[int], shape: Sequence[int]) -> TosaTensor:
     """The groups' results side by side, channels last."""
     values: list[Value] = [b.ordered(p, order) for p in parts]
     return b.from_order(b.op("concat", values, shape, axis=f"{len(shape) - 1} : i32"), order)
 
 
-def block_of(b: GraphBuilder, t: Tensor, axis: int, start: int, count: int) -> Tensor:
+def block_of(b: TosaBuilder, t: TosaTensor, axis: int, start: int, count: int) -> TosaTensor:
     """``count`` of an axis, cut on the host where the content is known."""
     if t.array is not None:
         return b.constant(np.ascontiguousarray(t.array.take(range(start, start + count), axis)))
@@ -158,10 +158,10 @@ def block_of(b: GraphBuilder, t: Tensor, axis: int, start: int, count: int) -> T
 
 @tosa_operator("ConvTranspose", types=FLOATS)
 def conv_transpose(
-    b: GraphBuilder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    w: TosaTensor,
+    bias: TosaTensor | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Sequence[int] | None = None,
@@ -171,7 +171,7 @@ def conv_transpose(
     output_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
-) -> Tensor:
+) -> TosaTensor:
     if x.shape[1] != w.shape[0] or x.shape[1] % group:
         b.decline(f"{x.shape[1]} channels, weights {w.shape} and {group} groups do not fit together")
     window = resolve_transposed_window(
@@ -189,16 +189,16 @@ def conv_transpose(
 
 
 def _transposed(
-    b: GraphBuilder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor,
+    b: TosaBuilder,
+    x: TosaTensor,
+    w: TosaTensor,
+    bias: TosaTensor,
     window: Window,
     group: int,
     x_zero: int,
     w_zero: int,
     dtype: str,
-) -> Tensor:
+) -> TosaTensor:
     """TRANSPOSE_CONV2D, over one or two axes, each group by itself."""
     if x.rank == 3:
         lifted = _transposed(b, _lifted(b, x), _lifted(b, w), bias, lift(window), group, x_zero, w_zero, dtype)
@@ -235,7 +235,7 @@ def _transposed(
     return parts[0] if group == 1 else _joined(b, parts, NHWC, (x.shape[0], *window.out, made * group))
 
 
-def _dilated(b: GraphBuilder, w: Tensor, dilations: Sequence[int], zero: int) -> Tensor:
+def _dilated(b: TosaBuilder, w: TosaTensor, dilations: Sequence[int], zero: int) -> TosaTensor:
     """Constant weights with the holes of their dilation filled in: TRANSPOSE_CONV2D has none."""
     if all(d == 1 for d in dilations):
         return w

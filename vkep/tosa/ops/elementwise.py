@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
+from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor
 from vkep.tosa.ops.integers import quotient
 from vkep.tosa.ops.quantized import added, multiplied
 from vkep.tosa.registry import ANY, FLOATS, NUMBERS, constant_of, tosa_operator
@@ -32,7 +32,7 @@ for _onnx, _tosa, _types in (
 ):
 
     def _declare_unary(name: str = _tosa) -> object:
-        def lower(b: GraphBuilder, x: Tensor) -> Tensor:
+        def lower(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
             return b.unary(name, x)
 
         return lower
@@ -43,26 +43,31 @@ for _onnx, _tosa, _types in (
 
 
 @pointwise("Neg", types=(*NUMBERS, "int16", "int8"), since=6)
-def neg(b: GraphBuilder, x: Tensor) -> Tensor:
+def neg(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.negate(x)
 
 
 @tosa_operator("Identity", types=ANY, moves=True)
-def identity(b: GraphBuilder, x: Tensor) -> Tensor:
+def identity(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return x
 
 
 @pointwise("Dropout", types=FLOATS, since=12)
 def dropout(
-    b: GraphBuilder, x: Tensor, ratio: Tensor | None = None, training_mode: Tensor | None = None, *, seed: int = 0
-) -> Tensor:
+    b: TosaBuilder,
+    x: TosaTensor,
+    ratio: TosaTensor | None = None,
+    training_mode: TosaTensor | None = None,
+    *,
+    seed: int = 0,
+) -> TosaTensor:
     if training_mode is not None and bool(constant_of(training_mode, "training_mode").reshape(-1)[0]):
         b.decline("training mode")
     return x
 
 
 @pointwise("Round", types=FLOATS, since=11)
-def round_(b: GraphBuilder, x: Tensor) -> Tensor:
+def round_(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     """CAST rounds halves to even; from 2**23 on floats have no fractions."""
     whole = b.elementwise("cast", b.elementwise("cast", x, dtype="int32"), dtype=x.dtype)
     small = b.elementwise(
@@ -72,19 +77,19 @@ def round_(b: GraphBuilder, x: Tensor) -> Tensor:
 
 
 @pointwise("Sign", types=NUMBERS, since=9)
-def sign(b: GraphBuilder, x: Tensor) -> Tensor:
+def sign(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     zero = b.fill(x, 0)
     above, below = (b.elementwise("greater", *pair, dtype="bool") for pair in ((x, zero), (zero, x)))
     return b.select(above, b.fill(x, 1), b.select(below, b.fill(x, -1), zero if x.dtype == "int32" else x))
 
 
 @pointwise("IsNaN", types=FLOATS, since=9)
-def is_nan(b: GraphBuilder, x: Tensor) -> Tensor:
+def is_nan(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.unary("logical_not", b.elementwise("equal", x, x, dtype="bool"))
 
 
 @pointwise("IsInf", types=FLOATS, since=10)
-def is_inf(b: GraphBuilder, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+def is_inf(b: TosaBuilder, x: TosaTensor, *, detect_negative: int = 1, detect_positive: int = 1) -> TosaTensor:
     if not (detect_negative or detect_positive):
         b.decline("neither infinity is asked for")
     if detect_negative and detect_positive:
@@ -93,7 +98,7 @@ def is_inf(b: GraphBuilder, x: Tensor, *, detect_negative: int = 1, detect_posit
 
 
 @pointwise("Tan", types=FLOATS)
-def tan(b: GraphBuilder, x: Tensor) -> Tensor:
+def tan(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.mul(b.unary("sin", x), b.unary("reciprocal", b.unary("cos", x)))
 
 
@@ -101,22 +106,22 @@ def tan(b: GraphBuilder, x: Tensor) -> Tensor:
 
 
 @pointwise("Add", types=NUMBERS, since=7)
-def add(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def add(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return added(b, x, y, b.add(x, y))
 
 
 @pointwise("Sub", types=NUMBERS, since=7)
-def sub(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def sub(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return added(b, x, y, b.sub(x, y), "sub")
 
 
 @pointwise("Mul", types=NUMBERS, since=7)
-def mul(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def mul(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return multiplied(b, x, y, b.mul(x, y))
 
 
 @pointwise("Div", types=NUMBERS, since=7)
-def div(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def div(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     if x.dtype == "int32":
         return quotient(b, x, y)
     if y.array is not None:
@@ -132,7 +137,7 @@ for _onnx, _tosa, _types in (
 ):
 
     def _declare_logical(name: str = _tosa) -> object:
-        def lower(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+        def lower(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
             return b.elementwise(name, x, y)
 
         return lower
@@ -141,21 +146,21 @@ for _onnx, _tosa, _types in (
 
 
 @pointwise("Where", types=("bool",))
-def where(b: GraphBuilder, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def where(b: TosaBuilder, condition: TosaTensor, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return b.select(condition, x, y)
 
 
 @pointwise("Max", types=NUMBERS, since=8)
-def max_(b: GraphBuilder, *inputs: Tensor) -> Tensor:
+def max_(b: TosaBuilder, *inputs: TosaTensor) -> TosaTensor:
     return _chain(b, "maximum", inputs)
 
 
 @pointwise("Min", types=NUMBERS, since=8)
-def min_(b: GraphBuilder, *inputs: Tensor) -> Tensor:
+def min_(b: TosaBuilder, *inputs: TosaTensor) -> TosaTensor:
     return _chain(b, "minimum", inputs)
 
 
-def _chain(b: GraphBuilder, name: str, inputs: tuple[Tensor, ...]) -> Tensor:
+def _chain(b: TosaBuilder, name: str, inputs: tuple[TosaTensor, ...]) -> TosaTensor:
     result = inputs[0]
     for other in inputs[1:]:
         extra = {"nan_mode": PROPAGATE} if name in ("maximum", "minimum") else None
@@ -164,10 +169,10 @@ def _chain(b: GraphBuilder, name: str, inputs: tuple[Tensor, ...]) -> Tensor:
 
 
 @pointwise("Sum", types=FLOATS, since=8)
-def sum_(b: GraphBuilder, *inputs: Tensor) -> Tensor:
+def sum_(b: TosaBuilder, *inputs: TosaTensor) -> TosaTensor:
     return _chain(b, "add", inputs)
 
 
 @pointwise("Mean", types=FLOATS, since=8)
-def mean(b: GraphBuilder, *inputs: Tensor) -> Tensor:
+def mean(b: TosaBuilder, *inputs: TosaTensor) -> TosaTensor:
     return b.mul(_chain(b, "add", inputs), b.fill(inputs[0], 1 / len(inputs)))

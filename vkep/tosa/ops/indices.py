@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
+from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import block_of
 from vkep.tosa.ops.movement import reversed_along
@@ -20,7 +20,7 @@ from vkep.tosa.type_legalization import as_int64, flip, index_of
 _ROWS = ("float32", "float16", "int32", "int16", "int8")
 
 
-def _rows(b: GraphBuilder, x: Tensor, numbers: Tensor, count: int, rest: Sequence[int]) -> Tensor:
+def _rows(b: TosaBuilder, x: TosaTensor, numbers: TosaTensor, count: int, rest: Sequence[int]) -> TosaTensor:
     """TOSA's GATHER picks rows: values [1, K, C], indices [1, W] to [1, W, C]; here ``x`` in K rows of shape ``rest``."""
     width = math.prod(rest)
     table = b.ordered(b.reshape(x, (1, count, width)))
@@ -30,7 +30,7 @@ def _rows(b: GraphBuilder, x: Tensor, numbers: Tensor, count: int, rest: Sequenc
 
 
 @tosa_operator("Gather", types=_ROWS, moves=True)
-def gather(b: GraphBuilder, x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+def gather(b: TosaBuilder, x: TosaTensor, indices: TosaTensor, *, axis: int = 0) -> TosaTensor:
     axis = axis_of(axis, x.rank)
     numbers = index_of(b, indices, x.shape[axis])
     order = (axis, *(i for i in range(x.rank) if i != axis))
@@ -40,7 +40,7 @@ def gather(b: GraphBuilder, x: Tensor, indices: Tensor, *, axis: int = 0) -> Ten
     return b.permute(made, (*range(k, k + axis), *range(k), *range(k + axis, k + len(rest))))
 
 
-def _along(b: GraphBuilder, shape: Sequence[int], indices: Tensor, axis: int) -> Tensor:
+def _along(b: TosaBuilder, shape: Sequence[int], indices: TosaTensor, axis: int) -> TosaTensor:
     """Positions in a flattened tensor of ``shape``: ``indices`` along one axis, their own place along the others."""
     steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     numbers = index_of(b, indices, shape[axis])
@@ -51,12 +51,12 @@ def _along(b: GraphBuilder, shape: Sequence[int], indices: Tensor, axis: int) ->
     return _sum_of(b, [(numbers, steps[axis])], places)
 
 
-def _sum_of(b: GraphBuilder, parts: Sequence[tuple[Tensor, int]], base: np.ndarray) -> Tensor:
+def _sum_of(b: TosaBuilder, parts: Sequence[tuple[TosaTensor, int]], base: np.ndarray) -> TosaTensor:
     """``base`` and the parts times their factors, as int32."""
     if all(part.array is not None for part, _ in parts):
         total = base + sum(part.array.astype(np.int64) * step for part, step in parts if part.array is not None)
         return b.constant(np.asarray(total, np.int32))
-    made: Tensor | None = None
+    made: TosaTensor | None = None
     for part, step in parts:
         scaled = part if step == 1 else b.mul(part, b.fill(part, step))
         made = scaled if made is None else b.add(made, scaled)
@@ -65,12 +65,12 @@ def _sum_of(b: GraphBuilder, parts: Sequence[tuple[Tensor, int]], base: np.ndarr
 
 
 @tosa_operator("GatherElements", types=_ROWS, moves=True)
-def gather_elements(b: GraphBuilder, x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+def gather_elements(b: TosaBuilder, x: TosaTensor, indices: TosaTensor, *, axis: int = 0) -> TosaTensor:
     flat = _along(b, x.shape, indices, axis_of(axis, x.rank))
     return b.reshape(_rows(b, x, flat, x.size, (1,)), indices.shape)
 
 
-def _tuples(b: GraphBuilder, shape: Sequence[int], indices: Tensor, base: np.ndarray) -> tuple[Tensor, int]:
+def _tuples(b: TosaBuilder, shape: Sequence[int], indices: TosaTensor, base: np.ndarray) -> tuple[TosaTensor, int]:
     """The numbers of rows that index tuples (the last axis) name in a tensor of ``shape``, and how many axes they name."""
     count = indices.shape[-1]
     if count > len(shape):
@@ -85,7 +85,7 @@ def _tuples(b: GraphBuilder, shape: Sequence[int], indices: Tensor, base: np.nda
 
 
 @tosa_operator("GatherND", types=_ROWS, moves=True)
-def gather_nd(b: GraphBuilder, x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+def gather_nd(b: TosaBuilder, x: TosaTensor, indices: TosaTensor, *, batch_dims: int = 0) -> TosaTensor:
     batch = x.shape[:batch_dims]
     inner = x.shape[batch_dims:]
     each = math.prod(inner[: indices.shape[-1]])
@@ -97,7 +97,7 @@ def gather_nd(b: GraphBuilder, x: Tensor, indices: Tensor, *, batch_dims: int = 
 # ---- scatters
 
 
-def _scattered(b: GraphBuilder, x: Tensor, numbers: Tensor, updates: Tensor, width: int) -> Tensor:
+def _scattered(b: TosaBuilder, x: TosaTensor, numbers: TosaTensor, updates: TosaTensor, width: int) -> TosaTensor:
     """TOSA's SCATTER: rows of ``x`` replaced by those of ``updates``, each at most once."""
     if updates.dtype != x.dtype or updates.held:
         b.decline(f"updates of {updates.dtype} for {x.dtype}")
@@ -113,7 +113,9 @@ def _scattered(b: GraphBuilder, x: Tensor, numbers: Tensor, updates: Tensor, wid
 
 
 @tosa_operator("ScatterND", types=_ROWS)
-def scatter_nd(b: GraphBuilder, x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
+def scatter_nd(
+    b: TosaBuilder, x: TosaTensor, indices: TosaTensor, updates: TosaTensor, *, reduction: str = "none"
+) -> TosaTensor:
     if reduction != "none":
         b.decline("TOSA's SCATTER has no reduction")
     numbers, count = _tuples(b, x.shape, indices, np.zeros(1, np.int64))
@@ -122,8 +124,8 @@ def scatter_nd(b: GraphBuilder, x: Tensor, indices: Tensor, updates: Tensor, *, 
 
 @tosa_operator("ScatterElements", types=_ROWS)
 def scatter_elements(
-    b: GraphBuilder, x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
-) -> Tensor:
+    b: TosaBuilder, x: TosaTensor, indices: TosaTensor, updates: TosaTensor, *, axis: int = 0, reduction: str = "none"
+) -> TosaTensor:
     if reduction != "none":
         b.decline("TOSA's SCATTER has no reduction")
     return _scattered(b, x, _along(b, x.shape, indices, axis_of(axis, x.rank)), updates, 1)
@@ -135,19 +137,23 @@ _EXTREMES = (*FLOATS, "int8", "uint8")
 
 
 @tosa_operator("ArgMax", types=_EXTREMES)
-def arg_max(b: GraphBuilder, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+def arg_max(
+    b: TosaBuilder, x: TosaTensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> TosaTensor:
     return _extreme_at(b, _ordering(b, x), axis, keepdims, select_last_index)
 
 
 @tosa_operator("ArgMin", types=_EXTREMES)
-def arg_min(b: GraphBuilder, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+def arg_min(
+    b: TosaBuilder, x: TosaTensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> TosaTensor:
     x = _ordering(b, x)
     # the other way round, without integer overflow
     turned = b.negate(x) if x.dtype in FLOATS else b.unary("bitwise_not", x)
     return _extreme_at(b, turned, axis, keepdims, select_last_index)
 
 
-def _ordering(b: GraphBuilder, x: Tensor) -> Tensor:
+def _ordering(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     """What orders as ``x`` does and ARGMAX takes: the integers behind quantized floats, uint8 as int8."""
     known = quantized.same_everywhere(x)
     if known is not None:
@@ -155,7 +161,7 @@ def _ordering(b: GraphBuilder, x: Tensor) -> Tensor:
     return flip(b, x) if x.dtype == "uint8" else x
 
 
-def _extreme_at(b: GraphBuilder, x: Tensor, axis: int, keepdims: int, last: int) -> Tensor:
+def _extreme_at(b: TosaBuilder, x: TosaTensor, axis: int, keepdims: int, last: int) -> TosaTensor:
     if x.scalar:
         b.decline("the place of the extreme in a scalar")
     axis = axis_of(axis, x.rank)
@@ -168,9 +174,9 @@ def _extreme_at(b: GraphBuilder, x: Tensor, axis: int, keepdims: int, last: int)
     if x.rank == 1:  # TOSA's ARGMAX makes rank 0 of that, which has no place among vkep's values
         grown = b.reshape(x, (1, size))
         value = b.op("argmax", [grown.value], (1,), "int32", axis="1 : i32", nan_mode=PROPAGATE)
-        made = Tensor(value, (0,), scalar=True)
+        made = TosaTensor(value, (0,), scalar=True)
     else:
-        made = Tensor(b.op("argmax", [x.value], shape, "int32", axis=f"{p} : i32", nan_mode=PROPAGATE), tuple(kept))
+        made = TosaTensor(b.op("argmax", [x.value], shape, "int32", axis=f"{p} : i32", nan_mode=PROPAGATE), tuple(kept))
     if last:
         made = b.sub(b.constant(np.array(size - 1, np.int32)), made)
     if keepdims:

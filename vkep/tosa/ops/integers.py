@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.graph import TosaBuilder, TosaTensor
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.registry import FLOATS, tosa_operator
 from vkep.tosa.type_legalization import SIGNED, bits_of
@@ -13,7 +13,7 @@ _BITS = ("int32", "int16", "int8", *SIGNED)
 _COMPARED = (*FLOATS, "int32", "int16", "int8", "bool", "uint8", "uint16", "int64")
 
 
-def _same(b: GraphBuilder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _same(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> tuple[TosaTensor, TosaTensor]:
     """Both operands as the floats they are, or as int32: TOSA compares no other integers."""
     if x.dtype in FLOATS:
         return x, y
@@ -22,7 +22,7 @@ def _same(b: GraphBuilder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return _whole(b, x), _whole(b, y)
 
 
-def _whole(b: GraphBuilder, x: Tensor) -> Tensor:
+def _whole(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     if x.dtype == "int64":
         return bits_of(b, x)
     if x.array is not None:
@@ -30,39 +30,39 @@ def _whole(b: GraphBuilder, x: Tensor) -> Tensor:
     return cast_to(b, x, "int32")
 
 
-def _compare(b: GraphBuilder, name: str, x: Tensor, y: Tensor) -> Tensor:
+def _compare(b: TosaBuilder, name: str, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return b.elementwise(name, *_same(b, x, y), dtype="bool")
 
 
 @tosa_operator("Equal", types=_COMPARED, since=7)
-def equal(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def equal(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return _compare(b, "equal", x, y)
 
 
 @tosa_operator("Greater", types=_COMPARED, since=7)
-def greater(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def greater(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return _compare(b, "greater", x, y)
 
 
 @tosa_operator("GreaterOrEqual", types=_COMPARED, since=12)
-def greater_or_equal(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def greater_or_equal(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return _compare(b, "greater_equal", x, y)
 
 
 @tosa_operator("Less", types=_COMPARED, since=7)
-def less(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def less(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return _compare(b, "greater", y, x)
 
 
 @tosa_operator("LessOrEqual", types=_COMPARED, since=12)
-def less_or_equal(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def less_or_equal(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     return _compare(b, "greater_equal", y, x)
 
 
 # ---- bits
 
 
-def _on_bits(b: GraphBuilder, name: str, x: Tensor, *others: Tensor) -> Tensor:
+def _on_bits(b: TosaBuilder, name: str, x: TosaTensor, *others: TosaTensor) -> TosaTensor:
     made = b.elementwise(name, bits_of(b, x), *(bits_of(b, t) for t in others))
     return replace(made, held="bits") if x.dtype in SIGNED else made
 
@@ -70,7 +70,7 @@ def _on_bits(b: GraphBuilder, name: str, x: Tensor, *others: Tensor) -> Tensor:
 for _onnx, _tosa in (("BitwiseAnd", "bitwise_and"), ("BitwiseOr", "bitwise_or"), ("BitwiseXor", "bitwise_xor")):
 
     def _declare(name: str = _tosa) -> object:
-        def lower(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+        def lower(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
             return _on_bits(b, name, x, y)
 
         return lower
@@ -79,25 +79,25 @@ for _onnx, _tosa in (("BitwiseAnd", "bitwise_and"), ("BitwiseOr", "bitwise_or"),
 
 
 @tosa_operator("BitwiseNot", types=_BITS)
-def bitwise_not(b: GraphBuilder, x: Tensor) -> Tensor:
+def bitwise_not(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return _on_bits(b, "bitwise_not", x)
 
 
 @tosa_operator("BitShift", types=tuple(SIGNED))
-def bit_shift(b: GraphBuilder, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
+def bit_shift(b: TosaBuilder, x: TosaTensor, y: TosaTensor, *, direction: str) -> TosaTensor:
     return _on_bits(b, "logical_left_shift" if direction == "LEFT" else "logical_right_shift", x, y)
 
 
 # ---- division
 
 
-def quotient(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def quotient(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     """int32 by int32, towards zero."""
     return b.elementwise("intdiv", x, y)
 
 
 @tosa_operator("Mod", types=("int32",), since=10)
-def mod(b: GraphBuilder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
+def mod(b: TosaBuilder, x: TosaTensor, y: TosaTensor, *, fmod: int = 0) -> TosaTensor:
     rest = b.sub(x, b.mul(quotient(b, x, y), y))
     if fmod:
         return rest

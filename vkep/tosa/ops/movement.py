@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.graph.windows import slice_span
-from vkep.tosa.graph import GraphBuilder, Tensor, Value
+from vkep.tosa.graph import TosaBuilder, TosaTensor, Value
 from vkep.tosa.registry import ANY, axis_of, constant_of, tosa_operator
 
 
 @tosa_operator("Reshape", types=ANY, since=5, moves=True)
-def reshape(b: GraphBuilder, x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
+def reshape(b: TosaBuilder, x: TosaTensor, shape: TosaTensor, *, allowzero: int = 0) -> TosaTensor:
     sizes = [int(s) for s in constant_of(shape, "the shape")]
     if not allowzero:
         sizes = [x.shape[i] if s == 0 else s for i, s in enumerate(sizes)]
@@ -23,13 +23,13 @@ def reshape(b: GraphBuilder, x: Tensor, shape: Tensor, *, allowzero: int = 0) ->
 
 
 @tosa_operator("Flatten", types=ANY, moves=True)
-def flatten(b: GraphBuilder, x: Tensor, *, axis: int = 1) -> Tensor:
+def flatten(b: TosaBuilder, x: TosaTensor, *, axis: int = 1) -> TosaTensor:
     axis = axis + x.rank if axis < 0 else axis
     return b.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @tosa_operator("Transpose", types=ANY, moves=True)
-def transpose(b: GraphBuilder, x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
+def transpose(b: TosaBuilder, x: TosaTensor, *, perm: Sequence[int] | None = None) -> TosaTensor:
     if x.scalar:
         return x
     order = tuple(perm) if perm is not None else tuple(reversed(range(x.rank)))
@@ -38,22 +38,22 @@ def transpose(b: GraphBuilder, x: Tensor, *, perm: Sequence[int] | None = None) 
     return b.permute(x, order)
 
 
-def _squeeze(b: GraphBuilder, x: Tensor, axes: Sequence[int] | None) -> Tensor:
+def _squeeze(b: TosaBuilder, x: TosaTensor, axes: Sequence[int] | None) -> TosaTensor:
     gone = {axis_of(a, x.rank) for a in axes} if axes is not None else {i for i, s in enumerate(x.shape) if s == 1}
     return b.reshape(x, [s for i, s in enumerate(x.shape) if i not in gone])
 
 
 @tosa_operator("Squeeze", types=ANY, until=12, moves=True)
-def squeeze_1(b: GraphBuilder, x: Tensor, *, axes: Sequence[int] | None = None) -> Tensor:
+def squeeze_1(b: TosaBuilder, x: TosaTensor, *, axes: Sequence[int] | None = None) -> TosaTensor:
     return _squeeze(b, x, axes)
 
 
 @tosa_operator("Squeeze", types=ANY, since=13, moves=True)
-def squeeze(b: GraphBuilder, x: Tensor, axes: Tensor | None = None) -> Tensor:
+def squeeze(b: TosaBuilder, x: TosaTensor, axes: TosaTensor | None = None) -> TosaTensor:
     return _squeeze(b, x, None if axes is None else [int(a) for a in constant_of(axes, "the axes")])
 
 
-def _unsqueeze(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+def _unsqueeze(b: TosaBuilder, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
     rank = x.rank + len(axes)
     new = {axis_of(int(a), rank) for a in axes}
     sizes = iter(x.shape)
@@ -61,19 +61,19 @@ def _unsqueeze(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 @tosa_operator("Unsqueeze", types=ANY, until=12, moves=True)
-def unsqueeze_1(b: GraphBuilder, x: Tensor, *, axes: Sequence[int]) -> Tensor:
+def unsqueeze_1(b: TosaBuilder, x: TosaTensor, *, axes: Sequence[int]) -> TosaTensor:
     return _unsqueeze(b, x, axes)
 
 
 @tosa_operator("Unsqueeze", types=ANY, since=13, moves=True)
-def unsqueeze(b: GraphBuilder, x: Tensor, axes: Tensor) -> Tensor:
+def unsqueeze(b: TosaBuilder, x: TosaTensor, axes: TosaTensor) -> TosaTensor:
     return _unsqueeze(b, x, constant_of(axes, "the axes").reshape(-1))
 
 
 # ---- slices
 
 
-def slice_of(b: GraphBuilder, x: Tensor, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
+def slice_of(b: TosaBuilder, x: TosaTensor, starts: Sequence[int], sizes: Sequence[int]) -> TosaTensor:
     """A contiguous block of every logical axis."""
     if tuple(sizes) == x.shape:
         return x
@@ -83,12 +83,12 @@ def slice_of(b: GraphBuilder, x: Tensor, starts: Sequence[int], sizes: Sequence[
     for axis, p in enumerate(x.perm):
         start[p], size[p] = starts[axis], sizes[axis]
     value = b.op("slice", [x.value, b.shape_value(start), b.shape_value(size)], size)
-    return Tensor(value, x.perm)
+    return TosaTensor(value, x.perm)
 
 
 def _slice(
-    b: GraphBuilder, x: Tensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
-) -> Tensor:
+    b: TosaBuilder, x: TosaTensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
+) -> TosaTensor:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(int(axis), x.rank)
         size = x.shape[axis]
@@ -101,15 +101,15 @@ def _slice(
     return x
 
 
-def reversed_along(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
+def reversed_along(b: TosaBuilder, x: TosaTensor, axis: int) -> TosaTensor:
     value = b.op("reverse", [x.value], x.value.shape, axis=f"{x.perm[axis]} : i32")
-    return Tensor(value, x.perm)
+    return TosaTensor(value, x.perm)
 
 
-def _strided(b: GraphBuilder, x: Tensor, axis: int, first: int, count: int, step: int) -> Tensor:
+def _strided(b: TosaBuilder, x: TosaTensor, axis: int, first: int, count: int, step: int) -> TosaTensor:
     """Every ``step``-th of an axis: whole periods, cut, then the first of each."""
 
-    def block(t: Tensor, at: int, start: int, size: int) -> Tensor:
+    def block(t: TosaTensor, at: int, start: int, size: int) -> TosaTensor:
         sizes = list(t.shape)
         sizes[at] = size
         starts = [0] * t.rank
@@ -132,20 +132,20 @@ def _strided(b: GraphBuilder, x: Tensor, axis: int, first: int, count: int, step
 
 @tosa_operator("Slice", types=ANY, until=9, moves=True)
 def slice_1(
-    b: GraphBuilder, x: Tensor, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None
-) -> Tensor:
+    b: TosaBuilder, x: TosaTensor, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None
+) -> TosaTensor:
     return _slice(b, x, starts, ends, axes if axes is not None else range(len(starts)), [1] * len(starts))
 
 
 @tosa_operator("Slice", types=ANY, since=10, moves=True)
 def slice_10(
-    b: GraphBuilder,
-    x: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    axes: Tensor | None = None,
-    steps: Tensor | None = None,
-) -> Tensor:
+    b: TosaBuilder,
+    x: TosaTensor,
+    starts: TosaTensor,
+    ends: TosaTensor,
+    axes: TosaTensor | None = None,
+    steps: TosaTensor | None = None,
+) -> TosaTensor:
     first = constant_of(starts, "starts").reshape(-1)
     return _slice(
         b,
@@ -157,7 +157,7 @@ def slice_10(
     )
 
 
-def _split(b: GraphBuilder, x: Tensor, sizes: Sequence[int], axis: int) -> list[Tensor]:
+def _split(b: TosaBuilder, x: TosaTensor, sizes: Sequence[int], axis: int) -> list[TosaTensor]:
     axis = axis_of(axis, x.rank)
     results, at = [], 0
     for size in sizes:
@@ -170,12 +170,12 @@ def _split(b: GraphBuilder, x: Tensor, sizes: Sequence[int], axis: int) -> list[
 
 @tosa_operator("Split", types=ANY, since=2, until=12, moves=True)
 def split_2(
-    b: GraphBuilder, x: Tensor, *, split: Sequence[int] | None = None, axis: int = 0, count: int
-) -> list[Tensor]:
+    b: TosaBuilder, x: TosaTensor, *, split: Sequence[int] | None = None, axis: int = 0, count: int
+) -> list[TosaTensor]:
     return _split(b, x, split if split is not None else _parts(x, axis, count), axis)
 
 
-def _parts(x: Tensor, axis: int, count: int) -> list[int]:
+def _parts(x: TosaTensor, axis: int, count: int) -> list[int]:
     """The sizes of ``count`` parts of an axis, the last of which may be smaller."""
     size = x.shape[axis_of(axis, x.rank)]
     each = -(-size // count)
@@ -184,15 +184,15 @@ def _parts(x: Tensor, axis: int, count: int) -> list[int]:
 
 @tosa_operator("Split", types=ANY, since=13, moves=True)
 def split_13(
-    b: GraphBuilder, x: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int = 0, count: int
-) -> list[Tensor]:
+    b: TosaBuilder, x: TosaTensor, split: TosaTensor | None = None, *, axis: int = 0, num_outputs: int = 0, count: int
+) -> list[TosaTensor]:
     if split is not None:
         return _split(b, x, constant_of(split, "the sizes").reshape(-1), axis)
     return _split(b, x, _parts(x, axis, num_outputs or count), axis)
 
 
 @tosa_operator("Concat", types=ANY, since=4, moves=True)
-def concat(b: GraphBuilder, *inputs: Tensor, axis: int) -> Tensor:
+def concat(b: TosaBuilder, *inputs: TosaTensor, axis: int) -> TosaTensor:
     if len(inputs) == 1:
         return inputs[0]
     axis = axis_of(axis, inputs[0].rank)
@@ -202,13 +202,13 @@ def concat(b: GraphBuilder, *inputs: Tensor, axis: int) -> Tensor:
     shape = list(values[0].shape)
     place = lead.perm[axis]
     shape[place] = sum(v.shape[place] for v in values)
-    return Tensor(b.op("concat", values, shape, axis=f"{place} : i32"), lead.perm)
+    return TosaTensor(b.op("concat", values, shape, axis=f"{place} : i32"), lead.perm)
 
 
 # ---- pads and repeats
 
 
-def pad_of(b: GraphBuilder, x: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
+def pad_of(b: TosaBuilder, x: TosaTensor, pads: Sequence[tuple[int, int]], fill: float) -> TosaTensor:
     """Pad logical axes (before, after) with a constant; none of them negative."""
     if not any(any(p) for p in pads):
         return x
@@ -219,10 +219,10 @@ def pad_of(b: GraphBuilder, x: Tensor, pads: Sequence[tuple[int, int]], fill: fl
         shape[p] = x.shape[axis] + sum(pads[axis])
     amounts = b.shape_value([n for pair in flat for n in pair])
     value = Value(x.dtype, (1,), np.array([fill], np.dtype(x.dtype)))
-    return Tensor(b.op("pad", [x.value, amounts, value], shape), x.perm)
+    return TosaTensor(b.op("pad", [x.value, amounts, value], shape), x.perm)
 
 
-def _pad(b: GraphBuilder, x: Tensor, pads: Sequence[int], axes: Sequence[int], mode: str, fill: float) -> Tensor:
+def _pad(b: TosaBuilder, x: TosaTensor, pads: Sequence[int], axes: Sequence[int], mode: str, fill: float) -> TosaTensor:
     if mode != "constant":
         b.decline(f"TOSA's PAD has no mode {mode!r}")
     pairs = [(0, 0)] * x.rank
@@ -235,42 +235,44 @@ def _pad(b: GraphBuilder, x: Tensor, pads: Sequence[int], axes: Sequence[int], m
 
 
 @tosa_operator("Pad", types=("float32", "float16"), since=2, until=10)
-def pad_2(b: GraphBuilder, x: Tensor, *, pads: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+def pad_2(
+    b: TosaBuilder, x: TosaTensor, *, pads: Sequence[int], mode: str = "constant", value: float = 0.0
+) -> TosaTensor:
     return _pad(b, x, pads, range(x.rank), mode, value)
 
 
 @tosa_operator("Pad", types=ANY, since=11)
 def pad_11(
-    b: GraphBuilder,
-    x: Tensor,
-    pads: Tensor,
-    constant_value: Tensor | None = None,
-    axes: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    pads: TosaTensor,
+    constant_value: TosaTensor | None = None,
+    axes: TosaTensor | None = None,
     *,
     mode: str = "constant",
-) -> Tensor:
+) -> TosaTensor:
     fill = constant_of(constant_value, "the fill value").reshape(-1)[0] if constant_value is not None else 0
     where = constant_of(axes, "the axes").reshape(-1) if axes is not None else range(x.rank)
     return _pad(b, x, constant_of(pads, "the pads").reshape(-1), where, mode, fill)
 
 
-def tile_of(b: GraphBuilder, x: Tensor, repeats: Sequence[int]) -> Tensor:
+def tile_of(b: TosaBuilder, x: TosaTensor, repeats: Sequence[int]) -> TosaTensor:
     """Repeat logical axes."""
     if all(n == 1 for n in repeats):
         return x
     flat, shape = [0] * x.rank, [0] * x.rank
     for axis, p in enumerate(x.perm):
         flat[p], shape[p] = int(repeats[axis]), x.shape[axis] * int(repeats[axis])
-    return Tensor(b.op("tile", [x.value, b.shape_value(flat)], shape), x.perm)
+    return TosaTensor(b.op("tile", [x.value, b.shape_value(flat)], shape), x.perm)
 
 
 @tosa_operator("Tile", types=ANY, since=6, moves=True)
-def tile(b: GraphBuilder, x: Tensor, repeats: Tensor) -> Tensor:
+def tile(b: TosaBuilder, x: TosaTensor, repeats: TosaTensor) -> TosaTensor:
     return tile_of(b, x, [int(n) for n in constant_of(repeats, "the repeats")])
 
 
 @tosa_operator("Expand", types=ANY, since=8, moves=True)
-def expand(b: GraphBuilder, x: Tensor, shape: Tensor) -> Tensor:
+def expand(b: TosaBuilder, x: TosaTensor, shape: TosaTensor) -> TosaTensor:
     wanted = np.broadcast_shapes(x.shape, tuple(int(s) for s in constant_of(shape, "the shape")))
     grown = b.reshape(x, (1,) * (len(wanted) - x.rank) + x.shape)
     if grown.scalar:
@@ -279,7 +281,7 @@ def expand(b: GraphBuilder, x: Tensor, shape: Tensor) -> Tensor:
 
 
 @tosa_operator("DepthToSpace", types=ANY, moves=True)
-def depth_to_space(b: GraphBuilder, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+def depth_to_space(b: TosaBuilder, x: TosaTensor, *, blocksize: int, mode: str = "DCR") -> TosaTensor:
     n, c, h, w = x.shape
     s, rest = blocksize, c // blocksize**2
     if mode == "DCR":
@@ -290,7 +292,7 @@ def depth_to_space(b: GraphBuilder, x: Tensor, *, blocksize: int, mode: str = "D
 
 
 @tosa_operator("SpaceToDepth", types=ANY, moves=True)
-def space_to_depth(b: GraphBuilder, x: Tensor, *, blocksize: int) -> Tensor:
+def space_to_depth(b: TosaBuilder, x: TosaTensor, *, blocksize: int) -> TosaTensor:
     n, c, h, w = x.shape
     s = blocksize
     moved = b.permute(b.reshape(x, (n, c, h // s, s, w // s, s)), (0, 3, 5, 1, 2, 4))
@@ -298,7 +300,9 @@ def space_to_depth(b: GraphBuilder, x: Tensor, *, blocksize: int) -> Tensor:
 
 
 @tosa_operator("ReverseSequence", types=ANY, moves=True)
-def reverse_sequence(b: GraphBuilder, x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
+def reverse_sequence(
+    b: TosaBuilder, x: TosaTensor, lengths: TosaTensor, *, batch_axis: int = 1, time_axis: int = 0
+) -> TosaTensor:
     """Whole sequences are reversed where every length is the same; others need a gather, which is not lowered."""
     wanted = constant_of(lengths, "the lengths").reshape(-1)
     if len(set(wanted.tolist())) != 1:
@@ -310,7 +314,7 @@ def reverse_sequence(b: GraphBuilder, x: Tensor, lengths: Tensor, *, batch_axis:
 
 
 @tosa_operator("Trilu", types=ANY, moves=True)
-def trilu(b: GraphBuilder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
+def trilu(b: TosaBuilder, x: TosaTensor, k: TosaTensor | None = None, *, upper: int = 1) -> TosaTensor:
     shift = int(constant_of(k, "k").reshape(-1)[0]) if k is not None else 0
     ones = np.ones(x.shape[-2:], np.bool_)
     mask = b.constant(np.triu(ones, shift) if upper else np.tril(ones, shift))

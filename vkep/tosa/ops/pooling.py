@@ -1,4 +1,4 @@
-"""Pooling. TOSA wants channels last; see `GraphBuilder.ordered`."""
+"""Pooling. TOSA wants channels last; see `TosaBuilder.ordered`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from vkep.graph.windows import Window, resolve_window
-from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor, Value, ints
+from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor, Value, ints
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import ACCUMULATE, NHWC, exact, lift
 from vkep.tosa.ops.movement import pad_of
@@ -16,7 +16,7 @@ from vkep.tosa.registry import FLOATS, tosa_operator
 from vkep.tosa.type_legalization import flip
 
 
-def _pool(b: GraphBuilder, name: str, x: Tensor, window: Window, fill: float, zero: int = 0) -> Tensor:
+def _pool(b: TosaBuilder, name: str, x: TosaTensor, window: Window, fill: float, zero: int = 0) -> TosaTensor:
     """MAX_POOL2D or AVG_POOL2D over one or two axes; ``fill`` is what padding beyond TOSA's limit holds."""
     if any(d != 1 for d in window.dilations):
         b.decline(f"TOSA's {name.upper()} has no dilation")
@@ -47,8 +47,8 @@ def _pool(b: GraphBuilder, name: str, x: Tensor, window: Window, fill: float, ze
 
 @tosa_operator("MaxPool", types=(*FLOATS, "int8", "uint8"))
 def max_pool(
-    b: GraphBuilder,
-    x: Tensor,
+    b: TosaBuilder,
+    x: TosaTensor,
     *,
     kernel_shape: Sequence[int],
     auto_pad: str = "NOTSET",
@@ -57,7 +57,7 @@ def max_pool(
     pads: Sequence[int] | None = None,
     storage_order: int = 0,
     strides: Sequence[int] | None = None,
-) -> Tensor:
+) -> TosaTensor:
     window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
     if x.dtype == "uint8":
         return flip(b, _pool(b, "max_pool2d", flip(b, x), window, -128))
@@ -71,8 +71,8 @@ def max_pool(
 
 @tosa_operator("AveragePool", types=FLOATS)
 def average_pool(
-    b: GraphBuilder,
-    x: Tensor,
+    b: TosaBuilder,
+    x: TosaTensor,
     *,
     kernel_shape: Sequence[int],
     auto_pad: str = "NOTSET",
@@ -81,7 +81,7 @@ def average_pool(
     dilations: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
-) -> Tensor:
+) -> TosaTensor:
     window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
     known = quantized.same_everywhere(x)
     source, whole, inner = x, known.ints if known is not None else None, window
@@ -100,7 +100,7 @@ def average_pool(
 
 
 @tosa_operator("GlobalAveragePool", types=FLOATS)
-def global_average_pool(b: GraphBuilder, x: Tensor) -> Tensor:
+def global_average_pool(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     axes = range(2, x.rank)
     made = mean_of(b, x, axes)
     known = quantized.same_everywhere(x)
@@ -111,7 +111,7 @@ def global_average_pool(b: GraphBuilder, x: Tensor) -> Tensor:
 
 
 @tosa_operator("GlobalMaxPool", types=FLOATS)
-def global_max_pool(b: GraphBuilder, x: Tensor) -> Tensor:
+def global_max_pool(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     axes = range(2, x.rank)
     made = b.reduce("reduce_max", x, axes, nan_mode=PROPAGATE)
     known = quantized.same_everywhere(x)

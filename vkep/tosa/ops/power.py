@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.graph import TosaBuilder, TosaTensor
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.registry import FLOATS, tosa_operator
 
@@ -15,12 +15,12 @@ pointwise = functools.partial(tosa_operator, pointwise=True)
 
 
 @pointwise("Sqrt", types=FLOATS, since=6)
-def sqrt(b: GraphBuilder, x: Tensor) -> Tensor:
+def sqrt(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.unary("reciprocal", b.unary("rsqrt", x))
 
 
 @pointwise("Pow", types=FLOATS, since=7)
-def pow_(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def pow_(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     exponent = y.array
     if exponent is not None and exponent.size == 1:
         power = float(exponent.reshape(-1)[0])
@@ -39,13 +39,13 @@ def pow_(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
     return _any_power(b, x, cast_to(b, y, x.dtype))
 
 
-def _any_power(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def _any_power(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     """TOSA's POW takes bases above 0: signs, zeros and NaN are put right around it, as C's pow() has them."""
     if x.dtype != "float32":
         b.decline("POW of float16: the exponent's rounding is larger than the type's")
     zero, one, nan = (b.fill(x, v) for v in (0, 1, math.nan))
 
-    def same(u: Tensor, v: Tensor) -> Tensor:
+    def same(u: TosaTensor, v: TosaTensor) -> TosaTensor:
         return b.elementwise("equal", u, v, dtype="bool")
 
     base = x.array

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from vkep.tosa.graph import GraphBuilder, Tensor, Value
+from vkep.tosa.graph import TosaBuilder, TosaTensor, Value
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.ops.movement import tile_of
 from vkep.tosa.registry import FLOATS, constant_of, tosa_operator
 
 
-def matmul_3d(b: GraphBuilder, x: Value, y: Value, dtype: str, x_zero: int = 0, y_zero: int = 0) -> Value:
+def matmul_3d(b: TosaBuilder, x: Value, y: Value, dtype: str, x_zero: int = 0, y_zero: int = 0) -> Value:
     """[N, H, C] times [N, C, W]."""
     return b.op(
         "matmul",
@@ -24,7 +24,7 @@ def matmul_3d(b: GraphBuilder, x: Value, y: Value, dtype: str, x_zero: int = 0, 
 
 
 @tosa_operator("MatMul", types=FLOATS)
-def matmul(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
+def matmul(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     if x.scalar or y.scalar:
         b.decline("a scalar operand")
     if x.rank == 1:
@@ -42,7 +42,7 @@ def matmul(b: GraphBuilder, x: Tensor, y: Tensor) -> Tensor:
     return cast_to(b, batched(b, x, y, "float32", 0, 0), x.dtype)
 
 
-def batched(b: GraphBuilder, x: Tensor, y: Tensor, dtype: str, x_zero: int, y_zero: int) -> Tensor:
+def batched(b: TosaBuilder, x: TosaTensor, y: TosaTensor, dtype: str, x_zero: int, y_zero: int) -> TosaTensor:
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     rows, inner, columns = x.shape[-2], x.shape[-1], y.shape[-1]
     if math.prod(y.shape[:-2]) == 1:  # one matrix for all rows
@@ -50,7 +50,7 @@ def batched(b: GraphBuilder, x: Tensor, y: Tensor, dtype: str, x_zero: int, y_ze
         value = matmul_3d(b, left, b.ordered(b.reshape(y, (1, inner, columns))), dtype, x_zero, y_zero)
     else:
 
-        def full(t: Tensor) -> Value:
+        def full(t: TosaTensor) -> Value:
             grown = b.reshape(t, (1,) * (len(batch) + 2 - t.rank) + t.shape)
             repeats = [w // s for w, s in zip(batch, grown.shape, strict=False)] + [1, 1]
             tiled = tile_of(b, grown, repeats)
@@ -62,16 +62,16 @@ def batched(b: GraphBuilder, x: Tensor, y: Tensor, dtype: str, x_zero: int, y_ze
 
 @tosa_operator("Gemm", types=FLOATS, since=7)
 def gemm(
-    b: GraphBuilder,
-    x: Tensor,
-    y: Tensor,
-    bias: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    y: TosaTensor,
+    bias: TosaTensor | None = None,
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
     transA: int = 0,
     transB: int = 0,
-) -> Tensor:
+) -> TosaTensor:
     made = matmul(b, b.permute(x, (1, 0)) if transA else x, b.permute(y, (1, 0)) if transB else y)
     known = made.quantized
     if known is not None and alpha == 1 and beta == 1 and bias is not None and bias.rank == 1:
@@ -87,17 +87,17 @@ def gemm(
 
 @tosa_operator("BatchNormalization", types=("float32",), since=9)
 def batch_normalization(
-    b: GraphBuilder,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
+    b: TosaBuilder,
+    x: TosaTensor,
+    scale: TosaTensor,
+    bias: TosaTensor,
+    mean: TosaTensor,
+    var: TosaTensor,
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     training_mode: int = 0,
-) -> Tensor:
+) -> TosaTensor:
     if training_mode:
         b.decline("training mode")
     parts = (constant_of(t, "scale, bias, mean and variance").astype(np.float64) for t in (scale, bias, mean, var))

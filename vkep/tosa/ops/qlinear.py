@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.graph.windows import resolve_window
-from vkep.tosa.graph import GraphBuilder, Quantized, Tensor
+from vkep.tosa.graph import Quantized, TosaBuilder, TosaTensor
 from vkep.tosa.ops.convolution import conv, convolution
 from vkep.tosa.ops.products import batched, matmul
 from vkep.tosa.ops.quantized import dequantize_linear, described, quantize_linear
@@ -17,7 +17,7 @@ from vkep.tosa.type_legalization import flip
 _EIGHT = ("int8", "uint8")
 
 
-def _integers(b: GraphBuilder, x: Tensor, zero: Tensor | None) -> tuple[Tensor, int]:
+def _integers(b: TosaBuilder, x: TosaTensor, zero: TosaTensor | None) -> tuple[TosaTensor, int]:
     """int8 integers and their zero point."""
     zeros = constant_of(zero, "the zero point").reshape(-1).astype(np.int64) if zero is not None else np.zeros(1, int)
     if len(set(zeros.tolist())) > 1:
@@ -29,8 +29,8 @@ def _integers(b: GraphBuilder, x: Tensor, zero: Tensor | None) -> tuple[Tensor, 
 
 @tosa_operator("MatMulInteger", types=_EIGHT)
 def matmul_integer(
-    b: GraphBuilder, x: Tensor, y: Tensor, x_zero: Tensor | None = None, y_zero: Tensor | None = None
-) -> Tensor:
+    b: TosaBuilder, x: TosaTensor, y: TosaTensor, x_zero: TosaTensor | None = None, y_zero: TosaTensor | None = None
+) -> TosaTensor:
     if min(x.rank, y.rank) < 2:
         b.decline("a vector operand")
     (left, left_zero), (right, right_zero) = _integers(b, x, x_zero), _integers(b, y, y_zero)
@@ -39,11 +39,11 @@ def matmul_integer(
 
 @tosa_operator("ConvInteger", types=_EIGHT)
 def conv_integer(
-    b: GraphBuilder,
-    x: Tensor,
-    w: Tensor,
-    x_zero: Tensor | None = None,
-    w_zero: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    w: TosaTensor,
+    x_zero: TosaTensor | None = None,
+    w_zero: TosaTensor | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Sequence[int] | None = None,
@@ -51,7 +51,7 @@ def conv_integer(
     kernel_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
-) -> Tensor:
+) -> TosaTensor:
     window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations, auto_pad)
     (left, left_zero), (right, right_zero) = _integers(b, x, x_zero), _integers(b, w, w_zero)
     return convolution(b, left, right, None, window, group, left_zero, right_zero, "int32")
@@ -59,16 +59,16 @@ def conv_integer(
 
 @tosa_operator("QLinearMatMul", types=_EIGHT)
 def qlinear_matmul(
-    b: GraphBuilder,
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero: Tensor,
-    y: Tensor,
-    y_scale: Tensor,
-    y_zero: Tensor,
-    scale: Tensor,
-    zero: Tensor,
-) -> Tensor:
+    b: TosaBuilder,
+    x: TosaTensor,
+    x_scale: TosaTensor,
+    x_zero: TosaTensor,
+    y: TosaTensor,
+    y_scale: TosaTensor,
+    y_zero: TosaTensor,
+    scale: TosaTensor,
+    zero: TosaTensor,
+) -> TosaTensor:
     if any(t.size > 1 for t in (x_scale, x_zero, y_scale, y_zero)):
         b.decline("scales of rows or columns")
     left, right = dequantize_linear(b, x, x_scale, x_zero), dequantize_linear(b, y, y_scale, y_zero)
@@ -77,16 +77,16 @@ def qlinear_matmul(
 
 @tosa_operator("QLinearConv", types=_EIGHT)
 def qlinear_conv(
-    b: GraphBuilder,
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero: Tensor,
-    w: Tensor,
-    w_scale: Tensor,
-    w_zero: Tensor,
-    scale: Tensor,
-    zero: Tensor,
-    bias: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    x_scale: TosaTensor,
+    x_zero: TosaTensor,
+    w: TosaTensor,
+    w_scale: TosaTensor,
+    w_zero: TosaTensor,
+    scale: TosaTensor,
+    zero: TosaTensor,
+    bias: TosaTensor | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Sequence[int] | None = None,
@@ -94,7 +94,7 @@ def qlinear_conv(
     kernel_shape: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
-) -> Tensor:
+) -> TosaTensor:
     left, right = dequantize_linear(b, x, x_scale, x_zero), dequantize_linear(b, w, w_scale, w_zero, axis=0)
     if bias is not None:  # its scale is the product of the two
         if bias.array is None:

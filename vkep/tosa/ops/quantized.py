@@ -14,7 +14,7 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.errors import Decline
-from vkep.tosa.graph import Array, GraphBuilder, Quantized, Tensor, Value
+from vkep.tosa.graph import Array, Quantized, TosaBuilder, TosaTensor, Value
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.registry import axis_of, constant_of, tosa_operator
 from vkep.tosa.type_legalization import flip
@@ -40,7 +40,7 @@ def multiplier_and_shift(scale: float) -> tuple[int, int]:
     return multiplier, shift
 
 
-def rescale(b: GraphBuilder, known: Quantized, scale: Array, zero: int, dtype: str, axis: int) -> Tensor:
+def rescale(b: TosaBuilder, known: Quantized, scale: Array, zero: int, dtype: str, axis: int) -> TosaTensor:
     """Integers of scale ``known.scale`` as integers of ``scale`` and ``zero``: RESCALE."""
     ints = known.ints
     ratio = np.atleast_1d(np.asarray(known.scale, np.float64) / np.asarray(scale, np.float64))
@@ -69,7 +69,7 @@ def rescale(b: GraphBuilder, known: Quantized, scale: Array, zero: int, dtype: s
         input_unsigned="false",
         output_unsigned="false",
     )
-    return Tensor(made, perm, ints.scalar)
+    return TosaTensor(made, perm, ints.scalar)
 
 
 def _along(array: Array, rank: int, axis: int) -> Array:
@@ -80,7 +80,7 @@ def _along(array: Array, rank: int, axis: int) -> Array:
     return flat.reshape([flat.size if i == axis else 1 for i in range(rank)])
 
 
-def described(b: GraphBuilder, known: Quantized, dtype: str = "float32") -> Tensor:
+def described(b: TosaBuilder, known: Quantized, dtype: str = "float32") -> TosaTensor:
     """The float tensor that the integers stand for, with what they are."""
     ints = known.ints
     if ints.array is not None:
@@ -97,7 +97,9 @@ def described(b: GraphBuilder, known: Quantized, dtype: str = "float32") -> Tens
 _INTEGERS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)}
 
 
-def _parameters(scale: Tensor, zero: Tensor | None, dtype: str, x: Tensor, axis: int) -> tuple[Array, Array, int]:
+def _parameters(
+    scale: TosaTensor, zero: TosaTensor | None, dtype: str, x: TosaTensor, axis: int
+) -> tuple[Array, Array, int]:
     """Scales and zero points (one, or one for each entry of the axis) and the axis (-1: one)."""
     scales = constant_of(scale, "the scale").reshape(-1)
     if scale.dtype != "float32" or dtype not in _INTEGERS:
@@ -108,15 +110,15 @@ def _parameters(scale: Tensor, zero: Tensor | None, dtype: str, x: Tensor, axis:
 
 @tosa_operator("DequantizeLinear", types=("int8", "uint8", "int16", "int32"), since=10)
 def dequantize_linear(
-    b: GraphBuilder,
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    scale: TosaTensor,
+    zero_point: TosaTensor | None = None,
     *,
     axis: int = 1,
     block_size: int = 0,
     output_dtype: int = 0,
-) -> Tensor:
+) -> TosaTensor:
     if block_size or output_dtype not in (0, 1) or scale.dtype != "float32":
         b.decline("blocks, and results other than float32, are not lowered")
     if x.dtype == "int32":  # biases: no zero point, and a constant
@@ -141,17 +143,17 @@ def dequantize_linear(
 
 @tosa_operator("QuantizeLinear", types=("float32",), since=10)
 def quantize_linear(
-    b: GraphBuilder,
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    scale: TosaTensor,
+    zero_point: TosaTensor | None = None,
     *,
     axis: int = 1,
     block_size: int = 0,
     output_dtype: int = 0,
     precision: int = 0,
     saturate: int = 1,
-) -> Tensor:
+) -> TosaTensor:
     wanted = dtypes.from_onnx(output_dtype) if output_dtype else None
     dtype = zero_point.dtype if zero_point is not None else wanted.name if wanted is not None else "uint8"
     if block_size or precision:
@@ -162,7 +164,7 @@ def quantize_linear(
     return _quantize(b, x, scales, zeros, where, dtype)
 
 
-def _quantize(b: GraphBuilder, x: Tensor, scales: Array, zeros: Array, where: int, dtype: str) -> Tensor:
+def _quantize(b: TosaBuilder, x: TosaTensor, scales: Array, zeros: Array, where: int, dtype: str) -> TosaTensor:
     zero = int(zeros[0]) if len(set(zeros.tolist())) == 1 else None
     known = x.quantized
     # RESCALE has zero points of 8 bits only
@@ -177,7 +179,7 @@ def _quantize(b: GraphBuilder, x: Tensor, scales: Array, zeros: Array, where: in
         entries = np.clip(np.rint(np.nan_to_num(steps, nan=0.0)).astype(np.float64) + zero, low, high)
         table = Value("int8", (256,), entries.astype(np.int8))
         source = x.table.ints
-        return Tensor(b.op("table", [source.value, table], source.value.shape), source.perm, source.scalar)
+        return TosaTensor(b.op("table", [source.value, table], source.value.shape), source.perm, source.scalar)
     rank = max(x.rank, 1)
     inverse = b.constant(_along(1 / scales.astype(np.float64), rank, where), "float32")
     scaled = b.mul(x, inverse)
@@ -191,7 +193,7 @@ def _quantize(b: GraphBuilder, x: Tensor, scales: Array, zeros: Array, where: in
 # ---- for the operators that know integers
 
 
-def product(x: Tensor, w: Tensor, out_axis: int, w_axis: int) -> tuple[Quantized, Quantized, Array, int] | None:
+def product(x: TosaTensor, w: TosaTensor, out_axis: int, w_axis: int) -> tuple[Quantized, Quantized, Array, int] | None:
     """What a sum of products of two quantized tensors needs: both, the accumulator's scale and its axis.
 
     None where they are not quantized in a way that one accumulator can hold: ``x`` has one scale, ``w`` one, or one for
@@ -206,7 +208,7 @@ def product(x: Tensor, w: Tensor, out_axis: int, w_axis: int) -> tuple[Quantized
     return a, c, scale, out_axis if c.axis >= 0 else -1
 
 
-def bias_of(b: GraphBuilder, bias: Tensor | None, scale: Array, count: int) -> Tensor | None:
+def bias_of(b: TosaBuilder, bias: TosaTensor | None, scale: Array, count: int) -> TosaTensor | None:
     """A bias in the accumulator's scale; None where it is no constant."""
     if bias is None:
         return b.constant(np.zeros(count, np.int32))
@@ -218,12 +220,12 @@ def bias_of(b: GraphBuilder, bias: Tensor | None, scale: Array, count: int) -> T
     return b.constant(np.clip(whole, -(2**31), 2**31 - 1).astype(np.int32))
 
 
-def accumulated(b: GraphBuilder, ints: Tensor, scale: Array, axis: int) -> Tensor:
+def accumulated(b: TosaBuilder, ints: TosaTensor, scale: Array, axis: int) -> TosaTensor:
     """The float tensor that an int32 accumulator stands for."""
     return described(b, Quantized(ints, np.asarray(scale, np.float64).reshape(-1), 0, axis))
 
 
-def clamped(b: GraphBuilder, x: Tensor, floats: Tensor, low: float | None, high: float | None) -> Tensor:
+def clamped(b: TosaBuilder, x: TosaTensor, floats: TosaTensor, low: float | None, high: float | None) -> TosaTensor:
     """A clamp of floats, done on the integers as well."""
     known = x.quantized
     if known is None or known.axis >= 0:
@@ -240,7 +242,7 @@ def clamped(b: GraphBuilder, x: Tensor, floats: Tensor, low: float | None, high:
     return replace(floats, quantized=Quantized(ints, known.scale, known.zero))
 
 
-def added(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor, name: str = "add") -> Tensor:
+def added(b: TosaBuilder, x: TosaTensor, y: TosaTensor, floats: TosaTensor, name: str = "add") -> TosaTensor:
     """A sum (or difference) of floats, done on integers as well: both rescaled to a common scale with room in 32 bits."""
     a, c = same_everywhere(x), same_everywhere(y)
     if a is None or c is None:
@@ -254,7 +256,7 @@ def added(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor, name: str = "ad
     return replace(floats, quantized=Quantized(b.elementwise(name, left, right), scale, 0))
 
 
-def multiplied(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor) -> Tensor:
+def multiplied(b: TosaBuilder, x: TosaTensor, y: TosaTensor, floats: TosaTensor) -> TosaTensor:
     """A product of floats, done on integers as well, exactly."""
     a, c = same_everywhere(x), same_everywhere(y)
     if a is None or c is None or a.ints.value is c.ints.value:
@@ -263,17 +265,17 @@ def multiplied(b: GraphBuilder, x: Tensor, y: Tensor, floats: Tensor) -> Tensor:
     return replace(floats, quantized=Quantized(b.mul(centered(b, a), centered(b, c)), scale, 0))
 
 
-def alike(floats: Tensor, known: Quantized, ints: Tensor) -> Tensor:
+def alike(floats: TosaTensor, known: Quantized, ints: TosaTensor) -> TosaTensor:
     """Floats that stand for ``ints`` of the same scale and zero point."""
     return replace(floats, quantized=Quantized(ints, known.scale, known.zero))
 
 
-def same_everywhere(x: Tensor) -> Quantized | None:
+def same_everywhere(x: TosaTensor) -> Quantized | None:
     """The int8 integers of one scale behind a tensor."""
     known = x.quantized
     return known if known is not None and known.axis < 0 and known.ints.dtype == "int8" else None
 
 
-def centered(b: GraphBuilder, known: Quantized) -> Tensor:
+def centered(b: TosaBuilder, known: Quantized) -> TosaTensor:
     """int8 integers less their zero point, in 32 bits."""
     return rescale(b, known, known.scale, 0, "int32", -1)

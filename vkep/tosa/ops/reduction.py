@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from vkep.tosa.graph import PROPAGATE, GraphBuilder, Tensor
+from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.ops.power import sqrt
 from vkep.tosa.registry import FLOATS, NUMBERS, axis_of, constant_of, tosa_operator
 
 
-def _sum(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+def _sum(b: TosaBuilder, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
     return b.reduce("reduce_sum", x, axes)
 
 
-def mean_of(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+def mean_of(b: TosaBuilder, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
     """The mean over axes, which stay with size 1."""
     return b.mul(_sum(b, x, axes), b.fill(x, 1 / math.prod(x.shape[a] for a in axes)))
 
 
-def _extreme(b: GraphBuilder, name: str, x: Tensor, axes: Sequence[int]) -> Tensor:
+def _extreme(b: TosaBuilder, name: str, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
     """REDUCE_MAX or REDUCE_MIN.
 
     The emulation layer (0.11) starts them at the largest finite numbers, so that a row of infinities comes out finite:
@@ -33,12 +33,12 @@ def _extreme(b: GraphBuilder, name: str, x: Tensor, axes: Sequence[int]) -> Tens
     return b.mul(b.reduce(name, b.mul(x, b.fill(x, 0.5)), axes, nan_mode=PROPAGATE), b.fill(x, 2))
 
 
-def _square(b: GraphBuilder, x: Tensor) -> Tensor:
+def _square(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.mul(x, x)
 
 
 _ORDERED = (*NUMBERS, "int8", "bool")
-_REDUCTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor, Sequence[int]], Tensor], tuple[str, ...], int]] = {
+_REDUCTIONS: dict[str, tuple[Callable[[TosaBuilder, TosaTensor, Sequence[int]], TosaTensor], tuple[str, ...], int]] = {
     "ReduceSum": (_sum, NUMBERS, 13),
     "ReduceMean": (mean_of, FLOATS, 18),
     "ReduceMax": (lambda b, x, a: _extreme(b, "reduce_max", x, a), _ORDERED, 18),
@@ -52,19 +52,19 @@ _REDUCTIONS: dict[str, tuple[Callable[[GraphBuilder, Tensor, Sequence[int]], Ten
 }
 
 
-def _log_sum_exp(b: GraphBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+def _log_sum_exp(b: TosaBuilder, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
     top = b.reduce("reduce_max", x, axes, nan_mode=PROPAGATE)
     return b.add(b.unary("log", _sum(b, b.unary("exp", b.sub(x, top)), axes)), top)
 
 
 def _reduced(
-    b: GraphBuilder,
-    x: Tensor,
+    b: TosaBuilder,
+    x: TosaTensor,
     axes: Sequence[int] | None,
     keepdims: int,
     noop: int,
-    function: Callable[[GraphBuilder, Tensor, Sequence[int]], Tensor],
-) -> Tensor:
+    function: Callable[[TosaBuilder, TosaTensor, Sequence[int]], TosaTensor],
+) -> TosaTensor:
     if x.scalar:
         b.decline("a reduction of a scalar")
     if axes is None or not len(axes):
@@ -79,12 +79,17 @@ def _reduced(
 def _declare(name: str) -> None:
     function, types, version = _REDUCTIONS[name]
 
-    def old(b: GraphBuilder, x: Tensor, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Tensor:
+    def old(b: TosaBuilder, x: TosaTensor, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> TosaTensor:
         return _reduced(b, x, axes, keepdims, 0, function)
 
     def new(
-        b: GraphBuilder, x: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-    ) -> Tensor:
+        b: TosaBuilder,
+        x: TosaTensor,
+        axes: TosaTensor | None = None,
+        *,
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+    ) -> TosaTensor:
         which = constant_of(axes, "the axes").reshape(-1) if axes is not None else None
         return _reduced(b, x, which, keepdims, noop_with_empty_axes, function)
 
@@ -96,34 +101,34 @@ for _name in _REDUCTIONS:
     _declare(_name)
 
 
-def in_float32(b: GraphBuilder, x: Tensor, function: Callable[[GraphBuilder, Tensor], Tensor]) -> Tensor:
+def in_float32(b: TosaBuilder, x: TosaTensor, function: Callable[[TosaBuilder, TosaTensor], TosaTensor]) -> TosaTensor:
     """Several operations at full precision: float16 is rounded once, at the end."""
     return cast_to(b, function(b, cast_to(b, x, "float32")), x.dtype)
 
 
 @tosa_operator("Softmax", types=FLOATS, since=13)
-def softmax(b: GraphBuilder, x: Tensor, *, axis: int = -1) -> Tensor:
+def softmax(b: TosaBuilder, x: TosaTensor, *, axis: int = -1) -> TosaTensor:
     return in_float32(b, x, lambda b, x: _softmax(b, x, axis))
 
 
-def _softmax(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
+def _softmax(b: TosaBuilder, x: TosaTensor, axis: int) -> TosaTensor:
     which = [axis_of(axis, x.rank)]
     powers = b.unary("exp", b.sub(x, b.reduce("reduce_max", x, which, nan_mode=PROPAGATE)))
     return b.mul(powers, b.unary("reciprocal", _sum(b, powers, which)))
 
 
 @tosa_operator("LogSoftmax", types=FLOATS, since=13)
-def log_softmax(b: GraphBuilder, x: Tensor, *, axis: int = -1) -> Tensor:
+def log_softmax(b: TosaBuilder, x: TosaTensor, *, axis: int = -1) -> TosaTensor:
     return in_float32(b, x, lambda b, x: _log_softmax(b, x, axis))
 
 
-def _log_softmax(b: GraphBuilder, x: Tensor, axis: int) -> Tensor:
+def _log_softmax(b: TosaBuilder, x: TosaTensor, axis: int) -> TosaTensor:
     which = [axis_of(axis, x.rank)]
     shifted = b.sub(x, b.reduce("reduce_max", x, which, nan_mode=PROPAGATE))
     return b.sub(shifted, b.unary("log", _sum(b, b.unary("exp", shifted), which)))
 
 
-def _normalized(b: GraphBuilder, x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
+def _normalized(b: TosaBuilder, x: TosaTensor, axes: Sequence[int], epsilon: float) -> TosaTensor:
     centered = b.sub(x, mean_of(b, x, axes))
     variance = mean_of(b, _square(b, centered), axes)
     return b.mul(centered, b.unary("rsqrt", b.add(variance, b.fill(x, epsilon))))
@@ -131,15 +136,15 @@ def _normalized(b: GraphBuilder, x: Tensor, axes: Sequence[int], epsilon: float)
 
 @tosa_operator("LayerNormalization", types=FLOATS)
 def layer_normalization(
-    b: GraphBuilder,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    scale: TosaTensor,
+    bias: TosaTensor | None = None,
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
-) -> Tensor:
+) -> TosaTensor:
     axes = range(axis_of(axis, x.rank), x.rank)
     made = b.mul(in_float32(b, x, lambda b, x: _normalized(b, x, axes, epsilon)), scale)
     return b.add(made, bias) if bias is not None else made
@@ -147,11 +152,11 @@ def layer_normalization(
 
 @tosa_operator("RMSNormalization", types=FLOATS)
 def rms_normalization(
-    b: GraphBuilder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Tensor:
+    b: TosaBuilder, x: TosaTensor, scale: TosaTensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> TosaTensor:
     axes = range(axis_of(axis, x.rank), x.rank)
 
-    def normalized(b: GraphBuilder, x: Tensor) -> Tensor:
+    def normalized(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
         mean = mean_of(b, _square(b, x), axes)
         return b.mul(x, b.unary("rsqrt", b.add(mean, b.fill(x, epsilon))))
 
@@ -159,7 +164,9 @@ def rms_normalization(
 
 
 @tosa_operator("InstanceNormalization", types=("float32",), since=6)
-def instance_normalization(b: GraphBuilder, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+def instance_normalization(
+    b: TosaBuilder, x: TosaTensor, scale: TosaTensor, bias: TosaTensor, *, epsilon: float = 1e-5
+) -> TosaTensor:
     channel = (x.shape[1],) + (1,) * (x.rank - 2)
     made = _normalized(b, x, range(2, x.rank), epsilon)
     return b.add(b.mul(made, b.reshape(scale, channel)), b.reshape(bias, channel))

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from vkep.errors import Decline
 from vkep.graph.resize import Resized, resolve_resize
-from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.graph import TosaBuilder, TosaTensor
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import NHWC
 from vkep.tosa.registry import FLOATS, constant_of, tosa_operator
@@ -77,7 +77,7 @@ def _nearest(axis: _Axis, mode: str) -> _Axis:
     raise Decline(f"nearest_mode {mode!r}")
 
 
-def _resized(b: GraphBuilder, x: Tensor, to: Resized, mode: str, coordinates: str, nearest: str) -> Tensor:
+def _resized(b: TosaBuilder, x: TosaTensor, to: Resized, mode: str, coordinates: str, nearest: str) -> TosaTensor:
     shape, scales = to.shape, to.scales
     if x.rank == 3:
         lifted = b.reshape(x, (*x.shape[:2], 1, x.shape[2]))
@@ -112,29 +112,29 @@ def _resized(b: GraphBuilder, x: Tensor, to: Resized, mode: str, coordinates: st
     return made
 
 
-def _by_scales(x: Tensor, scales: Tensor | None, axes: Sequence[int] | None = None) -> Resized:
+def _by_scales(x: TosaTensor, scales: TosaTensor | None, axes: Sequence[int] | None = None) -> Resized:
     """Given scales are float32: the fractions that they stand for."""
     to = resolve_resize(x.shape, [float(s) for s in constant_of(scales, "the scales").reshape(-1)], None, axes)
     return replace(to, scales=tuple(s.limit_denominator(_LARGEST) for s in to.scales))
 
 
 @tosa_operator("Upsample", types=_TYPES, since=9, until=9)
-def upsample(b: GraphBuilder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
+def upsample(b: TosaBuilder, x: TosaTensor, scales: TosaTensor, *, mode: str = "nearest") -> TosaTensor:
     return _resized(b, x, _by_scales(x, scales), mode, "asymmetric", "floor")
 
 
 @tosa_operator("Resize", types=_TYPES, since=10, until=10)
-def resize_10(b: GraphBuilder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
+def resize_10(b: TosaBuilder, x: TosaTensor, scales: TosaTensor, *, mode: str = "nearest") -> TosaTensor:
     return upsample(b, x, scales, mode=mode)
 
 
 @tosa_operator("Resize", types=_TYPES, since=11)
 def resize(
-    b: GraphBuilder,
-    x: Tensor,
-    roi: Tensor | None = None,
-    scales: Tensor | None = None,
-    sizes: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    roi: TosaTensor | None = None,
+    scales: TosaTensor | None = None,
+    sizes: TosaTensor | None = None,
     *,
     antialias: int = 0,
     axes: Sequence[int] | None = None,
@@ -145,7 +145,7 @@ def resize(
     keep_aspect_ratio_policy: str = "stretch",
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
-) -> Tensor:
+) -> TosaTensor:
     if antialias or exclude_outside:
         b.decline("antialias or exclude_outside")
     if sizes is not None and sizes.size:

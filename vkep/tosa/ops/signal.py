@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from vkep.tosa.graph import GraphBuilder, Tensor
+from vkep.tosa.graph import TosaBuilder, TosaTensor
 from vkep.tosa.ops.movement import slice_of
 from vkep.tosa.ops.products import matmul_3d
 from vkep.tosa.registry import axis_of, constant_of, tosa_operator
@@ -20,26 +20,34 @@ _LONGEST = 1024  #: points: the matrix has 4 times its square in elements
 
 @tosa_operator("DFT", types=("float32",), since=17, until=19)
 def dft_17(
-    b: GraphBuilder, x: Tensor, dft_length: Tensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
-) -> Tensor:
+    b: TosaBuilder,
+    x: TosaTensor,
+    dft_length: TosaTensor | None = None,
+    *,
+    axis: int = 1,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> TosaTensor:
     return _dft(b, x, dft_length, axis, bool(inverse), bool(onesided))
 
 
 @tosa_operator("DFT", types=("float32",), since=20)
 def dft_20(
-    b: GraphBuilder,
-    x: Tensor,
-    dft_length: Tensor | None = None,
-    axis: Tensor | None = None,
+    b: TosaBuilder,
+    x: TosaTensor,
+    dft_length: TosaTensor | None = None,
+    axis: TosaTensor | None = None,
     *,
     inverse: int = 0,
     onesided: int = 0,
-) -> Tensor:
+) -> TosaTensor:
     along = int(constant_of(axis, "the axis").reshape(-1)[0]) if axis is not None else -2
     return _dft(b, x, dft_length, along, bool(inverse), bool(onesided))
 
 
-def _dft(b: GraphBuilder, x: Tensor, length: Tensor | None, axis: int, inverse: bool, onesided: bool) -> Tensor:
+def _dft(
+    b: TosaBuilder, x: TosaTensor, length: TosaTensor | None, axis: int, inverse: bool, onesided: bool
+) -> TosaTensor:
     """[..., n, ..., 1 or 2] (the last axis: real, imaginary) to [..., m, ..., 2]."""
     axis = axis_of(axis, x.rank)
     if axis == x.rank - 1 or (inverse and onesided):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vkep.session")
 
 
-class Compiler:
+class Planner:
     """Makes programs of one session ready. It knows nothing of the session, whose end it must not delay."""
 
     def __init__(

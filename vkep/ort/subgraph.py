@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vkep.ort.runtime import Runtime
 
 
-class Island:
+class OrtSubgraph:
     """An OrtGraph to compile, and the node that will stand for it."""
 
     def __init__(self, ort: Ort, graph: Any, fused: Any) -> None:
