@@ -92,7 +92,7 @@ class BfcArena:
 
         Raises:
             TypeError, ValueError: ``nbytes`` is no positive int, or the arena is closed.
-            ArenaOutOfMemory: the request fits nowhere; everything else stays as it was.
+            ArenaOutOfMemory: no region has room for the request; the arena is unchanged.
         """
         self._check_size("alloc", nbytes)
         rounded = round_up(nbytes, self.alignment)
@@ -112,7 +112,7 @@ class BfcArena:
             return self._give_out(chunk, nbytes, stream)
 
     def reserve(self, nbytes: int) -> Block:
-        """A block with a region of its own, outside the bins, so that long-lived data (weights) neither steers the
+        """A block in a separate region, outside the bins, so that long-lived data (weights) neither steers the
         arena's growth nor pins its regions. ``free`` gives the region back at once.
 
         Raises: as ``alloc``.

@@ -73,10 +73,12 @@ class Chunk:
 
     @property
     def address(self) -> int:
+        """The first byte's address on the device."""
         return self.region.address + self.offset
 
     @property
     def stream(self) -> Hashable | None:
+        """The stream that used it last, None where every stream may use it."""
         return None if self.use is None else self.use.stream
 
     def split(self, size: int) -> Chunk:
@@ -124,10 +126,12 @@ class BinTable:
         self._bins: list[list[tuple[int, int, Chunk]]] = [[] for _ in range(NUM_BINS)]
 
     def add(self, chunk: Chunk) -> None:
+        """Put a free chunk into the bin of its size."""
         # Addresses differ, so tuples never compare by the chunk itself.
         insort(self._bins[bin_index(chunk.size)], (chunk.size, chunk.address, chunk))
 
     def remove(self, chunk: Chunk) -> None:
+        """Take a chunk out of its bin. Raises `AssertionError` where it is not in it."""
         entries = self._bins[bin_index(chunk.size)]
         at = bisect_left(entries, (chunk.size, chunk.address))
         if at == len(entries) or entries[at][2] is not chunk:

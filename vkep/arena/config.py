@@ -29,7 +29,7 @@ class ArenaMode(Enum):
     """What the arena does with a request."""
 
     BFC = "bfc"  #: best fit with coalescing, over regions
-    SEPARATE = "separate"  #: every block is a region of its own: slow, but tools then see each block's bounds
+    SEPARATE = "separate"  #: every block is a separate region: slow, but tools then see each block's bounds
 
 
 _STRATEGIES = {

@@ -30,7 +30,7 @@ logger = logging.getLogger("vkep.cli")
 
 
 class Fallback(str, Enum):
-    """What becomes of nodes that Vulkan declines."""
+    """Where nodes run that Vulkan declines."""
 
     CPU = "cpu"
     ERROR = "error"
@@ -145,9 +145,9 @@ def logging_to_stderr(verbose: int) -> Iterator[None]:
 
 @contextmanager
 def command(json_output: bool, verbose: int = 0) -> Iterator[None]:
-    """Around a command's work: what can go wrong there becomes one paragraph and an exit status.
+    """Around a command's work: print an expected error as one paragraph and exit with its status.
 
-    With ``-v`` the traceback is logged too. Anything unforeseen keeps its traceback: it is a bug of vkep's.
+    With ``-v`` the traceback is logged too. An unexpected error is a bug and keeps its traceback.
     """
     with logging_to_stderr(verbose):
         try:
@@ -188,7 +188,7 @@ def fail(error: BaseException, json_output: bool, status: int) -> NoReturn:
 
 
 def paragraph(text: str, width: int = 100) -> str:
-    """Text wrapped at words; a text that has lines of its own (a list, quoted source) stays as it is."""
+    """Text wrapped at words. A text of several lines (a list, quoted source) is not changed."""
     if "\n" in text:
         return text
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
@@ -197,7 +197,7 @@ def paragraph(text: str, width: int = 100) -> str:
 @contextmanager
 def progress_bars(show: bool) -> Iterator[Progress | None]:
     """A progress callback that draws bars on standard error, while shaders are compiled and weights uploaded; None
-    where nobody watches (no terminal, or ``show`` is False).
+    without a terminal or where ``show`` is False.
     """
     if not show or not sys.stderr.isatty():
         yield None

@@ -1,4 +1,4 @@
-"""``vkep devices``: what is there, what it can do, and why a device could not be used."""
+"""``vkep devices``: the devices, their capabilities, and why a device cannot be used."""
 
 from __future__ import annotations
 

@@ -108,6 +108,7 @@ def print_explanation(
     times: Sequence[DispatchTime] | None,
     top: int,
 ) -> None:
+    """Print the report, and the plans and times where they are given."""
     from vkep.cli.plans import format_dispatch
     from vkep.session import Report
 
@@ -128,6 +129,7 @@ def print_explanation(
 
 
 def print_times(times: Sequence[DispatchTime], top: int) -> None:
+    """A table of the dispatches, the longest first."""
     from rich.table import Table
     from rich.text import Text
 

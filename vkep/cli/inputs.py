@@ -133,7 +133,7 @@ def _load(path: Path, kind: type, what: str) -> Any:
             raise ValueError(f"it starts with {magic!r}, which is neither .npy nor .npz")
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.lib.npyio.NpzFile):
-            with loaded:  # an archive reads its members only when asked: ask here, where a damaged one is told
+            with loaded:  # an archive reads its members lazily: read them here, where a damaged one is reported
                 loaded = {key: loaded[key] for key in loaded}
         if isinstance(loaded, kind):
             return loaded

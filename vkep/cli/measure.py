@@ -27,7 +27,7 @@ TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-
 
 @dataclass(frozen=True)
 class Span:
-    """Something the host did: seconds of `time.perf_counter`. What overlaps lies on a ``track`` of its own."""
+    """One phase on the host, in seconds of `time.perf_counter`. Phases that overlap are on different ``track``s."""
 
     name: str
     start: float
@@ -48,6 +48,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
+        """Time what the ``with`` block does."""
         start = self._began = time.perf_counter()
         yield
         self.items.append(Span(name, start, time.perf_counter()))

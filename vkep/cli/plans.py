@@ -49,7 +49,7 @@ class DispatchTime:
 
     @property
     def gbytes_per_s(self) -> float:
-        """Bytes a nanosecond, of those that must move at least once."""
+        """Bytes a nanosecond, counting each byte that must move once."""
         return self.bytes / self.nanoseconds if self.nanoseconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _DEFAULTS = {"group_id": 0, "context_mode": "lookup_or_create", "sync_mode": "ti
 
 
 def is_program(model: Path) -> bool:
+    """Whether the file is an ExecuTorch program, by its suffix."""
     return model.suffix == SUFFIX
 
 
@@ -84,10 +85,12 @@ class ProgramSession:
             raise
 
     def get_inputs(self) -> list[NodeArg]:
+        """The method's inputs. A dynamic size is a symbol named after the input and the axis."""
         meta = self.method.metadata
         return [self._argument(meta, k, f"input_{k}", "input") for k in range(meta.num_inputs())]
 
     def get_outputs(self) -> list[NodeArg]:
+        """The method's outputs; their types and shapes are not told."""
         meta = self.method.metadata
         return [NodeArg(f"output_{k}", "", None) for k in range(meta.num_outputs())]
 
@@ -101,12 +104,15 @@ class ProgramSession:
         return NodeArg(name, f"tensor({kind})", tuple(sizes))
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+        """Run the method; all its outputs, whatever ``names`` are."""
         return self.method.execute([feeds[info.name] for info in self.get_inputs()])
 
     def report(self) -> MethodReport:
+        """What runs where."""
         return self.method.report()
 
     def islands(self) -> list[Any]:
+        """None: a program's plans are not shown."""
         return []
 
     def close(self) -> None:

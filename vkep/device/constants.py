@@ -152,6 +152,7 @@ class ConstantSet:
         self.addresses, self.places = addresses, places
 
     def close(self) -> None:
+        """End the hold; a constant without users leaves the device."""
         store, self._store = self._store, None
         if store is not None:
             store._release(self._keys)

@@ -1,4 +1,4 @@
-"""The Vulkan delegate's stay on a context: its lease, and the context's shared pipelines, constants and arena."""
+"""The Vulkan delegate on a context: its lease, and the context's shared pipelines, constants and arena."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ class VulkanDelegate:
         return False
 
     def allocate_commands(self, label: str) -> CommandBuffer:
+        """A command buffer of the lease's pool; hold ``lock`` until it is ended."""
         return self.lease.allocate(label)
 
     def close(self) -> None:

@@ -125,6 +125,7 @@ class PipelineStore:
             logger.warning("the pipeline cache %s cannot be written: %s", self._path, error)
 
     def close(self) -> None:
+        """Destroy pipelines, shader modules and layouts, and the driver's cache object."""
         for handles in (self._pipelines, self._modules, self._layouts):
             for handle in handles.values():
                 handle.close()

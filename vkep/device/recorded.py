@@ -60,7 +60,7 @@ class _HostPorts:
         self._results = delegate.results
 
     def result(self, k: int) -> Array:
-        """An array of its own with what port ``k`` holds."""
+        """A new array with the content of port ``k``."""
         view = self.views[k]
         made = self._results.empty(view.shape, view.dtype)
         copy(made, view)
@@ -89,8 +89,8 @@ class RecordedPlan:
         self._main: CommandBuffer | None = None
         self._sides: dict[str, CommandBuffer] = {}
         self._host: tuple[_HostPorts, _HostPorts] | None = None
-        self._bound: list[int] = []  # the addresses that the device has
-        self._staged: list[int] = []  # those that `stage` found
+        self._bound: list[int] = []  # addresses that the argument table on the device has
+        self._staged: list[int] = []  # addresses of the run that was staged last
         self._fresh = [i for i, slot in enumerate(plan.slots) if slot.port == FRESH]
         self._last = 0  # timeline value of the latest run
         self._fault: FaultWord | None = None

@@ -47,6 +47,7 @@ class DelegateCall:
         return f"delegate {self.step.delegate}"
 
     def run(self) -> None:
+        """Run the delegate on the values of its arguments, and note or write its results."""
         self._take(self.runner.run([read() for read in self._readers], self.keep))
 
     def stage(self, values: dict[str, Any], targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
@@ -83,11 +84,13 @@ class ChainedCalls:
         self._chain = SubmitBatch(resources.vulkan, self.calls)
 
     def run(self) -> None:
+        """Run all calls in one submit."""
         self._chain.run({}, {})
         for call in self.calls:
             call.finish()
 
     def close(self) -> None:
+        """Close the submit batch; the delegates are closed by their method."""
         self._chain.close()
 
 

@@ -32,7 +32,8 @@ class ContextResources:
         return self._vgf
 
     def close(self) -> None:
-        if self.vulkan.forked:  # all of it is the parent's
+        """Give the delegates and the context back; idempotent. A forked child gives nothing back."""
+        if self.vulkan.forked:  # the device objects belong to the parent process
             return
         try:
             if self._vgf is not None:
@@ -51,6 +52,7 @@ class ProgramResources:
         self._lock = threading.Lock()
 
     def options_for(self, delegate: Delegate, where: str) -> SessionOptions:
+        """The session options of a delegate: its compile specs, and the program's options where these say nothing."""
         return self._options.session_options(delegate.compile_specs, self._graphs, where)
 
     def of(self, delegate: Delegate, where: str) -> ContextResources:
@@ -65,10 +67,12 @@ class ProgramResources:
             return resources
 
     def all(self) -> Sequence[ContextResources]:
+        """One for each context in use."""
         with self._lock:
             return list(self._held.values())
 
     def close(self) -> None:
+        """Close all of them; idempotent."""
         with self._lock:
             closing, self._held = list(self._held.values()), {}
         for resources in closing:

@@ -1,4 +1,4 @@
-"""What a program and its methods hold on devices, and must give back: apart from both, so that finalisers can hold it."""
+"""The device objects of programs and methods, in objects that finalisers can hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkep.executorch.delegates import Runner
 
 
 class MethodParts:
-    """What a method must give back, apart from itself so that a finaliser can hold it. ``lock`` is held by a run."""
+    """The device objects of a method, in an object that its finaliser can hold. ``lock`` is held by a run."""
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
@@ -22,7 +22,8 @@ class MethodParts:
         self.lock = threading.RLock()
 
     def close(self) -> None:
-        if any(resources.vulkan.forked for resources in self.resources):  # all of it is the parent's, its lock too
+        """Close the delegates, once a run in another thread has ended; idempotent. A forked child gives nothing back."""
+        if any(resources.vulkan.forked for resources in self.resources):  # device objects and lock belong to the parent
             self.closed = True
             return
         with self.lock:
@@ -35,12 +36,15 @@ class MethodParts:
 
 
 class ProgramParts:
+    """The methods and contexts of a program."""
+
     def __init__(self, resources: ProgramResources) -> None:
         self.resources = resources
         self.methods: dict[str, MethodParts] = {}
         self.closed = False
 
     def close(self) -> None:
+        """Close the methods, then the contexts; idempotent."""
         if not self.closed:
             self.closed = True
             try:
@@ -51,7 +55,7 @@ class ProgramParts:
 
 
 class Core:
-    """What a program and its methods hold together: it ends when both are gone, or when the program is closed."""
+    """The state that a program shares with its methods. It is closed with the program, or when no object holds it."""
 
     def __init__(self, named_data: Mapping[str, memoryview], resources: ProgramResources) -> None:
         self.named_data = named_data
@@ -60,4 +64,5 @@ class Core:
 
     @property
     def closed(self) -> bool:
+        """Whether the program was closed."""
         return self.parts.closed

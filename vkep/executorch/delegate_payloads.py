@@ -19,14 +19,18 @@ BACKENDS = (VULKAN, VGF)
 
 @dataclass(frozen=True)
 class VulkanBlob:
+    """A Vulkan delegate's data: a graph of ExecuTorch's Vulkan backend."""
+
     graph: VkGraph
 
     @property
     def arity(self) -> tuple[int, int]:
+        """Numbers of inputs and outputs."""
         return len(self.graph.input_ids), len(self.graph.output_ids)
 
     @property
     def operators(self) -> list[str]:
+        """The names of the graph's operators, in order."""
         return [call.name for call in self.graph.chain]
 
     def missing(self, named_data: Mapping[str, memoryview]) -> list[str]:
@@ -48,14 +52,18 @@ class VulkanBlob:
 
 @dataclass(frozen=True)
 class VgfBlob:
+    """A VGF delegate's data: a VGF file."""
+
     vgf: Vgf
 
     @property
     def arity(self) -> tuple[int, int]:
+        """Numbers of inputs and outputs."""
         return len(self.vgf.inputs), len(self.vgf.outputs)
 
     @property
     def operators(self) -> list[str]:
+        """Kind and name of each segment, in order."""
         return [f"{segment.kind} segment {segment.name}" for segment in self.vgf.segments]
 
     def missing(self, named_data: Mapping[str, memoryview]) -> list[str]:

@@ -166,7 +166,7 @@ class VulkanRunner:
     def _result(
         self, name: str, value: Any, target: DeviceTensor | None, kept: bool, given: bool
     ) -> Array | DeviceTensor:
-        """``given``: it is an input or a state that comes out as it went in, so that the result needs memory of its own."""
+        """``given``: the value is also an input or a state, so the result is copied."""
         if not kept:
             return own_array(value, given)
         tensor = own_tensor(self._resources.vulkan, name, value, target, given)

@@ -17,6 +17,7 @@ class TensorInfo:
     _spec: TensorValue
 
     def sizes(self) -> tuple[int, ...]:
+        """The sizes; upper bounds where the tensor is dynamic."""
         return self._spec.sizes
 
     def dtype(self) -> ScalarType:
@@ -32,6 +33,7 @@ class TensorInfo:
 
     @property
     def is_dynamic(self) -> bool:
+        """Whether a run may have smaller sizes."""
         return not self._spec.is_static
 
     def nbytes(self) -> int:
@@ -57,11 +59,11 @@ class MethodMeta:
         return len(self._decoded.outputs)
 
     def input_tensor_meta(self, index: int) -> TensorInfo:
-        """Raises `InvalidInputError` for an input that there is not, or that is no tensor."""
+        """The tensor input ``index``. Raises `InvalidInputError` where there is no such input or it is no tensor."""
         return self._tensor(self._decoded.inputs, index, "input")
 
     def output_tensor_meta(self, index: int) -> TensorInfo:
-        """Raises `InvalidInputError` for an output that there is not, or that is no tensor."""
+        """The tensor output ``index``. Raises `InvalidInputError` where there is no such output or it is no tensor."""
         return self._tensor(self._decoded.outputs, index, "output")
 
     def uses_backend(self, name: str) -> bool:

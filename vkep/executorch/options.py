@@ -72,7 +72,7 @@ class ProgramOptions:
         )
 
     def session_options(self, compile_specs: Sequence[tuple[str, bytes]], graphs: bool, where: str) -> SessionOptions:
-        """What a session beside the delegate would be told. ``graphs``: a context made for it must run data graphs.
+        """Convert compile specs and load options into `SessionOptions`. ``graphs``: a context made for it must run data graphs.
 
         Raises `InvalidPteError` for shared compile specs that say nothing allowed.
         """

@@ -116,7 +116,7 @@ class Program:
     def load_method(self, name: str) -> Method:
         """The method, made ready on its context at the first call: delegates planned and recorded, weights uploaded.
 
-        Raises `InvalidInputError` for a name that there is not, and as `Method`.
+        Raises `InvalidInputError` for an unknown name, and as `Method`.
         """
         with self._lock:
             self._check_open()
@@ -127,7 +127,7 @@ class Program:
             return method
 
     def metadata(self, method_name: str) -> MethodMeta:
-        """What a method takes and gives, without loading it. Raises `InvalidInputError` for a name that there is not."""
+        """What a method takes and gives, without loading it. Raises `InvalidInputError` for an unknown name."""
         return MethodMeta(self._method(method_name))
 
     def execute(self, inputs: Sequence[Any] = (), method: str = "forward") -> list[Any]:
@@ -142,6 +142,7 @@ class Program:
 
     @property
     def source(self) -> str:
+        """The file's path, or what stands for it in messages."""
         return self._decoded.file.name
 
     @property

@@ -78,6 +78,7 @@ class MethodReport:
 def method_report(
     decoded: DecodedMethod, flow: Flow, resources: Sequence[ContextResources], runners: Sequence[Runner]
 ) -> MethodReport:
+    """The report of a method, from its analysis and its delegates."""
     delegates = []
     for delegate, held, runner in zip(decoded.delegates, resources, runners, strict=True):
         context = held.vulkan.context

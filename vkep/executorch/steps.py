@@ -106,6 +106,7 @@ def _copy_index(state: State, step: KernelStep, index: Callable[[], Any], what: 
 
 
 def bind_move(state: State, step: MoveStep) -> Bound:
+    """The step that lets one value stand for another."""
     values = state.values
 
     def run() -> None:
@@ -115,6 +116,7 @@ def bind_move(state: State, step: MoveStep) -> Bound:
 
 
 def bind_jump(state: State, step: JumpStep) -> Bound:
+    """The step that returns the next instruction's number where its condition is false, else None."""
     values = state.values
 
     def run() -> int | None:

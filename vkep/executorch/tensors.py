@@ -71,6 +71,7 @@ def is_torch(value: Any) -> bool:
 
 
 def from_torch(tensor: Any) -> Array:
+    """A torch tensor as an array on the host, detached from its graph."""
     torch = sys.modules["torch"]
     held = tensor.detach().cpu()
     if held.dtype == torch.bfloat16:

@@ -26,6 +26,7 @@ class ValueInfo:
 
     @property
     def is_static(self) -> bool:
+        """Whether the rank and all sizes are known."""
         return self.shape is not None and all(isinstance(d, int) for d in self.shape)
 
 
@@ -65,12 +66,15 @@ class Node:
 
     @property
     def title(self) -> str:
+        """Operator (with its domain) and name, for messages."""
         domain = f"{self.domain}." if self.domain else ""
         return f"{domain}{self.op_type} {self.name!r}"
 
 
 @dataclass(frozen=True)
 class Graph:
+    """Nodes in topological order with their inputs, outputs and weights."""
+
     name: str
     nodes: tuple[Node, ...]
     inputs: tuple[ValueInfo, ...]  #: without initializers that old models also list as inputs
@@ -80,6 +84,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Model:
+    """A graph with the versions of its operators and where it came from."""
+
     graph: Graph
     opsets: Mapping[str, int]  #: domain ("" is ai.onnx) to version
     ir_version: int

@@ -33,7 +33,7 @@ class Content(Protocol):
 class Weight:
     """One constant of the model. ``array()`` gives its values; external data is mapped, not read."""
 
-    #: the values lie in a mapped file: what is made from them is made anew rather than kept
+    #: the values lie in a mapped file: arrays derived from them are not kept
     mapped = False
 
     def __init__(self, name: str, shape: tuple[int, ...], elem_type: int) -> None:
@@ -46,6 +46,7 @@ class Weight:
 
     @functools.cached_property
     def nbytes(self) -> int:
+        """Bytes of the values as `array` gives them."""
         dtype = dtypes.from_onnx(self.elem_type)
         return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
 
@@ -59,6 +60,7 @@ class Weight:
         return self._key is not None
 
     def array(self) -> np.ndarray:
+        """The values; mapped or new memory, not to be written."""
         raise NotImplementedError
 
     @property
@@ -73,7 +75,7 @@ class Weight:
 
 
 class ProtoWeight(Weight):
-    """A weight that lies in the model's own bytes; ``content`` gives those that ``proto`` was read without."""
+    """A weight in the model's bytes; ``content`` gives the bytes where ``proto`` was parsed without them."""
 
     def __init__(self, proto: onnx.TensorProto, name: str | None = None, content: Content | None = None) -> None:
         super().__init__(name or proto.name, tuple(proto.dims), proto.data_type)

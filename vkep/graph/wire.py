@@ -61,7 +61,7 @@ def _without_raw_data(data: memoryview, graph: _Field) -> tuple[bytes, list[RawD
     parts: list[bytes] = []
     found: list[RawData] = []
     initializers = 0
-    kept = graph.start  # what lies between the initializers is taken as it is
+    kept = graph.start  # bytes between the initializers are copied unchanged
     for field in _fields(data, graph.start, graph.end):
         if field.number != _INITIALIZER:
             continue

@@ -89,7 +89,7 @@ class BufferSource:
             raise RegionOutOfMemory(shortage)
 
     def _shortage(self, nbytes: int) -> str:
-        """Why ``nbytes`` do not fit any heap that the region may come from; empty where they do or nobody knows."""
+        """Why ``nbytes`` fit no heap that the region may come from; empty where they fit or the budget is unknown."""
         heaps = memory_budget(self.device)
         if self._heap is not None:
             heaps = tuple(heap for heap in heaps if heap.index == self._heap)
@@ -206,7 +206,7 @@ class BufferArena:
         return self._wrap(self._bfc.alloc(nbytes))
 
     def reserve(self, nbytes: int) -> DeviceBlock:
-        """A block in a buffer of its own, outside the bins: for weights. Raises as ``alloc``."""
+        """A block in a separate buffer, outside the bins: for weights. Raises as ``alloc``."""
         return self._wrap(self._bfc.reserve(nbytes))
 
     def shrink(self) -> int:
@@ -255,7 +255,7 @@ class BufferArena:
 def _proof(timeline: Timeline | None) -> IsPassed:
     """Whether a timeline has passed a use's sync value: the stream itself where it is one, else ``timeline``.
 
-    No method of the arena, so that arena and source form no cycle and an arena that nobody closes goes at once.
+    Not a method of the arena: arena and source would form a reference cycle, and an unclosed arena would not be freed at once.
     """
 
     def is_passed(use: StreamUse) -> bool:

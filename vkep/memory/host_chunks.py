@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 def size_of(data: HostData) -> int:
+    """Bytes of a buffer."""
     return data.nbytes if isinstance(data, np.ndarray) else memoryview(data).nbytes
 
 
 def check_range(call: str, target: Target, offset: int, nbytes: int, label: str) -> None:
+    """Raise ``ValueError`` unless the range lies in the block."""
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"{call} of {label!r}: offset: expected an int, got {type(offset).__name__}")
     if offset < 0 or offset + nbytes > target.size:

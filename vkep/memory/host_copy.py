@@ -54,7 +54,7 @@ class _Helpers:
         while True:
             shared = self._asked.get()
             shared.help()
-            del shared  # while it waits it holds nobody's memory
+            del shared  # a waiting thread must not keep arrays alive
 
 
 _helpers = _Helpers()
@@ -81,7 +81,7 @@ class _SharedCopy:
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Copy. On return, also by an interrupt, nobody reads or writes any more."""
+        """Copy. No thread reads or writes after the return, also where an interrupt ends it."""
         try:
             _helpers.ask(self, min(THREADS, len(self._starts)) - 1)
             self._work()
@@ -96,7 +96,7 @@ class _SharedCopy:
                 break
             except BaseException as raised:  # Ctrl-C while it waits: the helpers are still at it
                 self._errors.insert(0, raised)
-        del self._target, self._source  # those that come too late keep this
+        del self._target, self._source  # late threads keep this object
         if self._errors:
             raise self._errors[0]
 

@@ -19,7 +19,7 @@ MOST_SPARE = 256 << 20
 
 
 class ResultMemory:
-    """Memory of long results that nobody holds any more, for later results of the same size: the system's own would be cleared
+    """Memory of long results that were dropped, for later results of the same size: the system's own would be cleared
     and mapped page by page, which takes longer than the copy. Keeps ``most`` bytes; thread-safe.
     """
 
@@ -63,7 +63,7 @@ class ResultMemory:
             self._drop(0)
 
     def close(self) -> None:
-        """Let go of all that is kept, and keep no more; what was handed out stays as it is. Never waits: a forked child may
+        """Release kept memory and keep none from now on; arrays handed out are not affected. Never waits: a forked child may
         close what a thread of its parent was using.
         """
         self._most = 0

@@ -54,6 +54,7 @@ class RingSlot:
         return np.frombuffer(mapped, np.uint8)
 
     def free(self) -> None:
+        """Free the staging memory; the slot's copies must have ended."""
         if self.block is not None:
             self.block.free()
         self.block, self.recorded = None, []

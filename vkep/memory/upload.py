@@ -150,7 +150,8 @@ class Uploader:
     ) -> int:
         """Copy ``data`` (in C order) to byte ``offset`` of ``target``.
 
-        ``data`` may be dropped on return. The lease's later submits see it, and those that wait for the returned value.
+        ``data`` may be dropped on return. Later submits of the lease see the bytes, and submits that wait for the
+        returned value.
 
         Args:
             wait_value: the timeline value after which nothing touches the target; None: nothing does.
@@ -227,7 +228,7 @@ class Uploader:
         return outgoing.slot.bytes[outgoing.used : outgoing.used + nbytes]
 
     def _submit(self, outgoing: _Outgoing, wait_value: int | None) -> int:
-        """Hand what is in staging memory to the device; the timeline value at which it is there (0: nothing was)."""
+        """Submit the copies from staging memory; the timeline value at which they are done (0: there were none)."""
         outgoing.finish_filling()
         slot, outgoing.slot = outgoing.slot, None
         if slot is None:

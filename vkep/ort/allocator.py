@@ -30,7 +30,7 @@ _UP = 1  # what vkep_copies says of copies to the device
 
 
 class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
-    """Memory for initializers: a buffer of its own each, because what stays has no use for an arena.
+    """Memory for initializers: one buffer each, because they live as long as the session.
 
     ``open_domain`` gives the memory's domain (for this allocator to release) at the first allocation, so that a
     registered library whose provider nobody uses opens no device.

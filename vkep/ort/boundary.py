@@ -56,7 +56,7 @@ def status(method: Method) -> Method:
 
 
 def value(default: Any) -> Callable[[Method], Method]:
-    """Marks a member with a result of its own; ``default`` is returned where it raises, and the exception logged."""
+    """Marks a member that returns no status: where it raises, ``default`` is returned and the exception logged."""
 
     def mark(method: Method) -> Method:
         method._member = ("value", default)  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ class CStruct:
                 cls._members[name] = callback
 
     def __init__(self) -> None:
-        """Call it when all that may fail is done: nobody releases what ONNX Runtime never got."""
+        """Call this last in a constructor: ONNX Runtime releases only objects that it was given."""
         self._memory = ffi.new(f"{self.room or self.struct} *")
         self.pointer = ffi.cast(f"{self.struct} *", self._memory)
         version = ffi.typeof(self.struct).fields[0][0]  # "ort_version_supported", or "version"
@@ -202,7 +202,7 @@ def _interrupt_outside() -> None:
     global _asked
     main = threading.main_thread()
     if time.monotonic() > _asked + 1:  # not again: the program goes on after errors
-        time.sleep(0.02)  # an exception that nobody catches ends the program by itself, and is not to be cut off
+        time.sleep(0.02)  # an uncaught exception ends the program by itself: do not interrupt that
     while _is_inside(sys._current_frames().get(main.ident or 0)):
         time.sleep(2e-5)  # short: the program may be in the next callback soon
     _asked = time.monotonic()
@@ -249,4 +249,5 @@ _tables: list[Any] = []
 
 
 def use_tables(api: Any) -> None:
+    """Use ONNX Runtime's function tables for the errors that callbacks return."""
     _tables[:] = [api]

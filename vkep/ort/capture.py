@@ -1,4 +1,4 @@
-"""Graph capture: a run whose inputs and outputs are all bound to device memory, kept, and submitted again as it was.
+"""Graph capture: a run whose inputs and outputs are all bound to device memory is kept and submitted again.
 
 ONNX Runtime asks for it by an annotation id (run option ``gpu_graph_id``, 0 by default, -1: not this run). A replay skips
 ONNX Runtime's executor; the recorded command buffers of the plans are what is submitted.
@@ -88,7 +88,7 @@ class Captures:
         return self.enabled and getattr(self._now, "steps", None) is not None
 
     def add(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
-        """One fused node of the run has run so."""
+        """Record one fused node of the run, with its inputs and outputs."""
         self._now.steps.append(_CapturedNode(graph, key, values, targets))
 
     def end(self) -> None:
@@ -104,6 +104,7 @@ class Captures:
                 step.close()
 
     def captured(self, number: int) -> bool:
+        """Whether a run is captured under the annotation id."""
         return number in self._runs
 
     def replay(self, number: int) -> None:
@@ -128,6 +129,7 @@ class Captures:
             step.close()
 
     def close(self) -> None:
+        """Release all captured runs."""
         for number in list(self._runs):
             self.drop(number)
 

@@ -105,7 +105,7 @@ def claim(
 
 def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:
     """What planning knows at the start; ``size`` chooses the dimensions that the model leaves open. Values whose rank
-    nobody knows are left out: what reads them is planned when they are there.
+    is unknown are left out: nodes that read them are planned at the run.
     """
     known: dict[str, Known] = dict(view.graph.weights)
     declared = {info.name: declared_value(info, size) for info in view.graph.inputs}
@@ -117,7 +117,7 @@ def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
     for placement in program.placements:
         node = placement.node
         if not any(name in view.pointers for name in node.outputs):
-            continue  # one of those that stand for a node of the graph
+            continue  # part of a function body: it stands for a node of the graph
         if node.outputs in verdicts.taken or _assigned_elsewhere(view, node):
             verdicts.reasons.setdefault(node.outputs, "another execution provider has it")
         elif node.domain == OPAQUE:

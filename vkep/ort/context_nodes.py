@@ -30,6 +30,7 @@ class ContextSettings:
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, str]) -> ContextSettings:
+        """From the session's configuration entries."""
         return cls(
             entries.get("ep.context_enable", "0") == "1",
             entries.get("ep.context_embed_mode", "0") == "1",

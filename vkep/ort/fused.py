@@ -159,11 +159,13 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     @status
     def CreateState(self, context: Any, state: Any) -> None:
+        """Remember the name that ONNX Runtime gave the node."""
         self.name = ffi.string(self.runtime.ort.ep_api.NodeComputeContext_NodeName(context)).decode()
         state[0] = ffi.cast("void *", self.pointer)
 
     @status
     def Compute(self, state: Any, context: Any) -> None:
+        """One run: by addresses alone where all tensors lie on the device, else by values."""
         ort = self.runtime.ort
         scratch = self._scratch.pop() if self._scratch else _Scratch(len(self._names), len(self.outputs))
         try:
@@ -213,6 +215,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         """Nothing: the plans go with the node."""
 
     def release(self) -> None:
+        """Close the plans; ONNX Runtime has let the node go."""
         super().release()
         self.planned.close()
 

@@ -101,6 +101,7 @@ class OrtGraphView:
         )
 
     def pointer_of(self, node: Node) -> Any:
+        """ONNX Runtime's node for a node of `graph`."""
         return self.pointers[next(o for o in node.outputs if o)]
 
     @property

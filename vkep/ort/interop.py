@@ -43,7 +43,7 @@ class Interop:
     context: SharedGpuContext | None = None  #: around the application's device
 
     def applied(self, options: EpOptions) -> EpOptions:
-        """The options of a session, or of what has no session: those that name a context themselves stay."""
+        """Add the application's device to a session's options, unless these name a context."""
         if options.token is not None or self.token is None:
             return options
         return replace(options, token=self.token, group_id=self.group_id)

@@ -112,6 +112,7 @@ class KernelRegistry:
             raise
 
     def close(self) -> None:
+        """Give the registry back to ONNX Runtime."""
         if self.pointer != NULL:
             self._ort.ep_api.ReleaseKernelRegistry(self.pointer)
             self.pointer = NULL

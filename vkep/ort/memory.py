@@ -87,7 +87,7 @@ class MemoryDomain:
         return self._enter(block, size)
 
     def reserve(self, nbytes: int) -> int:
-        """As `alloc`, in a buffer of its own outside the arena's bins: for what stays."""
+        """As `alloc`, in a separate buffer outside the arena's bins, for memory that lives as long as the session."""
         return self._enter(self.arena.reserve(nbytes), 0)
 
     def free(self, pointer: int) -> None:
@@ -318,6 +318,7 @@ class PointerTensor(DeviceTensor):
         return Within(block.buffer, block.offset + offset, self.nbytes)
 
     def write(self, array: Bytes) -> None:
+        """Upload the content; ``array`` has the tensor's dtype and shape."""
         self.domain.upload(self.pointer, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     def numpy(self) -> Bytes:

@@ -126,7 +126,7 @@ class OperatorKernel(CStruct, struct="OrtKernelImpl"):
 
 
 def read_attributes(ort: Ort, info: Any, schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> None:
-    """Add the attributes that a kernel's node has, of those that its schema knows."""
+    """Add those attributes of a kernel's node that its schema declares."""
     for name, spec in schema.attributes.items():
         content = _attribute(ort, info, name.encode(), spec.type)
         if content is not None:

@@ -85,7 +85,7 @@ class EpOptions:
         return cls(**values, arena=arena)
 
     def changed(self, values: Mapping[str, str]) -> EpOptions:
-        """With dynamic options: those that mean something once a session runs. Raises `ValueError` for others."""
+        """A copy with options that may change while a session runs. Raises `ValueError` for others."""
         wrong = [key for key in values if key not in DYNAMIC]
         if wrong:
             raise ValueError(

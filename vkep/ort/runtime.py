@@ -54,7 +54,7 @@ class Runtime:
             raise
         self.checks = RunChecks()
         self.captures = Captures(options.enable_graph_capture, self.checks)
-        self.profilers: list[Profiler] = []  #: those that are collecting
+        self.profilers: list[Profiler] = []  #: profilers that are collecting
         self._closed = False
 
     @property

@@ -1,4 +1,4 @@
-"""One graph that ONNX Runtime gives to `Compile`: what becomes a fused node."""
+"""One graph that ONNX Runtime gives to `Compile`, to be replaced by a fused node."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ def describe(ort: Ort, value: Any) -> Any:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
+    """The shape of a tensor that the shim described."""
     return tuple(tensor.dims[0 : tensor.rank]) if tensor.rank else ()
 
 
@@ -50,4 +51,5 @@ def host_array(pointer: Any, dtype: dtypes.DType, shape: tuple[int, ...], nbytes
 
 
 def address(pointer: Any) -> int:
+    """A pointer as a number."""
     return int(ffi.cast("uintptr_t", pointer))

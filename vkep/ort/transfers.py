@@ -73,7 +73,7 @@ class Transfers:
     def __init__(self, domain: MemoryDomain, direction: str, uploader: Uploader) -> None:
         self._domain, self.direction, self._uploader = domain, direction, uploader
         self._up = direction == "upload"
-        self._routes: OrderedDict[bytes, Route] = OrderedDict()  #: those that no thread uses now
+        self._routes: OrderedDict[bytes, Route] = OrderedDict()  #: routes that no thread uses now
         self._kept = 0  #: their bytes of staging memory
         self._shared = ExitStack()
         self._arena: StagingArena | None = None
@@ -232,6 +232,7 @@ class Transfers:
             self._drop(key)
 
     def close(self) -> None:
+        """Give all staging memory back; no copy may follow."""
         self.trim()
         self._arena = None
         self._shared.close()

@@ -31,7 +31,7 @@ class HazardTracker:
 
 def _touches(seen: dict[tuple[Space, int], list[Range]], ranges: Iterable[Range]) -> bool:
     for r in ranges:
-        if r.space is not _CONSTANT:  # nobody writes one
+        if r.space is not _CONSTANT:  # constants are never written
             for other in seen.get((r.space, r.index), ()):
                 if r.overlaps(other):
                     return True

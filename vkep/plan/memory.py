@@ -21,6 +21,7 @@ class Lifetime:
 
 
 def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """``nbytes`` rounded up to a multiple of ``alignment``."""
     return -(-nbytes // alignment) * alignment
 
 

@@ -76,6 +76,7 @@ class Range:
     end: int
 
     def overlaps(self, other: Range) -> bool:
+        """Whether the two share a byte."""
         return (
             self.space is other.space
             and self.index == other.index
@@ -85,6 +86,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
+    """One dispatch of a plan: a pipeline with its arguments, and the byte ranges that it reads and writes."""
+
     pipeline: int  #: index into ``Plan.pipelines``
     arguments: bytes  #: the argument block before relocation
     relocations: tuple[Relocation, ...]
@@ -119,6 +122,8 @@ class ConstantRef:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """What a device runs: see docs/architecture.md. Frozen, and comparable."""
+
     ports: tuple[Port, ...]
     constants: tuple[ConstantRef, ...]
     activation_bytes: int
@@ -133,8 +138,10 @@ class Plan:
 
     @property
     def inputs(self) -> tuple[Port, ...]:
+        """The input ports in order."""
         return tuple(p for p in self.ports if p.is_input)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
+        """The output ports in order."""
         return tuple(p for p in self.ports if not p.is_input)

@@ -110,7 +110,7 @@ def _in_order(before: Sequence[set[int]]) -> list[int]:
 
 
 def _ahead(before: Sequence[set[int]], window: int | None) -> list[int]:
-    """Every dispatch in the earliest group, of those that look ``window`` dispatches ahead."""
+    """Every dispatch in the earliest possible group, looking at most ``window`` dispatches ahead."""
     groups = [0] * len(before)
     if window is None:
         for index, waits in enumerate(before):

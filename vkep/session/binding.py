@@ -57,6 +57,7 @@ class IOBinding:
         return [r.numpy() if isinstance(r, DeviceTensor) else r for r in self.results]
 
     def clear(self) -> None:
+        """Unbind all inputs and outputs, and drop the last run's results."""
         self.inputs.clear()
         self.outputs.clear()
         self.results = []

@@ -92,4 +92,4 @@ class ContextAhead:
 
     def __exit__(self, *exc: object) -> None:
         self._threads.close()
-        self._context = self._opening = None  # and with it a context that nobody asked for
+        self._context = self._opening = None  # drops a context that was opened and not used

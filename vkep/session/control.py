@@ -1,4 +1,4 @@
-"""Loop and Scan driven from the host: the body is a program of its own, and what it carries stays on the device."""
+"""Loop and Scan driven from the host: the body is a separate program, and carried values stay on the device."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ class ControlExecutor:
 
     @property
     def latest(self) -> Executable | None:
+        """The body's program that was planned last."""
         return self._program.latest
 
     def close(self) -> None:
+        """Close the body's programs."""
         self._program.close()
 
     # ---- the two loops
@@ -113,7 +115,7 @@ class ControlExecutor:
                 frame[name] = values[name]
         here: Targets = {self._outputs[k]: None for k in carried if self._outputs[k] in self._made}
         self._program.run(frame, here)
-        for name, value in frame.items():  # profiling runs the body's islands again, from the values that they met
+        for name, value in frame.items():  # profiling runs the body's islands again on the values of this run
             values.setdefault(name, value)
         return [self._output(values, frame, name) for name in self._outputs]
 

@@ -1,4 +1,4 @@
-"""A program made ready on a device: islands as recorded plans, CPU groups, and what is planned when values are there."""
+"""A program ready to run on a device: islands as recorded plans, CPU groups, and parts that are planned during a run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 Values = dict[str, Any]
-#: where outputs are to go: a device tensor or an array to write, or None for a new device tensor. An array is a wish: what
-#: no Vulkan island makes comes back as a value of its own.
+#: where outputs are to go: a device tensor or an array to write, or None for a new device tensor. Only Vulkan islands write to
+#: an array given here; an output of another step is a new value.
 Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
 
 
@@ -71,7 +71,7 @@ class Executable:
         """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go. With ``times`` the GPU's
         nanoseconds in each region that is sent together with others are added there, with the region's title.
         """
-        values.update({name: array.copy() for name, array in self.constants.items()})  # the caller's to change
+        values.update({name: array.copy() for name, array in self.constants.items()})  # the caller may change its copy
         if self._shared is None:
             self._run(values, targets, times)
             return
@@ -102,6 +102,7 @@ class Executable:
             sets.give(buffers)
 
     def close(self) -> None:
+        """Close the steps and the shared tensors. Its runs must have ended."""
         for step in self._runs:
             step.close()
         if self._shared is not None:
@@ -118,12 +119,14 @@ class IslandExecutor:
         self.outputs = tuple(p.name for p in step.plan.outputs)
 
     def run(self, values: Values, targets: Targets) -> None:
+        """Run the plan on ``values`` by its ports' names. Raises `InvalidInputError` for a target that does not fit."""
         written = [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
         results = self.runner.run([values[n] for n in self.inputs], written)
         values.update(zip(self.outputs, results, strict=True))
 
     @property
     def title(self) -> str:
+        """The delegate and the operators of its nodes, for profiles."""
         return "vulkan: " + ", ".join(node.op_type for node in self.nodes)
 
     def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
@@ -164,7 +167,7 @@ def check_target(name: str, dtype: object, shape: tuple[int, ...], target: Devic
 
 def own_array(value: Any, shared: bool) -> Any:
     """A result of a run as the caller's own array. ``shared``: others have the value too (a run's input), so it is copied.
-    What is no tensor stays as it is.
+    Values that are no tensors are returned as they are.
     """
     if isinstance(value, DeviceTensor):
         return value.numpy()

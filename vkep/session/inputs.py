@@ -1,4 +1,4 @@
-"""Holding a run's inputs against what the model declares."""
+"""Checks a run's inputs against the model's declarations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
     symbols: dict[str, tuple[int, str]] = {}
     for name, info in declared.items():
         value = values[name]
-        if not info.elem_type:  # a sequence or an optional: the CPU's to judge
+        if not info.elem_type:  # a sequence or an optional: the CPU's evaluator checks it
             continue
         expected = dtypes.from_onnx(info.elem_type)
         got = value.dtype.numpy if isinstance(value, DeviceTensor) else value.dtype

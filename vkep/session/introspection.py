@@ -1,4 +1,4 @@
-"""What a program is made of, deferred parts and loops' bodies included: for reports and profiling."""
+"""The parts of a program, those of deferred steps and loop bodies included, for reports and profiling."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Flat:
 
 
 def flatten(executable: Executable) -> Flat:
+    """The parts of an executable and of the programs that its deferred parts and loops planned last."""
     placements = {id(p.node): p for p in executable.program.placements}
     flat = Flat([])
     for step in executable.steps:

@@ -68,6 +68,7 @@ class KpDevice:
             return device
 
     def release(self) -> None:
+        """End one user's hold; the last one destroys kp's manager."""
         with self._guard:
             self.users -= 1
             if self.users == 0:
@@ -77,7 +78,7 @@ class KpDevice:
 
 def import_kp() -> Any:
     """The package kp. Raises `KomputeError` with what to do."""
-    # kp calls logging.basicConfig() when it is imported: the application's logging stays as it is
+    # kp calls logging.basicConfig() when it is imported: restore the application's handlers
     root = logging.getLogger()
     before = list(root.handlers)
     try:
@@ -94,8 +95,8 @@ def import_kp() -> Any:
 class KpRunner:
     """One region: its tensors and sequences in kp, made once and evaluated for each run. Thread-safe, a run at a time.
 
-    Dispatches that read what another of the region wrote are a sequence of their own: kp records no barrier between
-    the shaders of one. Raises `KomputeError`, and the errors of `vkep.shaders` for a shader.
+    A dispatch that reads another's output begins a new sequence: kp records no barrier between the shaders of one
+    sequence. Raises `KomputeError`, and the errors of `vkep.shaders` for a shader.
     """
 
     def __init__(self, step: KpStep, device_name: str, library: ShaderLibrary) -> None:

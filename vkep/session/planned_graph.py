@@ -229,9 +229,11 @@ class DeferredExecutor:
 
     @property
     def latest(self) -> Executable | None:
+        """The program planned last."""
         return self.graph.latest
 
     def close(self) -> None:
+        """Close its programs, once their runs have ended."""
         self.graph.close()
 
 

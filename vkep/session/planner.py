@@ -1,4 +1,4 @@
-"""Making a program ready: its islands compiled and uploaded, its CPU groups and deferred parts set up."""
+"""Plans nodes and makes programs ready: islands compiled and uploaded, CPU groups and deferred parts set up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("vkep.session")
 
 
 class Planner:
-    """Makes programs of one session ready. It knows nothing of the session, whose end it must not delay."""
+    """Makes programs of one session ready. It does not refer to the session, which would keep it alive."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Planner:
     def graph(
         self, nodes: Sequence[Node], constants: Mapping[str, Known], outputs: Sequence[str], **kwargs: Any
     ) -> PlannedGraph:
-        """Nodes that are planned for each signature of their inputs; the rest as `PlannedGraph`."""
+        """A graph of these nodes, planned for each signature of its inputs. Further arguments as `PlannedGraph`."""
         make_plan = functools.partial(self.plan, nodes, outputs=outputs)
         return PlannedGraph(make_plan, constants, self._options.plan_cache_size, **kwargs)
 

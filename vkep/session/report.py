@@ -183,7 +183,7 @@ class Report:
 @dataclass(frozen=True)
 class MemoryReport:
     """Device memory of a context: the arena's statistics and the constants by content key, in bytes; of this session's data
-    graphs the weights that they read there (``shared_bytes``) and those that the driver keeps for itself.
+    graphs the weights that they read there (``shared_bytes``) and those that the driver holds separately.
     """
 
     arena: ArenaStats
@@ -215,4 +215,5 @@ class MemoryReport:
 
 
 def node_reports(placements: Sequence[Placement]) -> list[NodeReport]:
+    """One report for each node, in the placements' order."""
     return [NodeReport(p.node.name, p.node.op_type, p.node.domain, p.where, p.reason, p.declined) for p in placements]

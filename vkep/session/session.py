@@ -86,9 +86,11 @@ class InferenceSession:
         return self._parts.model
 
     def get_inputs(self) -> list[NodeArg]:
+        """The model's inputs in order, initializers left out."""
         return [_node_arg(v) for v in self.model.graph.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
+        """The model's outputs in order."""
         return [_node_arg(v) for v in self.model.graph.outputs]
 
     @property

@@ -1,4 +1,4 @@
-"""What a session is made of: its model, delegates and planned executables, and how runs go through them.
+"""The state of a session: its model, delegates and planned executables.
 
 Importing this brings numpy, onnx and most of vkep: `vkep.session.session` does so while the driver opens.
 """
@@ -33,10 +33,10 @@ Feed = Array | DeviceTensor
 
 
 class SessionState:
-    """What a session must give back, apart from the session itself so that a finaliser can hold it."""
+    """The model, device objects and plans of a session, in an object that its finaliser can hold."""
 
     def __init__(self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext]) -> None:
-        """``context`` is asked when all that needs no device is done. Raises as `InferenceSession`; nothing is left then."""
+        """``context`` is called after the work that needs no device. Raises as `InferenceSession`, leaving nothing open."""
         self.model = load_model(source, base_dir=options.base_dir)
         self.inputs = {v.name: v for v in self.model.graph.inputs}
         self.outputs = [v.name for v in self.model.graph.outputs]
@@ -54,9 +54,10 @@ class SessionState:
         self.graph = self.planner.model_graph(self.model, self.outputs, check)
 
     def close(self) -> None:
+        """Close everything, once the runs of other threads have ended; idempotent. A forked child gives nothing back."""
         if not self.closed:
             self.closed = True
-            if self.delegate.forked:  # all of it is the parent's
+            if self.delegate.forked:  # the device objects belong to the parent process
                 return
             try:
                 self.graph.close()
@@ -150,7 +151,7 @@ class SessionState:
         return own_array(value, name in self.inputs)
 
     def bound_result(self, value: Any, name: str, target: DeviceTensor | str) -> Any:
-        """A result where the binding wants it: what no island made (a constant, an input, a CPU node's) is moved."""
+        """A result at the binding's target. Values that no island wrote there (constants, inputs, a CPU node's) are copied."""
         bound = target if isinstance(target, DeviceTensor) else None
         if target == "cpu" or (bound is None and not isinstance(value, (np.ndarray, DeviceTensor))):
             return self.result(value, name)

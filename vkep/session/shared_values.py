@@ -39,6 +39,7 @@ class BufferSets:
 
     @property
     def names(self) -> Iterable[str]:
+        """The values that its tensors hold."""
         return self._specs
 
     def take(self) -> BufferSet:
@@ -58,6 +59,9 @@ class BufferSets:
         return buffers
 
     def give(self, buffers: BufferSet, runners: Iterable[VgfRunner] = ()) -> None:
+        """Take a set back after a run; after `close`, close it and drop the recordings of ``runners`` that are bound to
+        it.
+        """
         buffers.last = self._delegate.context.timeline.submitted
         with self._lock:
             if not self._closed:
@@ -68,6 +72,7 @@ class BufferSets:
         buffers.close()
 
     def close(self) -> None:
+        """Close the sets that no run uses; the others are closed when they are given back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

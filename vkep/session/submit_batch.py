@@ -2,7 +2,7 @@
 
 Every recording begins and ends with a barrier for whatever lies around it, so that the regions of one submit need no
 semaphore between them; the timeline orders the submit after those of other delegates and sessions. The sync mode
-``queue_wait_idle`` asks for the host at each boundary: there each region is a submit of its own.
+``queue_wait_idle`` waits on the host at each boundary: each region is then submitted separately.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class SubmitBatch:
         return prepared
 
     def close(self) -> None:
+        """Close the regions and the timestamps. Runs must have ended."""
         self._submits.clear()
         if self._stamps is not None:
             self._stamps.close()

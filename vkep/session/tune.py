@@ -47,7 +47,7 @@ def tune(
     """Measure the problems of a model. Nothing is stored.
 
     Args:
-        feeds: makes the inputs of a session's runs: their shapes are those that are tuned for.
+        feeds: makes the inputs of a session's runs; tilings are tuned for their shapes.
         options: of the sessions; ``tuned`` is replaced.
         runs: profiled runs of each candidate; the least time of each dispatch counts.
 

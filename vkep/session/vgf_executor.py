@@ -30,7 +30,7 @@ logger = logging.getLogger("vkep.session")
 
 
 class GraphRefused(VkepError):
-    """An island that the converter or the driver does not take: its nodes go to the other delegate."""
+    """The converter or the driver refuses an island: its nodes go to the other delegate."""
 
     def __init__(self, nodes: tuple[Node, ...], reason: str) -> None:
         super().__init__(reason)
@@ -101,6 +101,7 @@ class VgfExecutor:
 
     @property
     def title(self) -> str:
+        """The delegate and the operators of its nodes, for profiles."""
         return "vgf: " + ", ".join(node.op_type for node in self.nodes)
 
     def stage(self, values: dict[str, Any], targets: Mapping[str, Any], locks: ExitStack, held: ExitStack) -> Staged:
@@ -132,6 +133,7 @@ class VgfExecutor:
         return DeviceTensor(self._memory, port.dtype, port.shape)
 
     def close(self) -> None:
+        """Give the pipelines and the shared weights back, once the GPU is done."""
         self.runner.close()
         self._weights.close()
 

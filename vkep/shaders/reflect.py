@@ -55,6 +55,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SpecConstant:
+    """A specialization constant: its id, name, type and default."""
+
     id: int
     name: str
     type: str
@@ -72,6 +74,8 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class SharedVariable:
+    """A variable in workgroup memory."""
+
     name: str
     type: Type
 

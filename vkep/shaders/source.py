@@ -65,6 +65,7 @@ class GlslSource:
 
     @property
     def path(self) -> str:
+        """The file's path."""
         return self.main.path
 
     def digest(self, defines: Mapping[str, str]) -> str:
@@ -97,6 +98,7 @@ class GlslSource:
 
 
 def include_name(index: int) -> str:
+    """The file name of an include in a written snapshot."""
     return f"vkep-include-{index}.glsl"
 
 

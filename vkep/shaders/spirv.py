@@ -31,6 +31,8 @@ class Op:
 
 
 class Instruction(NamedTuple):
+    """One SPIR-V instruction: opcode and operand words."""
+
     opcode: int
     operands: tuple[int, ...]  #: the words after the first
 

@@ -224,6 +224,7 @@ def reflect_file(
 
 
 def reflection_to_json(reflection: Reflection) -> dict[str, Any]:
+    """A reflection as plain data, for the manifest."""
     return {
         "spirv_version": f"{reflection.version[0]}.{reflection.version[1]}",
         "entry_point": reflection.entry_point,

@@ -19,8 +19,8 @@ GraphTensor = DeviceTensor | ConstantTensor
 
 
 class VgfDelegate:
-    """The VGF delegate's stay on a context: a lease and command pool of its own, beside the Vulkan delegate whose
-    arena, constants and transfers it shares. Close it after the runners made on it.
+    """The VGF delegate on a context: its lease and command pool. It shares the arena, constants and transfers of the
+    Vulkan delegate. Close it after the runners made on it.
     """
 
     def __init__(self, memory: VulkanDelegate, *, sync_mode: SyncMode | str | None = None, name: str = "vgf") -> None:
@@ -34,7 +34,9 @@ class VgfDelegate:
 
     @property
     def context(self) -> SharedGpuContext:
+        """The context, held by the lease. Raises `ClosedError`, `ForkedProcessError`."""
         return self.lease.context
 
     def close(self) -> None:
+        """Give the lease back, once the GPU is done with its submits."""
         self.lease.close()

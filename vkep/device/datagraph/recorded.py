@@ -61,7 +61,7 @@ class RecordedVgf:
             for slots in segment.sets.values():
                 for slot in slots:
                     group = vgf.resources[slot.resource].alias_group
-                    # an input and an output of one group keep memory of their own: see `passed_through`
+                    # an input and an output of one alias group have separate memory: see `passed_through`
                     alone = group is None or slot.resource in tensors
                     owner = slot.resource if alone else owners.setdefault(group, slot.resource)
                     aliases[slot.resource] = owner

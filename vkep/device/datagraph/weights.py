@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ConstantTensor:
-    """A constant of the context's store, as an input of `VgfRunner`: nobody writes it."""
+    """A constant of the context's store, as a read-only input of `VgfRunner`."""
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], nbytes: int, address: int, block: BufferPlace) -> None:
         self.dtype, self.shape, self.nbytes = dtype, shape, nbytes
@@ -44,6 +44,7 @@ class SharedWeights:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the weights on the device."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Kernel calls on a device of their own, without a session or a plan: pipelines, buffers and submissions."""
+"""Runs kernel calls on a separate device, without a session or a plan: pipelines, buffers and submissions."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class ReadyCall:
     block: Buffer | None
 
     def record(self, commands: CommandBuffer) -> None:
+        """Record the pipeline, its arguments and one dispatch, without a barrier."""
         commands.bind_pipeline(self.pipeline)
         commands.push_constants(self.pipeline.layout, self.push_constants)
         commands.dispatch(*self.grid)
@@ -54,6 +55,7 @@ class KernelRunner:
         self._layouts: dict[int, PipelineLayout] = {}
 
     def close(self) -> None:
+        """Destroy the device and everything made on it."""
         self.device.close()
         self.instance.close()
 
@@ -89,6 +91,7 @@ class KernelRunner:
         return made
 
     def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
+        """Copy the first ``nbytes`` and wait."""
         commands = self.pool.allocate().begin(one_time=True)
         commands.barrier_before_transfer()
         commands.copy_buffer(source, target, nbytes)

@@ -39,9 +39,11 @@ class KernelTimer(KernelRunner):
         self._last_work = -math.inf
 
     def operand(self, data: np.ndarray | None = None, nbytes: int = 0) -> Operand:
+        """An operand with the content of ``data``, or of ``nbytes`` without content."""
         return Operand(data.nbytes if data is not None else nbytes, data)
 
     def scratch(self, nbytes: int) -> Operand:
+        """An operand of ``nbytes`` for intermediate results."""
         return Operand(nbytes)
 
     def prepack(self, operand: Operand) -> Any:
@@ -50,6 +52,7 @@ class KernelTimer(KernelRunner):
         return lambda transform, tag: self.operand(np.ascontiguousarray(transform(operand.data)))
 
     def release(self, *operands: Operand) -> None:
+        """Free the operands' buffers; a later use makes them anew."""
         for operand in operands:
             if operand.buffer is not None:
                 operand.buffer.close()

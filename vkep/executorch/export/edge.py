@@ -67,6 +67,7 @@ def operator_name(node: torch.fx.Node) -> str:
 
 
 def is_dequantize(node: torch.fx.Node) -> bool:
+    """Whether the node dequantizes its input."""
     return operator_name(node).startswith(("quantized_decomposed.dequantize_per", "torchao.dequantize_affine"))
 
 
