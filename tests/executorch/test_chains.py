@@ -23,7 +23,7 @@ def submits() -> Submits:
 
     def count(method: Any, inputs: list[Any]) -> int:
         method.execute(inputs)  # the first makes what later ones keep
-        timeline = method._stays[0].vulkan.context.timeline
+        timeline = method._resources[0].vulkan.context.timeline
         before = timeline.submitted
         method.execute(inputs)
         return int(timeline.submitted - before)

@@ -66,19 +66,19 @@ class Builder:
             raise NeedsValue(f"{what} is computed at run time", tensor)
         return array
 
-    def answer(self, tensor: Tensor, what: str, question: Guard) -> Hashable:
-        """What an input's content answers to a question, where less than the content decides what is planned: a run
+    def answer(self, tensor: Tensor, what: str, guard: Guard) -> Hashable:
+        """A guard's answer for an input's content, where less than the content decides what is planned: a run
         with other content and the same answer needs no new plan. Else declines, as `value` does.
         """
         array = tensor.array
         if array is not None:
-            return question(array)
+            return guard(array)
         if not tensor.is_whole:
-            raise ValueError(f"{what}: a question is asked of a whole input, not of a view")
+            raise ValueError(f"{what}: a guard is asked of a whole input, not of a view")
         for asked, answer in tensor.storage.answers:
-            if asked == question:
+            if asked == guard:
                 return answer
-        raise NeedsValue(f"{what} is computed at run time", tensor, question)
+        raise NeedsValue(f"{what} is computed at run time", tensor, guard)
 
     def ints(self, tensor: Tensor | None, what: str) -> list[int] | None:
         return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
@@ -396,11 +396,9 @@ class _TrialTarget(BaseTarget):
 
 
 class NeedsValue(Decline):
-    """A decline that ends once the tensor's value is known, or what it answers to the ``question``: the session plans
-    the node when it is.
-    """
+    """The node needs the tensor's value, or the answer of ``guard`` for it: the session plans the node once it is known."""
 
-    def __init__(self, reason: str, tensor: Tensor, question: Guard | None = None) -> None:
+    def __init__(self, reason: str, tensor: Tensor, guard: Guard | None = None) -> None:
         super().__init__(reason)
-        self.tensor, self.question = tensor, question
+        self.tensor, self.guard = tensor, guard
         self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor, filled in by the partitioner

@@ -1,6 +1,6 @@
 """What a plan depends on of a value that only a run gives, where that is less than its content.
 
-A question is a pure function of the content. A plan that asked it holds for every content with the same answer, so a
+A guard is a pure function of the content. A plan that used its answer holds for every content with the same answer, so a
 number that grows at each step need not mean a plan for each step.
 """
 
@@ -21,7 +21,7 @@ class Guard(Protocol):
     def __hash__(self) -> int: ...
 
 
-#: questions asked of a value, and what its content answers
+#: guards of a value, each with its answer for the value's content
 Answers = tuple[tuple[Guard, Hashable], ...]
 
 
@@ -42,25 +42,25 @@ class RoundedCapacity:
 
 
 class Needs:
-    """Of which values the nodes that wait need the content, or the answers to which questions."""
+    """Of which values the nodes that wait need the content, or the answers of which guards."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Guard, None] | None] = {}
 
-    def add(self, names: Iterable[str], question: Guard | None) -> None:
-        """Of each value: its content (no ``question``), or one more answer."""
+    def add(self, names: Iterable[str], guard: Guard | None) -> None:
+        """Of each value: its content (no ``guard``), or one more answer."""
         for name in names:
             asked = self._asked.setdefault(name, {})
-            if question is None or asked is None:
+            if guard is None or asked is None:
                 self._asked[name] = None
             else:
-                asked[question] = None
+                asked[guard] = None
 
     def of(self, name: str, before: Answers) -> tuple[Guard, ...] | None:
-        """The questions asked of a value, those answered ``before`` included; () where all of it is needed, None where
+        """The guards of a value, those in ``before`` included; () where all of it is needed, None where
         nothing is.
         """
         asked: dict[Guard, None] | None = self._asked.get(name, {})
         if asked is None:
             return ()
-        return tuple(dict.fromkeys([*(question for question, _ in before), *asked])) or None
+        return tuple(dict.fromkeys([*(guard for guard, _ in before), *asked])) or None

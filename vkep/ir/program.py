@@ -91,7 +91,7 @@ class CpuStep:
 class DeferredStep:
     """Plan the rest once the earlier steps have run: it needs shapes, or ``values``, that only they give.
 
-    Of each value named the plan depends on the answers to the questions beside it; on its whole content where there are
+    Of each value named the plan depends on the answers of the guards beside it; on its whole content where there are
     none.
     """
 

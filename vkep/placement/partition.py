@@ -58,7 +58,7 @@ def lower(
     Without a ``policy`` the Vulkan delegate is the only one. Partitions that the policy finds too small are dissolved,
     their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.
 
-    ``may_postpone``: where a plan asks a question of a value in ``known``, the program is one deferred step.
+    ``may_postpone``: where a plan needs a guard's answer for a value in ``known``, the program is one deferred step.
 
     Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; with ``decline_invalid``
     it is a decline as others are.
@@ -95,7 +95,7 @@ class _Partitioner:
         self.deferred: list[Node] = []
         self.placed: list[Node] = []  # every node but those that their bodies' nodes stand for
         self.needs = Needs()
-        self.asks_inputs = ""  #: the question that a node asks of what the program starts from
+        self.asks_inputs = ""  #: the guard that a node has on an input of the program
         self.placements: list[Placement] = []
 
     def place(self) -> Policy | None:
@@ -118,7 +118,7 @@ class _Partitioner:
         return Program(tuple(steps), constants, tuple(self.placements), tuple(self.outputs))
 
     def postponed(self) -> Program:
-        """All nodes in one deferred step: planned at once then, where a part planned now would end at the question."""
+        """All nodes in one deferred step: planned at once during the run, where a part planned now would end at the guard."""
         self.deferred = list(self.nodes)
         step = self._deferred_step()
         constants = {n: v for n in self.outputs if n not in step.outputs and isinstance(v := self.known.get(n), Weight)}
@@ -145,8 +145,8 @@ class _Partitioner:
             self._offer(first)
         except NeedsValue as need:
             if need.names:
-                self.needs.add(need.names, need.question)
-                if need.question is not None and not any(n in self.made for n in need.names):
+                self.needs.add(need.names, need.guard)
+                if need.guard is not None and not any(n in self.made for n in need.names):
                     self.asks_inputs = need.reason
                 self._defer(node, need.reason)
             else:  # a value that the node makes for itself never becomes known

@@ -24,7 +24,7 @@ ROOM = 64
 
 @dataclass(frozen=True)
 class Parity:
-    """A question of a test's own."""
+    """A guard of a test's own."""
 
     def __call__(self, content: np.ndarray) -> int:
         return int(content.sum()) % 2
@@ -42,7 +42,7 @@ def _lower(caps: DeviceCapabilities, source: str, may_postpone: bool, answers: A
     return lower(model.graph.nodes, known, outputs, model.opsets, caps, may_postpone=may_postpone)
 
 
-def test_a_question_about_an_input_postpones_the_program(caps: DeviceCapabilities) -> None:  # noqa: F811
+def test_a_guard_of_an_input_postpones_the_program(caps: DeviceCapabilities) -> None:  # noqa: F811
     program = _lower(caps, "input", may_postpone=True)
     [step] = program.steps
     assert isinstance(step, DeferredStep)
@@ -58,7 +58,7 @@ def test_without_leave_only_what_follows_waits(caps: DeviceCapabilities) -> None
     assert isinstance(last, DeferredStep) and last.values == {"total": (RoundedCapacity(ROOM),)}
 
 
-def test_a_question_about_a_result_waits_for_it(caps: DeviceCapabilities) -> None:  # noqa: F811
+def test_a_guard_of_a_result_waits_for_it(caps: DeviceCapabilities) -> None:  # noqa: F811
     first, last = _lower(caps, "node", may_postpone=True).steps
     assert isinstance(first, IslandStep) and {n.op_type for n in first.nodes} == {"Cast", "MatMul"}
     assert isinstance(last, DeferredStep) and last.values == {"total_32": (RoundedCapacity(ROOM),)}
@@ -78,7 +78,7 @@ def test_what_a_builder_answers(caps: DeviceCapabilities) -> None:  # noqa: F811
     assert b.answer(given, "x", Parity()) == 0
     with pytest.raises(NeedsValue, match="x is computed at run time") as raised:
         b.answer(given, "x", RoundedCapacity(4))
-    assert raised.value.question == RoundedCapacity(4)
+    assert raised.value.guard == RoundedCapacity(4)
     with pytest.raises(ValueError, match="of a whole input"):
         b.answer(given.slice(0, 1, 1), "x", Parity())
 
@@ -90,7 +90,7 @@ def test_room_rounds_up_to_powers_of_two() -> None:
     assert RoundedCapacity(64)(np.array([[3]], np.int64)) == 64
 
 
-def test_needs_of_content_outweigh_questions() -> None:
+def test_needs_of_content_outweigh_guards() -> None:
     needs = Needs()
     needs.add(["a", "b"], RoundedCapacity(4))
     needs.add(["a"], RoundedCapacity(8))
