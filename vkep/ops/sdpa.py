@@ -32,7 +32,7 @@ _MASKED_BLOCKS = 8
 
 
 @dataclass(frozen=True)
-class Window:
+class KeyWindow:
     """A mask by position: query i sees the keys from ``origin + i + first`` to ``origin + i + end``, excluded (None: no bound).
 
     ``conditions`` are the same as expressions. ``origin`` is an integer for each batch known at run time; None where the bounds
@@ -53,7 +53,7 @@ class Mask:
     key; its probabilities are zero then.
     """
 
-    window: Window | None = None
+    window: KeyWindow | None = None
     conditions: list[Expr] = field(default_factory=list)
     biases: list[Tensor] = field(default_factory=list)
     may_hide_rows: bool = False
@@ -367,7 +367,7 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
         conditions.append(b.expr("({0} >= {1} - {2})", key, position, left, ctype="bool"))
     start = offset if isinstance(offset, int) else 0
     first, end = (start - left if left >= 0 else None), (start + right + 1 if right >= 0 else None)
-    mask.window = Window(tuple(conditions), first, end, None if isinstance(offset, int) else offset)
+    mask.window = KeyWindow(tuple(conditions), first, end, None if isinstance(offset, int) else offset)
     # with a left bound and fewer keys than positions, the last queries see no key
     known = isinstance(offset, int) and offset >= 0 and offset + heads.queries <= heads.keys
     mask.may_hide_rows = not known and not (left < 0 and isinstance(offset, int) and offset >= 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +16,10 @@ from vkep.device.external import ALIGNMENT
 from vkep.device.tensor import on_host, open_checks
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
-from vkep.graph.model import Graph, Model
+from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.graph.weights import pack, unpack
 from vkep.ir.infer import Known
-from vkep.ir.program import HostValue, Program, ValueSpec
+from vkep.ir.program import Program, ValueSpec, declared_value
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
 from vkep.ort.graph import OrtWeight
 from vkep.ort.memory import NUMBER_SHIFT, PointerTensor, domain_of
@@ -45,11 +47,11 @@ class _Details:
     def __init__(
         self,
         executable: Executable,
-        layout: Sequence[tuple[Any, tuple[int, ...], int]],
+        specs: Iterable[Known],
         inputs: Sequence[str],
         outputs: Sequence[str],
     ) -> None:
-        self.layout = layout
+        self.layout = [_layout(spec) for spec in specs]
         self.ports: dict[str, Port] = {}
         for step in executable.steps:
             if isinstance(step, IslandExecutor):
@@ -135,13 +137,11 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._which = ffi.new("size_t[]", which)
         self._scratch: list[_Scratch] = []
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
-        infos = {v.name: v for v in graph.inputs}
-        if all(infos[n].is_static for n in self._names if n in infos):
-            signature: list[int] = []
-            for n in self._names:
-                dims = tuple(int(d) for d in infos[n].shape or ())  # type: ignore[arg-type]
-                signature += [infos[n].elem_type, len(dims), *dims]
-            key = np.array(signature, np.int64).tobytes()
+        declared = {v.name: v for v in graph.inputs}
+        if all(n in declared and declared[n].is_static for n in self._names):
+            infos = [declared[n] for n in self._names]
+            numbers = [n for info in infos for n in (info.elem_type, len(info.shape or ()), *(info.shape or ()))]
+            key = np.array(numbers, np.int64).tobytes()
             with self.planned.use_key(key, lambda: self._make(key, program)) as executable:
                 later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
             if not later:
@@ -321,7 +321,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             host_bytes(tensor.data, nbytes)[:] = data
 
     def _make(self, key: bytes, program: Program | None = None) -> Executable:
-        layout, specs = self._layout(key)
+        specs = self._specs(key)
         executable = None if program is None else self._ready(program)
         if executable is None:
             executable = self.planned.plan(specs)
@@ -330,7 +330,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 logger.warning(
                     "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
                 )
-        executable.caller = _Details(executable, layout, self._names, self.outputs)
+        executable.caller = _Details(executable, specs.values(), self._names, self.outputs)
         if any(isinstance(step, IslandExecutor) and step.plan.faults for step in executable.steps):
             self.runtime.checks.expect()
         return executable
@@ -343,20 +343,19 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             logger.info("%s: planned again: %s", self.name, refusal.reason)
             return None
 
-    def _layout(self, key: bytes) -> tuple[list[tuple[Any, tuple[int, ...], int]], dict[str, Known]]:
-        numbers = np.frombuffer(key, np.int64).tolist()
-        layout: list[tuple[Any, tuple[int, ...], int]] = []
+    def _specs(self, key: bytes) -> dict[str, Known]:
+        """The inputs' types and shapes, which the shim wrote to the signature: type, rank, dimensions."""
+        numbers = iter(np.frombuffer(key, np.int64).tolist())
         specs: dict[str, Known] = {}
-        at = 0
         for name in self._names:
-            elem_type, rank = numbers[at : at + 2]
-            shape = tuple(numbers[at + 2 : at + 2 + rank])
-            at += 2 + rank
-            dtype = dtypes.from_onnx(elem_type)
-            if dtype is None:
-                specs[name] = HostValue(dtypes.onnx_name(elem_type))
-                layout.append((None, shape, 0))
-            else:
-                specs[name] = ValueSpec(dtype, shape)
-                layout.append((dtype, shape, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
-        return layout, specs
+            elem_type, rank = next(numbers), next(numbers)
+            known = declared_value(ValueInfo(name, elem_type, tuple(itertools.islice(numbers, rank))))
+            assert known is not None, "it has a rank"
+            specs[name] = known
+        return specs
+
+
+def _layout(spec: Known) -> tuple[Any, tuple[int, ...], int]:
+    if not isinstance(spec, ValueSpec):
+        return None, (), 0
+    return spec.dtype, spec.shape, math.prod(spec.shape) * spec.dtype.itemsize

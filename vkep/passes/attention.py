@@ -17,7 +17,7 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
-from vkep.ops.sdpa import Heads, Mask, Scoring, Window, saves_scores, sdpa
+from vkep.ops.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
 from vkep.passes.fuse import Uses, remove_dead
 from vkep.passes.match_attention import Biased, Hidden, Search, Spelled, is_row_softmax
 
@@ -139,5 +139,5 @@ def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: He
     if not (at_once & (starts == (queries + first).clip(0)) & (ends == (queries + end).clip(None, heads.keys))).all():
         return False
     bounded_before, bounded_after = first + heads.queries > 1, end < heads.keys  # else the last or first query sees all
-    mask.window = Window((condition,), first if bounded_before else None, end if bounded_after else None, None)
+    mask.window = KeyWindow((condition,), first if bounded_before else None, end if bounded_after else None, None)
     return True
