@@ -201,12 +201,12 @@ def test_device_caches_change_places(plans: list[PlanRunner]) -> None:
         assert len(plans) == 2
 
 
-def test_a_total_that_is_no_scalar_is_declined() -> None:
+def test_a_total_that_is_no_scalar_is_refused() -> None:
     model = decoder()
     [total] = [i for i in model.graph.input if i.name == "total"]
     total.type.tensor_type.shape.dim[0].dim_value = 2
     with vkep.InferenceSession(model, fallback="error") as session:
         feed = next(steps(3, 1, 16)) | {"total": np.array([3, 3], np.int32)}
         feed |= {f"p{n}{k}": np.zeros((1, KV_HEADS, 16, SIZE), np.float32) for n in "kv" for k in range(LAYERS)}
-        with pytest.raises(vkep.UnsupportedModelError, match="expected one number"):
+        with pytest.raises(vkep.InvalidInputError, match="expected one number"):
             session.run(None, feed)
