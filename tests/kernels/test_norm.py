@@ -91,7 +91,7 @@ def test_group_norm(
     x = (rng.normal(size=(images, groups, channels, spatial)) + 2).astype(np.float32)
     scale, bias = (rng.normal(size=(1, groups, channels, 1)).astype(np.float32) for _ in range(2))
     y = Tensor.empty(x.shape, np.float32)
-    problem = GroupNormProblem(images, groups, groups * channels, spatial, "float32", 1e-3)
+    problem = GroupNormProblem(images, groups * channels, spatial, "float32", groups, 1e-3)
     gpu.compute(problem, caps, [Tensor(x), Tensor(scale.reshape(-1)), Tensor(bias.reshape(-1))], [y])
     flat = x.reshape(images, groups, -1)
     want = normalised(flat, 1e-3)[0].reshape(x.shape) * scale + bias
@@ -115,7 +115,7 @@ def test_four_at_a_time(gpu: Harness, caps: DeviceCapabilities, rng: np.random.G
     scale = rng.normal(size=15).astype(dtype)
     y = Tensor.empty(x.shape, dtype)
     factors = [Tensor(scale), Tensor(np.zeros(15, dtype))]
-    gpu.compute(GroupNormProblem(2, 3, 15, 16, dtype, alignment=16), caps, [Tensor(x), *factors], [y])
+    gpu.compute(GroupNormProblem(2, 15, 16, dtype, 3, alignment=16), caps, [Tensor(x), *factors], [y])
     want = normalised(x.reshape(2, 3, 80), 1e-5)[0].reshape(x.shape) * scale.astype(np.float64).reshape(1, 3, 5, 1)
     np.testing.assert_allclose(y.array.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
@@ -155,7 +155,7 @@ def test_wrong_arguments(caps: DeviceCapabilities) -> None:
     with pytest.raises(InvalidNode, match="size is 0"):
         LocalResponseNormProblem(1, 2, 1, "float32", 0)
     with pytest.raises(InvalidNode, match="6 channels do not divide into 4 groups"):
-        GroupNormProblem(1, 4, 6, 1, "float32")
+        GroupNormProblem(1, 6, 1, "float32", 4)
     with pytest.raises(Decline, match="element type is 'int8'"):
         choose(LayerNormProblem(1, 2, "int8"), caps)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, grid, key_defines, share_columns
+from vkep.kernels.launch import element_defines, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -34,10 +34,6 @@ class ArgReduceProblem(ColumnProblem):
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", "int64", (self.outer, self.inner), flat=True),)
 
-    @property
-    def flops(self) -> int:
-        return self.elements
-
 
 def _takes(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:
     if problem.dtype == "float64":
@@ -51,12 +47,11 @@ def _arg_reduce(problem: ArgReduceProblem, e: Emission) -> list[KernelCall]:
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
     return [
         ARGREDUCE.call(
-            grid=grid(share.groups),
+            **share.launch,
             operands=e.operands,
             params=problem.params,
             spec={**share.spec, "MAXIMUM": int(problem.greatest), "LAST": int(problem.last)},
             defines=element_defines(problem.dtype) | key_defines(problem.dtype),
-            local_size=(share.local,),
             flops=problem.flops,
         )
     ]

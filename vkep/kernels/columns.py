@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import KernelCall
@@ -21,6 +22,7 @@ class ColumnProblem(Problem):
     axis: int
     inner: int
     dtype: str
+    flops_each: ClassVar[int] = 1  #: arithmetic operations for each element
 
     @property
     def columns(self) -> int:
@@ -29,6 +31,10 @@ class ColumnProblem(Problem):
     @property
     def elements(self) -> int:
         return self.columns * self.axis
+
+    @property
+    def flops(self) -> int:
+        return self.flops_each * self.elements
 
     @property
     def params(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_defines, grid, share_columns
+from vkep.kernels.launch import ceil_div, element_defines, share_columns
 from vkep.kernels.select import Candidate, Emission, implement
 
 CUMSUM = Kernel(
@@ -27,21 +27,16 @@ class ScanProblem(ColumnProblem):
     reverse: bool = False
     product: bool = False
 
-    @property
-    def flops(self) -> int:
-        return self.elements
-
 
 def _scan(problem: ScanProblem, e: Emission) -> list[KernelCall]:
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
     return [
         CUMSUM.call(
-            grid=grid(share.groups),
+            **share.launch,
             operands=e.operands,
             params=problem.params | {"segment": ceil_div(problem.axis, share.split)},
             spec={"SPLIT": share.split, "EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)},
             defines=element_defines(problem.dtype) | ({"PRODUCT": "1"} if problem.product else {}),
-            local_size=(share.local,),
             flops=problem.flops,
         )
     ]

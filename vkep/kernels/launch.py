@@ -178,6 +178,12 @@ class ColumnShare:
     local: int  #: lanes a workgroup
     groups: int  #: workgroups for all columns
     shuffle: int | None  #: subgroup size, where lanes combine by shuffles
+    required: int | None  #: that size where the device lets a pipeline require it
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """Arguments of `Kernel.call`."""
+        return {"grid": grid(self.groups), "local_size": (self.local,), "subgroup_size": self.required}
 
     @property
     def spec(self) -> dict[str, int]:
@@ -219,9 +225,11 @@ def share_columns(
         )
     across = inner == 1 and split > 1
     size = caps.subgroup_size
-    fixed = caps.min_subgroup_size == caps.max_subgroup_size or caps.has("subgroup_size_control")
+    control = caps.has("subgroup_size_control")
+    fixed = caps.min_subgroup_size == caps.max_subgroup_size or control
     usable = shuffles and across and fixed and caps.has("subgroup_shuffle") and 1 < size <= local
-    return ColumnShare(split, across, local, ceil_div(columns, local // split), size if usable else None)
+    shuffle = size if usable else None
+    return ColumnShare(split, across, local, ceil_div(columns, local // split), shuffle, shuffle if control else None)
 
 
 def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
@@ -251,8 +259,3 @@ def row_variants() -> tuple[dict[str, str], ...]:
 def with_shuffles(*variants: dict[str, str]) -> tuple[dict[str, str], ...]:
     """Variants to build ahead, each without shuffles and with them."""
     return tuple(v | extra for v in variants for extra in ({}, SHUFFLE))
-
-
-def required_subgroup_size(share: ColumnShare, caps: DeviceCapabilities) -> int | None:
-    """The subgroup size to require of a pipeline that combines by shuffles, where the device lets one choose."""
-    return share.shuffle if share.shuffle and caps.has("subgroup_size_control") else None

@@ -13,9 +13,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     ceil_div,
     element_defines,
-    grid,
-    lanes,
-    required_subgroup_size,
+    flat_lanes,
     row_unit,
     row_variants,
     row_vectors,
@@ -146,36 +144,23 @@ class LayerNormProblem(Problem):
 
 
 @dataclass(frozen=True)
-class GroupNormProblem(Problem):
-    """Group norm of ``x`` [images, channels, spatial] with ``scale`` and ``bias`` [channels] (arXiv:1803.08494).
+class GroupNormProblem(ColumnProblem):
+    """Group norm (arXiv:1803.08494) of ``x``, whose ``axis`` are the channels of each image, with ``scale`` and ``bias`` [axis].
 
-    ``groups`` divides ``channels``; instance norm has a group for each channel. Otherwise as `LayerNormProblem`.
+    ``groups`` divides the channels; instance norm has a group for each channel. Otherwise as `LayerNormProblem`.
     """
 
-    images: int
     groups: int
-    channels: int
-    spatial: int
-    dtype: str
     epsilon: float = 1e-5
     alignment: int = 1
+    flops_each = 8
 
     def __post_init__(self) -> None:
-        if self.groups < 1 or self.channels % self.groups:
-            raise InvalidNode(f"{self.channels} channels do not divide into {self.groups} groups")
+        if self.groups < 1 or self.axis % self.groups:
+            raise InvalidNode(f"{self.axis} channels do not divide into {self.groups} groups")
 
     def needs(self) -> tuple[Need, ...]:
-        return (
-            Need("x", self.dtype, (self.images, self.channels, self.spatial), flat=True),
-            *(Need(name, self.dtype, (self.channels,)) for name in ("scale", "bias")),
-        )
-
-    def makes(self) -> tuple[Need, ...]:
-        return (Need("y", self.dtype, (self.images, self.channels, self.spatial), flat=True),)
-
-    @property
-    def flops(self) -> int:
-        return 8 * self.images * self.channels * self.spatial
+        return (*super().needs(), *(Need(name, self.dtype, (self.axis,)) for name in ("scale", "bias")))
 
     def placed(self, operands: Mapping[str, Any]) -> GroupNormProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
@@ -187,10 +172,10 @@ def _layer_norm(problem: LayerNormProblem, e: Emission) -> list[KernelCall]:
 
 
 def _group_norm(problem: GroupNormProblem, e: Emission) -> list[KernelCall]:
-    channels = problem.channels // problem.groups
-    rows, axis = problem.images * problem.groups, channels * problem.spatial
-    vectors = row_vectors(problem.spatial, problem.dtype, problem.alignment)
-    return _norm(problem, e, rows, axis, vectors, by_channel=(problem.groups, problem.spatial, channels))
+    channels, spatial = problem.axis // problem.groups, problem.inner
+    vectors = row_vectors(spatial, problem.dtype, problem.alignment)
+    by_channel = (problem.groups, spatial, channels)
+    return _norm(problem, e, problem.outer * problem.groups, channels * spatial, vectors, by_channel=by_channel)
 
 
 def _norm(
@@ -209,7 +194,7 @@ def _norm(
     optional = ("scale", "bias", "mean", "inv_std")
     return [
         NORM.call(
-            grid=grid(share.groups),
+            **share.launch,
             operands={operand.name: e.get(operand.name) for operand in NORM.operands},
             params={
                 "rows": rows,
@@ -229,8 +214,6 @@ def _norm(
                 "BY_CHANNEL": int(by_channel is not None),
             },
             defines=element_defines(problem.dtype) | vectors | share.defines,
-            local_size=(share.local,),
-            subgroup_size=required_subgroup_size(share, e.caps),
             flops=problem.flops,
         )
     ]
@@ -241,42 +224,33 @@ class LpNormProblem(ColumnProblem):
     """``y`` = x / (sum over the middle of |x|^p)^(1/p), p 1 or 2; 0 where the norm is 0. Floats only."""
 
     p: int = 2
+    flops_each = 3
 
     def __post_init__(self) -> None:
         if self.p not in (1, 2):
             raise InvalidNode(f"p is {self.p}, expected 1 or 2")
-
-    @property
-    def flops(self) -> int:
-        return 3 * self.elements
 
 
 def _lp_norm(problem: LpNormProblem, e: Emission) -> list[KernelCall]:
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps)
     return [
         LP_NORM.call(
-            grid=grid(share.groups),
+            **share.launch,
             operands=e.operands,
             params=problem.params,
             spec={**share.lane_spec, "P": problem.p},
             defines=element_defines(problem.dtype) | share.defines,
-            local_size=(share.local,),
-            subgroup_size=required_subgroup_size(share, e.caps),
             flops=problem.flops,
         )
     ]
 
 
 @dataclass(frozen=True)
-class LocalResponseNormProblem(Problem):
-    """ONNX LRN of ``x`` [images, channels, inner]: squares are summed over the channels
+class LocalResponseNormProblem(ColumnProblem):
+    """ONNX LRN of ``x``, whose ``axis`` are the channels of each image: squares are summed over the channels
     [c - floor((size-1)/2), c + ceil((size-1)/2)]. Floats only.
     """
 
-    images: int
-    channels: int
-    inner: int
-    dtype: str
     size: int
     alpha: float = 1e-4
     beta: float = 0.75
@@ -286,28 +260,17 @@ class LocalResponseNormProblem(Problem):
         if self.size < 1:
             raise InvalidNode(f"size is {self.size}, expected at least 1")
 
-    def needs(self) -> tuple[Need, ...]:
-        return (Need("x", self.dtype, (self.images, self.channels, self.inner), flat=True),)
-
-    def makes(self) -> tuple[Need, ...]:
-        return (Need("y", self.dtype, (self.images, self.channels, self.inner), flat=True),)
-
-    @property
-    def flops(self) -> int:
-        return (2 * self.size + 4) * self.images * self.channels * self.inner
-
 
 def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> list[KernelCall]:
-    total = problem.images * problem.channels * problem.inner
-    local = lanes(e.caps, total)
+    total = problem.elements
     return [
         LRN.call(
-            grid=grid(ceil_div(total, local)),
+            **flat_lanes(e.caps, total),
             operands=e.operands,
             params={
                 "total": total,
                 **magic_params("inner", problem.inner),
-                **magic_params("channels", problem.channels),
+                **magic_params("channels", problem.axis),
                 "before": (problem.size - 1) // 2,
                 "after": problem.size // 2,
                 "alpha_over_size": problem.alpha / problem.size,
@@ -315,8 +278,7 @@ def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> list
                 "bias": problem.bias,
             },
             defines=element_defines(problem.dtype),
-            local_size=(local,),
-            flops=problem.flops,
+            flops=(2 * problem.size + 4) * total,
         )
     ]
 

@@ -14,7 +14,7 @@ from vkep.errors import InvalidNode
 from vkep.graph.windows import Window, check_window
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_defines, element_type, grid, lanes, limit
+from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes, limit
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -182,10 +182,9 @@ def _pool(problem: PoolProblem, e: Emission) -> list[KernelCall]:
         params[f"dilation_{axis}"] = (*ones, *window.dilations)[i]
         params[f"pad_{axis}"] = (*zeros, *window.pads[:rank])[i]
         params[f"pad_end_{axis}"] = (*zeros, *window.pads[rank:])[i]
-    local = lanes(e.caps, total)
     return [
         POOL.call(
-            grid=grid(ceil_div(total, local)),
+            **flat_lanes(e.caps, total),
             operands={"x": e["x"], "y": e["y"], "indices": e.get("indices")},
             params=params,
             spec={
@@ -194,7 +193,6 @@ def _pool(problem: PoolProblem, e: Emission) -> list[KernelCall]:
                 "COLUMN_MAJOR": int(problem.column_major),
             },
             defines=pool_defines(problem.op, problem.dtype, problem.indices),
-            local_size=(local,),
             flops=problem.flops,
         )
     ]
@@ -202,10 +200,9 @@ def _pool(problem: PoolProblem, e: Emission) -> list[KernelCall]:
 
 def _pool_last(problem: PoolProblem, e: Emission) -> list[KernelCall]:
     window, (height, width), total = problem.window, problem.spatial, problem.results // UNIT
-    local = lanes(e.caps, total)
     return [
         POOL_LAST.call(
-            grid=grid(ceil_div(total, local)),
+            **flat_lanes(e.caps, total),
             operands=e.operands,
             params={
                 "total": total,
@@ -225,7 +222,6 @@ def _pool_last(problem: PoolProblem, e: Emission) -> list[KernelCall]:
                 "ALIGNED": int(problem.alignment % 16 == 0),
             },
             defines=pool_defines(problem.op, "float16"),
-            local_size=(local,),
             flops=problem.flops,
         )
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, grid, lanes
+from vkep.kernels.launch import ceil_div, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -48,11 +48,9 @@ def _takes(problem: RandomProblem, caps: DeviceCapabilities) -> str:
 
 
 def _random(problem: RandomProblem, e: Emission) -> list[KernelCall]:
-    groups_of_four = ceil_div(problem.count, 4)
-    local = lanes(e.caps, groups_of_four)
     return [
         RANDOM.call(
-            grid=grid(ceil_div(groups_of_four, local)),
+            **flat_lanes(e.caps, ceil_div(problem.count, 4)),
             operands={"y": e["y"], "fresh": e.get("fresh")},
             params={
                 "total": problem.count,
@@ -62,7 +60,6 @@ def _random(problem: RandomProblem, e: Emission) -> list[KernelCall]:
                 "scale": problem.scale,
             },
             spec={"NORMAL": int(problem.normal), "HAS_FRESH": int(problem.fresh)},
-            local_size=(local,),
         )
     ]
 

@@ -24,7 +24,6 @@ from vkep.kernels.launch import (
     grid,
     is_cpu,
     limit,
-    required_subgroup_size,
     share_columns,
     with_shuffles,
 )
@@ -161,15 +160,8 @@ class ReduceProblem(ColumnProblem):
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, (self.outer, self.inner), flat=True),)
 
-    @property
-    def flops(self) -> int:
-        return self.elements
-
     def placed(self, operands: Mapping[str, Any]) -> ReduceProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
-
-    def task(self, caps: DeviceCapabilities) -> _Task:
-        return _Task.of(self.outer, self.axis, self.inner, self.dtype, caps, self.alignment)
 
 
 def _takes(problem: ReduceProblem, caps: DeviceCapabilities) -> str:
@@ -179,66 +171,49 @@ def _takes(problem: ReduceProblem, caps: DeviceCapabilities) -> str:
 
 
 def _takes_two(problem: ReduceProblem, caps: DeviceCapabilities) -> str:
-    return _takes(problem, caps) or ("one pass keeps the device busy" if problem.task(caps).parts() == 1 else "")
+    return _takes(problem, caps) or ("one pass keeps the device busy" if _Pass(problem, caps).parts() == 1 else "")
 
 
 def _one_pass(problem: ReduceProblem, e: Emission) -> list[KernelCall]:
-    return [problem.task(e.caps).call(REDUCE_OPS[problem.op], problem.dtype, problem.axis, e["x"], e["y"])]
+    return [_Pass(problem, e.caps).call(REDUCE_OPS[problem.op], problem.dtype, problem.axis, e["x"], e["y"])]
 
 
 def _two_passes(problem: ReduceProblem, e: Emission) -> list[KernelCall]:
     """The first one reduces parts of the axis into scratch memory."""
-    task, what = problem.task(e.caps), REDUCE_OPS[problem.op]
-    part_length = ceil_div(task.axis, task.parts())
-    parts = ceil_div(task.axis, part_length)
+    first, what = _Pass(problem, e.caps), REDUCE_OPS[problem.op]
+    part_length = ceil_div(first.axis, first.parts())
+    parts = ceil_div(first.axis, part_length)
     partial_type = "float32" if element_type(problem.dtype).glsl_compute == "float" else problem.dtype
     partial = e.target.scratch(partial_type, (problem.outer, parts, problem.inner))
-    rest = _Task.of(problem.outer, parts, problem.inner, partial_type, e.caps, problem.alignment)
+    rest = _Pass(replace(problem, axis=parts, dtype=partial_type), e.caps)
     return [
-        task.call(what.first or what, partial_type, problem.axis, e["x"], partial, part_length),
+        first.call(what.first or what, partial_type, problem.axis, e["x"], partial, part_length),
         rest.call(what.last or what, problem.dtype, problem.axis, partial, e["y"]),
     ]
 
 
-implement(
-    ReduceProblem,
-    Candidate("two passes", _two_passes, when=_takes_two),
-    Candidate("one pass", _one_pass, when=_takes),
-)
+class _Pass:
+    """One pass over a problem's [outer, axis, inner], of which the innermost that is longer than 1 counts units of elements."""
 
-
-@dataclass(frozen=True)
-class _Task:
-    """One pass over [outer, axis, inner], of which the innermost that is longer than 1 counts units of elements."""
-
-    outer: int
-    axis: int
-    inner: int
-    unit: int
-    over_columns: bool  #: a unit lies along inner
-    dtype: str
-    caps: DeviceCapabilities
-
-    @classmethod
-    def of(cls, outer: int, axis: int, inner: int, dtype: str, caps: DeviceCapabilities, alignment: int) -> _Task:
-        itemsize = element_type(dtype).itemsize
+    def __init__(self, problem: ReduceProblem, caps: DeviceCapabilities) -> None:
+        self.problem, self.caps = problem, caps
+        self.axis, self.inner = problem.axis, problem.inner
+        itemsize = element_type(problem.dtype).itemsize
         unit = _UNIT_BYTES // itemsize
-        narrow = itemsize < 4 and dtype in _VECTORS and alignment % _UNIT_BYTES == 0
-        if not narrow or (axis if inner == 1 else inner) % unit:
-            unit = 1
-        over_columns = inner > 1 and unit > 1
-        if over_columns:
-            inner //= unit
+        narrow = itemsize < 4 and problem.dtype in _VECTORS and problem.alignment % _UNIT_BYTES == 0
+        self.unit = unit if narrow and (self.axis if self.inner == 1 else self.inner) % unit == 0 else 1
+        self.over_columns = self.inner > 1 and self.unit > 1  #: a unit lies along inner
+        if self.over_columns:
+            self.inner //= self.unit
         else:
-            axis //= unit
-        return cls(outer, axis, inner, unit, over_columns, dtype, caps)
+            self.axis //= self.unit
 
     def share(self, axis: int) -> ColumnShare:
         """How lanes divide the columns, or units of columns, of ``axis`` elements or units."""
         inner = max(self.inner, 2) if self.over_columns else self.inner  # one unit of columns is no row
-        wide = element_type(self.dtype).itemsize == 8  # their shuffles are an optional feature: through shared memory
+        wide = element_type(self.problem.dtype).itemsize == 8  # shuffles of these are an optional feature
         load_bytes = _UNIT_BYTES if self.unit > 1 else 4
-        return share_columns(self.outer * self.inner, axis, inner, self.caps, not wide, load_bytes)
+        return share_columns(self.problem.outer * self.inner, axis, inner, self.caps, not wide, load_bytes)
 
     def parts(self) -> int:
         """Into how many parts a first pass divides the axis (1: no first pass), so that the device is busy."""
@@ -251,25 +226,30 @@ class _Task:
             return 4 if self.unit == 1 else 1  # more would not stay in its registers
         if self.unit > 1:
             return _UNIT_ELEMENTS_IN_FLIGHT // self.unit
-        return 8 if element_type(self.dtype).itemsize > 2 else 16
+        return 8 if element_type(self.problem.dtype).itemsize > 2 else 16
 
     def call(self, what: ReduceOp, out: str, count: int, x: Any, y: Any, part_length: int | None = None) -> KernelCall:
         """``count`` elements make a total; with a ``part_length`` of the axis, y is [outer, parts, inner]."""
         length = part_length or self.axis
         share = self.share(length)
         return REDUCE.call(
-            grid=grid(share.groups, ceil_div(self.axis, length) if length else 1),
+            **share.launch | {"grid": grid(share.groups, ceil_div(self.axis, length) if length else 1)},
             operands={"x": x, "y": y},
             params={
-                "columns": self.outer * self.inner,
+                "columns": self.problem.outer * self.inner,
                 "axis": self.axis,
                 **magic_params("inner", self.inner),
                 "part_length": length,
                 "count": count,
             },
             spec={**share.lane_spec, "LOADS": self.loads()},
-            defines=reduce_defines(what, self.dtype, out, self.unit, self.over_columns) | share.defines,
-            local_size=(share.local,),
-            subgroup_size=required_subgroup_size(share, self.caps),
-            flops=self.outer * self.axis * self.inner * self.unit,
+            defines=reduce_defines(what, self.problem.dtype, out, self.unit, self.over_columns) | share.defines,
+            flops=self.problem.flops,
         )
+
+
+implement(
+    ReduceProblem,
+    Candidate("two passes", _two_passes, when=_takes_two),
+    Candidate("one pass", _one_pass, when=_takes),
+)

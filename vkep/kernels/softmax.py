@@ -12,9 +12,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     ceil_div,
     element_defines,
-    grid,
     is_cpu,
-    required_subgroup_size,
     row_unit,
     row_variants,
     row_vectors,
@@ -52,10 +50,7 @@ class SoftmaxProblem(ColumnProblem):
     log: bool = False
     alpha: float = 1.0
     alignment: int = 1
-
-    @property
-    def flops(self) -> int:
-        return 4 * self.elements
+    flops_each = 4
 
     def placed(self, operands: Mapping[str, Any]) -> SoftmaxProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
@@ -70,13 +65,11 @@ def _softmax(problem: SoftmaxProblem, e: Emission) -> list[KernelCall]:
     keep_powers = not problem.log and dtype == "float32" and not registers["IN_REGISTERS"]
     return [
         SOFTMAX.call(
-            grid=grid(share.groups),
+            **share.launch,
             operands=e.operands,
             params=problem.params | {"axis": steps, "alpha": problem.alpha},
             spec={**share.lane_spec, **registers, "LOG": int(problem.log), "KEEP_POWERS": int(keep_powers)},
             defines=element_defines(dtype) | vectors | share.defines,
-            local_size=(share.local,),
-            subgroup_size=required_subgroup_size(share, e.caps),
             flops=problem.flops,
         )
     ]

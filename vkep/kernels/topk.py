@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.columns import ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_defines, grid, key_defines, lanes, share_columns
+from vkep.kernels.launch import element_defines, flat_lanes, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -63,32 +64,29 @@ def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:
 
 def _ranks(problem: TopKProblem, e: Emission) -> list[KernelCall]:
     """Each lane ranks one element: about as many comparisons as k rounds, but no rounds."""
-    local = lanes(e.caps, problem.elements)
-    return [_call(problem, e, ceil_div(problem.elements, local), local, {}, {"RANK": "1"}, problem.axis)]
+    return [_call(problem, e, flat_lanes(e.caps, problem.elements), {}, {"RANK": "1"}, problem.axis)]
 
 
 def _rounds(problem: TopKProblem, e: Emission) -> list[KernelCall]:
     """In each of k rounds, the lanes of a column find the next element together."""
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
-    return [_call(problem, e, share.groups, share.local, share.spec, {}, problem.k)]
+    return [_call(problem, e, share.launch, share.spec, {}, problem.k)]
 
 
 def _call(
     problem: TopKProblem,
     e: Emission,
-    groups: int,
-    local: int,
+    launch: dict[str, Any],
     spec: dict[str, int],
     defines: dict[str, str],
     comparisons: int,
 ) -> KernelCall:
     return TOPK.call(
-        grid=grid(groups),
+        **launch,
         operands=e.operands,
         params=problem.params | magic_params("axis", problem.axis) | {"k": problem.k},
         spec={**spec, "LARGEST": int(problem.largest)},
         defines=element_defines(problem.dtype) | key_defines(problem.dtype) | defines,
-        local_size=(local,),
         flops=problem.elements * comparisons,
     )
 

@@ -219,7 +219,7 @@ def rms_normalization(
 def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     images, channels, spatial = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     out = b.empty(x.dtype, x.shape)
-    problem = GroupNormProblem(images, groups, channels, spatial, x.dtype.name, epsilon)
+    problem = GroupNormProblem(images, channels, spatial, x.dtype.name, groups, epsilon)
     b.compute(problem, [b.contiguous(t) for t in (x, scale, bias)], [out])
     return out
 
