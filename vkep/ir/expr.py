@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DType
 from vkep.dtypes import load_code as load_code  # the other half of store_code
 from vkep.dtypes import sign_extended as sign_extended
 from vkep.ir.pointwise_ops import glsl
@@ -249,12 +249,3 @@ def literal(value: float | int, ctype: str) -> str:
     if ctype == "double":
         return f"packDouble2x32(uvec2({low}u, {high}u))"
     return f"{ctype}(pack64(u32vec2({low}u, {high}u)))"
-
-
-def compute_dtype(ctype: str) -> DType:
-    """The storage type that holds a compute type exactly."""
-    return DTYPES[
-        {"float": "float32", "int": "int32", "uint": "uint32", "bool": "bool", "double": "float64"}.get(
-            ctype, ctype.removesuffix("_t")
-        )
-    ]

@@ -88,9 +88,7 @@ class PlannedGraph:
 
     def signature(self, values: Mapping[str, Any]) -> Hashable:
         """What a plan depends on of the inputs: dtypes and shapes, and of some the content."""
-        kinds = tuple(
-            [(v.dtype, v.shape) if isinstance(v, np.ndarray) else _kind(v) for v in values.values()],
-        )
+        kinds = tuple([(v.dtype, v.shape) if isinstance(v, np.ndarray) else _kind(v) for v in values.values()])
         return (kinds, self._contents(values)) if self._asked else kinds
 
     def _contents(self, values: Mapping[str, Any]) -> Hashable:

@@ -1,0 +1,130 @@
+"""`PlannedGraph` without a device: signatures, uses, eviction and closing, with executables that only note their end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_shared.errors import ClosedError
+from vkep import InvalidInputError
+from vkep.graph.model import ValueInfo
+from vkep.graph.weights import ArrayWeight
+from vkep.ir.guards import RoundedCapacity
+from vkep.ir.infer import Known
+from vkep.ir.program import ValueSpec
+from vkep.session.planned_graph import PlannedGraph
+
+FLOAT = 1
+
+
+class Planned:
+    """Stands for an executable."""
+
+    def __init__(self, known: Mapping[str, Known]) -> None:
+        self.known = dict(known)
+        self.closed = False
+
+    def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
+        values["y"] = self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def graph(capacity: int = 2, **kwargs: Any) -> PlannedGraph:
+    weight = ArrayWeight("w", np.ones(3, np.float32))
+    return PlannedGraph(Planned, {"w": weight}, capacity, name="g", **kwargs)  # type: ignore[arg-type]
+
+
+def run(planned: PlannedGraph, *shape: int, dtype: Any = np.float32) -> Any:
+    values: dict[str, Any] = {"x": np.zeros(shape, dtype)}
+    planned.run(values, {})
+    return values["y"]
+
+
+def test_a_signature_is_planned_once_from_constants_and_specifications() -> None:
+    planned = graph()
+    one = run(planned, 2, 3)
+    assert run(planned, 2, 3) is one and planned.latest is one
+    assert run(planned, 3, 2) is not one
+    assert run(planned, 2, 3, dtype=np.int32) is not one
+    assert isinstance(one.known["w"], ArrayWeight)
+    assert one.known["x"].shape == (2, 3) and one.known["x"].dtype.name == "float32"
+
+
+def test_the_least_recently_used_goes_once_its_runs_have_ended() -> None:
+    planned = graph(capacity=1)
+    with planned.use({"x": np.zeros(1, np.float32)}) as one:
+        two = run(planned, 2)
+        assert not one.closed and not two.closed  # type: ignore[attr-defined]
+    assert one.closed and not two.closed  # type: ignore[attr-defined]
+    assert run(planned, 1) is not one and two.closed
+
+
+def test_closing_waits_for_the_runs_and_refuses_others() -> None:
+    planned = graph()
+    use = planned.use({"x": np.zeros(1, np.float32)})
+    closing = threading.Thread(target=planned.close)
+    closing.start()
+    closing.join(0.1)
+    one = use.__enter__()
+    assert closing.is_alive() and not one.closed  # type: ignore[attr-defined]
+    use.__exit__(None, None, None)
+    closing.join(10)
+    assert not closing.is_alive() and one.closed and planned.latest is None  # type: ignore[attr-defined]
+    with pytest.raises(ClosedError, match="g"):
+        run(planned, 1)
+
+
+def test_a_plan_depends_on_the_content_that_is_asked_for() -> None:
+    planned = graph(capacity=9, asked={"n": (RoundedCapacity(1000),), "axes": ()})
+
+    def made(n: int, axes: list[int]) -> Any:
+        values: dict[str, Any] = {"n": np.array(n), "axes": np.array(axes)}
+        planned.run(values, {})
+        return values["y"]
+
+    assert made(3, [1]) is made(4, [1])
+    assert made(3, [1]) is not made(300, [1])
+    assert made(3, [1]) is not made(3, [0])
+    spec = made(3, [1]).known["n"]
+    assert isinstance(spec, ValueSpec) and spec.answers == ((RoundedCapacity(1000), 256),)
+    np.testing.assert_array_equal(made(3, [1]).known["axes"].array(), [1])
+
+
+def test_inputs_are_checked_once_for_each_signature() -> None:
+    seen: list[tuple[int, ...]] = []
+    planned = graph(check=lambda values: seen.append(values["x"].shape))
+    for shape in ((1,), (2,), (1,)):
+        run(planned, *shape)
+    assert seen == [(1,), (2,)]
+
+
+def test_static_shapes_have_one_signature_after_which_the_graph_can_be_sealed() -> None:
+    planned = graph()
+    assert planned.plan_static([ValueInfo("x", FLOAT, (2, "n"))]) is None and planned.latest is None
+    key = planned.plan_static([ValueInfo("x", FLOAT, (2, 3))])
+    one = planned.latest
+    assert key is not None and run(planned, 2, 3) is one
+    planned.seal()
+    assert run(planned, 2, 3) is one
+    with pytest.raises(InvalidInputError, match="g: got shapes other than those that the model declares"):
+        run(planned, 3, 3)
+
+
+def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
+    made: list[Planned] = []
+
+    def plan(known: Mapping[str, Known]) -> Planned:
+        planned.close()  # as a progress callback may
+        made.append(Planned(known))
+        return made[0]
+
+    planned = PlannedGraph(plan, {}, 2)  # type: ignore[arg-type]
+    with pytest.raises(ClosedError):
+        run(planned, 1)
+    assert made[0].closed
