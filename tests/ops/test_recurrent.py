@@ -70,6 +70,15 @@ def test_directions(op_type: str, direction: str, options: tuple[bool, bool, boo
     )
 
 
+@pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
+def test_known_lengths(op_type: str) -> None:
+    for lengths in ([0, 0, 0], [0, 5, 3]):
+        inputs = _inputs(op_type, 1, bias=False, lengths=True, initial=True)
+        inputs["len"] = np.array(lengths, np.int32)
+        [y] = check(op_type, inputs, against="onnxruntime", opset=21, hidden_size=HIDDEN, constants=("len",))
+        assert not y[:, 0, 0].any()
+
+
 @pytest.mark.parametrize("initial", [False, True])
 @pytest.mark.parametrize("reset", [0, 1])
 def test_gru_reset(reset: int, initial: bool) -> None:

@@ -72,8 +72,8 @@ def rnn(
 ) -> list[Tensor]:
     dtype = x.dtype
     x, w, r, bias, initial_h = _widened(b, x, w, r, bias, initial_h)
-    states = {"initial_h": initial_h}
-    layer = layer_of(b, 1, x, w, r, bias, sequence_lens, None, states, hidden_size, direction, layout)
+    others = {"W": w, "B": bias, "initial_h": initial_h}
+    layer = layer_of(b, 1, x, r, sequence_lens, others, hidden_size, direction, layout)
     count, hidden = len(layer.directions), layer.hidden
     functions = activations_of(b, activations, ("Tanh",), count, activation_alpha, activation_beta, clip)
     finals = []
@@ -138,8 +138,8 @@ def gru(
 ) -> list[Tensor]:
     dtype = x.dtype
     x, w, r, bias, initial_h = _widened(b, x, w, r, bias, initial_h)
-    states = {"initial_h": initial_h}
-    layer = layer_of(b, 3, x, w, r, bias, sequence_lens, None, states, hidden_size, direction, layout)
+    others = {"W": w, "B": bias, "initial_h": initial_h}
+    layer = layer_of(b, 3, x, r, sequence_lens, others, hidden_size, direction, layout)
     count, hidden, linear = len(layer.directions), layer.hidden, bool(linear_before_reset)
     functions = activations_of(b, activations, ("Sigmoid", "Tanh"), count, activation_alpha, activation_beta, clip)
     finals = []
@@ -221,8 +221,8 @@ def lstm(
 ) -> list[Tensor]:
     dtype = x.dtype
     x, w, r, bias, initial_h, initial_c, p = _widened(b, x, w, r, bias, initial_h, initial_c, p)
-    states = {"initial_h": initial_h, "initial_c": initial_c}
-    layer = layer_of(b, 4, x, w, r, bias, sequence_lens, p, states, hidden_size, direction, layout)
+    others = {"W": w, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
+    layer = layer_of(b, 4, x, r, sequence_lens, others, hidden_size, direction, layout)
     count, hidden = len(layer.directions), layer.hidden
     defaults = ("Sigmoid", "Tanh", "Tanh")
     functions = activations_of(b, activations, defaults, count, activation_alpha, activation_beta, clip)

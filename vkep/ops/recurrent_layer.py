@@ -143,17 +143,14 @@ def layer_of(
     b: Builder,
     gates: int,
     x: Tensor,
-    w: Tensor,
     r: Tensor,
-    bias: Tensor | None,
     lengths: Tensor | None,
-    peepholes: Tensor | None,
-    initial: Mapping[str, Tensor | None],
+    others: Mapping[str, Tensor | None],
     hidden_size: int | None,
     direction: str,
     layout: int,
 ) -> Layer:
-    """The layer, whose operands agree. Raises `InvalidNode` where they do not."""
+    """The layer over X, R, sequence_lens and ``others`` (by their names in ONNX). Raises `InvalidNode` where they disagree."""
     if direction not in ("forward", "reverse", "bidirectional"):
         b.invalid(f"direction {direction!r}")
     directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
@@ -164,15 +161,17 @@ def layer_of(
     steps, batch, inputs = x.shape
     count, hidden = len(directions), hidden_size or r.shape[2]
     state = (batch, count, hidden) if layout else (count, batch, hidden)
-    for name, tensor, shape in (
-        ("W", w, (count, gates * hidden, inputs)),
-        ("R", r, (count, gates * hidden, hidden)),
-        ("B", bias, (count, 2 * gates * hidden)),
-        ("sequence_lens", lengths, (batch,)),
-        ("P", peepholes, (count, 3 * hidden)),
-        *((name, tensor, state) for name, tensor in initial.items()),
-    ):
-        b.expect(name, tensor, shape)
+    shapes = {
+        "W": (count, gates * hidden, inputs),
+        "R": (count, gates * hidden, hidden),
+        "B": (count, 2 * gates * hidden),
+        "sequence_lens": (batch,),
+        "initial_h": state,
+        "initial_c": state,
+        "P": (count, 3 * hidden),
+    }
+    for name, tensor in {"R": r, "sequence_lens": lengths, **others}.items():
+        b.expect(name, tensor, shapes[name])
     b.expect_range("sequence_lens", lengths, 0, steps)
     if not steps or not batch:
         b.decline("an empty sequence or batch")
@@ -256,7 +255,7 @@ def carried(
     """
     b, hidden = layer.b, layer.hidden
     optional = {"bias": bias, "peepholes": peepholes, "lengths": layer.lengths, "h0": h0, "c0": c0}
-    given = {name: t for name, t in optional.items() if t is not None and not _is_zero(t)}
+    given = {n: t for n, t in optional.items() if t is not None and (n == "lengths" or not _is_zero(t))}
     place = layer.y.slice(1, direction, 1)
     step, _, batch, unit = place.strides
     glsl = " ".join(f.glsl(f"act_{name}") for f, name in zip((*functions, *(functions[0],) * 2), "fgh", strict=False))
