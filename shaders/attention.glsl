@@ -20,6 +20,7 @@
 //   void store_results()
 #ifndef VKEP_ATTENTION_GLSL
 #define VKEP_ATTENTION_GLSL
+#include "workgroup.glsl"
 #include "math.glsl"
 
 TENSOR(T, Elements)
@@ -161,8 +162,8 @@ float last_factor(uint set) {
 }
 
 void main() {
-    query0 = (gl_NumWorkGroups.x - 1 - gl_WorkGroupID.x) * BLOCK_Q;  // under a causal mask the last ones take longest
-    uint head = gl_WorkGroupID.y, batch = gl_WorkGroupID.z, kv_head = head / GROUP;
+    query0 = (group_count().x - 1 - group_id().x) * BLOCK_Q;  // under a causal mask the last ones take longest
+    uint head = group_id().y, batch = group_id().z, kv_head = head / GROUP;
     uint q0 = batch * args.q_batch + head * args.q_head;
     uint k0 = batch * args.k_batch + kv_head * args.k_head;
     uint v0 = batch * args.v_batch + kv_head * args.v_head;

@@ -15,6 +15,7 @@
     uint y_head; uint y_row; uint bias_batch; uint bias_head; uint bias_row; \
     float scale; float softcap; int first; int end; }
 #include "args.glsl"
+#include "workgroup.glsl"
 
 layout(constant_id = 4) const uint SIZE = 64;
 layout(constant_id = 5) const uint VALUE_SIZE = 64;
@@ -132,7 +133,7 @@ void add_values() {
 
 // Through the slice of scores, as many columns at a time as it has.
 void store_results() {
-    uint y0 = gl_WorkGroupID.z * (gl_NumWorkGroups.y * args.queries * VALUE_SIZE) + gl_WorkGroupID.y * args.y_head;
+    uint y0 = group_id().z * (group_count().y * args.queries * VALUE_SIZE) + group_id().y * args.y_head;
     uvec2 y = operand(args.y, 5);
     [[unroll]] for (uint i = 0; i < ROW_MATRICES; i++) {
         scale_rows(i, last_factor(i));

@@ -17,6 +17,7 @@
     uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
     uint k_size; uint splits; uint split_k; uint y_batch; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 18) const uint WHOLE_TAPS = 1;
@@ -132,10 +133,10 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
 
 // channels and out_channels are those of one group; columns counts the pixels of all images.
 void main() {
-    uint split = gl_WorkGroupID.z % args.splits;
-    group = gl_WorkGroupID.z / args.splits;
-    row0 = gl_WorkGroupID.x * TILE_M;  // neighbouring workgroups share the larger operand, the input
-    column0 = gl_WorkGroupID.y * TILE_N;
+    uint split = group_id().z % args.splits;
+    group = group_id().z / args.splits;
+    row0 = group_id().x * TILE_M;  // neighbouring workgroups share the larger operand, the input
+    column0 = group_id().y * TILE_N;
     x = Elements(operand(args.x, 0));
     w_units = Units(operand(args.w, 1));
     y_units = Units(operand(args.y, 2));

@@ -10,6 +10,7 @@
     uint out_channels; uint out_channels_mul; uint out_channels_shift; \
     uint stride_w; uint dilation_w; uint pad_top; uint pad_left; uint y_batch; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 4) const uint KERNEL_H = 3;
@@ -22,7 +23,7 @@ TENSOR(T, Elements)
 
 // total counts lanes; multiplier is output channels an input channel.
 void main() {
-    uint at = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint at = flat_lane();
     bool inside = at < args.total;
     at = min(at, args.total - 1);
     uint column, strip, channel;

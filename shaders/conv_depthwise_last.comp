@@ -11,6 +11,7 @@
     uint out_height; uint out_height_mul; uint out_height_shift; \
     uint stride_h; uint dilation_h; uint pad_top; uint pad_left; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 4) const uint KERNEL_H = 3;
@@ -33,7 +34,7 @@ void unpack(uvec4 units, out float values[8]) {
 
 // total counts lanes; units is channels / 8.
 void main() {
-    uint at = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint at = flat_lane();
     bool inside = at < args.total;
     at = min(at, args.total - 1);
     uint unit, strip, row;

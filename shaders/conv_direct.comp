@@ -9,13 +9,14 @@
     uint kernel_d; uint kernel_h; uint kernel_w; uint stride_d; uint stride_h; uint stride_w; \
     uint dilation_d; uint dilation_h; uint dilation_w; uint pad_front; uint pad_top; uint pad_left; uint y_batch; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 TENSOR(T, Elements)
 
 // channels and out_channels are those of one group; total counts output elements.
 void main() {
-    uint o = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint o = flat_lane();
     if (o >= args.total) return;
     uint pixels = args.out_depth * args.out_height * args.out_width, all_channels = args.out_channels * args.groups;
     uint pixel = o % pixels, channel = o / pixels % all_channels, image = o / pixels / all_channels;

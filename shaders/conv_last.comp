@@ -18,6 +18,7 @@
     uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
     uint y_row; uint y_col; float alpha; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 18) const uint WHOLE_TAPS = 1;
@@ -65,7 +66,7 @@ uvec4 load_b(uint column, uint k) {
 // pitch: elements from a pixel of x to the next.
 void main() {
     if (!find_tile()) return;
-    uint split = gl_WorkGroupID.z, carry;
+    uint split = group_id().z, carry;
     x_address = operand(args.x, 0);
     w_units = Units(operand(args.w, 1));
     zeros_address = uvec2(w_units);

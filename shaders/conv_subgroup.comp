@@ -11,6 +11,7 @@
     uint kernel_h; uint kernel_w; uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
     uint w_group; uint w_panel; uint w_column; uint w_tap; uint w_channel; uint y_batch; uint rows_first; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 #define MASK_ROWS
 #include "register_tile.glsl"
@@ -47,7 +48,7 @@ void place_rows(uint tap_h, uint tap_w) {
 // channels and out_channels are those of one group.
 void main() {
     uint lane = gl_SubgroupInvocationID;
-    uint image = small_div(gl_WorkGroupID.z, args.groups), group = gl_WorkGroupID.z - image * args.groups;
+    uint image = small_div(group_id().z, args.groups), group = group_id().z - image * args.groups;
     uint plane = args.height * args.width, pixels = args.out_height * args.out_width;
     uint column_tiles = (args.out_channels + COLUMNS - 1) / COLUMNS;
     uvec2 tile = workgroup_tile((pixels + ROWS - 1) / ROWS, column_tiles, args.rows_first != 0);
@@ -62,7 +63,7 @@ void main() {
         top[q] = int(out_row * args.stride_h) - int(args.pad_top);
         left[q] = int(out_column * args.stride_w) - int(args.pad_left);
     }
-    x0 = gl_WorkGroupID.z * args.channels * plane;
+    x0 = group_id().z * args.channels * plane;
     uint w0 = group * args.w_group + panel * args.w_panel;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
         column_at[c] = w0 + min(c * LANES + lane, args.out_channels - 1 - panel * COLUMNS) * args.w_column;
@@ -103,7 +104,7 @@ void main() {
     }
 
     uint y0 = image * args.y_batch + group * args.out_channels * pixels;
-    uint o0 = gl_WorkGroupID.z * args.out_channels * pixels;
+    uint o0 = group_id().z * args.out_channels * pixels;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         uint pixel = min(row0 + r, pixels - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {

@@ -11,6 +11,7 @@
     uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
     uint splits; uint split_k; uint y_batch; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 11) const uint PARTIAL = 0;
@@ -47,10 +48,10 @@ vec4 load_b_wide(uint column, uint k) { return vec4(0.0); }  // B_WIDE is never 
 
 // channels and out_channels are those of one group.
 void main() {
-    uint split = gl_WorkGroupID.z % args.splits, image_group = gl_WorkGroupID.z / args.splits;
+    uint split = group_id().z % args.splits, image_group = group_id().z / args.splits;
     uint image = image_group / args.groups, group = image_group % args.groups;
-    uint pixels = args.out_height * args.out_width, column0 = gl_WorkGroupID.x * TILE_N;
-    row0 = gl_WorkGroupID.y * TILE_M;
+    uint pixels = args.out_height * args.out_width, column0 = group_id().x * TILE_N;
+    row0 = group_id().y * TILE_M;
     x = Elements(operand(args.x, 0));
     w = Elements(operand(args.w, 1));
     w_wide = WideElements(operand(args.w, 1));
@@ -66,7 +67,7 @@ void main() {
     multiply_tile(split * args.split_k, k_end);
 
     uint y0 = image * args.y_batch + group * args.out_channels * pixels;
-    uint o0 = image_group * args.out_channels * pixels, partial0 = split * (gl_NumWorkGroups.z / args.splits * args.out_channels * pixels);
+    uint o0 = image_group * args.out_channels * pixels, partial0 = split * (group_count().z / args.splits * args.out_channels * pixels);
     [[unroll]] for (uint i = 0; i < MICRO_M; i++) {
         [[unroll]] for (uint j = 0; j < MICRO_N; j++) {
             uint channel = row0 + micro_row(i), pixel = column0 + micro_column(j), at = channel * pixels + pixel;

@@ -2,11 +2,12 @@
 // operands stay in cache. Include after args.glsl and the declarations of BAND, row0 and column0; the kernel's arguments have m, n.
 #ifndef VKEP_COOPERATIVE_BAND_GLSL
 #define VKEP_COOPERATIVE_BAND_GLSL
+#include "workgroup.glsl"
 
 // Sets row0 and column0. False past the last tile: x and y of the grid count tiles, whatever their limits.
 bool find_tile() {
     uint column_tiles = (args.n + TILE_N - 1) / TILE_N, row_tiles = (args.m + TILE_M - 1) / TILE_M;
-    uint flat_tile = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    uint flat_tile = flat_group();
     if (flat_tile >= column_tiles * row_tiles) return false;
     uint band = flat_tile / (BAND * column_tiles), rows = min(BAND, row_tiles - band * BAND);
     uint in_band = flat_tile - band * BAND * column_tiles;

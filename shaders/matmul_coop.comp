@@ -12,6 +12,7 @@
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
     float alpha; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 18) const uint A_VECTOR = 1;
@@ -70,7 +71,7 @@ uvec4 load_b(uint column, uint k) {
 #include "cooperative_tile.glsl"
 
 void main() {
-    uint split = gl_WorkGroupID.z % args.splits, batch = gl_WorkGroupID.z / args.splits;
+    uint split = group_id().z % args.splits, batch = group_id().z / args.splits;
     uint batch0 = batch / args.batch1, batch1 = batch % args.batch1;
     if (!find_tile()) return;
     a = Elements(operand(args.a, 0));
@@ -81,7 +82,7 @@ void main() {
     b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1;
     y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1;
     o0 = batch * args.m * args.n;
-    partial0 = split * (gl_NumWorkGroups.z / args.splits * args.m * args.n);
+    partial0 = split * (group_count().z / args.splits * args.m * args.n);
     k_end = min((split + 1) * args.split_k, args.k);
     multiply_tile(split * args.split_k, k_end);
 }

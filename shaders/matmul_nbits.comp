@@ -27,7 +27,7 @@ void main() {
     Elements a = Elements(operand(args.a, 0)), scales = Elements(operand(args.scales, 2));
     Words words = Words(operand(args.b, 1));
     Bytes zeros = Bytes(operand(args.zeros, 3));
-    uint row0 = gl_WorkGroupID.z * ROWS;
+    uint row0 = group_id().z * ROWS;
     float sums[ROWS];
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) sums[r] = 0.0;
     uint count = args.blocks * args.block_words;

@@ -6,6 +6,7 @@
 #define ARGS_BODY { uvec2 partials; uvec2 y; EXTRA_OPERANDS \
     uint m; uint n; uint splits; uint total; uint batch1; uint y_row; uint y_col; uint y_batch0; uint y_batch1; float alpha; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 TENSOR(T, Elements)
@@ -13,7 +14,7 @@ TENSOR(float, Partial)
 
 // total = batch0 * batch1 * m * n
 void main() {
-    uint o = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint o = flat_lane();
     if (o >= args.total) return;
     Partial partials = Partial(operand(args.partials, 0));
     float sum = 0.0;

@@ -11,6 +11,7 @@
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
     float alpha; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 4) const uint ROWS = 1;
@@ -29,8 +30,8 @@ shared float parts[SLICES * (COLUMNS * WIDTH + 1)];
 void main() {
     uint id = gl_LocalInvocationIndex;
     uint lane = K_FASTEST == 1 ? id / SLICES : id % COLUMNS, slice = K_FASTEST == 1 ? id % SLICES : id / COLUMNS;
-    uint batch0 = gl_WorkGroupID.z / args.batch1, batch1 = gl_WorkGroupID.z % args.batch1;
-    uint column0 = gl_WorkGroupID.x * COLUMNS * WIDTH, row0 = gl_WorkGroupID.y * ROWS;
+    uint batch0 = group_id().z / args.batch1, batch1 = group_id().z % args.batch1;
+    uint column0 = group_id().x * COLUMNS * WIDTH, row0 = group_id().y * ROWS;
     Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1));
     WideElements b_wide = WideElements(operand(args.b, 1));
     uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
@@ -54,7 +55,7 @@ void main() {
                 [[unroll]] for (uint r = 0; r < ROWS; r++) acc[r] += float(a.v[a_at[r] + (k + s * SLICES) * args.a_col]) * values[s];
         }
     }
-    uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = gl_WorkGroupID.z * args.m * args.n;
+    uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = group_id().z * args.m * args.n;
     uint pitch = COLUMNS * WIDTH + 1;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         [[unroll]] for (uint c = 0; c < WIDTH; c++) parts[slice * pitch + lane * WIDTH + c] = acc[r][c];

@@ -9,12 +9,13 @@
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
     uint rows_first; float alpha; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 #include "register_tile.glsl"
 
 void main() {
     uint lane = gl_SubgroupInvocationID;
-    uint batch0 = small_div(gl_WorkGroupID.z, args.batch1), batch1 = gl_WorkGroupID.z - batch0 * args.batch1;
+    uint batch0 = small_div(group_id().z, args.batch1), batch1 = group_id().z - batch0 * args.batch1;
     uint column_tiles = (args.n + COLUMNS - 1) / COLUMNS;
     uvec2 tile = workgroup_tile((args.m + ROWS - 1) / ROWS, column_tiles, args.rows_first != 0);
     uint row0 = tile.x * ROWS, panel = min(tile.y, column_tiles - 1), column0 = panel * COLUMNS;
@@ -32,7 +33,7 @@ void main() {
     uint a_k = 0, b_k = 0;
     multiply(a, a_k, args.a_col, b, b_k, args.b_row, args.k);
 
-    uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = gl_WorkGroupID.z * args.m * args.n;
+    uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = group_id().z * args.m * args.n;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         uint row = min(row0 + r, args.m - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {

@@ -10,6 +10,7 @@
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
     float alpha; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 layout(constant_id = 11) const uint PARTIAL = 0;
@@ -40,10 +41,10 @@ void begin_stage(uint k) {}
 #include "shared_tile.glsl"
 
 void main() {
-    uint split = gl_WorkGroupID.z % args.splits, batch = gl_WorkGroupID.z / args.splits;
+    uint split = group_id().z % args.splits, batch = group_id().z / args.splits;
     uint batch0 = batch / args.batch1, batch1 = batch % args.batch1;
-    row0 = gl_WorkGroupID.y * TILE_M;
-    column0 = gl_WorkGroupID.x * TILE_N;
+    row0 = group_id().y * TILE_M;
+    column0 = group_id().x * TILE_N;
     a = Elements(operand(args.a, 0));
     b = Elements(operand(args.b, 1));
     a_wide = WideElements(operand(args.a, 0));
@@ -54,7 +55,7 @@ void main() {
     multiply_tile(split * args.split_k, k_end);
 
     uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1;
-    uint o0 = batch * args.m * args.n, partial0 = split * (gl_NumWorkGroups.z / args.splits * args.m * args.n);
+    uint o0 = batch * args.m * args.n, partial0 = split * (group_count().z / args.splits * args.m * args.n);
     [[unroll]] for (uint i = 0; i < MICRO_M; i++) {
         [[unroll]] for (uint j = 0; j < MICRO_N; j++) {
             uint row = row0 + micro_row(i), column = column0 + micro_column(j), o = o0 + row * args.n + column;

@@ -12,6 +12,7 @@
 
 #define ARGS_BODY { uvec2 y; EXTRA_OPERANDS uint n; uint iterations; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 
 uint16_t bfloat16_bits(float v) {
     uint bits = floatBitsToUint(v);
@@ -28,7 +29,7 @@ POINTWISE_FUNCTION
 
 void main() {
     // A workgroup owns a contiguous block, so that a CPU driver's threads walk memory in order.
-    uint first = gl_WorkGroupID.x * gl_WorkGroupSize.x * POINTWISE_UNITS * args.iterations + gl_LocalInvocationID.x;
+    uint first = group_id().x * gl_WorkGroupSize.x * POINTWISE_UNITS * args.iterations + gl_LocalInvocationID.x;
     for (uint step = 0; step < args.iterations; ++step) {
         uint i = first + step * gl_WorkGroupSize.x * POINTWISE_UNITS;
         if (i >= args.n) return;

@@ -11,6 +11,7 @@
 #define ARGS_BODY { uvec2 x; uvec2 y; \
     uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; uint part_length; uint count; }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "elements.glsl"
 #ifdef UNIT_ELEMENTS
 #include "units.glsl"
@@ -140,8 +141,8 @@ void main() {
     bool live = column < args.columns;
     uint i, outer = fast_divmod(live ? column : 0u, args.inner, args.inner_mul, args.inner_shift, i);
 
-    uint k = gl_WorkGroupID.z * args.part_length + share;
-    uint end = live ? min(args.axis, (gl_WorkGroupID.z + 1u) * args.part_length) : 0u;
+    uint k = group_id().z * args.part_length + share;
+    uint end = live ? min(args.axis, (group_id().z + 1u) * args.part_length) : 0u;
     uint at = (outer * args.axis + k) * args.inner + i;
     uint stride = SPLIT * args.inner;
     Value state = nothing();
@@ -158,5 +159,5 @@ void main() {
         at += stride;
     }
     state = combine_split(state, lane, width);
-    if (live && share == 0u) store((outer * gl_NumWorkGroups.z + gl_WorkGroupID.z) * args.inner + i, state);
+    if (live && share == 0u) store((outer * group_count().z + group_id().z) * args.inner + i, state);
 }

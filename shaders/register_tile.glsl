@@ -7,6 +7,7 @@
 // The workgroup is one full subgroup. Include after vkep.glsl; T is the storage type.
 #ifndef VKEP_REGISTER_TILE_GLSL
 #define VKEP_REGISTER_TILE_GLSL
+#include "workgroup.glsl"
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_ballot : require
 
@@ -31,7 +32,7 @@ uint small_div(uint n, uint d) {
 // Row and column of this workgroup's tile: x and y of the grid count the tiles along the rows first, or along the columns
 // first. The last workgroups may lie past the last tile: they compute again what others do.
 uvec2 workgroup_tile(uint row_tiles, uint column_tiles, bool rows_first) {
-    uint tile = gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x;
+    uint tile = flat_group();
     uint inner = rows_first ? row_tiles : column_tiles;
     uint outer = small_div(tile, inner);
     return rows_first ? uvec2(tile - outer * inner, outer) : uvec2(outer, tile - outer * inner);

@@ -9,6 +9,7 @@
     uint total; uint width; uint pad_left; \
     uint wide_width; uint wide_width_mul; uint wide_width_shift; uint height; uint height_mul; uint height_shift; }
 #include "args.glsl"
+#include "workgroup.glsl"
 
 layout(constant_id = 4) const uint CHANNELS = 3;
 layout(constant_id = 5) const uint PADDED = 4;
@@ -18,7 +19,7 @@ TENSOR(float16_t, Elements)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
 
 void main() {
-    uint at = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint at = flat_lane();
     if (at >= args.total) return;
     Elements x = Elements(operand(args.x, 0));
     uint unit = at % UNITS, wide, h;

@@ -10,13 +10,14 @@
     uint columns; uint columns_mul; uint columns_shift; uint tiles; uint tiles_mul; uint tiles_shift; \
     uint images; uint images_mul; uint images_shift; uint channels; uint total; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 
 TENSOR(T, Elements)
 TENSOR(float, Points)
 
 // columns: tiles in a row; tiles: tiles in an image; total: channels * images * tiles
 void main() {
-    uint at = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint at = flat_lane();
     bool inside = at < args.total;
     at = min(at, args.total - 1);
     uint tile, image, column;

@@ -9,6 +9,7 @@
     uint height; uint width; uint columns; uint columns_mul; uint columns_shift; uint tiles; uint tiles_mul; uint tiles_shift; \
     uint images; uint images_mul; uint images_shift; uint channels; uint total; uint y_batch; EXTRA_PARAMS }
 #include "args.glsl"
+#include "workgroup.glsl"
 #include "epilogue.glsl"
 
 TENSOR(T, Elements)
@@ -16,7 +17,7 @@ TENSOR(float, Points)
 
 // height and width are the output's; columns: tiles in a row; tiles: tiles in an image; total: channels * images * tiles
 void main() {
-    uint at = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint at = flat_lane();
     bool inside = at < args.total;
     at = min(at, args.total - 1);
     uint tile, image, column;

@@ -1,9 +1,23 @@
-// Workgroup helpers: a flat workgroup index, and combining a value over runs of lanes.
+// Workgroup helpers: which workgroup of which grid this is, and combining a value over runs of lanes.
 #ifndef VKEP_WORKGROUP_GLSL
 #define VKEP_WORKGROUP_GLSL
 
-// One axis of a grid may have no more than 65535 workgroups: a long grid is folded into x and y.
-uint flat_group() { return gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x; }
+// The grid that a kernel was called with, where it is longer than the device allows along an axis and runs folded
+// (`KernelCall.folded`); else 0.
+layout(constant_id = 32) const uint FOLD_X = 0;
+layout(constant_id = 33) const uint FOLD_Y = 0;
+layout(constant_id = 34) const uint FOLD_Z = 0;
+
+// gl_NumWorkGroups and gl_WorkGroupID of that grid. Surplus workgroups compute again what the last one does.
+uvec3 group_count() { return FOLD_X == 0u ? gl_NumWorkGroups : uvec3(FOLD_X, FOLD_Y, FOLD_Z); }
+uvec3 group_id() {
+    if (FOLD_X == 0u) return gl_WorkGroupID;
+    uint at = min(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x, FOLD_X * FOLD_Y * FOLD_Z - 1u);
+    return uvec3(at % FOLD_X, at / FOLD_X % FOLD_Y, at / (FOLD_X * FOLD_Y));
+}
+
+// Kernels of one long axis fold it into x and y themselves, so that their pipelines do not depend on its length.
+uint flat_group() { return group_id().x + group_id().y * group_count().x; }
 uint flat_lane() { return flat_group() * gl_WorkGroupSize.x + gl_LocalInvocationID.x; }
 
 // COMBINE_SHARED(name, T, combine) declares `T name(T v, uint slot, uint run)`: every lane gets the combination of v over

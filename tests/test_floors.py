@@ -245,8 +245,6 @@ CIRCLES = {
         "gpu_shared.handles",
         "gpu_shared.instance",
     ): "a handle keeps the device that it is destroyed with, and a device is a handle",
-    ("vkep.kernels.cooperative", "vkep.kernels.matmul", "vkep.kernels.matmul_rows"): "one problem's candidates choose "
-    "among each other; the table of `MatMulProblem` replaces this",
     ("vkep.kernels.pointwise", "vkep.kernels.pointwise_tile"): "the type of a pointwise operand, in both variants",
     ("vkep.ops.sdpa", "vkep.ops.sdpa_fused"): "the types of an attention's heads and mask, in both variants",
     ("vkep.ort.memory", "vkep.ort.transfers"): "a memory domain owns its transfers, which ask it where pointers lie",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ from vkep.device.measure.kernel_runner import KernelRunner, ReadyCall
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, KernelCall
 from vkep.kernels.problem import Problem
-from vkep.kernels.select import Emission, bind, candidates, emit
+from vkep.kernels.select import Choice, Emission, bind, candidates, emit
+from vkep.kernels.tuning import Choice as Tiling
+from vkep.kernels.tuning import chosen
 
 GUARD = 256  #: bytes on either side of a tensor; also its alignment
 GUARD_BYTE = 0xA5
@@ -46,6 +48,7 @@ class NumpyWorkspace:
     """The target that candidates ask for scratch tensors, tables, packed weights and places for their faults."""
 
     caps: DeviceCapabilities = field(default_factory=DeviceCapabilities.for_tests)
+    choices: Mapping[str, Tiling] = field(default_factory=dict)  #: tuned
     tensors: list[Tensor] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     flag: Tensor | None = None  #: the word that kernels note faults in, as (1-based) positions in ``faults``
@@ -60,6 +63,9 @@ class NumpyWorkspace:
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor:
         return self.constant(transform(weight.array))
+
+    def tuned(self, options: Callable[[], Iterable[Tiling]], *problem: object) -> Tiling | None:
+        return chosen(self.choices, "", options, *problem)
 
     def fault(self, reason: str) -> tuple[Tensor, int]:
         self.flag = self.flag or Tensor(np.zeros(2, np.uint32))
@@ -82,14 +88,15 @@ class Harness(KernelRunner):
         *,
         epilogue: Epilogue | None = None,
         candidate: str = "",
+        tuned: Mapping[str, Tiling] | None = None,
         **how: Any,
     ) -> NumpyWorkspace:
         """Run the candidate that is chosen for a problem, or the one that is named; ``how`` as for `run`."""
-        target = NumpyWorkspace(caps)
+        target = NumpyWorkspace(caps, tuned or {})
         taken = next((c for c in candidates(type(problem)) if c.name == candidate), None)
         if taken is not None:
             assert taken.when(problem, caps) == ""
-            calls = taken.emit(problem, Emission(target, bind(problem, inputs, outputs), epilogue))
+            calls = Choice(taken).emit(problem, Emission(target, bind(problem, inputs, outputs), epilogue))
         else:
             assert not candidate, f"{type(problem).__name__} has no candidate {candidate!r}"
             calls = emit(problem, target, inputs, outputs, epilogue)

@@ -26,7 +26,7 @@ from vkep.kernels.attention import (
 )
 from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.select import Emission, candidates, choose
+from vkep.kernels.select import Emission, candidates, choose, emit
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,15 @@ def run(
     y = Tensor.empty((shape[0], shape[2], shape[1], shape[3]) if case.merged else shape, dtype)
     place = None if origin is None else Tensor(np.array(origin, np.int32))
     given = [*(Tensor(lain(t)) for t in heads if t is not None), None if bias is None else Tensor(bias), place]
-    problem, caps = case.problem(dtype, origin=origin is not None, **changes), gpu.caps
+    problem, tuned = case.problem(dtype, origin=origin is not None, **changes), {}
     if tile is not None:
         sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
         key = " ".join(map(str, ("attention", kernel, *sizes)))
-        caps = dataclasses.replace(caps, tuned={key: dataclasses.astuple(tile)})
-        [call] = next(c for c in candidates(AttentionProblem) if c.name == kernel).emit(problem, emission(caps))
+        tuned = {key: dataclasses.astuple(tile)}
+        e = Emission(NumpyWorkspace(gpu.caps, tuned), {})
+        [call] = next(c for c in candidates(AttentionProblem) if c.name == kernel).emit(problem, e)
         assert (call["BLOCK_Q"], call["BLOCK_K"]) == (tile.queries, tile.keys)
-    gpu.compute(problem, caps, [t for t in given if t is not None], [y], candidate=kernel)
+    gpu.compute(problem, gpu.caps, [t for t in given if t is not None], [y], candidate=kernel, tuned=tuned)
     return y.array.swapaxes(1, 2) if case.merged else y.array
 
 
@@ -369,8 +370,8 @@ class TestSelection:
         with pytest.raises(Decline, match="no tile"):
             choose(problem, GPU)
 
-    def test_a_grid_that_the_device_does_not_allow_is_refused(self) -> None:
+    def test_a_grid_beyond_the_device_s_limit_is_folded(self) -> None:
         many = Case(16, 16, batch=1 << 16, heads=1, kv_heads=1).problem("float16")
-        assert not gains_by_attention(many, GPU)
-        with pytest.raises(Decline, match=r"grid of \(.*65536\)"):
-            choose(many, GPU)
+        assert gains_by_attention(many, GPU)
+        (call,) = emit(many, NumpyWorkspace(GPU), ["q", "k", "v"], ["y"])
+        assert call.groups == (1, 1, 1 << 16) and max(call.grid) < 1 << 16

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.errors import Decline
 from vkep.kernels import winograd
-from vkep.kernels.conv import ConvProblem, conv, pack_weights
+from vkep.kernels.conv import ConvProblem, pack_weights
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import Operand
+from vkep.kernels.kernel import KernelCall, Operand
+from vkep.kernels.select import choose, emit
+from vkep.kernels.tuning import Choice
 
 CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
 GPU = DeviceCapabilities("imagined GPU", device_type="discrete", max_shared_memory_bytes=49152)
@@ -55,6 +58,7 @@ def check(
     *,
     fused: bool = False,
     constant: bool = True,
+    tuned: dict[str, Choice] | None = None,
     **run_options: bool,
 ) -> list[str]:
     """Runs the problem and compares with numpy; the shaders that ran."""
@@ -77,16 +81,8 @@ def check(
         )
         pixels = np.arange(want[0, 0].size).reshape(want.shape[2:])
         want = np.maximum(want + bias[:, None, None, None] + residual, 0) + 0.25 * pixels
-    calls = conv(
-        p,
-        caps,
-        Tensor(x),
-        Tensor(w),
-        y,
-        epilogue,
-        lambda nbytes: Tensor.empty((nbytes,), np.uint8),
-        (lambda transform, tag: Tensor(transform(w))) if constant else None,
-    )
+    p = dataclasses.replace(p, w_constant=constant)
+    calls = emit(p, NumpyWorkspace(caps, tuned or {}), [Tensor(x), Tensor(w)], [y], epilogue)
     gpu.run(calls, **run_options)
     size = p.oc * p.od * p.oh * p.ow
     got = y.array[:, :size].reshape(want.shape).astype(np.float64)
@@ -166,6 +162,10 @@ def test_grids_folded_at_the_devices_limit(
     check(gpu, limited, SHAPES[name], rng, fused=True)
 
 
+def test_images_beyond_the_devices_limit(gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
+    check(gpu, family, problem((70000, 1, 2, 2), 8, (2, 2)), rng)
+
+
 def _tuned(p: ConvProblem, winograd_wins: bool) -> dict[str, tuple[int, ...]]:
     return {f"winograd {p.n} {p.c} {p.oc} {p.oh} {p.ow}": (int(winograd_wins),)}
 
@@ -173,7 +173,7 @@ def _tuned(p: ConvProblem, winograd_wins: bool) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["winograd", "winograd uneven", "winograd deep"])
 def test_winograd_on_a_gpu(name: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
     """Chosen there for long convolutions only; here by a tuned choice."""
-    check(gpu, dataclasses.replace(family, tuned=_tuned(SHAPES[name], True)), SHAPES[name], rng, fused=True)
+    check(gpu, family, SHAPES[name], rng, fused=True, tuned=_tuned(SHAPES[name], True))
 
 
 def test_padding_is_zero_whatever_surrounds_the_tensor(
@@ -185,17 +185,40 @@ def test_padding_is_zero_whatever_surrounds_the_tensor(
         x, w = np.zeros((1, 8, 6, 7), np.float32), np.ones((8, 8 // groups, 3, 3), np.float32)
         x[0, :, 0, 0] = np.inf
         y = Tensor.empty((1, 8, 6, 7), np.float32)
-        gpu.run(conv(p, family, Tensor(x), Tensor(w), y))
+        gpu.compute(p, family, [Tensor(x), Tensor(w)], [y])
         assert np.isposinf(y.array[0, :, :2, :2]).all()
         y.array[0, :, :2, :2] = 0
         assert (y.array == 0).all()
 
 
+@pytest.mark.parametrize("shape", [(1, 16, 0, 5), (1, 0, 5, 5)], ids=str)
+@pytest.mark.parametrize("groups", [1, 16])
+def test_an_input_without_elements_is_padding(
+    shape: tuple[int, ...], groups: int, gpu: Harness, family: DeviceCapabilities
+) -> None:
+    p = problem(shape, 16, groups=groups, pads=(3, 3, 3, 3))
+    x, w = np.zeros(shape, np.float32), np.ones((16, shape[1] // groups, 3, 3), np.float32)
+    y = Tensor.empty((1, 16, p.oh, p.ow), np.float32)
+    gpu.compute(p, family, [Tensor(x), Tensor(w)], [y])
+    assert (y.array == 0).all()
+
+
+def calls_of(p: ConvProblem, caps: DeviceCapabilities, tuned: dict[str, Choice] | None = None) -> list[KernelCall]:
+    return emit(p, PureTarget(caps, tuned or {}), ["x", "w"], ["y"])
+
+
+class PureTarget(NumpyWorkspace):
+    def prepack(self, weight: Any, transform: Any, tag: str) -> Any:
+        return tag
+
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        return shape
+
+
 class TestWithoutDevice:
     def test_kernels_are_chosen_by_shape_and_capabilities(self) -> None:
-        def sources(p: ConvProblem, caps: DeviceCapabilities) -> list[str]:
-            calls = conv(p, caps, "x", "w", "y", scratch=lambda nbytes: nbytes, prepack=lambda transform, tag: tag)
-            return [call.variant.source for call in calls]
+        def sources(p: ConvProblem, caps: DeviceCapabilities, tuned: dict[str, Choice] | None = None) -> list[str]:
+            return [call.variant.source for call in calls_of(dataclasses.replace(p, w_constant=True), caps, tuned)]
 
         assert sources(SHAPES["3x3 stride 2"], CPU) == ["conv_subgroup.comp"]
         assert sources(SHAPES["winograd"], CPU) == [
@@ -210,7 +233,7 @@ class TestWithoutDevice:
         assert sources(dataclasses.replace(long, n=1), GPU)[0] == "conv_tiled.comp"
         assert sources(dataclasses.replace(long, dtype="float16"), GPU)[0] != on_gpu[0]
         assert sources(dataclasses.replace(long, n=2048), GPU)[0] == "conv_tiled.comp", "gigabytes of points"
-        assert sources(long, dataclasses.replace(GPU, tuned=_tuned(long, False)))[0] == "conv_tiled.comp"
+        assert sources(long, GPU, _tuned(long, False))[0] == "conv_tiled.comp"
         assert sources(SHAPES["deep and small"], GPU) == ["conv_tiled.comp", "matmul_reduce.comp"]
         for caps in (CPU, GPU):
             assert sources(SHAPES["depthwise multiplier"], caps) == ["conv_depthwise.comp"]
@@ -218,25 +241,23 @@ class TestWithoutDevice:
             assert sources(SHAPES["three dimensions"], caps) == ["conv_direct.comp"]
 
     def test_a_new_input_size_needs_no_new_pipeline(self) -> None:
-        for caps in (CPU, GPU):
+        for caps in (CPU, dataclasses.replace(GPU, device_type="integrated")):  # images large enough that no k is split
             for p in (SHAPES["3x3"], SHAPES["depthwise"], SHAPES["few output channels"]):
                 larger = [dataclasses.replace(p, h=s, w=s, c=c, oc=o, groups=g) for s, c, o, g in _grown(p)]
-                keys = {
-                    (c.variant, tuple(sorted(c.spec.items()))) for q in larger for c in conv(q, caps, "x", "w", "y")
-                }
+                keys = {(c.variant, tuple(sorted(c.spec.items()))) for q in larger for c in calls_of(q, caps)}
                 assert len(keys) == 1
 
     def test_the_grid_covers_every_output(self) -> None:
         p = problem((3, 64, 30, 31), 200, pads=(1, 1, 1, 1), groups=2)
-        (call,) = conv(p, CPU, "x", "w", "y")
+        (call,) = calls_of(p, CPU)
         rows, columns = call.spec["ROWS"], call.spec["LANE_COLUMNS"] * 8
         tiles = -(-30 * 31 // rows) * -(-100 // columns)
         assert call.grid == (tiles, 1, 6)
         narrow = dataclasses.replace(CPU, max_workgroup_count=(50, 65535, 65535))
-        (folded,) = conv(p, narrow, "x", "w", "y")
+        (folded,) = calls_of(p, narrow)
         assert folded.grid[0] <= 50
         assert tiles <= folded.grid[0] * folded.grid[1] < tiles + folded.grid[1]
-        (huge,) = conv(problem((1, 8, 4096, 4096), 8, (1, 1)), CPU, "x", "w", "y")
+        (huge,) = calls_of(problem((1, 8, 4096, 4096), 8, (1, 1)), CPU)
         assert huge.variant.source == "conv_direct.comp"  # more pixels than the matrix kernels count
 
     @pytest.mark.parametrize("taps_inner", [False, True])
@@ -250,8 +271,8 @@ class TestWithoutDevice:
         assert packed[(group, column // 4, *at, column % 4)] == w[9, 2, 1, 1]
 
     def test_winograd_takes_only_what_it_computes(self) -> None:
-        fitting = SHAPES["winograd"]
-        assert winograd.fits(fitting)
+        fitting = dataclasses.replace(SHAPES["winograd"], w_constant=True)
+        assert not winograd.no_winograd(fitting, CPU)
         refused: list[dict[str, Any]] = [
             {"stride": (2, 2)},
             {"dilation": (1, 2)},
@@ -260,10 +281,11 @@ class TestWithoutDevice:
             {"c": 32, "oc": 32, "groups": 2},
             {"h": 7, "w": 7},
             {"d": 3, "kd": 3},
+            {"w_constant": False},
         ]
         for change in refused:
-            assert not winograd.fits(dataclasses.replace(fitting, **change)), change
-        (call,) = conv(fitting, CPU, "x", "w", "y", scratch=lambda nbytes: nbytes)  # weights that are not constant
+            assert winograd.no_winograd(dataclasses.replace(fitting, **change), CPU), change
+        (call,) = calls_of(SHAPES["winograd"], CPU)  # weights that are not constant
         assert call.variant.source == "conv_subgroup.comp"
 
     def test_winograd_points_of_weights(self) -> None:
@@ -282,20 +304,31 @@ class TestWithoutDevice:
             ({"stride": (0, 1)}, "at least 1"),
             ({"pads": (-1, 0, 0, 0)}, "must not be negative"),
             ({"kh": 20}, "larger than the padded input"),
-            ({"dtype": "int8"}, "no matrix kernel"),
-            ({"h": 2**16, "w": 2**16}, "elements, the kernels address fewer"),
         ],
     )
     def test_bad_problems(self, change: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(SHAPES["3x3"], **change)
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"dtype": "int8"}, "no matrix kernel"),
+            ({"h": 2**16, "w": 2**16}, "elements; the kernels take fewer"),
+            ({"stride": (1, 2**31)}, "strides"),
+        ],
+    )
+    def test_what_no_kernel_reaches_is_declined(self, change: dict[str, Any], message: str) -> None:
+        for caps in (CPU, GPU):
+            with pytest.raises(Decline, match=message):
+                choose(dataclasses.replace(SHAPES["3x3"], **change), caps)
+
     def test_empty_results_give_no_dispatch(self) -> None:
-        assert conv(dataclasses.replace(SHAPES["3x3"], n=0), CPU, "x", "w", "y") == []
+        assert calls_of(dataclasses.replace(SHAPES["3x3"], n=0), CPU) == []
 
 
 def _grown(p: ConvProblem) -> list[tuple[int, int, int, int]]:
     """(size, channels, output channels, groups) of larger problems of the same kind."""
     if p.groups > 1:
-        return [(s, c, c, c) for s, c in ((28, 64), (57, 96), (112, 32))]
-    return [(s, c, 5 if p.oc < 8 else 2 * c, 1) for s, c in ((28, 64), (57, 96), (40, 200))]
+        return [(s, c, c, c) for s, c in ((56, 64), (57, 96), (112, 32))]
+    return [(s, c, 5 if p.oc < 8 else 2 * c, 1) for s, c in ((56, 64), (57, 96), (80, 200))]

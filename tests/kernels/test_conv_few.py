@@ -16,18 +16,18 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
 from tests.kernels.test_conv_last import convolved
-from tests.kernels.test_cooperative import relative_error, scratch
+from tests.kernels.test_cooperative import PureTarget, relative_error
 from tests.lowering.test_channels_last import kernels_on_a_gpu
-from vkep.kernels.conv_problem import ConvProblem
-from vkep.kernels.conv_space_to_depth import (
-    WIDEN_PIXELS,
-    WidePixels,
-    conv_few,
-    takes_few_channels,
-    wide_pixels,
-    widen_taps,
-)
+from vkep.errors import Decline
+from vkep.kernels.conv import TO_NHWC, ConvProblem
+from vkep.kernels.conv_space_to_depth import WIDEN_PIXELS, WidePixels, wide_pixels, widen_taps
 from vkep.kernels.cooperative_tiles import CooperativeTile, TileCost, float16_shape
+from vkep.kernels.select import choose, emit
+
+
+def few(p: ConvProblem) -> ConvProblem:
+    return dataclasses.replace(p, layout=TO_NHWC, w_constant=True)
+
 
 STEM = ConvProblem(2, 3, 23, 22, 16, 7, 7, stride=(2, 2), pads=(3, 3, 3, 3), dtype="float16", alignment=16)
 FEW = [
@@ -78,10 +78,12 @@ def test_the_widening_kernel(problem: ConvProblem, gpu: Harness, rng: np.random.
     wide = wide_pixels(problem)
     caps = dataclasses.replace(GPU, max_workgroup_count=gpu.caps.max_workgroup_count)
     y = Tensor.empty((math.prod(widened(x, wide, 0).shape),), np.float16)
-    taken = iter([y])
-    [widening, *_] = conv_few(
-        problem, caps, Tensor(x), object(), object(), None, lambda n: next(taken, object()), lambda f, tag: object()
-    )
+
+    class Target(PureTarget):
+        def scratch(self, dtype: str, shape: tuple[int, ...]) -> Any:
+            return y if shape == (wide.problem.n, wide.problem.h, wide.problem.w, wide.problem.c) else shape
+
+    [widening, *_] = emit(few(problem), Target(caps), [Tensor(x), "w"], ["y"])
     assert wide.nbytes == y.array.nbytes
     gpu.run([widening])
     np.testing.assert_array_equal(y.array, widened(x, wide, problem.pads[1]).reshape(-1))
@@ -107,7 +109,7 @@ def test_what_is_not_finite_spreads_by_a_pixel_at_most(
     w = rng.standard_normal((STEM.oc, STEM.c, STEM.kh, STEM.kw)).astype(np.float16)
     x[0, 1, 6, 10] = value
     y = Tensor.empty((STEM.n, STEM.oh, STEM.ow, STEM.oc), np.float16)
-    gpu.run(conv_few(STEM, matrices, Tensor(x), Tensor(w), y, None, scratch, lambda f, tag: Tensor(f(w))))
+    gpu.compute(few(STEM), matrices, [Tensor(x), Tensor(w)], [y])
     rows = [oh for oh in range(STEM.oh) if 0 <= 6 - (2 * oh - 3) < 7]
     inside = [ow for ow in range(STEM.ow) if 0 <= 10 - (2 * ow - 3) < 7]
     beside = [ow for ow in range(STEM.ow) if 10 - (2 * ow - 3) == 7]  # the last wide pixel's other half
@@ -123,7 +125,7 @@ def test_results(problem: ConvProblem, gpu: Harness, matrices: DeviceCapabilitie
     w = rng.standard_normal((problem.oc, problem.c, problem.kh, problem.kw)).astype(np.float16)
     shape = (problem.n, problem.oh, problem.ow, problem.oc)
     y = Tensor(Tensor.empty(shape, np.float16).array, offset=0 if problem.alignment == 16 else 2)
-    gpu.run(conv_few(problem, matrices, Tensor(x), Tensor(w), y, None, scratch, lambda f, tag: Tensor(f(w))))
+    gpu.compute(few(problem), matrices, [Tensor(x), Tensor(w)], [y])
     assert relative_error(y.array, convolved(x.transpose(0, 2, 3, 1), w, problem)) < 1e-3
 
 
@@ -142,15 +144,16 @@ def test_results(problem: ConvProblem, gpu: Harness, matrices: DeviceCapabilitie
 )
 def test_other_convolutions_are_not_taken(changes: dict[str, Any]) -> None:
     problem = dataclasses.replace(dataclasses.replace(STEM, n=1), **changes)
-    assert not takes_few_channels(problem, GPU)
-    with pytest.raises(ValueError, match="few channels"):
-        conv_few(problem, GPU, 0, 0, 0, None, scratch, lambda f, tag: 0)
+    assert choose(dataclasses.replace(few(problem), layout=""), GPU).candidate.layout != TO_NHWC
+    with pytest.raises(Decline, match="its images lie as nchw to nhwc"):
+        choose(few(problem), GPU)
 
 
 def test_equal_weights_of_different_widenings_are_packed_apart() -> None:
     tags: list[str] = []
     for problem in (FEW[1], FEW[2]):
-        conv_few(problem, GPU, 0, 0, 0, None, lambda n: 0, lambda f, tag: tags.append(tag))
+        _, product, *_ = emit(few(problem), PureTarget(GPU), ["x", "w"], ["y"])
+        tags.append({o.name: t for o, t in product.operands}["w"])
     assert len(set(tags)) == 2
 
 

@@ -9,16 +9,11 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU, HALF
-from tests.kernels.harness import Harness, Tensor
-from tests.kernels.test_cooperative import relative_error, scratch
-from vkep.kernels.conv_nhwc import (
-    CONV_DEPTHWISE_LAST,
-    CONV_LAST,
-    conv_last,
-    pack_taps_then_channels,
-    takes_channels_last,
-)
-from vkep.kernels.conv_problem import ConvProblem
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from tests.kernels.test_cooperative import PureTarget, relative_error
+from vkep.errors import Decline
+from vkep.kernels.conv import NHWC, ConvProblem
+from vkep.kernels.conv_nhwc import CONV_DEPTHWISE_LAST, CONV_LAST, conv_last, pack_taps_then_channels
 from vkep.kernels.cooperative_tiles import (
     CONV_LAST_TILES,
     CooperativeTile,
@@ -26,6 +21,7 @@ from vkep.kernels.cooperative_tiles import (
     float16_shape,
     tiling_of,
 )
+from vkep.kernels.select import Emission, choose, emit
 
 DEPTHWISE = [
     ConvProblem(2, 32, 14, 14, 32, 3, 3, pads=(1, 1, 1, 1), groups=32, dtype="float16", alignment=16),
@@ -59,6 +55,15 @@ def convolved(x: np.ndarray, w: np.ndarray, p: ConvProblem) -> np.ndarray:
     return out
 
 
+def last(p: ConvProblem) -> ConvProblem:
+    return dataclasses.replace(p, layout=NHWC, w_constant=True, x_last=True)
+
+
+def takes(p: ConvProblem, caps: DeviceCapabilities) -> bool:
+    """Whether channels lie last in the result where nothing else is said."""
+    return choose(dataclasses.replace(last(p), layout=""), caps).candidate.layout == NHWC
+
+
 def run(
     p: ConvProblem,
     gpu: Harness,
@@ -69,9 +74,11 @@ def run(
     x = rng.standard_normal((p.n, p.h, p.w, p.c)).astype(np.float16)
     w = rng.standard_normal((p.oc, p.c // p.groups, p.kh, p.kw)).astype(np.float16)
     y = Tensor(Tensor.empty((p.n, p.oh, p.ow, p.oc), np.float16).array, offset=0 if p.alignment == 16 else 2)
-    packed = lambda transform, tag: Tensor(transform(w))  # noqa: E731
-    calls = conv_last(p, caps, Tensor(x), Tensor(w), y, None, scratch, packed, tiling)
-    gpu.run(calls)
+    target, operands = NumpyWorkspace(caps), {"x": Tensor(x), "w": Tensor(w), "y": y}
+    if tiling is None:
+        gpu.run(emit(last(p), target, [operands["x"], operands["w"]], [y]))
+    else:
+        gpu.run(conv_last(last(p), Emission(target, operands), tiling=tiling))
     return y.array, convolved(x, w, p)
 
 
@@ -90,7 +97,7 @@ def test_depthwise(problem: ConvProblem, gpu: Harness, rng: np.random.Generator)
 
 @pytest.mark.parametrize("problem", DENSE, ids=str)
 def test_dense(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> None:
-    if not takes_channels_last(problem, gpu.caps):
+    if not takes(problem, gpu.caps):
         pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums, or is a CPU")
     found, expected = run(problem, gpu, gpu.caps, rng)
     assert relative_error(found, expected) < 1e-3
@@ -125,10 +132,7 @@ def test_more_tiles_than_workgroups_along_an_axis(gpu: Harness, rng: np.random.G
 
 class TestSelection:
     def sources(self, problem: ConvProblem) -> list[str]:
-        calls = conv_last(
-            problem, GPU, object(), object(), object(), None, lambda _: object(), lambda transform, tag: object()
-        )
-        return [call.variant.source for call in calls]
+        return [call.variant.source for call in emit(last(problem), PureTarget(GPU), ["x", "w"], ["y"])]
 
     def test_a_kernel_for_each_kind(self) -> None:
         assert self.sources(DEPTHWISE[0]) == [CONV_DEPTHWISE_LAST.source]
@@ -138,25 +142,27 @@ class TestSelection:
 
     @pytest.mark.parametrize(
         "changes",
-        [{"dtype": "float32"}, {"c": 60}, {"oc": 60}, {"groups": 2}, {"d": 2}],
+        [{"dtype": "float32"}, {"oc": 60}, {"groups": 2}, {"d": 2}],
         ids=str,
     )
     def test_other_convolutions_are_not_taken(self, changes: dict[str, object]) -> None:
         problem = dataclasses.replace(DENSE[0], **changes)
-        assert not takes_channels_last(problem, GPU)
-        with pytest.raises(ValueError, match="channels last"):
+        assert not takes(problem, GPU)
+        with pytest.raises(Decline, match="its images lie as nhwc"):
             self.sources(problem)
 
+    def test_what_keeps_it_from_having_channels_last(self) -> None:
+        problem = dataclasses.replace(last(DENSE[0]), layout="", w_constant=False)
+        reasons = dict(choose(problem, GPU).turned_down)
+        assert reasons["channels last"] == "its weights are not constant"
+        lone = dataclasses.replace(last(DEPTHWISE[0]), layout="", x_last=False)
+        assert "not worth a copy" in dict(choose(lone, GPU).turned_down)["depthwise, channels last"]
+
     def test_a_device_without_matrices_takes_none(self) -> None:
-        assert not takes_channels_last(DENSE[0], dataclasses.replace(GPU, cooperative_matrix_shapes=()))
+        assert not takes(DENSE[0], dataclasses.replace(GPU, cooperative_matrix_shapes=()))
 
     def test_a_driver_on_the_cpu_takes_none_though_it_has_matrices(self) -> None:
-        assert not takes_channels_last(DENSE[0], dataclasses.replace(GPU, device_type="cpu", subgroup_size=8))
-
-    def test_splits_without_scratch_are_refused(self) -> None:
-        tiling = tiling_of(next(iter(CONV_LAST_TILES)), HALF, 576, 4)
-        with pytest.raises(ValueError, match="scratch"):
-            conv_last(DENSE[0], GPU, 0, 0, 0, None, None, lambda transform, tag: 0, tiling=tiling)
+        assert not takes(DENSE[0], dataclasses.replace(GPU, device_type="cpu", subgroup_size=8))
 
     def test_every_tile_runs_on_common_hardware(self) -> None:
         assert all(tile.runs_on(GPU, HALF, False) for tile in CONV_LAST_TILES)

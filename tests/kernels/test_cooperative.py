@@ -10,10 +10,16 @@ import pytest
 
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.devices import GPU, HALF
-from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.conv import conv
-from vkep.kernels.conv_problem import ConvProblem
-from vkep.kernels.cooperative import conv_cooperative, matmul_cooperative, pack_taps_first
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.kernels.conv import NCHW, ConvProblem
+from vkep.kernels.cooperative import (
+    conv_as_product,
+    conv_cooperative,
+    matmul_cooperative,
+    no_conv_as_product,
+    no_cooperative_conv,
+    pack_taps_first,
+)
 from vkep.kernels.cooperative_tiles import (
     CONV_LAST_TILES,
     CONV_TILES,
@@ -21,13 +27,25 @@ from vkep.kernels.cooperative_tiles import (
     CooperativeTile,
     cooperative_tiling,
     float16_shape,
+    no_cooperative_tile,
     tiling_of,
 )
-from vkep.kernels.matmul import MatMulProblem, matmul
+from vkep.kernels.matmul import MatMulProblem
+from vkep.kernels.select import Emission, emit
 
 
-def scratch(nbytes: int) -> Tensor:
-    return Tensor.empty((nbytes,), np.uint8)
+class PureTarget(NumpyWorkspace):
+    """For dispatches that do not run: operands are no arrays."""
+
+    def prepack(self, weight: Any, transform: Any, tag: str) -> Any:
+        return tag
+
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        return shape
+
+
+def emission(caps: DeviceCapabilities, **operands: Tensor) -> Emission:
+    return Emission(NumpyWorkspace(caps), operands)
 
 
 def product(m: int, n: int, k: int, **changes: Any) -> MatMulProblem:
@@ -35,7 +53,7 @@ def product(m: int, n: int, k: int, **changes: Any) -> MatMulProblem:
 
 
 def sources(problem: MatMulProblem, caps: DeviceCapabilities) -> list[str]:
-    return [c.variant.source for c in matmul(problem, caps, object(), object(), object(), None, lambda _: object())]
+    return [c.variant.source for c in emit(problem, PureTarget(caps), ["a", "b"], ["y"])]
 
 
 class TestSelection:
@@ -60,10 +78,10 @@ class TestSelection:
 
     def test_a_tile_fits_the_shared_memory(self) -> None:
         small = dataclasses.replace(GPU, max_shared_memory_bytes=8800)
-        tiling = cooperative_tiling(256, 256, 256, 1, small, False, may_split=True)
-        assert tiling is not None and tiling.tile.shared_bytes(HALF, False) <= 8800
+        assert cooperative_tiling(256, 256, 256, 1, small, False).tile.shared_bytes(HALF, False) <= 8800
+        assert no_cooperative_tile(small, False) == ""
         none = dataclasses.replace(GPU, max_shared_memory_bytes=5000)
-        assert cooperative_tiling(256, 256, 256, 1, none, False, may_split=True) is None
+        assert "no tile" in no_cooperative_tile(none, False)
 
     def test_float16_products_take_it_and_others_do_not(self) -> None:
         assert sources(product(256, 256, 256), GPU)[0] == "matmul_coop.comp"
@@ -76,29 +94,28 @@ class TestSelection:
         assert all(tile.runs_on(GPU, HALF, along_k) for tile in tiles)
 
     def test_tiles_grow_with_the_product_and_long_small_ones_are_split(self) -> None:
-        tilings = [cooperative_tiling(n, n, n, 1, GPU, False, True) for n in (64, 512, 4096)]
-        areas = [t.tile.m * t.tile.n for t in tilings if t is not None]
+        tilings = [cooperative_tiling(n, n, n, 1, GPU, False) for n in (64, 512, 4096)]
+        areas = [t.tile.m * t.tile.n for t in tilings]
         assert areas == sorted(areas) and areas[-1] == 128 * 128
-        deep = cooperative_tiling(512, 49, 2048, 1, GPU, True, True, CONV_TILES)
-        assert deep is not None and deep.splits > 1 and deep.split_k % deep.tile.k == 0
+        deep = cooperative_tiling(512, 49, 2048, 1, GPU, True, tiles=CONV_TILES)
+        assert deep.splits > 1 and deep.split_k % deep.tile.k == 0
         assert deep.splits * deep.split_k >= 2048 > (deep.splits - 1) * deep.split_k
-        wide = cooperative_tiling(4096, 256, 256, 1, GPU, False, True)
-        assert wide is not None and wide.splits == 1
+        assert cooperative_tiling(4096, 256, 256, 1, GPU, False).splits == 1
 
     def test_the_number_of_cores_decides_which_tiles_fill_the_last_wave(self) -> None:
         rows = {
-            units: cooperative_tiling(25088, 128, 512, 1, dataclasses.replace(GPU, compute_units=units), False, False)
+            units: cooperative_tiling(25088, 128, 512, 1, dataclasses.replace(GPU, compute_units=units), False)
             for units in (98, 132)
         }  # 196 tiles of 128 rows, 262 of 96: two on every core of either
-        assert [t.tile.m for t in rows.values() if t] == [128, 96]
-        splits = cooperative_tiling(1568, 512, 4608, 1, GPU, False, True, CONV_LAST_TILES)
-        assert splits is not None and (splits.tile.m, splits.splits) == (128, 5)  # 260 workgroups for 264 places
+        assert [t.tile.m for t in rows.values()] == [128, 96]
+        splits = cooperative_tiling(1568, 512, 4608, 1, GPU, False, tiles=CONV_LAST_TILES)
+        assert (splits.tile.m, splits.splits) == (128, 5)  # 260 workgroups for 264 places
 
     def test_devices_that_do_not_tell_their_cores_are_taken_for_their_kind(self) -> None:
         large, small = (dataclasses.replace(GPU, device_type=t, compute_units=None) for t in ("discrete", "integrated"))
         told = dataclasses.replace(GPU, compute_units=128)
         problem = (784, 128, 4608, 1)
-        chosen = [cooperative_tiling(*problem, caps, False, True) for caps in (large, told, small)]
+        chosen = [cooperative_tiling(*problem, caps, False) for caps in (large, told, small)]
         assert chosen[0] == chosen[1] != chosen[2]
 
     def test_halved_stages_are_of_64_and_whole_pairs_of_loads(self) -> None:
@@ -123,24 +140,18 @@ class TestSelection:
         ("n", "alignment", "expected"), [(64, 16, (1, 1)), (60, 16, (2, 0)), (63, 16, (0, 0)), (64, 2, (0, 0))]
     )
     def test_vectors_need_aligned_groups(self, n: int, alignment: int, expected: tuple[int, int]) -> None:
-        calls = matmul_cooperative(product(64, n, 64, alignment=alignment), GPU, object(), object(), object())
-        assert calls is not None
+        e = Emission(PureTarget(GPU), {"a": "a", "b": "b", "y": "y"})
+        calls = matmul_cooperative(product(64, n, 64, alignment=alignment), e)
         assert (calls[0].spec["B_VECTOR"], calls[0].spec["STORE_VECTOR"]) == expected
 
     def test_pointwise_convolutions_are_products(self) -> None:
-        problem = ConvProblem(2, 64, 14, 14, 32, 1, 1, dtype="float16", alignment=16)
-        given = (problem, GPU, object(), object(), object())
-        calls = conv(*given, None, None, lambda transform, tag: object())
+        problem = ConvProblem(2, 64, 14, 14, 32, 1, 1, dtype="float16", alignment=16, w_constant=True, layout=NCHW)
+        calls = emit(problem, PureTarget(GPU), ["x", "w"], ["y"])
         assert [c.variant.source for c in calls] == ["matmul_coop.comp"]
         strided = dataclasses.replace(problem, stride=(2, 2))
-        calls = conv(strided, *given[1:], None, None, lambda transform, tag: object())
+        calls = emit(strided, PureTarget(GPU), ["x", "w"], ["y"])
         assert [c.variant.source for c in calls] == ["conv_coop.comp"]
-        assert conv_cooperative(*given, None, None, None) is None  # weights that are no constant
-
-    def test_splits_without_scratch_are_refused(self) -> None:
-        tiling = tiling_of(next(iter(MATMUL_TILES)), HALF, 1024, 4)
-        with pytest.raises(ValueError, match="scratch"):
-            matmul_cooperative(product(64, 64, 1024), GPU, object(), object(), object(), tiling=tiling)
+        assert "not constant" in no_cooperative_conv(dataclasses.replace(problem, w_constant=False), GPU)
 
 
 def test_packed_weights_have_taps_first() -> None:
@@ -178,9 +189,7 @@ def test_products(
     b_strides = (0, 1, k) if transposed[1] else (0, n, 1)
     problem = MatMulProblem(m, n, k, a_strides, b_strides, dtype="float16", alignment=16)
     stored = [Tensor(np.ascontiguousarray(t.T if flip else t)) for t, flip in zip((a, b), transposed, strict=True)]
-    calls = matmul_cooperative(problem, matrices, stored[0], stored[1], y, None, scratch)
-    assert calls is not None
-    gpu.run(calls)
+    gpu.run(matmul_cooperative(problem, emission(matrices, a=stored[0], b=stored[1], y=y)))
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
 
 
@@ -211,9 +220,7 @@ def test_every_tile(
     problem = MatMulProblem(m, n, k, (0, k, 1), (0, 1, k) if along_k else (0, n, 1), dtype="float16", alignment=16)
     stored = Tensor(np.ascontiguousarray(b.T) if along_k else b)
     tiling = tiling_of(tile, shape, k, splits)
-    calls = matmul_cooperative(problem, matrices, Tensor(a), stored, y, None, scratch, tiling)
-    assert calls is not None
-    gpu.run(calls)
+    gpu.run(matmul_cooperative(problem, emission(matrices, a=Tensor(a), b=stored, y=y), tiling))
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
 
 
@@ -228,8 +235,8 @@ def test_more_tiles_than_workgroups_along_an_axis(
     narrow = dataclasses.replace(matrices, max_workgroup_count=(5, 65535, 65535))
     tiling = tiling_of(CooperativeTile(32, 32, 64, 16, 16), shape, k, 1)
     problem = MatMulProblem(m, n, k, (0, k, 1), (0, n, 1), dtype="float16", alignment=16)
-    calls = matmul_cooperative(problem, narrow, Tensor(a), Tensor(b), y, None, scratch, tiling)
-    assert calls is not None and calls[0].grid[:2] == (5, 6)
+    calls = matmul_cooperative(problem, emission(narrow, a=Tensor(a), b=Tensor(b), y=y), tiling)
+    assert calls[0].grid[:2] == (5, 6)
     gpu.run(calls)
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
 
@@ -248,15 +255,13 @@ def test_more_tiles_than_workgroups_along_an_axis(
 def test_convolutions(
     problem: ConvProblem, gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator
 ) -> None:
-    problem = dataclasses.replace(problem, dtype="float16", alignment=16)
+    problem = dataclasses.replace(problem, dtype="float16", alignment=16, w_constant=True)
     x = rng.standard_normal((problem.n, problem.c, problem.h, problem.w)).astype(np.float16)
     w = rng.standard_normal((problem.oc, problem.c // problem.groups, problem.kh, problem.kw)).astype(np.float16)
     y = Tensor.empty((problem.n, problem.oc, problem.oh, problem.ow), np.float16)
-    calls = conv_cooperative(
-        problem, matrices, Tensor(x), Tensor(w), y, None, scratch, lambda transform, tag: Tensor(transform(w))
-    )
-    assert calls is not None
-    gpu.run(calls)
+    as_product = no_conv_as_product(problem, dataclasses.replace(matrices, device_type="discrete")) == ""
+    compute = conv_as_product if as_product else conv_cooperative
+    gpu.run(compute(problem, emission(matrices, x=Tensor(x), w=Tensor(w), y=y)))
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (problem.pads[0],) * 2, (problem.pads[1],) * 2))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (problem.kh, problem.kw), (2, 3))
     windows = windows[:, :, :: problem.stride[0], :: problem.stride[1]]

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.errors import Decline
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import Operand
-from vkep.kernels.matmul import MatMulProblem, matmul, pack_panels
+from vkep.kernels.kernel import KernelCall, Operand
+from vkep.kernels.matmul import MatMulProblem, pack_panels
+from vkep.kernels.select import choose, emit
 from vkep.kernels.tiles import SHARED_TILES, is_cpu_driver, shared_tiling, subgroup_tile
 
 CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
@@ -48,7 +50,6 @@ class Case:
         rng: np.random.Generator,
         epilogue: Epilogue | None = None,
         after: Callable[[np.ndarray], np.ndarray] = lambda y: y,
-        scratch: bool = True,
         **run_options: bool,
     ) -> int:
         """Checks the result against numpy; returns the number of dispatches."""
@@ -73,16 +74,7 @@ class Case:
         )
         y = Tensor.empty((outer, inner, m, pitch), self.dtype)
         untouched = y.array[..., n:].copy()
-        calls = matmul(
-            problem,
-            caps,
-            Tensor(stored_a),
-            Tensor(stored_b),
-            y,
-            epilogue,
-            (lambda nbytes: Tensor.empty((nbytes,), np.uint8)) if scratch else None,
-            (lambda transform, tag: Tensor(transform(stored_b))) if self.b_constant else None,
-        )
+        calls = emit(problem, NumpyWorkspace(caps), [Tensor(stored_a), Tensor(stored_b)], [y], epilogue)
         gpu.run(calls, **run_options)
         expected = after(self.alpha * (a.astype(np.float64) @ b.astype(np.float64)))
         error = np.abs(y.array[..., :n].astype(np.float64) - expected).max() / max(np.abs(expected).max(), 1e-30)
@@ -126,12 +118,11 @@ def test_batches_slices_types_and_constants(
 @pytest.mark.parametrize(
     "case", [Case(9, 200, 900), Case(12, 70, 513, dtype="float16"), Case(40, 36, 700, batch=(1, 2))], ids=str
 )
-def test_a_long_product_of_few_results_is_split_where_scratch_is_given(
+def test_a_long_product_of_few_results_is_split(
     case: Case, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
 ) -> None:
     tiled = dataclasses.replace(family, cooperative_matrix_shapes=())  # cooperative matrices have splits of their own
     assert case.run(gpu, tiled, rng) == (1 if is_cpu_driver(tiled) else 2)
-    assert case.run(gpu, tiled, rng, scratch=False) == 1
     assert case.run(gpu, family, rng) in (1, 2)  # whichever kernels the device has, the result is right
 
 
@@ -140,7 +131,8 @@ def test_zero_k_gives_zeros_and_empty_results_give_no_dispatch(
 ) -> None:
     Case(20, 30, 0).run(gpu, family, rng)
     for m, n, batch in ((0, 4, 1), (4, 0, 1), (4, 4, 0)):
-        assert matmul(MatMulProblem(m, n, 3, (0, 3, 1), (0, n, 1), batch=batch), family, None, None, None) == []
+        problem = MatMulProblem(m, n, 3, (0, 3, 1), (0, n, 1), batch=batch)
+        assert emit(problem, NumpyWorkspace(family), [None, None], [None]) == []
 
 
 @pytest.mark.parametrize("indirect", [False, True])
@@ -172,10 +164,27 @@ def test_values_outside_a_result_do_not_reach_it(gpu: Harness, family: DeviceCap
     a, b = np.ones((19, 37), np.float32), np.ones((37, 45), np.float32)
     a[18], b[:, 44] = np.nan, np.inf
     y = Tensor.empty((19, 45), np.float32)
-    gpu.run(matmul(MatMulProblem(19, 45, 37, (0, 37, 1), (0, 45, 1)), family, Tensor(a), Tensor(b), y))
+    gpu.compute(MatMulProblem(19, 45, 37, (0, 37, 1), (0, 45, 1)), family, [Tensor(a), Tensor(b)], [y])
     assert (y.array[:18, :44] == 37).all()
     assert np.isnan(y.array[18]).all()
     assert np.isposinf(y.array[:18, 44]).all()
+
+
+def test_batches_beyond_the_devices_limit(gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
+    """Grids are folded on every axis: 65535 workgroups are what this driver, and every device, runs along one."""
+    Case(2, 2, 3, batch=(1, 70000)).run(gpu, family, rng)
+
+
+@pytest.mark.parametrize("limits", [(5, 65535, 65535), (65535, 1, 3)], ids=str)
+@pytest.mark.parametrize("case", [Case(150, 70, 20), Case(5, 70, 300, batch=(2, 3)), Case(9, 200, 900)], ids=str)
+def test_grids_folded_on_every_axis(
+    limits: tuple[int, int, int], case: Case, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    case.run(gpu, dataclasses.replace(family, max_workgroup_count=limits), rng)
+
+
+def calls_of(problem: MatMulProblem, caps: DeviceCapabilities) -> list[KernelCall]:
+    return emit(problem, NumpyWorkspace(caps), ["a", "b"], ["y"])
 
 
 class TestWithoutDevice:
@@ -184,7 +193,7 @@ class TestWithoutDevice:
         assert not is_cpu_driver(GPU)
         assert not is_cpu_driver(dataclasses.replace(CPU, subgroup_size=1))
         problem = MatMulProblem(64, 64, 64, (0, 64, 1), (0, 64, 1))
-        (on_cpu,), (on_gpu,) = matmul(problem, CPU, "a", "b", "y"), matmul(problem, GPU, "a", "b", "y")
+        (on_cpu,), (on_gpu,) = calls_of(problem, CPU), calls_of(problem, GPU)
         assert on_cpu.variant.source == "matmul_subgroup.comp"
         assert on_gpu.variant.source == "matmul_tiled.comp"
         assert on_cpu.spec["LOCAL_X"] == 8
@@ -219,7 +228,7 @@ class TestWithoutDevice:
         assert subgroup_tile(32, 32, 1, CPU, packed=True).rows < subgroup_tile(32, 32, 16, CPU, packed=True).rows == 16
 
     def test_shared_tile_grows_with_the_problem(self) -> None:
-        sizes = [shared_tiling(n, n, n, 1, GPU, may_split=True) for n in (16, 64, 256, 1024, 4096)]
+        sizes = [shared_tiling(n, n, n, 1, GPU) for n in (16, 64, 256, 1024, 4096)]
         assert [t.tile.m for t in sizes] == sorted(t.tile.m for t in sizes)
         assert sizes[-1].tile == SHARED_TILES[0]
         assert sizes[-1].splits == 1
@@ -228,18 +237,20 @@ class TestWithoutDevice:
         ("m", "n", "k"), [(1, 4096, 4096), (64, 49, 4608), (512, 49, 4608), (8, 8, 300), (7, 7, 7)]
     )
     def test_splits_cover_k_once(self, m: int, n: int, k: int) -> None:
-        tiling = shared_tiling(m, n, k, 1, GPU, may_split=True)
+        tiling = shared_tiling(m, n, k, 1, GPU)
         assert tiling.split_k % tiling.tile.k == 0
         assert (tiling.splits - 1) * tiling.split_k < k <= tiling.splits * tiling.split_k
-        assert shared_tiling(m, n, k, 1, GPU, may_split=False).splits == 1
 
     def test_tiles_respect_small_devices(self) -> None:
         small = dataclasses.replace(GPU, max_shared_memory_bytes=16384, max_workgroup_invocations=128)
-        tile = shared_tiling(4096, 4096, 64, 1, small, may_split=False).tile
+        tile = shared_tiling(4096, 4096, 64, 1, small).tile
         assert tile.lanes <= 128
         assert tile.shared_bytes <= 16384
-        with pytest.raises(ValueError, match="no matrix tile fits"):
-            shared_tiling(64, 64, 64, 1, dataclasses.replace(GPU, max_shared_memory_bytes=1024), may_split=False)
+        with pytest.raises(Decline, match="no matrix tile fits"):
+            choose(
+                MatMulProblem(64, 64, 64, (0, 64, 1), (0, 64, 1)),
+                dataclasses.replace(GPU, max_shared_memory_bytes=1024),
+            )
 
     def test_panels(self) -> None:
         b = np.arange(6 * 5, dtype=np.float32).reshape(6, 5)
@@ -252,24 +263,23 @@ class TestWithoutDevice:
     def test_prepack_tags_tell_transformations_apart(self) -> None:
         tags: list[str] = []
 
-        def prepack(transform: Callable[[np.ndarray], np.ndarray], tag: str) -> str:
-            tags.append(tag)
-            return tag
+        class Target(NumpyWorkspace):
+            def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> str:  # type: ignore[override]
+                tags.append(tag)
+                return tag
 
         for b_strides in ((0, 96, 1), (0, 1, 64)):
             problem = MatMulProblem(64, 96, 64, (0, 64, 1), b_strides, b_constant=True)
-            (call,) = matmul(problem, CPU, "a", "b", "y", prepack=prepack)
+            (call,) = emit(problem, Target(CPU), ["a", "b"], ["y"])
             assert {o.name: v for o, v in call.operands}["b"] == tags[-1]
         assert len(set(tags)) == 2
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"dtype": "int32"}, "no matrix kernel for dtype 'int32'"),
             ({"m": -1}, "must not be negative"),
             ({"a_strides": (0, -8, 1)}, "a_strides must not be negative"),
             ({"a_strides": (8, 1)}, "expected batch strides"),
-            ({"b_strides": (0, 2**31, 1)}, "b spans"),
         ],
     )
     def test_bad_problems(self, change: dict[str, object], message: str) -> None:
@@ -277,7 +287,16 @@ class TestWithoutDevice:
         with pytest.raises(ValueError, match=message):
             MatMulProblem(**{**good, **change})  # type: ignore[arg-type]
 
-    def test_a_grid_beyond_the_device_is_an_error(self) -> None:
-        problem = MatMulProblem(1, 1, 1, (0, 1, 1), (0, 1, 1), batch=70000)
-        with pytest.raises(ValueError, match="workgroups, the device allows"):
-            matmul(problem, CPU, "a", "b", "y")
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"dtype": "int32"}, "no matrix kernel for dtype 'int32'"),
+            ({"b_strides": (0, 2**31, 1)}, "b has"),
+            ({"n": 1, "b_strides": (0, 1, 2**32)}, "strides"),
+        ],
+    )
+    def test_what_no_kernel_reaches_is_declined(self, change: dict[str, object], message: str) -> None:
+        good = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
+        for caps in (CPU, GPU):
+            with pytest.raises(Decline, match=message):
+                choose(MatMulProblem(**{**good, **change}), caps)  # type: ignore[arg-type]

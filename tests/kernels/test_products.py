@@ -9,9 +9,11 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
+from vkep.errors import Decline
 from vkep.kernels.deform import DeformColumnsProblem
-from vkep.kernels.matmul_generic import matmul_generic
-from vkep.kernels.matmul_nbits import matmul_nbits
+from vkep.kernels.matmul_generic import GenericProductProblem
+from vkep.kernels.matmul_nbits import MatMulNBitsProblem
+from vkep.kernels.select import choose
 
 RNG = np.random.default_rng(21)
 
@@ -37,16 +39,16 @@ def test_generic_product(
     b = RNG.integers(low if types[1] != "int8" else -9, 9, (batch[1], n, k)).astype(types[1])  # read transposed
     y = Tensor.empty((*batch, m, n), types[2])
     a_strides, b_strides = (batch[1] * m * k, m * k, k, 1), (0, n * k, 1, k)
-    gpu.run(matmul_generic(batch, m, n, k, a_strides, b_strides, types, caps, Tensor(a), Tensor(b), y))
+    gpu.compute(GenericProductProblem(batch, m, n, k, a_strides, b_strides, types), caps, [Tensor(a), Tensor(b)], [y])
     wide = np.float64 if types[2] == "float64" else np.int64
     np.testing.assert_array_equal(y.array, (a.astype(wide) @ b.astype(wide).swapaxes(1, 2)).astype(types[2]))
 
 
 def test_generic_product_refuses_what_it_cannot_store(gpu: Harness) -> None:
-    with pytest.raises(ValueError, match="bfloat16"):
-        matmul_generic((1, 1), 1, 1, 1, (0, 0, 1, 1), (0, 0, 1, 1), ("bfloat16",) * 3, gpu.caps, None, None, None)
+    with pytest.raises(Decline, match="bfloat16"):
+        choose(GenericProductProblem((1, 1), 1, 1, 1, (0, 0, 1, 1), (0, 0, 1, 1), ("bfloat16",) * 3), gpu.caps)
     with pytest.raises(ValueError, match="below 0"):
-        matmul_generic((1, 1), 2, 1, 1, (0, 0, -1, 1), (0, 0, 1, 1), ("int32",) * 3, gpu.caps, None, None, None)
+        GenericProductProblem((1, 1), 2, 1, 1, (0, 0, -1, 1), (0, 0, 1, 1), ("int32",) * 3)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -69,11 +71,9 @@ def test_few_bits(
         return (padded << (np.arange(each) * bits)).sum(-1).astype(np.uint8)
 
     y = Tensor.empty((m, n), dtype)
-    zero_points = Tensor(packed(points)) if zeros else None
-    calls = matmul_nbits(
-        m, n, k, bits, block, dtype, caps, Tensor(a), Tensor(packed(codes)), Tensor(scales), zero_points, y
-    )
-    gpu.run(calls)
+    operands = [a, packed(codes), scales, *([packed(points)] if zeros else [])]
+    problem = MatMulNBitsProblem(m, n, k, bits, block, dtype, zeros)
+    gpu.compute(problem, caps, [Tensor(operand) for operand in operands], [y])
     weights = (codes - np.repeat(points, block, 1)) * np.repeat(scales.astype(np.float64), block, 1)
     expected = a.astype(np.float64) @ weights[:, :k].T
     np.testing.assert_allclose(

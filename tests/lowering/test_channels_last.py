@@ -13,13 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import vkep
 import vkep.kernels.conv_nhwc
-import vkep.kernels.conv_space_to_depth
 from tests.kernels.test_cooperative import GPU
 from vkep import dtypes
 from vkep.graph import load_model
 from vkep.ir.program import IslandStep, ValueSpec
-from vkep.kernels.conv_direct import is_depthwise
-from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.conv import ConvProblem
+from vkep.kernels.select import choose
 from vkep.placement.partition import lower
 from vkep.plan.records import Plan
 
@@ -199,9 +198,8 @@ def test_images_of_many_tiles(channels: int, size: int, kernel: int) -> None:
 
 def test_a_device_that_no_tile_fits_plans_without() -> None:
     small = dataclasses.replace(GPU, max_shared_memory_bytes=16384, max_workgroup_invocations=32)
-    assert not vkep.kernels.conv_nhwc.takes_channels_last(
-        ConvProblem(1, 16, 8, 8, 16, 3, 3, pads=(1, 1, 1, 1), dtype="float16"), small
-    )
+    problem = ConvProblem(1, 16, 8, 8, 16, 3, 3, pads=(1, 1, 1, 1), dtype="float16", w_constant=True)
+    assert choose(problem, small).candidate.name == "direct"
 
 
 def test_without_weights_known_it_stays_as_it_is() -> None:
@@ -216,12 +214,7 @@ def test_without_weights_known_it_stays_as_it_is() -> None:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """On any device: 1x1 convolutions are products, which need no cooperative matrices, and so are depthwise ones."""
-
-    def takes(problem: vkep.kernels.conv_nhwc.ConvProblem, caps: object) -> bool:
-        return problem.dtype == "float16" and (problem.kh == 1 or is_depthwise(problem))
-
-    monkeypatch.setattr(vkep.kernels.conv_nhwc, "takes_channels_last", takes)
-    monkeypatch.setattr(vkep.kernels.conv_space_to_depth, "takes_channels_last", takes)
+    monkeypatch.setattr(vkep.kernels.conv_nhwc, "no_cooperative_tile", lambda *_: "")
     return monkeypatch
 
 

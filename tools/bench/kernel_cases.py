@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from gpu_shared.capabilities import DeviceCapabilities
 from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
 from vkep.kernels.attention import AttentionProblem, gains_by_attention
-from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.conv_space_to_depth import channels_last_kernels
+from vkep.kernels.conv import ConvProblem
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul import MatMulProblem, matmul
+from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.norm import LayerNormProblem
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.problem import Problem
@@ -98,29 +96,6 @@ class Case:
     flops: int = 0
 
 
-@dataclass
-class TimerTarget:
-    """The target that candidates emit for: a timer's operands."""
-
-    timer: KernelTimer
-
-    @property
-    def caps(self) -> DeviceCapabilities:
-        return self.timer.caps
-
-    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Operand:
-        return self.timer.scratch(math.prod(shape) * DTYPES[dtype].itemsize)
-
-    def constant(self, array: np.ndarray) -> Operand:
-        return self.timer.operand(array)
-
-    def prepack(self, weight: Operand, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Operand:
-        return self.timer.prepack(weight)(transform, tag)
-
-    def fault(self, reason: str) -> tuple[None, int]:
-        return None, 0
-
-
 def cases(sizes: Sizes) -> Iterator[Case]:
     """Memory-bound operators, products, attention, and the convolutions of ResNet-50 and MobileNetV2."""
     for dtype in sizes.dtypes:
@@ -180,7 +155,7 @@ def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
     def over_rows(problem: Problem) -> Callable[[KernelTimer], Any]:
         def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
             x, y = data(timer)
-            return emit(problem, TimerTarget(timer), [x], [y]), [x, y]
+            return emit(problem, timer, [x], [y]), [x, y]
 
         return make
 
@@ -262,7 +237,7 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
         a, b = (timer.operand(_normal(seed, s, kind)) for seed, s in enumerate(((m, k), (k, n))))
         y = timer.operand(nbytes=m * n * np.dtype(kind).itemsize)
         problem = MatMulProblem(m, n, k, (m * k, k, 1), (k * n, n, 1), dtype=dtype, alignment=16)
-        return matmul(problem, timer.caps, a, b, y, None, timer.scratch), [a, b, y]
+        return emit(problem, timer, [a, b], [y]), [a, b, y]
 
     def torch_run(torch: Any) -> Callable[[], Any]:
         a, b = (torch.randn(s, device="cuda", dtype=getattr(torch, dtype)) for s in ((m, k), (k, n)))
@@ -299,12 +274,12 @@ def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bo
         q, k, v = (timer.operand(part) for part in values)
         y = timer.operand(nbytes=values[0].nbytes)
         if gains_by_attention(fused, timer.caps) if in_memory is None else not in_memory:
-            return emit(fused, TimerTarget(timer), [q, k, v], [y]), [q, k, v, y]
+            return emit(fused, timer, [q, k, v], [y]), [q, k, v, y]
         s, p = (timer.operand(nbytes=heads * length * length * itemsize) for _ in range(2))
         calls = [
-            *matmul(scores, timer.caps, q, k, s, None, timer.scratch),
-            *emit(SoftmaxProblem(heads * length, length, 1, dtype, alignment=16), TimerTarget(timer), [s], [p]),
-            *matmul(mixture, timer.caps, p, v, y, None, timer.scratch),
+            *emit(scores, timer, [q, k], [s]),
+            *emit(SoftmaxProblem(heads * length, length, 1, dtype, alignment=16), timer, [s], [p]),
+            *emit(mixture, timer, [p, v], [y]),
         ]
         return calls, [q, k, v, s, p, y]
 
@@ -342,14 +317,15 @@ def conv_case(
         groups=groups,
         dtype=dtype,
         alignment=16,
+        w_constant=True,
+        x_last=True,
     )
 
     def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
         shapes = ((batch, c, size, size), (oc, c // groups, kernel, kernel))
         x, w = (timer.operand(_normal(seed, s, kind)) for seed, s in enumerate(shapes))
         y = timer.operand(nbytes=batch * problem.y_batch * np.dtype(kind).itemsize)
-        chosen = channels_last_kernels(problem, timer.caps) or conv  # as lowering chooses
-        return chosen(problem, timer.caps, x, w, y, None, timer.scratch, timer.prepack(w)), [x, w, y]
+        return emit(problem, timer, [x, w], [y]), [x, w, y]
 
     def torch_run(torch: Any) -> Callable[[], Any]:
         layout = torch.channels_last if torch_channels_last else torch.contiguous_format

@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +58,6 @@ class _Timer(KernelTimer):
         self._given.append(super().operand(data, nbytes))
         return self._given[-1]
 
-    def scratch(self, nbytes: int) -> Operand:
-        return self.operand(nbytes=nbytes)
-
     def release_all(self) -> None:
         self.release(*self._given)
         self._given.clear()
@@ -90,22 +87,21 @@ def measure_tilings(
 
 
 def _of_case(timer: _Timer, case: Case) -> list[Tilings]:
-    caps = timer.caps
     asking = Trial()
     try:
-        timer.caps = replace(caps, tuned=asking)
+        timer.choices = asking
         chosen_ms = _milliseconds(timer, case)
         found = []
         for problem, question in asking.asked.items():
             times: list[tuple[Choice, float]] = []
             for choice in question.candidates:
-                timer.caps = replace(caps, tuned={problem: choice})
+                timer.choices = {problem: choice}
                 times.append((choice, _milliseconds(timer, case)))
             if len(times) > 1:
                 found.append(Tilings(case.name, problem, chosen_ms, times))
         return found
     finally:
-        timer.caps = caps
+        timer.choices = {}
 
 
 def _milliseconds(timer: _Timer, case: Case) -> float:

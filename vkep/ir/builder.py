@@ -16,7 +16,7 @@ from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir import expr as ex
 from vkep.ir import float8
 from vkep.ir.guards import Guard
-from vkep.ir.ops import BaseTarget, ClosureProblem, Emit, KernelOp, Op, Pointwise, Role
+from vkep.ir.ops import BaseTarget, ClosureProblem, Emit, KernelOp, Op, Pointwise
 from vkep.ir.tensor import (
     CHANNELS_LAST,
     CHANNELS_SECOND,
@@ -258,7 +258,6 @@ class Builder:
         row_axis: int | None = None,
         strided_output: bool = False,
         flops: int = 0,
-        role: Role = "",
         aligned: bool = False,
     ) -> None:
         """Add an operation that emits its own dispatches; what its selection refuses is declined.
@@ -267,7 +266,7 @@ class Builder:
         """
         if max([t.size for t in outputs], default=0) == 0:
             return
-        problem = ClosureProblem(emit, row_axis, strided_output, role, aligned)
+        problem = ClosureProblem(emit, row_axis, strided_output, aligned)
         op = KernelOp(problem, list(inputs), list(outputs))
         if row_axis is None:
             try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import Problem, check
 from vkep.kernels.select import Target
+from vkep.kernels.tuning import Choice, chosen
 
 
 @dataclass
@@ -24,6 +24,10 @@ class BaseTarget:
     """What every `Target` hands out alike."""
 
     caps: DeviceCapabilities
+    label: str = ""  #: the nodes of the operation that is emitted
+
+    def tuned(self, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
+        return chosen(self.caps.tuned, self.label, candidates, *problem)
 
     def fault(self, reason: str) -> tuple[Tensor | None, int]:
         return None, 0
@@ -40,8 +44,6 @@ class BaseTarget:
 
 #: (target, inputs, outputs, epilogue) to dispatches
 Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
-#: what a kernel operation is, where passes ask: inputs [..., m, k] by [..., k, n]
-Role = Literal["", "product"]
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +71,6 @@ class ClosureProblem(Problem):
     emit: Emit
     row_axis: int | None = None  # type: ignore[misc]
     strided_output: bool = False  # type: ignore[misc]
-    role: Role = ""
     aligned: bool = False  # type: ignore[misc]
     #: what the trial of a selection (`Builder.kernel`) gave, and the inputs and outputs that it was for
     tried: tuple[tuple[list[Tensor], list[Tensor]], list[KernelCall]] | None = None
@@ -97,10 +98,6 @@ class KernelOp:
     @property
     def row_axis(self) -> int | None:
         return self.problem.row_axis
-
-    @property
-    def role(self) -> Role:
-        return self.problem.role if isinstance(self.problem, ClosureProblem) else ""
 
     @property
     def all_inputs(self) -> list[Tensor]:

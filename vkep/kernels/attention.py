@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
-from vkep.kernels.cooperative import uints
 from vkep.kernels.cooperative_tiles import float16_shape
-from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall, Operand
+from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_type, is_cpu
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.kernels.tuning import chosen
+from vkep.kernels.tuning import Tuned, estimated
 
 #: with fewer queries most of a block is unused, and few workgroups read the keys
 MIN_QUERIES = 16
@@ -251,7 +250,7 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
     if is_cpu(caps) or problem.queries < MIN_QUERIES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
         return False
     tile = _cooperative_tile(problem, caps)
-    if tile is None or _refused(problem, caps, tile):
+    if tile is None:
         return False
     busy = 4 * _groups(problem, tile) >= _to_fill(caps)
     return busy or ceil_div(problem.keys, tile.keys) <= _LONGEST_CHAIN
@@ -262,11 +261,11 @@ def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> st
         return f"attention of {problem.dtype}; cooperative matrices take float16"
     if _shape(problem, caps) is None:
         return "the device has no cooperative matrices of float16, or no shuffles for their rows"
-    return _refused(problem, caps, _cooperative_tile(problem, caps))
+    return _no_tile(problem, _cooperative_tile(problem, caps))
 
 
 def _cooperative(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
-    shape, tile = _shape(problem, e.caps), _cooperative_tile(problem, e.caps)
+    shape, tile = _shape(problem, e.caps), _cooperative_tile(problem, e.caps, e.target.tuned)
     assert shape is not None and tile is not None, "asked by _cooperative_when"
     spec = {
         "SUB_ROWS": tile.rows,
@@ -282,11 +281,11 @@ def _cooperative(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
 
 
 def _tiled_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
-    return _refused(problem, caps, _tiled_tile(problem, caps))
+    return _no_tile(problem, _tiled_tile(problem, caps))
 
 
 def _tiled(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
-    tile = _tiled_tile(problem, e.caps)
+    tile = _tiled_tile(problem, e.caps, e.target.tuned)
     assert tile is not None, "asked by _tiled_when"
     spec = {"MICRO_ROWS": tile.rows, "LANE_COLUMNS": _LANE_COLUMNS, "VECTORS": int(problem.in_units(4))}
     defines = _tiled_defines(problem.dtype, problem.bias_dtype if problem.bias_strides else problem.dtype)
@@ -372,13 +371,10 @@ def _groups(problem: AttentionProblem, tile: AttentionTile) -> int:
     return math.prod(_grid(problem, tile))
 
 
-def _refused(problem: AttentionProblem, caps: DeviceCapabilities, tile: AttentionTile | None) -> str:
+def _no_tile(problem: AttentionProblem, tile: AttentionTile | None) -> str:
     """Why the device cannot run a problem with a tile, "" where it can."""
     if tile is None:
         return f"no tile of heads of {problem.size} and {problem.value_size} elements fits the device"
-    grid = _grid(problem, tile)
-    if any(groups > most for groups, most in zip(grid, caps.max_workgroup_count, strict=True)):
-        return f"attention needs a grid of {grid} workgroups, the device allows {caps.max_workgroup_count}"
     return ""
 
 
@@ -387,29 +383,32 @@ def _to_fill(caps: DeviceCapabilities) -> int:
 
 
 def _chosen(
-    problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile]
+    problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile], tuned: Tuned
 ) -> AttentionTile | None:
     """The tile that was tuned, else the first with enough workgroups for the device, else that with the most workgroups."""
     sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
-    tuned = chosen(caps, lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
-    if tuned is not None:
-        return AttentionTile(*tuned)
+    choice = tuned(lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
+    if choice is not None:
+        return AttentionTile(*choice)
     filling = [tile for tile in fitting if _groups(problem, tile) >= _to_fill(caps)]
     if filling:
         return filling[0]
     return max(fitting, key=lambda tile: _groups(problem, tile), default=None)
 
 
-def _cooperative_tile(problem: AttentionProblem, caps: DeviceCapabilities) -> AttentionTile | None:
+def _cooperative_tile(
+    problem: AttentionProblem, caps: DeviceCapabilities, tuned: Tuned = estimated
+) -> AttentionTile | None:
     shape = _shape(problem, caps)
     if shape is None:
         return None
     fitting = [tile for tile in COOPERATIVE_TILES if _cooperative_runs(tile, problem, caps, shape)]
-    return _chosen(problem, caps, "cooperative", fitting)
+    return _chosen(problem, caps, "cooperative", fitting, tuned)
 
 
-def _tiled_tile(problem: AttentionProblem, caps: DeviceCapabilities) -> AttentionTile | None:
-    return _chosen(problem, caps, "tiled", [tile for tile in TILED_TILES if _tiled_runs(tile, problem, caps)])
+def _tiled_tile(problem: AttentionProblem, caps: DeviceCapabilities, tuned: Tuned = estimated) -> AttentionTile | None:
+    fitting = [tile for tile in TILED_TILES if _tiled_runs(tile, problem, caps)]
+    return _chosen(problem, caps, "tiled", fitting, tuned)
 
 
 def _pitch(elements: int, unit: int) -> int:

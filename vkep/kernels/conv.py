@@ -1,54 +1,64 @@
-"""Convolutions: kernel declarations, and the choice of kernel and tiling for a shape and a device."""
+"""Convolutions: kernels by tiles, and the table of all kernels for them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels import winograd
-from vkep.kernels.conv_direct import depthwise, direct, is_depthwise
-from vkep.kernels.conv_problem import ConvProblem, plane_params
-from vkep.kernels.cooperative import conv_cooperative
-from vkep.kernels.epilogue import Epilogue, call_arguments
+from vkep.kernels.conv_direct import depthwise, direct, no_depthwise
+from vkep.kernels.conv_nhwc import (
+    conv_last,
+    depthwise_last,
+    no_channels_last,
+    no_depthwise_last,
+    no_product_last,
+    product_last,
+)
+from vkep.kernels.conv_problem import NCHW, NHWC, TO_NHWC, ConvProblem, lying, no_tiles, plane_params, plane_reach
+from vkep.kernels.conv_space_to_depth import conv_few, no_few_channels
+from vkep.kernels.cooperative import conv_as_product, conv_cooperative, no_conv_as_product, no_cooperative_conv
+from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.split_k import reduce_partials
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.select import Candidate, Emission, always, implement
+from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import (
     CONV_SHARED_TILES,
-    EXACT_DIVISION_LIMIT,
     STORAGE,
     TILED_DEFINES,
-    Prepack,
-    Scratch,
-    ceil_div,
-    check_grid,
-    is_cpu_driver,
+    no_shared_tile,
+    no_subgroup_tile,
     rows_first,
     shared_tiling,
-    storage_type,
     subgroup_tile,
     tile_grid,
 )
-
-__all__ = ["CONV_SUBGROUP", "CONV_TILED", "ConvProblem", "conv", "pack_weights"]
+from vkep.kernels.winograd import no_winograd, not_worth, winograd
 
 _X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
-_VARIANTS = tuple({"T": t} for t in STORAGE.values())
-
-
-def _uints(*names: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, "uint") for name in names)
-
-
 _PLANES = ("channels", "height", "width", "out_channels", "out_height", "out_width", "groups")
 _WINDOW = ("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left")
+
+
+def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
+    size, groups, outputs = call.size_of("T"), call["groups"], call["out_channels"]
+    columns = call["LANE_COLUMNS"] * call["LOCAL_X"]
+    panels, taps = ceil_div(outputs, columns), call["kernel_h"] * call["kernel_w"]
+    last = (panels - 1) * call["w_panel"] + (outputs - 1 - (panels - 1) * columns) * call["w_column"]
+    full = (panels - 2) * call["w_panel"] + (columns - 1) * call["w_column"] if panels > 1 else 0
+    steps = (taps - 1) * call["w_tap"] + (call["channels"] - 1) * call["w_channel"]
+    weights = (groups - 1) * call["w_group"] + max(last, full) + steps + 1
+    reach = plane_reach(call, call.groups[2] // groups)
+    return {"x": reach["x"] * size, "w": weights * size, "y": reach["y"] * size}
+
 
 CONV_SUBGROUP = Kernel(
     "conv_subgroup.comp",
     operands=_X_W_Y,
-    params=_uints(
+    params=uints(
         *_PLANES,
         "kernel_h",
         "kernel_w",
@@ -62,12 +72,28 @@ CONV_SUBGROUP = Kernel(
         "rows_first",
     ),
     spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4, "TAPS_INNER": 0, "UNROLL_H": 1, "KERNEL_W": 1},
-    variants=_VARIANTS,
+    variants=tuple({"T": t} for t in STORAGE.values()),
+    reach=_subgroup_reach,
 )
+
+
+def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
+    size, splits, outputs = call.size_of("T"), call["splits"], call["groups"] * call["out_channels"]
+    images = call.groups[2] // splits // call["groups"]
+    reach, k = plane_reach(call, images), call["channels"] * call["taps"]
+    wide = -k % 4 if call["A_WIDE"] else 0
+    partial = 4 * splits * images * outputs * call["out_height"] * call["out_width"]
+    return {
+        "x": reach["x"] * size,
+        "w": (outputs * k + wide) * size,
+        "y": partial if call["PARTIAL"] else reach["y"] * size,
+    }
+
+
 CONV_TILED = Kernel(
     "conv_tiled.comp",
     operands=_X_W_Y,
-    params=(*_uints(*_PLANES), *magic_fields("taps", "kernel_w"), *_uints(*_WINDOW, "splits", "split_k", "y_batch")),
+    params=(*uints(*_PLANES), *magic_fields("taps", "kernel_w"), *uints(*_WINDOW, "splits", "split_k", "y_batch")),
     spec={
         "TILE_M": 64,
         "TILE_N": 64,
@@ -82,73 +108,32 @@ CONV_TILED = Kernel(
         "ONE_TAP": 0,
     },
     variants=tuple(TILED_DEFINES.values()),
+    reach=_tiled_reach,
 )
 #: below this many input channels a group, taps are the inner loop of the subgroup kernel
 _FEW_CHANNELS = 8
 #: taps that one iteration of the subgroup kernel may hold
 _MAX_UNROLLED_TAPS = 9
-#: pixels of the smallest matrix tile
-_MIN_TILE_PIXELS = 32
-#: output channels a group below which a matrix tile would be mostly empty
-_MIN_TILE_CHANNELS = 8
 
 
-def conv(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    w: Any,
-    y: Any,
-    epilogue: Epilogue | None = None,
-    scratch: Scratch | None = None,
-    prepack: Prepack | None = None,
-) -> list[KernelCall]:
-    """The dispatches that compute a convolution; none for an empty result.
-
-    ``prepack`` is given when the weights are constant; its transformation gets them in OIHW order. The epilogue sees
-    ``row``, the output channel, ``col``, the pixel in the image, and ``o``, the flat index in a contiguous y. Raises
-    `ValueError` when the device cannot run such a grid.
-    """
-    if 0 in (problem.n, problem.oc, problem.od, problem.oh, problem.ow):
-        return []
-    channels, out_channels = problem.c // problem.groups, problem.oc // problem.groups
-    flat = problem.d == problem.kd == problem.od == 1
-    if is_depthwise(problem):
-        return [depthwise(problem, caps, x, w, y, epilogue)]
-    pixels = problem.oh * problem.ow
-    countable = pixels < min(EXACT_DIVISION_LIMIT, _MIN_TILE_PIXELS * caps.max_workgroup_count[0])
-    if not flat or not countable or channels == 0 or out_channels < _MIN_TILE_CHANNELS:
-        return [direct(problem, caps, x, w, y, epilogue)]
-    if is_cpu_driver(caps):
-        if scratch is not None and prepack is not None and winograd.fits(problem):
-            return winograd.winograd(problem, caps, x, y, epilogue, scratch, prepack)
-        return [_subgroup(problem, caps, x, w, y, epilogue, prepack)]
-    if scratch is not None and prepack is not None and winograd.fits_gpu(problem, caps):
-        return winograd.winograd(problem, caps, x, y, epilogue, scratch, prepack)
-    cooperative = conv_cooperative(problem, caps, x, w, y, epilogue, scratch, prepack)
-    return _tiled(problem, caps, x, w, y, epilogue, scratch) if cooperative is None else cooperative
+def _no_subgroup(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    channels, batch = problem.oc // problem.groups, problem.n * problem.groups
+    return no_tiles(problem, caps) or no_subgroup_tile(problem.pixels, channels, batch, caps, problem.w_constant)
 
 
-def _subgroup(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    w: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-    prepack: Prepack | None,
-) -> KernelCall:
-    channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
-    pixels, batch = problem.oh * problem.ow, problem.n * problem.groups
-    tile = subgroup_tile(pixels, out_channels, batch, caps, packed=prepack is not None)
+def _subgroup(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+    channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.taps
+    pixels, batch, packed = problem.pixels, problem.n * problem.groups, problem.w_constant
+    tile = subgroup_tile(pixels, out_channels, batch, e.caps, packed, e.target.tuned)
     column_tiles, row_tiles = ceil_div(out_channels, tile.columns), ceil_div(pixels, tile.rows)
     taps_inner = channels < _FEW_CHANNELS and 1 < problem.kw <= _MAX_UNROLLED_TAPS
-    spec = tile.spec
+    spec, w = tile.spec, e["w"]
     if taps_inner:
         unroll_h = problem.kh if taps <= _MAX_UNROLLED_TAPS else 1
         spec.update(TAPS_INNER=1, KERNEL_W=problem.kw, UNROLL_H=unroll_h)
-    if prepack is not None:
-        w = prepack(
+    if packed:
+        w = e.target.prepack(
+            w,
             lambda weights: pack_weights(weights, problem.groups, channels, taps, tile.columns, taps_inner),
             f"conv-{problem.groups}-{channels}-{taps}-{tile.columns}-{'taps' if taps_inner else 'channels'}",
         )
@@ -166,22 +151,24 @@ def _subgroup(
             "w_channel": taps,
         }
     walk_rows = rows_first(row_tiles, column_tiles, channels * problem.h * problem.w, out_channels * channels * taps)
-    return CONV_SUBGROUP.call(
-        grid=tile_grid(row_tiles, column_tiles, batch, caps, "conv"),
-        operands={"x": x, "w": w, "y": y},
-        params={
-            **plane_params(problem),
-            **strides,
-            "kernel_h": problem.kh,
-            "kernel_w": problem.kw,
-            "rows_first": int(walk_rows),
-        },
-        spec=spec,
-        local_size=(tile.lanes, 1, 1),
-        subgroup_size=tile.required_subgroup_size,
-        flops=problem.flops,
-        **call_arguments(epilogue, {"T": storage_type(problem.dtype)}),
-    )
+    return [
+        CONV_SUBGROUP.call(
+            grid=tile_grid(row_tiles, column_tiles, batch, e.caps),
+            operands={"x": e["x"], "w": w, "y": e["y"]},
+            params={
+                **plane_params(problem),
+                **strides,
+                "kernel_h": problem.kh,
+                "kernel_w": problem.kw,
+                "rows_first": int(walk_rows),
+            },
+            spec=spec,
+            local_size=(tile.lanes, 1, 1),
+            subgroup_size=tile.required_subgroup_size,
+            flops=problem.flops,
+            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+        )
+    ]
 
 
 def pack_weights(
@@ -199,50 +186,55 @@ def pack_weights(
     return np.ascontiguousarray(padded.reshape(groups, panels, columns, channels, taps).transpose(order))
 
 
-def _tiled(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    w: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-    scratch: Scratch | None,
-) -> list[KernelCall]:
-    channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
-    pixels, batch = problem.oh * problem.ow, problem.n * problem.groups
-    tiling = shared_tiling(
-        out_channels, pixels, channels * taps, batch, caps, may_split=scratch is not None, tiles=CONV_SHARED_TILES
-    )
-    total = problem.n * problem.oc * pixels
-    partials = scratch(4 * tiling.splits * total) if scratch and tiling.splits > 1 else None
-    defines = TILED_DEFINES[problem.dtype]
+def _no_tiled(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    return no_tiles(problem, caps) or no_shared_tile(caps, CONV_SHARED_TILES)
+
+
+def _tiled(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+    channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.taps
+    pixels, batch, k = problem.pixels, problem.n * problem.groups, channels * taps
+    tiling = shared_tiling(out_channels, pixels, k, batch, e.caps, e.target.tuned, CONV_SHARED_TILES)
+    tile = tiling.tile
     aligned = problem.alignment % (16 if problem.dtype == "float32" else 8) == 0
-    grid = (ceil_div(pixels, tiling.tile.n), ceil_div(out_channels, tiling.tile.m), batch * tiling.splits)
-    product = CONV_TILED.call(
-        grid=check_grid(grid, caps, "conv"),
-        operands={"x": x, "w": w, "y": y if partials is None else partials},
-        params={
-            **plane_params(problem),
-            **magic_params("taps", taps),
-            **magic_params("kernel_w", problem.kw),
-            "splits": tiling.splits,
-            "split_k": tiling.split_k,
-        },
-        spec={
-            **tiling.tile.spec,
-            "PARTIAL": int(partials is not None),
-            "ONE_TAP": int(taps == 1),
-            "A_WIDE": int(tiling.tile.loads_wide and channels * taps % 4 == 0 and aligned),
-        },
-        local_size=(tiling.tile.lanes, 1, 1),
-        flops=problem.flops,
-        **(call_arguments(epilogue, defines) if partials is None else {"defines": defines}),
+    return split_product(
+        e,
+        tiling.splits,
+        Sums(problem.oc, pixels, problem.n, 1, (problem.y_batch, 0, pixels, 1), problem.dtype),
+        TILED_DEFINES[problem.dtype],
+        lambda y, **fused: CONV_TILED.call(
+            grid=(ceil_div(pixels, tile.n), ceil_div(out_channels, tile.m), batch * tiling.splits),
+            operands={"x": e["x"], "w": e["w"], "y": y},
+            params={
+                **plane_params(problem),
+                **magic_params("taps", taps),
+                **magic_params("kernel_w", problem.kw),
+                "splits": tiling.splits,
+                "split_k": tiling.split_k,
+            },
+            spec={
+                **tile.spec,
+                "PARTIAL": int(tiling.splits > 1),
+                "ONE_TAP": int(taps == 1),
+                "A_WIDE": int(tile.loads_wide and k % 4 == 0 and aligned),
+            },
+            local_size=(tile.lanes, 1, 1),
+            flops=problem.flops,
+            **fused,
+        ),
     )
-    if partials is None:
-        return [product]
-    strides = {"y_row": pixels, "y_col": 1, "y_batch0": problem.y_batch, "y_batch1": 0}
-    sizes = (problem.oc, pixels, problem.n, 1)
-    return [
-        product,
-        reduce_partials(sizes, strides, tiling.splits, 1.0, problem.dtype, caps, partials, y, epilogue),
-    ]
+
+
+implement(
+    ConvProblem,
+    Candidate("few channels, channels last", conv_few, lying(TO_NHWC, no_few_channels), epilogue=True, layout=TO_NHWC),
+    Candidate("product, channels last", product_last, lying(NHWC, no_product_last), epilogue=True, layout=NHWC),
+    Candidate("depthwise, channels last", depthwise_last, lying(NHWC, no_depthwise_last), epilogue=True, layout=NHWC),
+    Candidate("channels last", conv_last, lying(NHWC, no_channels_last), epilogue=True, layout=NHWC),
+    Candidate("depthwise", depthwise, lying(NCHW, no_depthwise), epilogue=True),
+    Candidate("winograd", winograd, lying(NCHW, no_winograd), worth=not_worth, epilogue=True),
+    Candidate("subgroup", _subgroup, lying(NCHW, _no_subgroup), epilogue=True),
+    Candidate("cooperative product", conv_as_product, lying(NCHW, no_conv_as_product), epilogue=True),
+    Candidate("cooperative", conv_cooperative, lying(NCHW, no_cooperative_conv), epilogue=True),
+    Candidate("tiled", _tiled, lying(NCHW, _no_tiled), epilogue=True),
+    Candidate("direct", direct, lying(NCHW, always), epilogue=True),
+)

@@ -7,22 +7,57 @@ a 1x1 convolution is a plain product. Between convolutions the layout costs noth
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.conv_direct import is_depthwise
-from vkep.kernels.conv_problem import ConvProblem, window_params
-from vkep.kernels.cooperative import COOPERATIVE_SPEC, HALVES, MIN_EDGE, matmul_cooperative, uints
-from vkep.kernels.cooperative_tiles import CONV_LAST_TILES, VECTOR, CooperativeTiling, cooperative_tiling, float16_shape
-from vkep.kernels.epilogue import Epilogue, call_arguments
+from vkep.kernels.conv_problem import ConvProblem, is_depthwise, window_params
+from vkep.kernels.cooperative import COOPERATIVE_SPEC, HALVES, MIN_EDGE, padded_k
+from vkep.kernels.cooperative_tiles import (
+    CONV_LAST_TILES,
+    VECTOR,
+    CooperativeTiling,
+    cooperative_tiling,
+    no_cooperative_tile,
+)
+from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.split_k import partial_sums, reduce_partials
-from vkep.kernels.tiles import Prepack, Scratch, ceil_div, flat_grid, is_cpu_driver, tile_grid
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.matmul_problem import MatMulProblem
+from vkep.kernels.select import Emission, emit
+from vkep.kernels.split_k import Sums, split_product
+from vkep.kernels.tiles import flat_grid, no_shared_tile, tile_grid
 
+#: what is done to OIHW weights before they are packed, and its tag
+First = tuple[Callable[[np.ndarray], np.ndarray], str]
+AS_THEY_ARE: First = (np.asarray, "")
 _X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
+
+
+def _conv_reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, k = call["m"], call["n"], call["k"]
+    weights = max(padded_k(call, k, VECTOR) * n, k * n + VECTOR)  # and the zeros behind them
+    return {
+        "x": 2 * ceil_div(m, call["pixels"]) * call["height"] * call["width"] * call["pitch"],
+        "w": 2 * weights,
+        "y": 4 * call["splits"] * m * n
+        if call["PARTIAL"]
+        else 2 * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
+    }
+
+
+def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
+    images, c = ceil_div(call["total"], call["units"] * call["strips"] * call["out_height"]), call["channels"]
+    return {
+        "x": 2 * images * call["height"] * call["width"] * c,
+        "w": 2 * call["KERNEL_H"] * call["KERNEL_W"] * c,
+        "y": 2 * images * call["out_height"] * call["out_width"] * c,
+    }
+
+
 CONV_LAST = Kernel(
     "conv_last.comp",
     operands=_X_W_Y,
@@ -34,6 +69,7 @@ CONV_LAST = Kernel(
     ),
     spec={**COOPERATIVE_SPEC, "WHOLE_TAPS": 1, "BAND": 8},
     variants=(HALVES,),
+    reach=_conv_reach,
 )
 CONV_DEPTHWISE_LAST = Kernel(
     "conv_depthwise_last.comp",
@@ -45,166 +81,140 @@ CONV_DEPTHWISE_LAST = Kernel(
     ),
     spec={"KERNEL_H": 3, "KERNEL_W": 3, "STRIDE_W": 1, "DILATION_W": 1, "STRIP": 4, "STORE_VECTOR": 1},
     variants=({},),
+    reach=_depthwise_reach,
 )
 _LANES = 128
 
 
-def takes_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
-    """Whether `conv_last` computes it on this device, in vectors of eight channels."""
-    flat = problem.d == problem.kd == problem.od == 1
-    whole = problem.c % VECTOR == 0 and problem.oc % VECTOR == 0 and min(problem.c, problem.oc) >= MIN_EDGE
-    shape = float16_shape(caps)
-    if problem.dtype != "float16" or not (flat and whole) or shape is None:
-        return False
-    if is_cpu_driver(caps):  # a driver on the CPU may list matrices too, and takes minutes to compile for them
-        return False
-    if problem.groups == 1:
-        return any(tile.runs_on(caps, shape, False) for tile in CONV_LAST_TILES)
-    return is_depthwise(problem) and problem.oc == problem.c
+def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    if problem.dtype != "float16":
+        return f"channels last in float16, the convolution is of {problem.dtype}"
+    if not problem.w_constant:
+        return "its weights are not constant"
+    if not problem.flat or problem.c % VECTOR or problem.oc % VECTOR or min(problem.c, problem.oc) < MIN_EDGE:
+        return f"no planes of whole groups of {VECTOR} channels"
+    if 0 in (problem.h, problem.w):
+        return "an input without elements"
+    return no_cooperative_tile(caps, False, CONV_LAST_TILES) or no_shared_tile(caps)
+
+
+def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `conv_last` does not compute a convolution on a device, in vectors of eight channels; "" where it does."""
+    return f"{problem.groups} groups" if problem.groups > 1 else _no_vectors(problem, caps)
+
+
+def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `product_last` does not compute a convolution; "" where it does."""
+    return no_channels_last(problem, caps) if problem.pointwise else "more than a pixel for each result"
+
+
+def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `depthwise_last` does not compute a convolution; "" where it does."""
+    if not is_depthwise(problem) or problem.oc != problem.c:
+        return "several channels a group"
+    return _no_vectors(problem, caps) or (
+        "" if problem.x_last else "its input has no channels last, and is not worth a copy"
+    )
+
+
+def product_last(problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE) -> list[KernelCall]:
+    """A 1x1 convolution with channels last: pixels [p, c] by weights [c, oc]. ``first`` is done to the weights."""
+    pixels, c, oc = problem.n * problem.pixels, problem.c, problem.oc
+    strides = (pixels * c, c, 1), (c * oc, oc, 1), (pixels * oc, oc, 1)
+    product = MatMulProblem(pixels, oc, c, *strides, dtype="float16", alignment=problem.alignment)
+    return emit(product, e.target, [e["x"], _packed(problem, e, first)], [e["y"]], e.epilogue)
 
 
 def conv_last(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    w: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-    scratch: Scratch | None,
-    prepack: Prepack,
-    tiling: CooperativeTiling | None = None,
+    problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE, tiling: CooperativeTiling | None = None
 ) -> list[KernelCall]:
     """The dispatches of a convolution of x [n, h, w, c] to y [n, oh, ow, oc], both dense; x is aligned to 16 bytes.
 
-    Weights are constant, in OIHW order for ``prepack``. The epilogue sees ``row``, the pixel among those of all images,
-    ``col``, the output channel, and ``o``, the flat index in y. Raises `ValueError` where `takes_channels_last` says no, or
-    the device cannot run such a grid.
+    ``first`` is done to the weights. ``tiling`` overrides the choice of a tile.
     """
-    if not takes_channels_last(problem, caps):
-        raise ValueError(f"conv: no kernel with channels last for {problem} on {caps.name}")
-    if 0 in (problem.n, problem.oh, problem.ow):
-        return []
-    pixels, taps, one = problem.n * problem.oh * problem.ow, problem.kh * problem.kw, (1, 1)
-    by_product = tiling is None and taps == 1 and problem.stride == one and max(problem.pads) == 0
-    if is_depthwise(problem) or by_product:
-        packed = prepack(lambda weights: pack_taps_then_channels(weights, problem), _tag(problem))
-        if is_depthwise(problem):
-            return [_depthwise(problem, caps, x, packed, y, epilogue)]
-        return _as_product(problem, caps, x, packed, y, epilogue, scratch)
-    packed = prepack(lambda weights: pack_with_zeros(weights, problem), f"{_tag(problem)}-zeros")
-    k = taps * problem.c
-    tiling = tiling or cooperative_tiling(
-        pixels, problem.oc, k, 1, caps, False, may_split=scratch is not None, tiles=CONV_LAST_TILES
-    )
-    if tiling is None:
-        raise ValueError(f"conv: no tile of cooperative matrices fits {caps.name}")
-    tile = tiling.tile
+    pixels, k, oc = problem.n * problem.pixels, problem.taps * problem.c, problem.oc
+    packed = _packed(problem, e, first, pack_with_zeros, "-zeros")
+    tiling = tiling or cooperative_tiling(pixels, oc, k, 1, e.caps, False, e.target.tuned, CONV_LAST_TILES)
+    tile, splits = tiling.tile, tiling.splits
     side_by_side = problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
     columns = problem.kw if side_by_side else 1  # of a tap
-    partials = partial_sums(scratch, tiling.splits, pixels * problem.oc, "conv")
-    product = CONV_LAST.call(
-        grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(problem.oc, tile.n), tiling.splits, caps, "conv"),
-        operands={"x": x, "w": packed, "y": y if partials is None else partials},
-        params={
-            "m": pixels,
-            "n": problem.oc,
-            "k": k,
-            "splits": tiling.splits,
-            "split_k": tiling.split_k,
-            "height": problem.h,
-            "width": problem.w,
-            **magic_params("pixels", problem.oh * problem.ow),
-            **magic_params("out_width", problem.ow),
-            "pitch": problem.c,
-            **magic_params("channels", columns * problem.c),
-            **magic_params("kernel_w", problem.kw // columns),
-            **window_params(problem),
-            "y_row": problem.oc,
-            "y_col": 1,
-            "alpha": 1.0,
-        },
-        spec={
-            **tile.spec(tiling.shape, caps.subgroup_size),
-            "STORE_VECTOR": int(partials is not None or _in_units(problem)),
-            "PARTIAL": int(partials is not None),
-            "WHOLE_K": int(k % tile.k == 0),
-            "WHOLE_TAPS": int(columns * problem.c % tile.k == 0),
-        },
-        local_size=(tile.subgroups * caps.subgroup_size, 1, 1),
-        subgroup_size=caps.subgroup_size,
-        flops=problem.flops,
-        **(call_arguments(epilogue, HALVES) if partials is None else {"defines": HALVES}),
-    )
-    if partials is None:
-        return [product]
-    strides = {"y_row": problem.oc, "y_col": 1, "y_batch0": 0, "y_batch1": 0}
-    sizes = (pixels, problem.oc, 1, 1)
-    return [product, reduce_partials(sizes, strides, tiling.splits, 1.0, "float16", caps, partials, y, epilogue)]
-
-
-def _as_product(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    packed: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-    scratch: Scratch | None,
-) -> list[KernelCall]:
-    """A 1x1 convolution: pixels [p, c] by weights [c, oc]."""
-    from vkep.kernels.matmul import MatMulProblem, matmul  # at run time: that module asks cooperative.py first
-
-    pixels, c, oc = problem.n * problem.oh * problem.ow, problem.c, problem.oc
-    product = MatMulProblem(
-        pixels,
-        oc,
-        c,
-        (pixels * c, c, 1),
-        (c * oc, oc, 1),
-        (pixels * oc, oc, 1),
-        dtype="float16",
-        alignment=problem.alignment,
-    )
-    return matmul_cooperative(product, caps, x, packed, y, epilogue, scratch) or matmul(
-        product, caps, x, packed, y, epilogue, scratch
+    return split_product(
+        e,
+        splits,
+        Sums(pixels, oc, 1, 1, (0, 0, oc, 1), "float16"),
+        HALVES,
+        lambda y, **fused: CONV_LAST.call(
+            grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(oc, tile.n), splits, e.caps),
+            operands={"x": e["x"], "w": packed, "y": y},
+            params={
+                "m": pixels,
+                "n": oc,
+                "k": k,
+                "splits": splits,
+                "split_k": tiling.split_k,
+                "height": problem.h,
+                "width": problem.w,
+                **magic_params("pixels", problem.pixels),
+                **magic_params("out_width", problem.ow),
+                "pitch": problem.c,
+                **magic_params("channels", columns * problem.c),
+                **magic_params("kernel_w", problem.kw // columns),
+                **window_params(problem),
+                "y_row": oc,
+                "y_col": 1,
+                "alpha": 1.0,
+            },
+            spec={
+                **tile.spec(tiling.shape, e.caps.subgroup_size),
+                "STORE_VECTOR": int(splits > 1 or _in_units(problem)),
+                "PARTIAL": int(splits > 1),
+                "WHOLE_K": int(k % tile.k == 0),
+                "WHOLE_TAPS": int(columns * problem.c % tile.k == 0),
+            },
+            local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
+            subgroup_size=e.caps.subgroup_size,
+            flops=problem.flops,
+            **fused,
+        ),
     )
 
 
-def _depthwise(
-    problem: ConvProblem, caps: DeviceCapabilities, x: Any, packed: Any, y: Any, epilogue: Epilogue | None
-) -> KernelCall:
+def depthwise_last(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+    """The dispatch of a depthwise convolution with channels last."""
     strip = min(4, 1 << (problem.ow - 1).bit_length())
     strips, units = ceil_div(problem.ow, strip), problem.c // VECTOR
     total = problem.n * problem.oh * strips * units
-    return CONV_DEPTHWISE_LAST.call(
-        grid=flat_grid(total, _LANES, caps, "conv"),
-        operands={"x": x, "w": packed, "y": y},
-        params={
-            "height": problem.h,
-            "width": problem.w,
-            "out_width": problem.ow,
-            "total": total,
-            "channels": problem.c,
-            **magic_params("units", units),
-            **magic_params("strips", strips),
-            **magic_params("out_height", problem.oh),
-            "stride_h": problem.stride[0],
-            "dilation_h": problem.dilation[0],
-            "pad_top": problem.pads[0],
-            "pad_left": problem.pads[1],
-        },
-        spec={
-            "KERNEL_H": problem.kh,
-            "KERNEL_W": problem.kw,
-            "STRIDE_W": problem.stride[1],
-            "DILATION_W": problem.dilation[1],
-            "STRIP": strip,
-            "STORE_VECTOR": int(_in_units(problem)),
-        },
-        local_size=(_LANES, 1, 1),
-        flops=problem.flops,
-        **call_arguments(epilogue, {}),
-    )
+    return [
+        CONV_DEPTHWISE_LAST.call(
+            grid=flat_grid(total, _LANES, e.caps),
+            operands={"x": e["x"], "w": _packed(problem, e, AS_THEY_ARE), "y": e["y"]},
+            params={
+                "height": problem.h,
+                "width": problem.w,
+                "out_width": problem.ow,
+                "total": total,
+                "channels": problem.c,
+                **magic_params("units", units),
+                **magic_params("strips", strips),
+                **magic_params("out_height", problem.oh),
+                "stride_h": problem.stride[0],
+                "dilation_h": problem.dilation[0],
+                "pad_top": problem.pads[0],
+                "pad_left": problem.pads[1],
+            },
+            spec={
+                "KERNEL_H": problem.kh,
+                "KERNEL_W": problem.kw,
+                "STRIDE_W": problem.stride[1],
+                "DILATION_W": problem.dilation[1],
+                "STRIP": strip,
+                "STORE_VECTOR": int(_in_units(problem)),
+            },
+            local_size=(_LANES, 1, 1),
+            flops=problem.flops,
+            **call_arguments(e.epilogue, {}),
+        )
+    ]
 
 
 def pack_taps_then_channels(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
@@ -220,10 +230,18 @@ def pack_with_zeros(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
     return np.concatenate([packed, np.zeros(VECTOR, packed.dtype)])
 
 
+def _packed(
+    problem: ConvProblem,
+    e: Emission,
+    first: First,
+    pack: Callable[[np.ndarray, ConvProblem], np.ndarray] = pack_taps_then_channels,
+    how: str = "",
+) -> Any:
+    transform, tag = first
+    sizes = f"{problem.oc}-{problem.c // problem.groups}-{problem.taps}"
+    return e.target.prepack(e["w"], lambda weights: pack(transform(weights), problem), f"conv-last-{sizes}{how}{tag}")
+
+
 def _in_units(problem: ConvProblem) -> bool:
     """Whether eight results are one aligned store."""
     return problem.alignment % (2 * VECTOR) == 0
-
-
-def _tag(problem: ConvProblem) -> str:
-    return f"conv-last-{problem.oc}-{problem.c // problem.groups}-{problem.kh * problem.kw}"

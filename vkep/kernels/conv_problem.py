@@ -1,25 +1,36 @@
-"""A convolution's shape, and the arguments that its kernels share."""
+"""A convolution's shape, and what its kernels share."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from vkep.kernels.tiles import storage_type
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.fastdiv import LIMIT
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.select import When
+from vkep.kernels.tiles import EXACT_DIVISION_LIMIT, STORAGE
 
-#: elements of a tensor must be addressable with a signed 32-bit index
-_MAX_ELEMENTS = 2**31
+#: how images lie: x and y as [n, c, h, w], both as [n, h, w, c], or y alone
+NCHW, NHWC, TO_NHWC = "nchw", "nhwc", "nchw to nhwc"
 
 
 @dataclass(frozen=True)
-class ConvProblem:
+class ConvProblem(Problem):
     """A convolution of x [n, c, h, w] with weights [oc, c / groups, kh, kw] to y [n, oc, oh, ow] (ONNX Conv).
 
     ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. Three dimensions: ``d``, ``kd``, ``stride_d``,
     ``dilation_d`` and ``pads_d`` (front, back), x then being [n, c, d, h, w]. ``dtype`` is float32 or float16 (sums are
-    float32). ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a
-    larger tensor. ``alignment`` (bytes) divides the addresses of x, w and y. Raises `ValueError` for
+    float32). ``layout`` says how x and y lie ("": as the chosen candidate wants; its operands are [n, c, h, w] until then),
+    ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be repacked.
+    ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a
+    larger tensor. ``alignment`` (bytes) divides the addresses of x and y, and of w where it is not repacked.
+
+    An epilogue sees ``row``, the output channel, ``col``, the pixel in the image, and ``o``, the flat index in a contiguous y;
+    with channels last ``row`` is the pixel among those of all images, and ``col`` the output channel. Raises `ValueError` for
     sizes that do not fit together.
     """
 
@@ -42,9 +53,11 @@ class ConvProblem:
     dilation_d: int = 1
     pads_d: tuple[int, int] = (0, 0)
     alignment: int = 1
+    w_constant: bool = False
+    x_last: bool = False
+    layout: str = ""
 
     def __post_init__(self) -> None:
-        storage_type(self.dtype)
         if self.groups < 1 or self.c % self.groups or self.oc % self.groups:
             raise ValueError(f"conv: {self.groups} groups do not divide {self.c} input and {self.oc} output channels")
         if min(self.kh, self.kw, self.kd, *self.stride, *self.dilation, self.stride_d, self.dilation_d) < 1:
@@ -53,9 +66,49 @@ class ConvProblem:
             raise ValueError(f"conv: sizes and pads must not be negative, got {self}")
         if min(self.oh, self.ow, self.od) < 0:
             raise ValueError(f"conv: the window is larger than the padded input, got {self}")
-        for name, size in (("x", self.n * self.c * self.d * self.h * self.w), ("y", self.n * self.y_batch)):
-            if size >= _MAX_ELEMENTS:
-                raise ValueError(f"conv: {name} has {size} elements, the kernels address fewer than {_MAX_ELEMENTS}")
+
+    def needs(self) -> tuple[Need, ...]:
+        last = self.layout == NHWC
+        x = (self.n, self.h, self.w, self.c) if last else (self.n, self.c, self.d, self.h, self.w)
+        w = (self.oc, self.c // self.groups, self.kd, self.kh, self.kw)
+        return Need("x", self.dtype, x, flat=not last), Need("w", self.dtype, w, flat=True)
+
+    def makes(self) -> tuple[Need, ...]:
+        if self.lies_last:
+            return (Need("y", self.dtype, (self.n * self.oh * self.ow, self.oc)),)
+        y = (self.n, self.oc, self.od * self.oh * self.ow)
+        if self.y_batch_stride is None:
+            return (Need("y", self.dtype, y, flat=True),)
+        return (Need("y", self.dtype, y, (self.y_batch_stride, y[2], 1)),)
+
+    def placed(self, operands: Mapping[str, Any]) -> ConvProblem:
+        x, w, y = (operands[name] for name in ("x", "w", "y"))
+        if self.layout == NHWC:
+            return _placed(self, alignment_of(x, y))
+        if self.layout == TO_NHWC:
+            return _placed(self, alignment_of(y))
+        return _placed(self, alignment_of(x, w, y), y.strides[0] if self.n > 1 else None)
+
+    @property
+    def row_axis(self) -> int | None:  # type: ignore[override]
+        return 0 if self.lies_last else 1
+
+    @property
+    def strided_output(self) -> bool:  # type: ignore[override]
+        return not self.lies_last
+
+    @property
+    def aligned(self) -> bool:  # type: ignore[override]
+        return self.layout == NHWC
+
+    @property
+    def lies_last(self) -> bool:
+        """The result has its channels last."""
+        return self.layout in (NHWC, TO_NHWC)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return self.n, self.c, self.oc, self.oh, self.ow
 
     @functools.cached_property
     def oh(self) -> int:
@@ -70,15 +123,82 @@ class ConvProblem:
         return (self.d + sum(self.pads_d) - self.dilation_d * (self.kd - 1) - 1) // self.stride_d + 1
 
     @property
+    def flat(self) -> bool:
+        """Two dimensions at most."""
+        return self.d == self.kd == self.od == 1
+
+    @property
+    def pixels(self) -> int:
+        """Of a result's plane."""
+        return self.oh * self.ow
+
+    @property
+    def taps(self) -> int:
+        """Of a plane's window."""
+        return self.kh * self.kw
+
+    @property
+    def pointwise(self) -> bool:
+        """A product of pixels and weights, read where they lie."""
+        return self.flat and self.taps == self.groups == 1 and self.stride == (1, 1) and max(self.pads) == 0
+
+    @property
     def y_batch(self) -> int:
         """Elements from one image's result to the next."""
-        return self.y_batch_stride if self.y_batch_stride is not None else self.oc * self.od * self.oh * self.ow
+        return self.y_batch_stride if self.y_batch_stride is not None else self.oc * self.od * self.pixels
 
     @functools.cached_property
     def flops(self) -> int:
-        return (
-            2 * self.n * self.oc * self.od * self.oh * self.ow * (self.c // self.groups) * self.kd * self.kh * self.kw
-        )
+        return 2 * self.n * self.oc * self.od * self.pixels * (self.c // self.groups) * self.kd * self.taps
+
+
+# Layers repeat, and so do plans for other sizes: what was derived before is kept.
+@functools.lru_cache(1024)
+def _placed(problem: ConvProblem, alignment: int, y_batch_stride: int | None = None) -> ConvProblem:
+    return replace(problem, alignment=alignment, y_batch_stride=y_batch_stride)
+
+
+def is_depthwise(problem: ConvProblem) -> bool:
+    """One input channel a group, and a window small enough to unroll."""
+    return problem.flat and problem.c == problem.groups > 1 and problem.taps <= _MAX_DEPTHWISE_TAPS
+
+
+#: a window of more taps than this is not unrolled
+_MAX_DEPTHWISE_TAPS = 49
+#: output channels a group below which a matrix tile would be mostly empty
+_MIN_TILE_CHANNELS = 8
+
+
+def lying(layout: str, when: When) -> When:
+    """A candidate's condition, for a layout: what every kernel asks of a convolution, then ``when``, then how its images lie."""
+
+    def reason(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+        found = _unaddressable(problem) or when(problem, caps)
+        return found or ("" if problem.layout in ("", layout) else f"its images lie as {problem.layout}")
+
+    return reason
+
+
+def _unaddressable(problem: ConvProblem) -> str:
+    if problem.dtype not in STORAGE:
+        return f"no matrix kernel for dtype {problem.dtype!r}; expected one of {sorted(STORAGE)}"
+    window = (*problem.pads, *problem.pads_d, *problem.stride, *problem.dilation, problem.stride_d, problem.dilation_d)
+    if max(window) >= LIMIT:
+        return f"pads, strides and dilations of {max(window)}, expected less than {LIMIT}"
+    return ""
+
+
+def no_tiles(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why a convolution is no matrix product by tiles; "" where it is one."""
+    if not problem.flat:
+        return "three dimensions"
+    if 0 in (problem.c, problem.h, problem.w):
+        return "an input without elements"
+    if problem.pixels >= EXACT_DIVISION_LIMIT:
+        return f"{problem.pixels} pixels, more than the kernels count"
+    if problem.oc // problem.groups < _MIN_TILE_CHANNELS:
+        return f"fewer than {_MIN_TILE_CHANNELS} output channels a group leave a tile mostly empty"
+    return ""
 
 
 @functools.lru_cache(1024)
@@ -107,3 +227,10 @@ def window_params(problem: ConvProblem) -> dict[str, int]:
         "pad_top": problem.pads[0],
         "pad_left": problem.pads[1],
     }
+
+
+def plane_reach(call: KernelCall, images: int) -> dict[str, int]:
+    """Elements of x and y that a kernel with `plane_params` may touch, of so many images."""
+    pixels, groups = call["out_height"] * call["out_width"], call["groups"]
+    y = (images - 1) * call["y_batch"] + groups * call["out_channels"] * pixels
+    return {"x": images * groups * call["channels"] * call["height"] * call["width"], "y": y}

@@ -10,22 +10,26 @@ A wide pixel may hold one beside the window, whose weights are zero: where that 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.conv_nhwc import conv_last, takes_channels_last
-from vkep.kernels.conv_problem import ConvProblem
-from vkep.kernels.cooperative import uints
+from vkep.kernels.conv_nhwc import conv_last, no_channels_last, product_last
+from vkep.kernels.conv_problem import NHWC, ConvProblem
 from vkep.kernels.cooperative_tiles import VECTOR
-from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.tiles import Prepack, Scratch, ceil_div, flat_grid
+from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.select import Emission
+from vkep.kernels.tiles import flat_grid
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    images = ceil_div(call["total"], call["UNITS"] * call["wide_width"] * call["height"])
+    return {"x": 2 * images * call["CHANNELS"] * call["height"] * call["width"], "y": 16 * call["total"]}
+
 
 WIDEN_PIXELS = Kernel(
     "widen_pixels.comp",
@@ -33,6 +37,7 @@ WIDEN_PIXELS = Kernel(
     params=(*uints("total", "width", "pad_left"), *magic_fields("wide_width", "height")),
     spec={"CHANNELS": 3, "PADDED": 4, "UNITS": 1},
     variants=({},),
+    reach=_reach,
 )
 _LANES = 128
 
@@ -64,60 +69,41 @@ def wide_pixels(problem: ConvProblem) -> WidePixels:
     # the least work, then the fewest pixels beside the window, then the least memory
     pixels = min(widths, key=lambda p: (ceil_div(problem.kw, p) * p * channels[p], -problem.kw % p, channels[p]))
     columns, dilation = ceil_div(problem.kw, pixels), problem.dilation[1]
-    wide = dataclasses.replace(
+    wide = replace(
         problem,
         c=pixels * channels[pixels],
         w=(problem.ow - 1) * (step // pixels) + dilation * (columns - 1) + 1,
         kw=columns,
         stride=(problem.stride[0], step // pixels),
         pads=(problem.pads[0], 0, problem.pads[2], 0),
+        layout=NHWC,
     )
     return WidePixels(wide, pixels, channels[pixels])
 
 
-def takes_few_channels(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
-    """Whether `conv_few` is the kernel for it: `conv_last` would compute it, were its channels a multiple of eight."""
-    if problem.c % VECTOR == 0 or problem.groups != 1 or 0 in (problem.n, problem.c, problem.oh, problem.ow):
-        return False
-    try:
-        wide = wide_pixels(problem).problem
-    except ValueError:  # more elements than can be addressed
-        return False
-    return takes_channels_last(wide, caps)
-
-
-def channels_last_kernels(problem: ConvProblem, caps: DeviceCapabilities) -> Callable[..., list[KernelCall]] | None:
-    """What computes a convolution with constant weights so that its result has its channels last: `conv_few`, `conv_last`,
-    or None.
+def no_few_channels(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `conv_few` is not the kernel for a convolution; "" where `conv_last` would compute it, were its channels a multiple of
+    eight.
     """
-    if takes_few_channels(problem, caps):
-        return conv_few
-    return conv_last if takes_channels_last(problem, caps) else None
+    if problem.c % VECTOR == 0 or problem.groups != 1:
+        return f"whole groups of {VECTOR} channels, or groups"
+    if 0 in (problem.n, problem.c, problem.h, problem.w, problem.oh, problem.ow):
+        return "an input or a result without elements"
+    wide = wide_pixels(problem)
+    if wide.nbytes >= 2 * LIMIT:
+        return f"{wide.nbytes // 2} elements of wide pixels, the kernels address fewer than {LIMIT}"
+    return no_channels_last(wide.problem, caps)
 
 
-def conv_few(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    w: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-    scratch: Scratch,
-    prepack: Prepack,
-) -> list[KernelCall]:
-    """The dispatches of a convolution of x [n, c, h, w] to y [n, oh, ow, oc], both dense; `conv_last` for the rest.
-
-    Raises `ValueError` where `takes_few_channels` says no.
-    """
-    if not takes_few_channels(problem, caps):
-        raise ValueError(f"conv: no kernel for few channels for {problem} on {caps.name}")
+def conv_few(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+    """The dispatches of a convolution of x [n, c, h, w] to y [n, oh, ow, oc], both dense: on wide pixels with channels last."""
     wide = wide_pixels(problem)
     shape = wide.problem
     total = shape.n * shape.h * shape.w * (shape.c // VECTOR)
-    widened = scratch(wide.nbytes)
+    widened = e.target.scratch("float16", (shape.n, shape.h, shape.w, shape.c))
     widening = WIDEN_PIXELS.call(
-        grid=flat_grid(total, _LANES, caps, "conv"),
-        operands={"x": x, "y": widened},
+        grid=flat_grid(total, _LANES, e.caps),
+        operands={"x": e["x"], "y": widened},
         params={
             "total": total,
             "width": problem.w,
@@ -128,15 +114,12 @@ def conv_few(
         spec={"CHANNELS": problem.c, "PADDED": wide.channels, "UNITS": shape.c // VECTOR},
         local_size=(_LANES, 1, 1),
     )
-
-    def pack(transform: Any, tag: str) -> Any:
-        return prepack(
-            lambda weights: transform(widen_taps(weights, problem, wide)), f"{tag}-{wide.pixels}x{wide.channels}"
-        )
-
     # the scratch's address is aligned, y's may not be
-    calls = conv_last(shape, caps, widened, w, y, epilogue, scratch, pack)
-    return [widening, *(dataclasses.replace(c, flops=problem.flops) if c.flops else c for c in calls)]
+    first = lambda weights: widen_taps(weights, problem, wide)  # noqa: E731
+    on_wide = Emission(e.target, {**e.operands, "x": widened}, e.epilogue)
+    compute = product_last if shape.pointwise else conv_last
+    calls = compute(shape, on_wide, (first, f"-{wide.pixels}x{wide.channels}"))
+    return [widening, *(replace(c, flops=problem.flops) if c.flops else c for c in calls)]
 
 
 def widen_taps(weights: np.ndarray, problem: ConvProblem, wide: WidePixels) -> np.ndarray:

@@ -6,21 +6,26 @@ Selection is by capability: the device must list a subgroup-scope shape of float
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.conv_problem import ConvProblem, window_params
-from vkep.kernels.cooperative_tiles import CONV_TILES, VECTOR, CooperativeTiling, cooperative_tiling
-from vkep.kernels.epilogue import Epilogue, call_arguments
+from vkep.kernels.conv_problem import ConvProblem, no_tiles, window_params
+from vkep.kernels.cooperative_tiles import (
+    CONV_TILES,
+    VECTOR,
+    CooperativeTiling,
+    cooperative_tiling,
+    no_cooperative_tile,
+)
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.split_k import partial_sums, reduce_partials
-from vkep.kernels.tiles import Prepack, Scratch, ceil_div, check_grid, tile_grid
-
-if TYPE_CHECKING:
-    from vkep.kernels.matmul import MatMulProblem
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
+from vkep.kernels.select import Emission
+from vkep.kernels.split_k import Sums, split_product
+from vkep.kernels.tiles import tile_grid
 
 HALVES = {"T": "float16_t"}
 COOPERATIVE_SPEC = {
@@ -42,8 +47,36 @@ COOPERATIVE_SPEC = {
 }
 
 
-def uints(*names: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, "uint") for name in names)
+def padded_k(call: KernelCall, k: int, group: int) -> int:
+    """Steps of k that the loads of `cooperative_tile.glsl` may touch: groups that begin before its end, or whole stages."""
+    if call["WHOLE_K"]:
+        return max(k, (call["splits"] - 1) * call["split_k"] + call["TILE_K"])
+    return ceil_div(k, group) * group
+
+
+def _product_reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, k, splits, along_k = call["m"], call["n"], call["k"], call["splits"], call["B_ALONG_K"]
+    by_b = {0: 1, 1: VECTOR, 2: VECTOR // 2}[call["B_VECTOR"]]
+    b_k = padded_k(call, k, by_b) if along_k and by_b > 1 else k
+    partial = splits * (call.groups[2] // splits) * m * n * 4
+    return {
+        "a": 2 * product_reach(call, "a", m, padded_k(call, k, VECTOR) if call["A_VECTOR"] else k, splits),
+        "b": 2 * product_reach(call, "b", b_k, n if along_k else max(n, by_b), splits),
+        "y": partial if call["PARTIAL"] else 2 * product_reach(call, "y", m, n, splits),
+    }
+
+
+def _conv_reach(call: KernelCall) -> Mapping[str, int]:
+    images, groups = ceil_div(call["columns"], call["pixels"]), call["groups"]
+    outputs, results = groups * call["out_channels"], call["out_channels"] * groups * call["pixels"]
+    last = padded_k(call, call["k_size"], VECTOR) - call["k_size"]
+    return {
+        "x": 2 * images * groups * call["channels"] * call["height"] * call["width"],
+        "w": 2 * (outputs * call["k_size"] + last),
+        "y": 4 * call["splits"] * images * results
+        if call["PARTIAL"]
+        else 2 * ((images - 1) * call["y_batch"] + results),
+    }
 
 
 MATMUL_COOPERATIVE = Kernel(
@@ -56,6 +89,7 @@ MATMUL_COOPERATIVE = Kernel(
     ),
     spec={**COOPERATIVE_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 16},
     variants=(HALVES,),
+    reach=_product_reach,
 )
 CONV_COOPERATIVE = Kernel(
     "conv_coop.comp",
@@ -68,6 +102,7 @@ CONV_COOPERATIVE = Kernel(
     ),
     spec={**COOPERATIVE_SPEC, "B_ALONG_K": 1, "WHOLE_TAPS": 1, "ONE_TAP": 0},
     variants=(HALVES,),
+    reach=_conv_reach,
 )
 
 
@@ -75,190 +110,82 @@ CONV_COOPERATIVE = Kernel(
 MIN_EDGE = 8
 
 
+def no_cooperative_product(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
+    """Why cooperative matrices do not compute a product; "" where they do."""
+    if problem.dtype != "float16":
+        return f"cooperative matrices of float16, the product is of {problem.dtype}"
+    if min(problem.m, problem.n) < MIN_EDGE or problem.k == 0:
+        return f"a product of {problem.m} by {problem.n} by {problem.k} leaves most of a matrix unused"
+    return unaddressable(problem, caps) or no_cooperative_tile(caps, problem.b_along_k)
+
+
 def matmul_cooperative(
-    problem: MatMulProblem,
-    caps: DeviceCapabilities,
-    a: Any,
-    b: Any,
-    y: Any,
-    epilogue: Epilogue | None = None,
-    scratch: Scratch | None = None,
-    tiling: CooperativeTiling | None = None,
-) -> list[KernelCall] | None:
-    """The dispatches of `matmul` on cooperative matrices; None where the device or the product has no use for them.
-
-    ``tiling`` overrides the choice of a tile. Arguments and errors otherwise as `vkep.kernels.matmul.matmul`.
-    """
-    if problem.dtype != "float16" or min(problem.m, problem.n) < MIN_EDGE or problem.k == 0:
-        return None
-    batch = problem.batches[0] * problem.batches[1]
-    stride_a, stride_b, stride_y = (problem.strides(name) for name in "aby")
-    b_along_k = stride_b[2] == 1 and stride_b[3] != 1
-    tiling = tiling or cooperative_tiling(
-        problem.m, problem.n, problem.k, batch, caps, b_along_k, may_split=scratch is not None
-    )
-    if tiling is None:
-        return None
-    aligned = problem.alignment % (2 * VECTOR) == 0
-    partials = partial_sums(scratch, tiling.splits, batch * problem.m * problem.n, "matmul")
-    store_vector = problem.n % VECTOR == 0 and (partials is not None or (aligned and _in_vectors(stride_y, 3)))
-    tile = tiling.tile
-    product = MATMUL_COOPERATIVE.call(
-        grid=tile_grid(ceil_div(problem.m, tile.m), ceil_div(problem.n, tile.n), batch * tiling.splits, caps, "matmul"),
-        operands={"a": a, "b": b, "y": y if partials is None else partials},
-        params={
-            "m": problem.m,
-            "n": problem.n,
-            "k": problem.k,
-            "batch1": problem.batches[1],
-            "alpha": problem.alpha,
-            "splits": tiling.splits,
-            "split_k": tiling.split_k,
-            **{
-                f"{name}_{axis}": stride
-                for name, strides in (("a", stride_a), ("b", stride_b), ("y", stride_y))
-                for axis, stride in zip(("batch0", "batch1", "row", "col"), strides, strict=True)
+    problem: MatMulProblem, e: Emission, tiling: CooperativeTiling | None = None
+) -> list[KernelCall]:
+    """The dispatches of a product on cooperative matrices. ``tiling`` overrides the choice of a tile."""
+    m, n, k, batch, along_k = problem.m, problem.n, problem.k, problem.products, problem.b_along_k
+    tiling = tiling or cooperative_tiling(m, n, k, batch, e.caps, along_k, e.target.tuned)
+    tile, splits = tiling.tile, tiling.splits
+    return split_product(
+        e,
+        splits,
+        Sums(m, n, batch, problem.batches[1], problem.strides("y"), "float16", problem.alpha),
+        HALVES,
+        lambda y, **fused: MATMUL_COOPERATIVE.call(
+            grid=tile_grid(ceil_div(m, tile.m), ceil_div(n, tile.n), batch * splits, e.caps),
+            operands={"a": e["a"], "b": e["b"], "y": y},
+            params={**problem.params, "splits": splits, "split_k": tiling.split_k},
+            spec={
+                **tile.spec(tiling.shape, e.caps.subgroup_size),
+                "B_ALONG_K": int(along_k),
+                "A_VECTOR": int(problem.in_groups("a", 3, VECTOR)),
+                "B_VECTOR": _b_vector(problem),
+                "STORE_VECTOR": int(n % VECTOR == 0 and (splits > 1 or problem.in_groups("y", 3, VECTOR))),
+                "PARTIAL": int(splits > 1),
+                "WHOLE_K": int(k % tile.k == 0),
             },
-        },
-        spec={
-            **tile.spec(tiling.shape, caps.subgroup_size),
-            "B_ALONG_K": int(b_along_k),
-            "A_VECTOR": int(aligned and problem.k % VECTOR == 0 and _in_vectors(stride_a, 3)),
-            "B_VECTOR": _b_vector(problem, stride_b, b_along_k),
-            "STORE_VECTOR": int(store_vector),
-            "PARTIAL": int(partials is not None),
-            "WHOLE_K": int(problem.k % tile.k == 0),
-        },
-        local_size=(tile.subgroups * caps.subgroup_size, 1, 1),
-        subgroup_size=caps.subgroup_size,
-        flops=problem.flops,
-        **(call_arguments(epilogue, HALVES) if partials is None else {"defines": HALVES}),
-    )
-    if partials is None:
-        return [product]
-    strides = dict(zip(("y_batch0", "y_batch1", "y_row", "y_col"), stride_y, strict=True))
-    sizes = (problem.m, problem.n, batch, problem.batches[1])
-    return [
-        product,
-        reduce_partials(sizes, strides, tiling.splits, problem.alpha, "float16", caps, partials, y, epilogue),
-    ]
-
-
-def _b_vector(problem: MatMulProblem, strides: tuple[int, ...], along_k: bool) -> int:
-    """How b is read: 1 in groups of eight, 2 in groups of four (along columns only), 0 one by one."""
-    along, length = (2, problem.k) if along_k else (3, problem.n)
-    for code, group in ((1, VECTOR), (2, VECTOR // 2)):
-        fits = strides[along] == 1 and all(s % group == 0 for axis, s in enumerate(strides) if axis != along)
-        if fits and length % group == 0 and problem.alignment % (2 * group) == 0 and not (code == 2 and along_k):
-            return code
-    return 0
-
-
-def _in_vectors(strides: tuple[int, ...], along: int) -> bool:
-    """Whether elements are dense along one axis and every other stride keeps groups of eight aligned."""
-    return strides[along] == 1 and all(s % VECTOR == 0 for axis, s in enumerate(strides) if axis != along)
-
-
-def conv_cooperative(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    w: Any,
-    y: Any,
-    epilogue: Epilogue | None = None,
-    scratch: Scratch | None = None,
-    prepack: Prepack | None = None,
-    tiling: CooperativeTiling | None = None,
-) -> list[KernelCall] | None:
-    """The dispatches of `conv` on cooperative matrices; None where the device or the convolution has no use for them.
-
-    Weights must be constant (``prepack``). ``tiling`` overrides the choice of a tile. Arguments and errors otherwise
-    as `vkep.kernels.conv.conv`.
-    """
-    channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.kh * problem.kw
-    flat = problem.d == problem.kd == problem.od == 1
-    if problem.dtype != "float16" or prepack is None or not flat or channels == 0 or out_channels < MIN_EDGE:
-        return None
-    pixels = problem.oh * problem.ow
-    in_place = taps == problem.groups == 1 and problem.stride == (1, 1) and max(problem.pads) == 0
-    if tiling is None and in_place and channels % VECTOR == 0 and pixels % (VECTOR // 2) == 0:
-        return _conv_as_product(problem, caps, x, w, y, epilogue, scratch)
-    columns, padded = problem.n * pixels, ceil_div(channels, VECTOR) * VECTOR
-    k_size = taps * padded
-    tiling = tiling or cooperative_tiling(
-        out_channels, columns, k_size, problem.groups, caps, True, may_split=scratch is not None, tiles=CONV_TILES
-    )
-    if tiling is None or ceil_div(columns, tiling.tile.n) > caps.max_workgroup_count[1]:
-        return None
-    tile = tiling.tile
-    lanes = tile.subgroups * caps.subgroup_size
-    if lanes % tile.n:
-        raise ValueError(f"conv: {lanes} lanes cannot share {tile.n} columns evenly, expected a multiple")
-    total = problem.n * problem.oc * pixels
-    partials = partial_sums(scratch, tiling.splits, total, "conv")
-    packed = prepack(
-        lambda weights: pack_taps_first(weights, problem.groups, channels, taps),
-        f"conv-taps-{problem.groups}-{channels}-{taps}",
-    )
-    stored = pixels % VECTOR == 0 and (partials is not None or problem.y_batch % VECTOR == 0)
-    one_tap = taps == 1 and max(problem.pads) == 0
-    product = CONV_COOPERATIVE.call(
-        grid=check_grid(
-            (ceil_div(out_channels, tile.m), ceil_div(columns, tile.n), problem.groups * tiling.splits), caps, "conv"
+            local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
+            subgroup_size=e.caps.subgroup_size,
+            flops=problem.flops,
+            **fused,
         ),
-        operands={"x": x, "w": packed, "y": y if partials is None else partials},
-        params={
-            "channels": channels,
-            "height": problem.h,
-            "width": problem.w,
-            "out_channels": out_channels,
-            "groups": problem.groups,
-            "columns": columns,
-            **magic_params("pixels", pixels),
-            **magic_params("out_width", problem.ow),
-            **magic_params("padded", padded),
-            **magic_params("kernel_w", problem.kw),
-            **window_params(problem),
-            "k_size": k_size,
-            "splits": tiling.splits,
-            "split_k": tiling.split_k,
-            "y_batch": problem.y_batch,
-        },
-        spec={
-            **tile.spec(tiling.shape, caps.subgroup_size),
-            "B_ALONG_K": 1,
-            "STORE_VECTOR": int(stored and problem.alignment % (2 * VECTOR) == 0),
-            "PARTIAL": int(partials is not None),
-            "WHOLE_K": int(k_size % tile.k == 0),
-            "WHOLE_TAPS": int(channels % tile.k == 0),
-            "ONE_TAP": int(one_tap),
-        },
-        local_size=(lanes, 1, 1),
-        subgroup_size=caps.subgroup_size,
-        flops=problem.flops,
-        **(call_arguments(epilogue, HALVES) if partials is None else {"defines": HALVES}),
     )
-    if partials is None:
-        return [product]
-    strides = {"y_row": pixels, "y_col": 1, "y_batch0": problem.y_batch, "y_batch1": 0}
-    sizes = (problem.oc, pixels, problem.n, 1)
-    return [product, reduce_partials(sizes, strides, tiling.splits, 1.0, "float16", caps, partials, y, epilogue)]
 
 
-def _conv_as_product(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    w: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-    scratch: Scratch | None,
-) -> list[KernelCall] | None:
+def _b_vector(problem: MatMulProblem) -> int:
+    """How b is read: 1 in groups of eight, 2 in groups of four (along columns only), 0 one by one."""
+    if problem.in_groups("b", 2 if problem.b_along_k else 3, VECTOR):
+        return 1
+    return 2 if not problem.b_along_k and problem.in_groups("b", 3, VECTOR // 2) else 0
+
+
+def no_cooperative_conv(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why cooperative matrices do not compute a convolution; "" where they do."""
+    if problem.dtype != "float16":
+        return f"cooperative matrices of float16, the convolution is of {problem.dtype}"
+    if not problem.w_constant:
+        return "its weights are not constant"
+    if any(tile.subgroups * caps.subgroup_size % tile.n for tile in CONV_TILES):
+        return f"subgroups of {caps.subgroup_size} lanes do not share a tile's columns"
+    return no_tiles(problem, caps) or no_cooperative_tile(caps, True, CONV_TILES)
+
+
+def no_conv_as_product(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why cooperative matrices do not compute a convolution as products of its weights by its images; "" where they do."""
+    if not problem.pointwise or problem.c % VECTOR or problem.pixels % (VECTOR // 2):
+        return f"no 1x1 convolution of whole groups of {VECTOR} channels and {VECTOR // 2} pixels"
+    return no_cooperative_conv(problem, caps) or no_cooperative_product(_as_product(problem), caps)
+
+
+def conv_as_product(problem: ConvProblem, e: Emission) -> list[KernelCall]:
     """A 1x1 convolution: for each image, weights [oc, c] by its pixels [c, oh * ow], read in vectors."""
-    from vkep.kernels.matmul import MatMulProblem  # at run time: that module asks this one first
+    operands = {"a": e["w"], "b": e["x"], "y": e["y"]}
+    return matmul_cooperative(_as_product(problem), Emission(e.target, operands, e.epilogue))
 
-    pixels = problem.oh * problem.ow
-    product = MatMulProblem(
+
+def _as_product(problem: ConvProblem) -> MatMulProblem:
+    pixels = problem.pixels
+    return MatMulProblem(
         problem.oc,
         pixels,
         problem.c,
@@ -269,7 +196,64 @@ def _conv_as_product(
         dtype=problem.dtype,
         alignment=problem.alignment,
     )
-    return matmul_cooperative(product, caps, w, x, y, epilogue, scratch)
+
+
+def conv_cooperative(problem: ConvProblem, e: Emission, tiling: CooperativeTiling | None = None) -> list[KernelCall]:
+    """The dispatches of a convolution on cooperative matrices. ``tiling`` overrides the choice of a tile."""
+    channels, out_channels = problem.c // problem.groups, problem.oc // problem.groups
+    taps, pixels = problem.taps, problem.pixels
+    columns, padded = problem.n * pixels, ceil_div(channels, VECTOR) * VECTOR
+    k_size = taps * padded
+    tiling = tiling or cooperative_tiling(
+        out_channels, columns, k_size, problem.groups, e.caps, True, e.target.tuned, CONV_TILES
+    )
+    tile, splits = tiling.tile, tiling.splits
+    packed = e.target.prepack(
+        e["w"],
+        lambda weights: pack_taps_first(weights, problem.groups, channels, taps),
+        f"conv-taps-{problem.groups}-{channels}-{taps}",
+    )
+    aligned = splits > 1 or (problem.y_batch % VECTOR == 0 and problem.alignment % (2 * VECTOR) == 0)
+    return split_product(
+        e,
+        splits,
+        Sums(problem.oc, pixels, problem.n, 1, (problem.y_batch, 0, pixels, 1), "float16"),
+        HALVES,
+        lambda y, **fused: CONV_COOPERATIVE.call(
+            grid=(ceil_div(out_channels, tile.m), ceil_div(columns, tile.n), problem.groups * splits),
+            operands={"x": e["x"], "w": packed, "y": y},
+            params={
+                "channels": channels,
+                "height": problem.h,
+                "width": problem.w,
+                "out_channels": out_channels,
+                "groups": problem.groups,
+                "columns": columns,
+                **magic_params("pixels", pixels),
+                **magic_params("out_width", problem.ow),
+                **magic_params("padded", padded),
+                **magic_params("kernel_w", problem.kw),
+                **window_params(problem),
+                "k_size": k_size,
+                "splits": splits,
+                "split_k": tiling.split_k,
+                "y_batch": problem.y_batch,
+            },
+            spec={
+                **tile.spec(tiling.shape, e.caps.subgroup_size),
+                "B_ALONG_K": 1,
+                "STORE_VECTOR": int(pixels % VECTOR == 0 and aligned),
+                "PARTIAL": int(splits > 1),
+                "WHOLE_K": int(k_size % tile.k == 0),
+                "WHOLE_TAPS": int(channels % tile.k == 0),
+                "ONE_TAP": int(taps == 1 and max(problem.pads) == 0),
+            },
+            local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
+            subgroup_size=e.caps.subgroup_size,
+            flops=problem.flops,
+            **fused,
+        ),
+    )
 
 
 def pack_taps_first(weights: np.ndarray, groups: int, channels: int, taps: int) -> np.ndarray:

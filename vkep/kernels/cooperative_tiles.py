@@ -7,8 +7,8 @@ from dataclasses import astuple, dataclass
 from functools import partial
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
-from vkep.kernels.tiles import ceil_div
-from vkep.kernels.tuning import Choice, chosen
+from vkep.kernels.launch import ceil_div, is_cpu
+from vkep.kernels.tuning import Choice, Tuned, estimated
 
 #: halves in the 16 bytes that a lane loads at a time
 VECTOR = 8
@@ -146,6 +146,22 @@ def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
     return max(usable, key=lambda s: (s.m * s.n * s.k, s.m), default=None)
 
 
+def no_cooperative_tile(
+    caps: DeviceCapabilities, b_along_k: bool, tiles: Mapping[CooperativeTile, TileCost] = MATMUL_TILES
+) -> str:
+    """Why float16 products on cooperative matrices do not run on a device; "" where they do."""
+    shape = float16_shape(caps)
+    if shape is None:
+        return "the device has no cooperative matrices of float16 with float32 sums"
+    if is_cpu(caps):
+        return "a driver on the CPU takes minutes to compile for cooperative matrices"
+    return (
+        ""
+        if any(t.runs_on(caps, shape, b_along_k) for t in tiles)
+        else "no tile of cooperative matrices fits the device"
+    )
+
+
 @dataclass(frozen=True)
 class CooperativeTiling:
     tile: CooperativeTile
@@ -161,22 +177,22 @@ def cooperative_tiling(
     batch: int,
     caps: DeviceCapabilities,
     b_along_k: bool,
-    may_split: bool,
+    tuned: Tuned = estimated,
     tiles: Mapping[CooperativeTile, TileCost] = MATMUL_TILES,
-) -> CooperativeTiling | None:
-    """The tile for ``batch`` products of m by n by k and the parts that k is split into; None where no tile runs.
+) -> CooperativeTiling:
+    """The tile for ``batch`` products of m by n by k and the parts that k is split into.
 
-    The choice is the least estimated time (`_fastest`), or what was tuned for the problem on this device.
+    The choice is the least estimated time (`_fastest`), or what was tuned for the problem on this device, which some tile
+    must fit (`no_cooperative_tile`).
     """
     shape = float16_shape(caps)
-    if shape is None:
-        return None
+    assert shape is not None
     kind = next((name for name, table in _TABLES.items() if table is tiles), "own")
-    candidates = partial(cooperative_candidates, k, caps, b_along_k, may_split, tiles)
-    tuned = chosen(caps, candidates, "cooperative", kind, m, n, k, batch, int(b_along_k))
-    if tuned is None:
-        tuned = _fastest(m, n, k, batch, caps, shape, b_along_k, may_split, tiles)
-    return None if tuned is None else tiling_of(CooperativeTile(*tuned[:-1]), shape, k, tuned[-1])
+    candidates = partial(cooperative_candidates, k, caps, b_along_k, tiles)
+    choice = tuned(candidates, "cooperative", kind, m, n, k, batch, int(b_along_k))
+    if choice is None:
+        choice = _fastest(m, n, k, batch, caps, shape, b_along_k, tiles)
+    return tiling_of(CooperativeTile(*choice[:-1]), shape, k, choice[-1])
 
 
 def _fastest(
@@ -187,9 +203,8 @@ def _fastest(
     caps: DeviceCapabilities,
     shape: CooperativeMatrixShape,
     b_along_k: bool,
-    may_split: bool,
     tiles: Mapping[CooperativeTile, TileCost],
-) -> Choice | None:
+) -> Choice:
     """The candidate of the least estimated time: waves of as many workgroups as the cores take at once, each as long as its
     stages, with padding, and its stores; and the cost of adding the parts. Times of another device are all larger or smaller.
     """
@@ -201,7 +216,7 @@ def _fastest(
         at_once = tile.workgroups_a_core(caps, shape, b_along_k)
         groups = batch * ceil_div(m, tile.m) * ceil_div(n, tile.n)
         stage, store = tile.m * tile.n * tile.k / (_RATE * cost.speed), _STORE * tile.m * tile.n
-        for splits in _splits(tile, k, may_split):
+        for splits in _splits(tile, k):
             stages = ceil_div(ceil_div(k, splits), tile.k)
             full, rest = divmod(groups * splits, units * at_once)
             time = full * (stages * max(at_once * stage, cost.stage) + _START + at_once * store)
@@ -212,12 +227,13 @@ def _fastest(
                 time += _REDUCE + _PARTIAL * batch * m * n * splits
             if best is None or time < best[0]:
                 best = (time, tile, splits)
-    return None if best is None else (*astuple(best[1]), best[2])
+    assert best is not None
+    return (*astuple(best[1]), best[2])
 
 
-def _splits(tile: CooperativeTile, k: int, may_split: bool) -> list[int]:
+def _splits(tile: CooperativeTile, k: int) -> list[int]:
     """Those of `_SPLITS` that cut k, in whole stages, into so many parts of some length."""
-    if not may_split or k < 2 * _MIN_SPLIT_K:
+    if k < 2 * _MIN_SPLIT_K:
         return [1]
     stages = ceil_div(k, tile.k)
     enough = [s for s in _SPLITS if k >= s * _MIN_SPLIT_K]
@@ -225,12 +241,12 @@ def _splits(tile: CooperativeTile, k: int, may_split: bool) -> list[int]:
 
 
 def cooperative_candidates(
-    k: int, caps: DeviceCapabilities, b_along_k: bool, may_split: bool, tiles: Mapping[CooperativeTile, TileCost]
+    k: int, caps: DeviceCapabilities, b_along_k: bool, tiles: Mapping[CooperativeTile, TileCost]
 ) -> list[Choice]:
     """The fields of a `CooperativeTile`, and splits, of every tiling that may be chosen for a problem."""
     shape = float16_shape(caps)
     fitting = [t for t in tiles if shape is not None and t.runs_on(caps, shape, b_along_k)]
-    return [(*astuple(tile), splits) for tile in fitting for splits in _splits(tile, k, may_split)]
+    return [(*astuple(tile), splits) for tile in fitting for splits in _splits(tile, k)]
 
 
 def tiling_of(tile: CooperativeTile, shape: CooperativeMatrixShape, k: int, splits: int) -> CooperativeTiling:

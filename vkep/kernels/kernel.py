@@ -9,9 +9,10 @@ operands still abstract (whatever the caller plans with), so that it stays pure 
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vkep.plan.records import ShaderVariant
@@ -21,6 +22,8 @@ SCALAR_CODES = {"uint": "I", "int": "i", "float": "f"}
 ADDRESS_BYTES = 8
 #: larger argument blocks go to memory: what every Vulkan device has of push constants (specification, "Required Limits")
 PUSH_CONSTANT_BYTES = 128
+#: spec constants of ``shaders/workgroup.glsl``: the grid of a call that runs folded
+FOLD_IDS = {32: "FOLD_X", 33: "FOLD_Y", 34: "FOLD_Z"}
 #: the reach of an operand whose addresses are generated from its view's own shape and strides
 ITS_VIEW = -1
 #: bytes of the GLSL types that kernels declare pointers to
@@ -32,6 +35,11 @@ GLSL_BYTES = {
     **dict.fromkeys(("uvec4", "ivec4", "vec4", "dvec2"), 16),
     **dict.fromkeys(("dvec4", "u64vec4", "i64vec4"), 32),
 }
+
+
+def uints(*names: str) -> tuple[tuple[str, str], ...]:
+    """The declaration of unsigned arguments."""
+    return tuple((name, "uint") for name in names)
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,23 @@ class KernelCall:
     def reaches(self) -> Mapping[str, int]:
         """Bytes that the call's lanes may touch of each of the kernel's own operands (`ITS_VIEW`: what its view covers)."""
         return self.kernel.reach(self) if self.kernel.reach is not None else {}
+
+    @property
+    def groups(self) -> tuple[int, int, int]:
+        """The workgroups along each axis as the kernel sees them (``group_count`` in ``shaders/workgroup.glsl``)."""
+        x, y, z = (self.spec.get(name, size) for name, size in zip(FOLD_IDS.values(), self.grid, strict=True))
+        return x, y, z
+
+    def folded(self, limits: Sequence[int]) -> KernelCall:
+        """The call for a device that allows so many workgroups along each axis (Vulkan: 65535 at least, so that two axes have
+        room for all that 32-bit indices count).
+        """
+        if all(size <= limit for size, limit in zip(self.grid, limits, strict=True)):
+            return self
+        total = math.prod(self.grid)
+        y = -(-total // limits[0])
+        spec = {**self.spec, **dict(zip(FOLD_IDS.values(), self.grid, strict=True))}
+        return replace(self, grid=(-(-total // y), y, 1), spec=spec)
 
     @property
     def argument_bytes(self) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_count, element_type, grid, lanes
+from vkep.kernels.launch import ceil_div, element_type, grid, lanes
+from vkep.kernels.problem import Need, Problem, extent
+from vkep.kernels.select import Candidate, Emission, implement
 
 _STRIDES = ("batch0", "batch1", "row", "col")
 
@@ -21,6 +23,16 @@ def _defines(a: str, b: str, y: str) -> dict[str, str]:
         "Y_T": kind.glsl,
         "ACC_T": kind.glsl_compute,
     }
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, k, inner = call["m"], call["n"], call["k"], call["batch1"]
+    batch = ceil_div(call["total"], call["tiles_m"] * call["tiles_n"])
+    reach = {"y": batch * m * n * call.size_of("Y_T")}
+    for name, sizes in (("a", (m, k)), ("b", (k, n))):
+        strides = [call[f"{name}_{axis}"] for axis in _STRIDES]
+        reach[name] = extent((batch // inner, inner, *sizes), strides) * call.size_of(f"{name.upper()}_T")
+    return reach
 
 
 MATMUL_GENERIC = Kernel(
@@ -46,59 +58,81 @@ MATMUL_GENERIC = Kernel(
             ("float64", "float64", "float64"),
         )
     ),
+    reach=_reach,
 )
 
 
-def matmul_generic(
-    batch: tuple[int, int],
-    m: int,
-    n: int,
-    k: int,
-    a_strides: Sequence[int],
-    b_strides: Sequence[int],
-    dtypes: tuple[str, str, str],
-    caps: DeviceCapabilities,
-    a: Any,
-    b: Any,
-    y: Any,
-) -> list[KernelCall]:
-    """``y[batch] = a[batch] @ b[batch]``, y contiguous [outer batch, inner batch, m, n].
+@dataclass(frozen=True)
+class GenericProductProblem(Problem):
+    """``y[batch] = a[batch] @ b[batch]``, y dense [outer batch * inner batch, m, n].
 
-    Strides are in elements: (outer batch, inner batch, row, column), not negative; 0 broadcasts. ``dtypes`` are those of
-    a, b and y; sums are kept in y's type and wrap where it is an integer. Raises `ValueError` for bfloat16 and bool, and for
-    sizes that 32-bit indices do not reach.
+    Strides are in elements: (outer batch, inner batch, row, column); 0 broadcasts. ``dtypes`` are those of a, b and y; sums are
+    kept in y's type and wrap where it is an integer. Raises `ValueError` for strides below 0.
     """
-    for dtype in dtypes:
+
+    batch: tuple[int, int]
+    m: int
+    n: int
+    k: int
+    a_strides: tuple[int, ...]
+    b_strides: tuple[int, ...]
+    dtypes: tuple[str, str, str]
+
+    def __post_init__(self) -> None:
+        for name, strides in (("a", self.a_strides), ("b", self.b_strides)):
+            if min(strides) < 0:
+                raise ValueError(f"matmul: strides of {name} are {strides}, expected none below 0")
+
+    def needs(self) -> tuple[Need, ...]:
+        a, b, _ = self.dtypes
+        return (
+            Need("a", a, (*self.batch, self.m, self.k), self.a_strides),
+            Need("b", b, (*self.batch, self.k, self.n), self.b_strides),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtypes[2], (*self.batch, self.m, self.n), flat=True),)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch[0] * self.batch[1] * self.m * self.n * self.k
+
+
+def _no_product(problem: GenericProductProblem, caps: DeviceCapabilities) -> str:
+    for dtype in problem.dtypes:
         if element_type(dtype).name == "bfloat16" or element_type(dtype).kind == "bool":
-            raise ValueError(f"matmul: no generic kernel for {dtype}; expected an integer type, float32 or float64")
-    if not element_count("matmul", *batch, m, n):
-        return []
-    for name, strides, sizes in (("a", a_strides, (*batch, m, k)), ("b", b_strides, (*batch, k, n))):
-        if min(strides) < 0:
-            raise ValueError(f"matmul: strides of {name} are {tuple(strides)}, expected none below 0")
-        element_count(f"matmul operand {name}", sum((d - 1) * s for d, s in zip(sizes, strides, strict=True) if d) + 1)
+            return f"matmul: no generic kernel for {dtype}; expected an integer type, float32 or float64"
+    longest = max(*problem.a_strides, *problem.b_strides)
+    return f"matmul: strides of {longest} elements, expected less than {LIMIT}" if longest >= LIMIT else ""
+
+
+def _generic(problem: GenericProductProblem, e: Emission) -> list[KernelCall]:
+    m, n = problem.m, problem.n
     micro_m, micro_n = min(4, 1 << (m - 1).bit_length()), min(4, 1 << (n - 1).bit_length())
     tiles_m, tiles_n = ceil_div(m, micro_m), ceil_div(n, micro_n)
-    total = batch[0] * batch[1] * tiles_m * tiles_n
-    local = lanes(caps, total)
-    stride_params = dict(zip((f"{o}_{axis}" for o in "ab" for axis in _STRIDES), (*a_strides, *b_strides), strict=True))
+    total = problem.batch[0] * problem.batch[1] * tiles_m * tiles_n
+    local = lanes(e.caps, total)
+    names = (f"{operand}_{axis}" for operand in "ab" for axis in _STRIDES)
     return [
         MATMUL_GENERIC.call(
             grid=grid(ceil_div(total, local)),
-            operands={"a": a, "b": b, "y": y},
+            operands=e.operands,
             params={
                 "m": m,
                 "n": n,
-                "k": k,
+                "k": problem.k,
                 "total": total,
                 **magic_params("tiles_n", tiles_n),
                 **magic_params("tiles_m", tiles_m),
-                "batch1": batch[1],
-                **stride_params,
+                "batch1": problem.batch[1],
+                **dict(zip(names, (*problem.a_strides, *problem.b_strides), strict=True)),
             },
             spec={"MICRO_M": micro_m, "MICRO_N": micro_n},
-            defines=_defines(*dtypes),
+            defines=_defines(*problem.dtypes),
             local_size=(local,),
-            flops=2 * batch[0] * batch[1] * m * n * k,
+            flops=problem.flops,
         )
     ]
+
+
+implement(GenericProductProblem, Candidate("generic", _generic, when=_no_product))

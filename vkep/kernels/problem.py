@@ -50,11 +50,14 @@ class Need:
     @property
     def extent(self) -> int:
         """Elements from the operand's first one to the last one that may be touched, both included."""
-        if self.strides is None:
-            return math.prod(self.shape)
-        if 0 in self.shape:
-            return 0
-        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+        return math.prod(self.shape) if self.strides is None else extent(self.shape, self.strides)
+
+
+def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last one that sizes and strides (not negative) reach, both included."""
+    if min(sizes, default=1) <= 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
 
 
 P = TypeVar("P", bound="Problem")
@@ -83,6 +86,11 @@ class Problem:
     def flops(self) -> int:
         """Arithmetic operations, for reports and for what a candidate is expected to cost."""
         return 0
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Sizes that tell problems apart where `vkep tune` tries whole candidates (`vkep.kernels.select.Candidate.worth`)."""
+        return ()
 
     def placed(self: P, operands: Mapping[str, Any]) -> P:
         """The problem with what only its operands' places tell: their alignment, the strides of its output."""

@@ -14,6 +14,7 @@ ARITHMETIC_RATE = Kernel(
     params=(("steps", "uint"), ("slope", "float"), ("intercept", "float")),
     spec={"CHAINS": 24, "MAT_M": 0, "MAT_N": 0, "MAT_K": 0},
     variants=({}, {"COOPERATIVE": "1"}),
+    reach=lambda call: {"y": 4},
 )
 _CHAINS, _COOPERATIVE_CHAINS = 24, 4
 #: workgroups enough for several on each core, of a few waves each

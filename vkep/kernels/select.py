@@ -6,7 +6,7 @@ Everyone who asks which kernel runs a problem, and why, reads the same table: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,6 +19,8 @@ from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import Workspace, element_type
 from vkep.kernels.problem import Problem
+from vkep.kernels.tuning import Choice as MeasuredChoice
+from vkep.kernels.tuning import Tuned, estimated
 
 P = TypeVar("P", bound=Problem)
 
@@ -28,6 +30,9 @@ class Target(Workspace, Protocol):
 
     @property
     def caps(self) -> DeviceCapabilities: ...
+
+    def tuned(self, candidates: Callable[[], Iterable[MeasuredChoice]], *problem: object) -> MeasuredChoice | None:
+        """What measuring on the device chose among the candidates for a problem; None where nothing was."""
 
     def prepack(self, weight: Any, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Any:
         """A weight transformed once on the host; None where ``weight`` is no constant.
@@ -86,7 +91,10 @@ class Candidate(Generic[P]):
         name: as `vkep explain` prints it.
         emit: makes the dispatches. It refuses nothing that ``when`` lets pass.
         when: why it does not take a problem on a device ("" where it does): the problem's shape, what the device lacks, limits
-            of grid, shared memory and arguments. Where the problem lies in memory is not known yet.
+            of shared memory and arguments (of grids there are none: `KernelCall.folded`). Where the problem lies in memory is
+            not known yet.
+        worth: where it takes a problem, why a later one is expected to be faster. `vkep tune` may know better, by the
+            candidate's name and the problem's key.
         epilogue: whether its result may pass through a fused expression.
         layout: how its images lie in memory: "nchw" or "nhwc".
     """
@@ -94,6 +102,7 @@ class Candidate(Generic[P]):
     name: str
     emit: Callable[[P, Emission], list[KernelCall]]
     when: When = always
+    worth: When = always
     epilogue: bool = False
     layout: str = "nchw"
 
@@ -103,7 +112,11 @@ class Choice(Generic[P]):
     """The candidate that runs a problem, and those before it in the table with what turned them down."""
 
     candidate: Candidate[P]
-    turned_down: tuple[tuple[str, str], ...]
+    turned_down: tuple[tuple[str, str], ...] = ()
+
+    def emit(self, problem: P, e: Emission) -> list[KernelCall]:
+        """The candidate's dispatches, with grids that the device allows."""
+        return [call.folded(e.caps.max_workgroup_count) for call in self.candidate.emit(problem, e)]
 
 
 _TABLES: dict[type[Problem], tuple[Candidate[Any], ...]] = {}
@@ -126,7 +139,7 @@ def tables() -> Mapping[type[Problem], tuple[Candidate[Any], ...]]:
     return _TABLES
 
 
-def choose(problem: P, caps: DeviceCapabilities) -> Choice[P]:
+def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Choice[P]:
     """The first candidate that takes a problem on a device. Raises `Decline` with every candidate's reason where none does, and
     for operands of more elements than kernels count.
     """
@@ -135,12 +148,21 @@ def choose(problem: P, caps: DeviceCapabilities) -> Choice[P]:
             raise Decline(f"{need.name} has {need.extent} elements; the kernels take fewer than 2**31")
     turned_down: list[tuple[str, str]] = []
     for candidate in _TABLES[type(problem)]:
-        reason = candidate.when(problem, caps)
+        reason = candidate.when(problem, caps) or _not_worth(candidate, problem, caps, tuned)
         if not reason:
             return Choice(candidate, tuple(turned_down))
         turned_down.append((candidate.name, reason))
     reasons = dict.fromkeys(reason for _, reason in turned_down)
     raise Decline("; ".join(reasons) or f"no kernel computes a {type(problem).__name__}")
+
+
+def _not_worth(candidate: Candidate[P], problem: P, caps: DeviceCapabilities, tuned: Tuned) -> str:
+    if candidate.worth is always:
+        return ""
+    choice = tuned(lambda: [(0,), (1,)], candidate.name, *problem.key)
+    if choice is None:
+        return candidate.worth(problem, caps)
+    return "" if choice[0] else "another one was measured to be faster"
 
 
 def emit(
@@ -150,9 +172,13 @@ def emit(
     outputs: Sequence[Any],
     epilogue: Epilogue | None = None,
 ) -> list[KernelCall]:
-    """The dispatches of the chosen candidate for operands in the order of `Problem.needs` and `Problem.makes`."""
+    """The dispatches of the chosen candidate for operands in the order of `Problem.needs` and `Problem.makes`; none where the
+    results have no elements.
+    """
+    if any(need.extent == 0 for need in problem.makes()):
+        return []
     operands = bind(problem, inputs, outputs)
-    return choose(problem, target.caps).candidate.emit(problem, Emission(target, operands, epilogue))
+    return choose(problem, target.caps, target.tuned).emit(problem, Emission(target, operands, epilogue))
 
 
 def bind(problem: Problem, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:

@@ -1,14 +1,24 @@
-"""Adding the parts of a product that was split along k: ``shaders/matmul_reduce.comp``."""
+"""Products that are split along k, and what adds their parts: ``shaders/matmul_reduce.comp``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.epilogue import Epilogue, call_arguments
+from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.tiles import STORAGE, Scratch, flat_grid, storage_type
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.problem import extent
+from vkep.kernels.select import Emission
+from vkep.kernels.tiles import STORAGE, flat_grid
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, inner, total = call["m"], call["n"], call["batch1"], call["total"]
+    sizes = (ceil_div(ceil_div(total, m * n), inner), inner, m, n)
+    y = extent(sizes, [call[name] for name in ("y_batch0", "y_batch1", "y_row", "y_col")])
+    return {"partials": call["splits"] * total * 4, "y": y * call.size_of("T")}
+
 
 MATMUL_REDUCE = Kernel(
     "matmul_reduce.comp",
@@ -19,52 +29,53 @@ MATMUL_REDUCE = Kernel(
         ("alpha", "float"),
     ),
     variants=tuple({"T": t} for t in STORAGE.values()),
+    reach=_reach,
 )
 _LANES = 64
 
 
-def partial_sums(scratch: Scratch | None, splits: int, results: int, what: str) -> Any:
-    """Memory for the float32 sums of ``results`` in ``splits`` parts; None where there is one part, which needs none.
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The results [batch, m, n] of a product: their sizes, how many of the batches are inner ones, and the strides of y
+    (elements; outer batch, inner batch, row, column).
+    """
 
-    Raises `ValueError` without ``scratch``.
+    m: int
+    n: int
+    batch: int
+    inner: int
+    y_strides: tuple[int, int, int, int]
+    dtype: str
+    alpha: float = 1.0
+
+
+def split_product(
+    e: Emission, splits: int, sums: Sums, defines: dict[str, str], product: Callable[..., KernelCall]
+) -> list[KernelCall]:
+    """The dispatches of ``product(y, **call_arguments)``; with several ``splits`` its y are partial sums (float32 [splits,
+    batch, m, n]), which a second one adds.
     """
     if splits == 1:
-        return None
-    if scratch is None:
-        raise ValueError(f"{what}: {splits} splits of k need scratch memory, and none was given")
-    return scratch(4 * splits * results)
-
-
-def reduce_partials(
-    sizes: tuple[int, int, int, int],
-    y_strides: Mapping[str, int],
-    splits: int,
-    alpha: float,
-    dtype: str,
-    caps: DeviceCapabilities,
-    partials: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-) -> KernelCall:
-    """``y`` = ``alpha`` times the sum over splits of partials [splits, batch, m, n] (float32).
-
-    ``sizes`` are m, n, all batches and the inner batches; ``y_strides`` (elements) by the names of the GLSL.
-    """
-    m, n, batch, inner = sizes
-    total = batch * m * n
-    return MATMUL_REDUCE.call(
-        grid=flat_grid(total, _LANES, caps, "matmul"),
-        operands={"partials": partials, "y": y},
-        params={
-            "m": m,
-            "n": n,
-            "splits": splits,
-            "total": total,
-            "batch1": inner,
-            "alpha": alpha,
-            **y_strides,
-        },
-        local_size=(_LANES, 1, 1),
-        flops=splits * total,
-        **call_arguments(epilogue, {"T": storage_type(dtype)}),
-    )
+        return [product(e["y"], **call_arguments(e.epilogue, defines))]
+    total = sums.batch * sums.m * sums.n
+    partials = e.target.scratch("float32", (splits, total))
+    strides = dict(zip(("y_batch0", "y_batch1", "y_row", "y_col"), sums.y_strides, strict=True))
+    return [
+        product(partials, defines=defines),
+        MATMUL_REDUCE.call(
+            grid=flat_grid(total, _LANES, e.caps),
+            operands={"partials": partials, "y": e["y"]},
+            params={
+                "m": sums.m,
+                "n": sums.n,
+                "splits": splits,
+                "total": total,
+                "batch1": sums.inner,
+                "alpha": sums.alpha,
+                **strides,
+            },
+            local_size=(_LANES, 1, 1),
+            flops=splits * total,
+            **call_arguments(e.epilogue, {"T": STORAGE[sums.dtype]}),
+        ),
+    ]

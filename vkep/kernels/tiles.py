@@ -10,12 +10,11 @@ Two families, chosen by `DeviceCapabilities` only:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.tuning import Choice, chosen
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.tuning import Choice, Tuned, estimated
 
 #: GLSL storage type of each element type that these kernels take; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
@@ -29,28 +28,10 @@ TILED_DEFINES = {
     "float16": {"T": "float16_t", "WIDE_T": "f16vec4"},
 }
 
-#: gives a temporary buffer of so many bytes, as an operand
-Scratch = Callable[[int], Any]
-#: prepack(transform, tag): registers ``transform(constant) -> packed`` on a constant operand, done once, and gives the
-#: packed constant's operand; the tag names the transformation (equal tags on equal constants give equal bytes)
-Prepack = Callable[[Callable[[Any], Any], str], Any]
-
-
-def storage_type(dtype: str) -> str:
-    """The GLSL type of an element. Raises `ValueError` for a type without a matrix kernel."""
-    try:
-        return STORAGE[dtype]
-    except KeyError:
-        raise ValueError(f"no matrix kernel for dtype {dtype!r}; expected one of {sorted(STORAGE)}") from None
-
 
 def is_cpu_driver(caps: DeviceCapabilities) -> bool:
     """True for a driver that runs shaders on the CPU, with subgroups of a SIMD register's width."""
     return caps.device_type == "cpu" and 4 <= caps.subgroup_size <= 32
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _padded(size: int, multiple: int) -> int:
@@ -86,16 +67,19 @@ _SUBGROUP_ROWS_TIGHT = 14
 _SUBGROUP_MIN_TILES = 16
 
 
-def subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool) -> SubgroupTile:
+def subgroup_tile(
+    m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool, tuned: Tuned = estimated
+) -> SubgroupTile:
     """The tile for ``batch`` products of m by n: of a few sizes only, so that shapes share pipelines.
 
     ``packed`` says that the column operand lies in panels. One that does not is read in steps of a whole row, which
     measured a third slower in long iterations than in short ones, where panels gain a tenth.
     """
     lanes = caps.subgroup_size
-    tuned = chosen(caps, lambda: subgroup_candidates(m, lanes), "subgroup", m, n, batch, int(packed))
-    if tuned is not None:
-        return SubgroupTile(tuned[0], tuned[1], tuned[2], lanes, _required_size(caps))
+    countable = lambda: [c for c in subgroup_candidates(m, lanes) if _countable(m, n, c[0], c[1] * lanes)]  # noqa: E731
+    choice = tuned(countable, "subgroup", m, n, batch, int(packed))
+    if choice is not None:
+        return SubgroupTile(choice[0], choice[1], choice[2], lanes, _required_size(caps))
     return _estimated_tile(m, n, batch, packed, lanes, _required_size(caps))
 
 
@@ -119,6 +103,20 @@ def _estimated_tile(m: int, n: int, batch: int, packed: bool, lanes: int, requir
         lanes=lanes,
         required_subgroup_size=required_size,
     )
+
+
+def no_subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool) -> str:
+    """Why subgroups as vectors do not compute ``batch`` products of m by n on a device; "" where they do."""
+    if not is_cpu_driver(caps):
+        return "its subgroups are no vectors of a CPU"
+    tile = subgroup_tile(m, n, batch, caps, packed)
+    if _countable(m, n, tile.rows, tile.columns) and batch < EXACT_DIVISION_LIMIT:
+        return ""
+    return f"{batch} products of {m} by {n}, the kernel counts fewer than {EXACT_DIVISION_LIMIT} products and tiles"
+
+
+def _countable(m: int, n: int, rows: int, columns: int) -> bool:
+    return ceil_div(m, rows) * ceil_div(n, columns) < EXACT_DIVISION_LIMIT
 
 
 def subgroup_candidates(m: int, lanes: int) -> list[Choice]:
@@ -209,23 +207,18 @@ def shared_tiling(
     k: int,
     batch: int,
     caps: DeviceCapabilities,
-    may_split: bool,
+    tuned: Tuned = estimated,
     tiles: tuple[SharedTile, ...] = SHARED_TILES,
 ) -> SharedTiling:
     """The tile for ``batch`` products of m by n by k, and in how many parts k is split to fill the device.
 
-    Raises `ValueError` when no tile fits the device's shared memory and workgroup size.
+    Expects a device that some tile fits (`no_shared_tile`).
     """
-    fitting = [t for t in (*tiles, SHARED_TILE_FEW_ROWS) if _fits(t, caps)]
-    if not fitting:
-        raise ValueError(
-            f"no matrix tile fits {caps.name}: {caps.max_shared_memory_bytes} bytes of shared memory, "
-            f"{caps.max_workgroup_invocations} lanes a workgroup"
-        )
+    fitting = _fitting(tiles, caps)
     kind = "matmul" if tiles is SHARED_TILES else "conv"
-    tuned = chosen(caps, lambda: shared_candidates(k, caps, may_split, tiles), "shared", kind, m, n, k, batch)
-    if tuned is not None:
-        return _shared_tiling_of(SharedTile(*tuned[:-1]), k, tuned[-1])
+    choice = tuned(lambda: shared_candidates(k, caps, tiles), "shared", kind, m, n, k, batch)
+    if choice is not None:
+        return _shared_tiling_of(SharedTile(*choice[:-1]), k, choice[-1])
     target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
     if m <= 8 and SHARED_TILE_FEW_ROWS in fitting:
         tile = SHARED_TILE_FEW_ROWS
@@ -237,7 +230,7 @@ def shared_tiling(
             next((t for t in large[-2:] if t.m < 2 * m and t.n < 2 * n), large[-1]),
         )
     splits = 1
-    if may_split and k >= 2 * _MIN_SPLIT_K:
+    if k >= 2 * _MIN_SPLIT_K:
         splits = max(1, min(target // max(_workgroups(tile, m, n, batch), 1), k // _MIN_SPLIT_K, _MAX_SPLITS))
     return _shared_tiling_of(tile, k, splits)
 
@@ -247,13 +240,24 @@ def _shared_tiling_of(tile: SharedTile, k: int, splits: int) -> SharedTiling:
     return SharedTiling(tile, ceil_div(max(k, 1), split_k), split_k)
 
 
-def shared_candidates(
-    k: int, caps: DeviceCapabilities, may_split: bool, tiles: tuple[SharedTile, ...] = SHARED_TILES
-) -> list[Choice]:
+def no_shared_tile(caps: DeviceCapabilities, tiles: tuple[SharedTile, ...] = SHARED_TILES) -> str:
+    """Why no shared tile fits a device; "" where one does."""
+    if _fitting(tiles, caps):
+        return ""
+    return (
+        f"no matrix tile fits {caps.name}: {caps.max_shared_memory_bytes} bytes of shared memory, "
+        f"{caps.max_workgroup_invocations} lanes a workgroup"
+    )
+
+
+def _fitting(tiles: tuple[SharedTile, ...], caps: DeviceCapabilities) -> list[SharedTile]:
+    return [t for t in (*tiles, SHARED_TILE_FEW_ROWS) if _fits(t, caps)]
+
+
+def shared_candidates(k: int, caps: DeviceCapabilities, tiles: tuple[SharedTile, ...] = SHARED_TILES) -> list[Choice]:
     """The fields of a `SharedTile`, and splits, of every tiling that may be chosen for a problem."""
-    splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or (may_split and k >= s * _MIN_SPLIT_K)]
-    fitting = [t for t in (*tiles, SHARED_TILE_FEW_ROWS) if _fits(t, caps)]
-    return [(*astuple(t), s) for t in fitting for s in splits]
+    splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or k >= s * _MIN_SPLIT_K]
+    return [(*astuple(t), s) for t in _fitting(tiles, caps) for s in splits]
 
 
 def _fits(tile: SharedTile, caps: DeviceCapabilities) -> bool:
@@ -270,31 +274,19 @@ def _workgroups(tile: SharedTile, m: int, n: int, batch: int) -> int:
     return batch * ceil_div(m, tile.m) * ceil_div(n, tile.n)
 
 
-def check_grid(grid: tuple[int, int, int], caps: DeviceCapabilities, what: str) -> tuple[int, int, int]:
-    """The grid, or `ValueError` where the device cannot run so many workgroups in one dispatch."""
-    if any(got > limit for got, limit in zip(grid, caps.max_workgroup_count, strict=True)):
-        raise ValueError(f"{what} needs a grid of {grid} workgroups, the device allows {caps.max_workgroup_count}")
-    return grid
-
-
-def tile_grid(
-    row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabilities, what: str
-) -> tuple[int, int, int]:
+def tile_grid(row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabilities) -> tuple[int, int, int]:
     """The grid of a kernel that counts its tiles itself: they lie in x, folded into y beyond its limit (``workgroup_tile`` and
     ``find_tile`` in the GLSL).
     """
     tiles = row_tiles * column_tiles
-    if tiles >= EXACT_DIVISION_LIMIT:
-        raise ValueError(f"{what} has {tiles} tiles, the kernels count fewer than {EXACT_DIVISION_LIMIT}")
     y = ceil_div(tiles, caps.max_workgroup_count[0])
-    return check_grid((ceil_div(tiles, y), y, batch), caps, what)
+    return ceil_div(tiles, y), y, batch
 
 
-def flat_grid(lanes: int, local: int, caps: DeviceCapabilities, what: str) -> tuple[int, int, int]:
-    """A grid of at least ``lanes`` lanes in workgroups of ``local``, folded into y beyond the limit of x.
-
-    Kernels compute the flat lane as ``x + y * gl_NumWorkGroups.x * gl_WorkGroupSize.x`` and guard its bound.
+def flat_grid(lanes: int, local: int, caps: DeviceCapabilities) -> tuple[int, int, int]:
+    """A grid of at least ``lanes`` lanes in workgroups of ``local``, folded into y beyond the limit of x (``flat_lane`` in the
+    GLSL). Kernels guard its bound.
     """
     groups = max(1, ceil_div(lanes, local))
     x = min(groups, caps.max_workgroup_count[0])
-    return check_grid((x, ceil_div(groups, x), 1), caps, what)
+    return x, ceil_div(groups, x), 1

@@ -1,18 +1,22 @@
 """Tilings that measuring chose on a device (`vkep tune`), and how the selections of a kernel's tile ask for them.
 
-A selection names its problem by a key and lists its candidates: tuples of sizes that its tables hold. What was chosen travels
-in `DeviceCapabilities.tuned`; without it, or where the tables no longer have it, the selection decides by its own estimate.
+A selection names its problem by a key and lists its candidates: tuples of sizes that its tables hold. It asks its target
+(`vkep.kernels.select.Target.tuned`); where nothing was chosen, or the tables no longer have it, it decides by its own estimate.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpu_shared.capabilities import DeviceCapabilities
-
 Choice = tuple[int, ...]
+#: (candidates, *problem) to what measuring chose among them, None where nothing was
+Tuned = Callable[..., Choice | None]
+
+
+def estimated(candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
+    """Where nothing was measured: each selection's own estimate decides."""
+    return None
 
 
 @dataclass
@@ -24,34 +28,21 @@ class Question:
 
 
 class Trial(dict[str, Choice]):
-    """Choices on trial: besides giving them it notes what is asked for. Planning may ask from several threads."""
+    """Choices on trial: besides giving them it notes what is asked for, and for which operation."""
 
     def __init__(self, choices: Mapping[str, Choice] | None = None) -> None:
         super().__init__(choices or {})
         self.asked: dict[str, Question] = {}
-        self._working = threading.local()
-
-    def ask(self, key: str, candidates: Iterable[Choice]) -> None:
-        question = self.asked.setdefault(key, Question(tuple(candidates)))
-        question.labels.add(getattr(self._working, "label", ""))
-
-    def working_on(self, label: str) -> None:
-        """What this thread asks for from now on is for the operation with this label."""
-        self._working.label = label
 
 
-def chosen(caps: DeviceCapabilities, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
-    """The choice for a problem, None where there is none among ``candidates``."""
-    if not caps.tuned and not isinstance(caps.tuned, Trial):
+def chosen(
+    choices: Mapping[str, Choice], label: str, candidates: Callable[[], Iterable[Choice]], *problem: object
+) -> Choice | None:
+    """The choice for a problem of the operation with this label, None where there is none among ``candidates``."""
+    if not choices and not isinstance(choices, Trial):
         return None
     key = " ".join(map(str, problem))
-    if isinstance(caps.tuned, Trial):
-        caps.tuned.ask(key, candidates())
-    choice = caps.tuned.get(key)
+    if isinstance(choices, Trial):
+        choices.asked.setdefault(key, Question(tuple(candidates()))).labels.add(label)
+    choice = choices.get(key)
     return choice if choice is not None and choice in set(candidates()) else None
-
-
-def working_on(caps: DeviceCapabilities, label: str) -> None:
-    """Tell a trial which operation asks."""
-    if isinstance(caps.tuned, Trial):
-        caps.tuned.working_on(label)

@@ -8,56 +8,64 @@ Winograd Convolution for Deep Neural Networks", TOMS 2020). Measured relative to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.conv_problem import ConvProblem
-from vkep.kernels.epilogue import Epilogue, call_arguments
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.matmul import MATMUL_SUBGROUP, MatMulProblem, matmul
+from vkep.kernels.conv_problem import ConvProblem, no_tiles
+from vkep.kernels.epilogue import call_arguments
+from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.matmul import MATMUL_SUBGROUP, MatMulProblem
+from vkep.kernels.select import Emission, emit
 from vkep.kernels.tiles import (
     STORAGE,
-    Prepack,
-    Scratch,
-    ceil_div,
     flat_grid,
     is_cpu_driver,
-    storage_type,
+    no_shared_tile,
+    no_subgroup_tile,
     subgroup_tile,
     tile_grid,
 )
-from vkep.kernels.tuning import chosen
 
 _VARIANTS = tuple({"T": t} for t in STORAGE.values())
 
 
-def _uints(*names: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, "uint") for name in names)
+def _input_reach(call: KernelCall) -> Mapping[str, int]:
+    images = call["images"] * call["channels"] * call["height"] * call["width"]
+    return {"x": images * call.size_of("T"), "v": 4 * _POINTS**2 * call["total"]}
+
+
+def _output_reach(call: KernelCall) -> Mapping[str, int]:
+    y = (call["images"] - 1) * call["y_batch"] + call["channels"] * call["height"] * call["width"]
+    return {"products": 4 * _POINTS**2 * call["total"], "y": y * call.size_of("T")}
 
 
 WINOGRAD_INPUT = Kernel(
     "winograd_input.comp",
     operands=(Operand("x"), Operand("v", writes=True)),
     params=(
-        *_uints("height", "width", "pad_top", "pad_left"),
+        *uints("height", "width", "pad_top", "pad_left"),
         *magic_fields("columns", "tiles", "images"),
-        *_uints("channels", "total"),
+        *uints("channels", "total"),
     ),
     variants=_VARIANTS,
+    reach=_input_reach,
 )
 WINOGRAD_OUTPUT = Kernel(
     "winograd_output.comp",
     operands=(Operand("products"), Operand("y", writes=True)),
     params=(
-        *_uints("height", "width"),
+        *uints("height", "width"),
         *magic_fields("columns", "tiles", "images"),
-        *_uints("channels", "total", "y_batch"),
+        *uints("channels", "total", "y_batch"),
     ),
     variants=_VARIANTS,
+    reach=_output_reach,
 )
 
 #: output pixels a side of a tile, and points a side
@@ -85,51 +93,46 @@ def _tiles(problem: ConvProblem) -> tuple[int, int]:
     return columns, ceil_div(problem.oh, _TILE) * columns
 
 
-def fits(problem: ConvProblem) -> bool:
-    """Whether a convolution is one that this computes, and on a CPU driver faster than the direct sum."""
+def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `winograd` does not compute a convolution, or takes longer than the direct sum on every device; "" where it does."""
+    window = (problem.kh, problem.kw, problem.stride, problem.dilation, problem.pads_d, problem.groups)
+    if window != (3, 3, (1, 1), (1, 1), (0, 0), 1):
+        return "no 3x3 window of stride 1"
+    if not problem.w_constant:
+        return "its weights are not constant"
+    if min(problem.c, problem.oc) < _MIN_CHANNELS:
+        return f"fewer than {_MIN_CHANNELS} channels, whose transforms take longer than what they save"
     _, tiles = _tiles(problem)
-    return (
-        (problem.kh, problem.kw, problem.kd, problem.d) == (3, 3, 1, 1)
-        and problem.stride == problem.dilation == (1, 1)
-        and problem.pads_d == (0, 0)
-        and problem.groups == 1
-        and min(problem.c, problem.oc) >= _MIN_CHANNELS
-        and problem.n * tiles >= _MIN_TILES
-        and tiles * _TILE**2 <= _MAX_OVERHANG * problem.oh * problem.ow
-    )
+    if problem.n * tiles < _MIN_TILES or tiles * _TILE**2 > _MAX_OVERHANG * problem.pixels:
+        return f"images of {problem.oh} by {problem.ow}, too small for tiles of {_TILE}"
+    rows, most = problem.n * tiles, max(problem.c, problem.oc)
+    if _POINTS**2 * rows * most >= LIMIT:
+        return f"{_POINTS**2 * rows * most} points, the kernels address fewer than {LIMIT}"
+    if is_cpu_driver(caps):
+        return no_tiles(problem, caps) or no_subgroup_tile(rows, problem.oc, _POINTS**2, caps, True)
+    if problem.dtype != "float32":
+        return f"on GPUs for float32, the convolution is of {problem.dtype}"
+    if 4 * _POINTS**2 * rows * most > _MOST_POINT_BYTES:
+        return f"more than {_MOST_POINT_BYTES} bytes of points"
+    return no_tiles(problem, caps) or no_shared_tile(caps)
 
 
-def fits_gpu(problem: ConvProblem, caps: DeviceCapabilities) -> bool:
-    """As `fits`, for a GPU: in float32 where the direct sum is long (three dispatches wait for each other) and the points are
-    not too many. `vkep tune` may know better.
-    """
-    point_bytes = 4 * _POINTS**2 * max(problem.c, problem.oc) * problem.n * _tiles(problem)[1]
-    if problem.dtype != "float32" or not fits(problem) or point_bytes > _MOST_POINT_BYTES:
-        return False
-    sizes = (problem.n, problem.c, problem.oc, problem.oh, problem.ow)
-    tuned = chosen(caps, lambda: [(0,), (1,)], "winograd", *sizes)
-    return problem.flops >= _LEAST_FLOPS if tuned is None else bool(tuned[0])
+def not_worth(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """On a GPU three dispatches wait for each other: why the direct sum is expected to be faster; "" where it is not."""
+    short = not is_cpu_driver(caps) and problem.flops < _LEAST_FLOPS
+    return f"{problem.flops} operations take no longer than waits between three dispatches" if short else ""
 
 
-def winograd(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    x: Any,
-    y: Any,
-    epilogue: Epilogue | None,
-    scratch: Scratch,
-    prepack: Prepack,
-) -> list[KernelCall]:
-    """The three dispatches of a convolution that `fits`: transform the input, 36 matrix products, transform back."""
+def winograd(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+    """The three dispatches of a convolution: transform the input, 36 matrix products, transform back."""
     columns, tiles = _tiles(problem)
     rows = problem.n * tiles  # of each of the 36 products; its columns are output channels, its k input channels
-    batch = _POINTS**2
     geometry = {**magic_params("columns", columns), **magic_params("tiles", tiles), **magic_params("images", problem.n)}
-    storage = {"T": storage_type(problem.dtype)}
-    points, products = scratch(4 * batch * problem.c * rows), scratch(4 * batch * problem.oc * rows)
+    storage = {"T": STORAGE[problem.dtype]}
+    points, products = (e.target.scratch("float32", (_POINTS**2, c, rows)) for c in (problem.c, problem.oc))
     to_points = WINOGRAD_INPUT.call(
-        grid=flat_grid(problem.c * rows, _LOCAL, caps, "conv"),
-        operands={"x": x, "v": points},
+        grid=flat_grid(problem.c * rows, _LOCAL, e.caps),
+        operands={"x": e["x"], "v": points},
         params={
             **geometry,
             "height": problem.h,
@@ -142,13 +145,10 @@ def winograd(
         defines=storage,
         local_size=(_LOCAL, 1, 1),
     )
-    if is_cpu_driver(caps):
-        multiply = [_in_panels(problem, caps, rows, points, products, prepack)]
-    else:
-        multiply = _in_tiles(problem, caps, rows, points, products, scratch, prepack)
+    multiply = _in_panels if is_cpu_driver(e.caps) else _in_tiles
     from_points = WINOGRAD_OUTPUT.call(
-        grid=flat_grid(problem.oc * rows, _LOCAL, caps, "conv"),
-        operands={"products": products, "y": y},
+        grid=flat_grid(problem.oc * rows, _LOCAL, e.caps),
+        operands={"products": products, "y": e["y"]},
         params={
             **geometry,
             "height": problem.oh,
@@ -158,84 +158,64 @@ def winograd(
             "y_batch": problem.y_batch,
         },
         local_size=(_LOCAL, 1, 1),
-        **call_arguments(epilogue, storage),
+        **call_arguments(e.epilogue, storage),
     )
-    return [to_points, *multiply, from_points]
+    return [to_points, *multiply(problem, e, rows, points, products), from_points]
 
 
-def _in_panels(
-    problem: ConvProblem, caps: DeviceCapabilities, rows: int, points: Any, products: Any, prepack: Prepack
-) -> KernelCall:
+def _in_panels(problem: ConvProblem, e: Emission, rows: int, points: Any, products: Any) -> list[KernelCall]:
     """The products on a CPU driver, from weights in panels."""
     batch = _POINTS**2
-    tile = subgroup_tile(rows, problem.oc, batch, caps, packed=True)
+    tile = subgroup_tile(rows, problem.oc, batch, e.caps, packed=True, tuned=e.target.tuned)
     panels = ceil_div(problem.oc, tile.columns)
     panel = problem.c * tile.columns
-    return MATMUL_SUBGROUP.call(
-        grid=tile_grid(ceil_div(rows, tile.rows), panels, batch, caps, "conv"),
-        operands={
-            "a": points,
-            "b": prepack(
-                lambda weights: pack_points(weights, problem.c, tile.columns), f"winograd-{problem.c}-{tile.columns}"
-            ),
-            "y": products,
-        },
-        params={
-            "m": rows,
-            "n": problem.oc,
-            "k": problem.c,
-            "batch1": batch,
-            "a_row": 1,
-            "a_col": rows,
-            "b_row": tile.columns,
-            "b_col": 1,
-            "b_panel": panel,
-            "y_row": 1,
-            "y_col": rows,
-            "a_batch0": 0,
-            "a_batch1": problem.c * rows,
-            "b_batch0": 0,
-            "b_batch1": panels * panel,
-            "y_batch0": 0,
-            "y_batch1": problem.oc * rows,
-            "rows_first": 1,
-            "alpha": 1.0,
-        },
-        spec=tile.spec,
-        defines={"T": "float"},
-        local_size=(tile.lanes, 1, 1),
-        subgroup_size=tile.required_subgroup_size,
-        flops=problem.flops,  # of the convolution that it stands for
-    )
+    pack = lambda weights: pack_points(weights, problem.c, tile.columns)  # noqa: E731
+    return [
+        MATMUL_SUBGROUP.call(
+            grid=tile_grid(ceil_div(rows, tile.rows), panels, batch, e.caps),
+            operands={
+                "a": points,
+                "b": e.target.prepack(e["w"], pack, f"winograd-{problem.c}-{tile.columns}"),
+                "y": products,
+            },
+            params={
+                "m": rows,
+                "n": problem.oc,
+                "k": problem.c,
+                "batch1": batch,
+                "a_row": 1,
+                "a_col": rows,
+                "b_row": tile.columns,
+                "b_col": 1,
+                "b_panel": panel,
+                "y_row": 1,
+                "y_col": rows,
+                "a_batch0": 0,
+                "a_batch1": problem.c * rows,
+                "b_batch0": 0,
+                "b_batch1": panels * panel,
+                "y_batch0": 0,
+                "y_batch1": problem.oc * rows,
+                "rows_first": 1,
+                "alpha": 1.0,
+            },
+            spec=tile.spec,
+            defines={"T": "float"},
+            local_size=(tile.lanes, 1, 1),
+            subgroup_size=tile.required_subgroup_size,
+            flops=problem.flops,  # of the convolution that it stands for
+        )
+    ]
 
 
-def _in_tiles(
-    problem: ConvProblem,
-    caps: DeviceCapabilities,
-    rows: int,
-    points: Any,
-    products: Any,
-    scratch: Scratch,
-    prepack: Prepack,
-) -> list[KernelCall]:
+def _in_tiles(problem: ConvProblem, e: Emission, rows: int, points: Any, products: Any) -> list[KernelCall]:
     """The products on a GPU: for each point weights [oc, c] by the input's [c, tiles of all images]."""
-    product = MatMulProblem(
-        problem.oc,
-        rows,
-        problem.c,
-        (problem.oc * problem.c, problem.c, 1),
-        (problem.c * rows, rows, 1),
-        (problem.oc * rows, rows, 1),
-        batch=_POINTS**2,
-        alignment=16,
-    )
-    weights = prepack(
-        lambda weights: pack_points(weights, problem.c, 1).reshape(_POINTS**2, problem.oc, problem.c),
-        f"winograd-{problem.c}",
-    )
-    calls = matmul(product, caps, weights, points, products, None, scratch)
-    calls[0] = replace(calls[0], flops=problem.flops)  # of the convolution that it stands for
-    return calls
+    oc, c = problem.oc, problem.c
+    strides = (oc * c, c, 1), (c * rows, rows, 1), (oc * rows, rows, 1)
+    product = MatMulProblem(oc, rows, c, *strides, batch=_POINTS**2, alignment=16)
+    pack = lambda weights: pack_points(weights, c, 1).reshape(_POINTS**2, oc, c)  # noqa: E731
+    calls = emit(product, e.target, [e.target.prepack(e["w"], pack, f"winograd-{c}"), points], [products])
+    return [replace(calls[0], flops=problem.flops), *calls[1:]]  # of the convolution that it stands for
 
 
 def pack_points(weights: np.ndarray, channels: int, columns: int) -> np.ndarray:

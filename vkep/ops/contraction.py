@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from vkep.dtypes import DTYPES, DType
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor, alignment, broadcast_shapes, collapse
-from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul import MatMulProblem, matmul
-from vkep.kernels.matmul_generic import matmul_generic
-from vkep.kernels.select import Target
+from vkep.ir.tensor import Tensor, broadcast_shapes, collapse
+from vkep.kernels.matmul import MatMulProblem
+from vkep.kernels.matmul_generic import GenericProductProblem
+from vkep.kernels.problem import Problem
 from vkep.ops.registry import FLOATS, operator
 
 #: layers repeat, and so do plans for other sizes: what was checked and derived before is kept
@@ -85,62 +83,15 @@ def _product(
     """A product over at most two batch axes."""
     outer, inner = batch if len(batch) == 2 else (1, batch[0])
     x_batch, y_batch = ((s[-2] if len(s) == 2 else 0, s[-1]) for s in batch_strides)
-    flops = 2 * outer * inner * m * n * k
-    if dtype.name not in FLOATS or x.dtype is not dtype or y.dtype is not dtype:
-        out = b.empty(dtype, (outer * inner, m, n))
-        b.kernel(
-            [x, y],
-            [out],
-            lambda t, i, o, _: matmul_generic(
-                (outer, inner),
-                m,
-                n,
-                k,
-                (*x_batch, *i[0].strides[-2:]),
-                (*y_batch, *i[1].strides[-2:]),
-                (i[0].dtype.name, i[1].dtype.name, dtype.name),
-                t.caps,
-                *i,
-                *o,
-            ),
-            flops=flops,
-        )
-        return out
-    lead = (outer, inner) if outer > 1 else (inner,) if inner > 1 else ()
-    out = b.empty(dtype, (*lead, m, n))
-
-    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
-        y_lead = (0, 0, *o[0].strides[:-2])[-2:]
-        problem = _problem(
-            batch=(outer, inner),
-            m=m,
-            n=n,
-            k=k,
-            a_strides=(*x_batch, *x.strides[-2:]),
-            b_strides=(*y_batch, *y.strides[-2:]),
-            y_strides=(*y_lead, *o[0].strides[-2:]),
-            dtype=dtype.name,
-            b_constant=i[1].storage.is_constant,
-            alignment=alignment(i[0], i[1], o[0]),
-        )
-        return matmul(problem, t.caps, i[0], i[1], o[0], epilogue, scratch(t), prepack(t, i[1]))
-
-    b.kernel([x, y], [out], emit, row_axis=out.rank - 2, strided_output=True, flops=flops, role="product")
+    sizes, strides = (outer, inner), ((*x_batch, *x.strides[-2:]), (*y_batch, *y.strides[-2:]))
+    out = b.empty(dtype, (*sizes, m, n))
+    problem: Problem
+    if dtype.name in FLOATS and x.dtype is y.dtype is dtype:
+        problem = _problem(m, n, k, *strides, batch=sizes, dtype=dtype.name, b_constant=y.storage.is_constant)
+    else:
+        problem = GenericProductProblem(sizes, m, n, k, *strides, (x.dtype.name, y.dtype.name, dtype.name))
+    b.compute(problem, [x, y], [out])
     return out
-
-
-def scratch(target: Target) -> Callable[[int], Tensor]:
-    """The workspace of a matrix or convolution kernel, in bytes."""
-    return lambda nbytes: target.scratch("uint8", (nbytes,))
-
-
-def prepack(
-    target: Target, weight: Tensor
-) -> Callable[[Callable[[np.ndarray], np.ndarray], str], Tensor | None] | None:
-    """How a kernel may repack ``weight``; None where that is no constant."""
-    if not weight.storage.is_constant:
-        return None
-    return lambda transform, tag: target.prepack(weight, transform, tag)
 
 
 @operator("MatMul", types={"T": PRODUCT_TYPES})

@@ -12,7 +12,7 @@ from vkep.graph.weights import PackedWeight, pack
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.matmul_nbits import FEW_ROWS, matmul_nbits
+from vkep.kernels.matmul_nbits import FEW_ROWS, MatMulNBitsProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
 from vkep.ops.gather import gather_
@@ -69,15 +69,8 @@ def matmul_nbits_(
     packed_zeros = zero_points is None or (zero_points.dtype is _UINT8 and zero_points.size == N * zero_bytes)
     if g_idx is None and rows <= FEW_ROWS and packed_zeros and codes.offset % 4 == 0:
         out = b.empty(a.dtype, (*a.shape[:-1], N))
-        inputs = [b.contiguous(t) for t in (a, codes, scales, zero_points) if t is not None]
-        b.kernel(
-            inputs,
-            [out],
-            lambda t, i, o, _: matmul_nbits(
-                rows, N, K, bits, block_size, a.dtype.name, t.caps, i[0], i[1], i[2], (*i, None)[3], o[0]
-            ),
-            flops=2 * rows * N * K,
-        )
+        problem = MatMulNBitsProblem(rows, N, K, bits, block_size, a.dtype.name, zero_points is not None)
+        b.compute(problem, [b.contiguous(t) for t in (a, codes, scales, zero_points) if t is not None], [out])
     else:
         zeros = _zero_points(b, zero_points, N, blocks, zero_bytes, bits)
         unpacked = unpacked_codes(b, codes, bits)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import CHANNELS_LAST, Tensor, alignment
+from vkep.ir.tensor import CHANNELS_LAST, Tensor
 from vkep.kernels.col2im import Col2ImProblem
-from vkep.kernels.conv import ConvProblem, conv
-from vkep.kernels.conv_space_to_depth import channels_last_kernels, conv_few
+from vkep.kernels.conv import NCHW, NHWC, ConvProblem
 from vkep.kernels.deform import DeformColumnsProblem
-from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import KernelCall
-from vkep.kernels.select import Target
-from vkep.ops.contraction import matrix_product, prepack, scratch
+from vkep.kernels.select import choose
+from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
 from vkep.ops.registry import FLOATS, operator
 
@@ -57,43 +54,23 @@ def convolution(
 
 
 def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
+    constant = w.storage.is_constant
     try:
-        problem = _conv_problem(x.shape, w.shape, window, group, x.dtype.name)
+        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, constant, x.is_channels_last)
     except ValueError as error:
         b.decline(str(error))
-    if x.rank == 4 and w.storage.is_constant:
-        kernels = channels_last_kernels(problem, b.caps)
-        # a depthwise one is not worth a relayout of its own
-        if kernels is not None and (group == 1 or x.is_channels_last):
-            return _channels_last(b, x, w, problem, kernels)
-    out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
-
-    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
-        placed = _placed(problem, alignment(i[0], i[1], o[0]), o[0].strides[0] if x.shape[0] > 1 else None)
-        return conv(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), prepack(t, i[1]))
-
-    flops = 2 * out.size * w.shape[1] * math.prod(window.kernel)
-    b.kernel([b.contiguous(x), b.contiguous(w)], [out], emit, row_axis=1, strided_output=True, flops=flops)
-    return out
-
-
-def _channels_last(
-    b: Builder, x: Tensor, w: Tensor, problem: ConvProblem, kernels: Callable[..., list[KernelCall]]
-) -> Tensor:
-    """A convolution whose result, and input unless it has few channels, has its channels last: the epilogue's rows are pixels."""
-    few = kernels is conv_few
+    layout = choose(problem, b.caps).candidate.layout if x.rank == 4 else NCHW
+    problem = _lying(problem, layout)
+    weights = b.contiguous(w)
+    if layout == NCHW:
+        out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
+        b.compute(problem, [b.contiguous(x), weights], [out])
+        return out
+    source = b.channels_last(x).transpose(CHANNELS_LAST) if layout == NHWC else b.contiguous(x)
     out = b.empty_channels_last(x.dtype, (problem.n, problem.oc, problem.oh, problem.ow))
-    rows = out.transpose(CHANNELS_LAST).reshape((problem.n * problem.oh * problem.ow, problem.oc))
+    rows = out.transpose(CHANNELS_LAST).reshape((problem.n * problem.pixels, problem.oc))
     assert rows is not None
-
-    def emit(t: Target, i: Sequence[Tensor], o: Sequence[Tensor], epilogue: Epilogue | None) -> list[KernelCall]:
-        placed = _placed(problem, alignment(o[0]) if few else alignment(i[0], o[0]))
-        pack = prepack(t, i[1])
-        assert pack is not None, "the weights are constant"
-        return kernels(placed, t.caps, i[0], i[1], o[0], epilogue, scratch(t), pack)
-
-    source = b.contiguous(x) if few else b.channels_last(x).transpose(CHANNELS_LAST)
-    b.kernel([source, b.contiguous(w)], [rows], emit, row_axis=0, flops=problem.flops, aligned=not few)
+    b.compute(problem, [source, weights], [rows])
     return out
 
 
@@ -153,7 +130,7 @@ def conv_(
 
 @functools.lru_cache(1024)
 def _conv_problem(
-    x_shape: tuple[int, ...], w_shape: tuple[int, ...], window: Window, group: int, dtype: str
+    x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool, x_last: bool
 ) -> ConvProblem:
     """The window as three axes; one and two axes are three with leading axes of one element."""
     lead = 3 - len(window.kernel)
@@ -166,7 +143,7 @@ def _conv_problem(
         c=x_shape[1],
         h=h,
         w=width,
-        oc=w_shape[0],
+        oc=oc,
         kh=kh,
         kw=kw,
         stride=(stride[1], stride[2]),
@@ -179,12 +156,14 @@ def _conv_problem(
         stride_d=stride[0],
         dilation_d=dilation[0],
         pads_d=(begins[0], ends[0]),
+        w_constant=w_constant,
+        x_last=x_last,
     )
 
 
 @functools.lru_cache(1024)
-def _placed(problem: ConvProblem, alignment: int, y_batch_stride: int | None = None) -> ConvProblem:
-    return dataclasses.replace(problem, alignment=alignment, y_batch_stride=y_batch_stride)
+def _lying(problem: ConvProblem, layout: str) -> ConvProblem:
+    return dataclasses.replace(problem, layout=layout)
 
 
 def transposed_convolution(

@@ -17,6 +17,7 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
+from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.ops.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
 from vkep.passes.fuse import Uses, remove_dead
 from vkep.passes.match_attention import Biased, Hidden, Search, Spelled, is_row_softmax
@@ -41,7 +42,7 @@ def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabi
     replaced: list[Op] = []
     gone: set[Op] = set()
     for op in ops:
-        found = search.attention(op) if isinstance(op, KernelOp) and op.role == "product" else None
+        found = search.attention(op) if isinstance(op, KernelOp) and isinstance(op.problem, MatMulProblem) else None
         instead = _lowered(found, caps) if found is not None else None
         if found is not None and found.merged is not None and instead is not None:
             gone.add(found.merged)

@@ -21,7 +21,6 @@ from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, PUSH_CONSTANT_BYTES, KernelCall, Operand
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import bind
-from vkep.kernels.tuning import working_on
 from vkep.passes.fuse import epilogue_strides
 from vkep.plan.hazards import HazardTracker
 from vkep.plan.memory import Lifetime, live_peak, place
@@ -62,7 +61,6 @@ class Emitter(BaseTarget):
 
     packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     may_pack: bool = False  #: else `_MustPackError` ends what asks for a form that no plan has made yet
-    label: str = ""  #: the operation's nodes
     node: str = ""  #: the one whose kernel it is
     check_data: bool = True  #: whether faults are noted
     first_code: int = 1  #: codes are given out by the operation's place in the plan: threads emit in any order
@@ -106,7 +104,14 @@ def emit(
     packed: dict[tuple[str, str], Tensor] = {}
     labels = [_label(op) for op in ops]
     targets = [
-        Emitter(caps, packed, False, label, op.node if isinstance(op, KernelOp) else "", check_data, 1 + _CODES * k)
+        Emitter(
+            caps,
+            label,
+            packed,
+            node=op.node if isinstance(op, KernelOp) else "",
+            check_data=check_data,
+            first_code=1 + _CODES * k,
+        )
         for k, (op, label) in enumerate(zip(ops, labels, strict=True))
     ]
     made = [_calls_unless_packing(op, target) for op, target in zip(ops, targets, strict=True)]
@@ -140,7 +145,6 @@ def _label(op: Op) -> str:
 
 
 def _calls(op: Op, emitter: Emitter) -> list[KernelCall]:
-    working_on(emitter.caps, emitter.label)
     return _pointwise_calls(op, emitter) if isinstance(op, Pointwise) else _kernel_calls(op, emitter)
 
 
@@ -183,7 +187,8 @@ def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
     if isinstance(problem, ClosureProblem):
         if problem.tried is not None and problem.tried[0] == (op.inputs, op.outputs):  # nothing was moved since
             return problem.tried[1]
-        return problem.emit(emitter, op.inputs, op.outputs, epilogue)
+        calls = problem.emit(emitter, op.inputs, op.outputs, epilogue)
+        return [call.folded(emitter.caps.max_workgroup_count) for call in calls]
     placed = problem.placed(bind(problem, op.inputs, op.outputs))
     return select.emit(placed, emitter, op.inputs, op.outputs, epilogue)
 

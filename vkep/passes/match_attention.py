@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor
+from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.softmax import SoftmaxProblem
 from vkep.passes.fuse import Uses
 
@@ -157,7 +158,7 @@ class Search:
     def _scores(self, made: Tensor, reader: Op, left: int = MOST_STEPS) -> _Scores | None:
         op = self._maker(made, [reader])
         if isinstance(op, KernelOp):
-            return _Scores(op) if op.role == "product" else None
+            return _Scores(op) if isinstance(op.problem, MatMulProblem) else None
         if op is not None and left:
             for before, step in _readings(op):
                 scores = self._scores(before, op, left - 1)

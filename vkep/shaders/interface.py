@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from vkep.kernels.kernel import ADDRESS_BYTES, Kernel, Operand
+from vkep.kernels.kernel import ADDRESS_BYTES, FOLD_IDS, Kernel, Operand
 from vkep.shaders.reflect import LOCAL_SIZE_IDS, Reflection
 
 OPERAND_TYPE = "uvec2"  #: how the argument block holds a tensor's address
@@ -116,6 +116,11 @@ def _spec_constants(kernel: Kernel, reflection: Reflection) -> list[str]:
         elif constant.id in LOCAL_SIZE_IDS:
             if (constant.name, constant.type) != (LOCAL_SIZE_IDS[constant.id], "uint"):
                 found.append(f"{label} of type {constant.type} stands where the uint {LOCAL_SIZE_IDS[constant.id]} is")
+        elif constant.id in FOLD_IDS or constant.name in FOLD_IDS.values():
+            if (constant.name, constant.type) != (FOLD_IDS.get(constant.id), "uint"):
+                found.append(
+                    f"{label} of type {constant.type} stands where ids 32 to 34 are the uints FOLD_X to FOLD_Z"
+                )
         elif not constant.name:
             found.append(f"the spec constant with id {constant.id} has no name")
         else:
@@ -129,7 +134,7 @@ def _spec_constants(kernel: Kernel, reflection: Reflection) -> list[str]:
                 found.append(f"{label} is in GLSL but not declared in Python")
     if not any(constant.id == 0 for constant in reflection.spec_constants):
         found.append('spec constant 0 (INDIRECT) is missing: #include "vkep.glsl"')
-    reserved = {"INDIRECT", *LOCAL_SIZE_IDS.values()}
+    reserved = {"INDIRECT", *LOCAL_SIZE_IDS.values(), *FOLD_IDS.values()}
     for name in kernel.spec:
         if name in reserved:
             found.append(f"spec constant {name!r} is declared in Python, but that name is the contract's own")

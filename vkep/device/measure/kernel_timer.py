@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,9 @@ from gpu_shared.commands import QueryPool
 from gpu_shared.memory import Buffer
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.measure.kernel_runner import TIMEOUT_S, KernelRunner
+from vkep.dtypes import DTYPES
 from vkep.kernels.kernel import KernelCall
+from vkep.kernels.tuning import Choice, chosen
 
 _SAMPLES = 5
 #: seconds of idling, and of work from then on until a GPU has raised its clock again, with room
@@ -32,24 +33,34 @@ class Operand:
 
 
 class KernelTimer(KernelRunner):
-    """Operands keep their buffers until `release` or `close`."""
+    """Also the target that candidates emit for (`vkep.kernels.select.Target`). Operands keep their buffers until `release` or
+    `close`.
+    """
 
     def __init__(self, select: int | str | None = None) -> None:
         super().__init__("vkep kernel timer", select)
         self._last_work = -math.inf
+        self.choices: Mapping[str, Choice] = {}  #: tilings to use where there are any
 
     def operand(self, data: np.ndarray | None = None, nbytes: int = 0) -> Operand:
         """An operand with the content of ``data``, or of ``nbytes`` without content."""
         return Operand(data.nbytes if data is not None else nbytes, data)
 
-    def scratch(self, nbytes: int) -> Operand:
-        """An operand of ``nbytes`` for intermediate results."""
-        return Operand(nbytes)
+    def tuned(self, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
+        return chosen(self.choices, "", candidates, *problem)
 
-    def prepack(self, operand: Operand) -> Any:
-        """The `Prepack` of a constant operand."""
-        assert operand.data is not None
-        return lambda transform, tag: self.operand(np.ascontiguousarray(transform(operand.data)))
+    def scratch(self, dtype: str, shape: tuple[int, ...]) -> Operand:
+        return self.operand(nbytes=math.prod(shape) * DTYPES[dtype].itemsize)
+
+    def constant(self, array: np.ndarray) -> Operand:
+        return self.operand(array)
+
+    def prepack(self, weight: Operand, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Operand:
+        assert weight.data is not None
+        return self.operand(np.ascontiguousarray(transform(weight.data)))
+
+    def fault(self, reason: str) -> tuple[None, int]:
+        return None, 0
 
     def release(self, *operands: Operand) -> None:
         """Free the operands' buffers; a later use makes them anew."""
