@@ -86,3 +86,8 @@ def test_only_the_bad_runs_of_many_threads_fail(session: OpenSession, parallel: 
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(one, range(60)))
+
+
+@pytest.mark.usefixtures("staged")
+def test_device_memory_that_the_host_does_not_see(session: OpenSession) -> None:
+    test_a_bad_run_fails_and_the_next_is_right(session, {})

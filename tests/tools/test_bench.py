@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tools.bench import checks
 from tools.bench.__main__ import main
 from tools.bench.measure import Result, measure_model, runs_a_turn
 from tools.bench.peers.base import relative_error
@@ -147,3 +148,9 @@ def test_the_promises_for_the_provider_are_read_from_the_results(
     assert all(v.model == "m" for v in found)
     if ahead is None:
         assert "not measured (ep-webgpu unavailable: not installed)" in str(found[1])
+
+
+def test_the_cost_of_checks_is_measured() -> None:
+    cost = checks.measure(*checks.table_reader(), 2)
+    assert cost.with_checks_ms > 0 < cost.without_ms
+    assert math.isfinite(cost.wall_percent) and math.isfinite(cost.processor_percent)

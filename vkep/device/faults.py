@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from vkep.errors import InvalidInputError
 from vkep.memory.device_arena import DeviceBlock
 
@@ -29,8 +27,9 @@ class FaultWord:
     def __init__(self, block: DeviceBlock, faults: Sequence[tuple[int, str]], lease: DelegateLease) -> None:
         assert block.mapped is not None, "unified memory and staging are mapped"
         self.address = block.address
-        self._word = np.frombuffer(block.mapped, np.uint32, 1)
-        self._buffer, self._lease = block.buffer, lease
+        self._word = block.mapped[:FAULT_BYTES].cast("I")
+        self._incoherent = None if block.buffer.coherent else block.buffer
+        self._lease = lease
         self._reasons = dict(faults)
         self._lock = Lock()
         self._latest: RunCheck | None = None
@@ -41,18 +40,21 @@ class FaultWord:
         self._latest = RunCheck(self, value)
         return self._latest
 
-    def settle(self, check: RunCheck | None = None) -> None:
-        """Wait for the run of ``check`` (None: the latest one), and write down what it met. Raises `DeviceLostError`."""
+    def settle(self, check: RunCheck | None = None, *, ended: bool = False) -> None:
+        """Wait for the run of ``check`` (None: the latest one) unless it has ``ended``, and write down what it met. Raises
+        `DeviceLostError`.
+        """
         check = check or self._latest
         if check is None:
             return
-        self._lease.wait(check.value)
+        if not ended:
+            self._lease.wait(check.value)
         with self._lock:
             if check is not self._latest:
                 return  # another thread was faster
-            if not self._buffer.coherent:
-                self._buffer.invalidate()
-            code = int(self._word[0])
+            if self._incoherent is not None:
+                self._incoherent.invalidate()
+            code = self._word[0]
             if code:
                 self._clear()
                 check.reason = self._reasons[code]
@@ -60,8 +62,8 @@ class FaultWord:
 
     def _clear(self) -> None:
         self._word[0] = 0
-        if not self._buffer.coherent:
-            self._buffer.flush()
+        if self._incoherent is not None:
+            self._incoherent.flush()
 
 
 class RunCheck:
@@ -74,10 +76,12 @@ class RunCheck:
         self.word: FaultWord | None = word  #: None once it is known; its memory is the recording's
         self.reason = ""  #: what was met
 
-    def verify(self) -> None:
-        """Wait for the run. Raises `InvalidInputError` with the node and the reason, `DeviceLostError`."""
+    def verify(self, *, ended: bool = False) -> None:
+        """Wait for the run, unless it has ``ended``. Raises `InvalidInputError` with the node and the reason,
+        `DeviceLostError`.
+        """
         word = self.word
         if word is not None:
-            word.settle(self)
+            word.settle(self, ended=ended)
         if self.reason:
             raise InvalidInputError(self.reason)

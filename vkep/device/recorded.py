@@ -284,7 +284,7 @@ class RecordedPlan:
         """Until the recording and its memory are free: a run with bound outputs does not wait for its end."""
         self._delegate.lease.wait(self._last)
         if self._fault is not None:
-            self._fault.settle()
+            self._fault.settle(ended=True)
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
         """Send a run off whose ports all lie on the device, at ``addresses`` in port order; what lies there stays until it
@@ -312,7 +312,7 @@ class RecordedPlan:
         """
         if not all(isinstance(target, DeviceTensor) for target in outputs):
             for check in self._checks:
-                check.verify()
+                check.verify(ended=True)
         results: list[Array | DeviceTensor] = []
         for k, target in enumerate(outputs):
             if target is None:
