@@ -1,7 +1,8 @@
 """``python -m tools.bench.checks``: what it costs a run to check its data (`vkep.SessionOptions.check_data`).
 
-Each model is open twice, with the checks and without, and both sessions run in turns. Printed are medians. A model without operators that check anything shows the noise. The first one is a table of 30,000 rows of 768
-floats read at 512 indices, which is nothing but checked work.
+Each model is open twice, with the checks and without, and both sessions run in turns. Printed are medians. A model without
+operators that check anything shows the noise. The first one is a table of 30,000 rows of 768 floats read at 512 indices, which is
+nothing but checked work.
 
     python -m tools.bench.checks models/gpt2step.onnx models/bert_enc.onnx --rounds 200
 """
