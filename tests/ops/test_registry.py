@@ -95,7 +95,7 @@ def test_a_version_is_declared_once() -> None:
 def test_an_operator_of_a_domain_that_onnx_does_not_know() -> None:
     operator("Twist", domain="my.domain", types={"x": FLOATS})(_slope)
     [definition] = registry.declared()
-    assert not definition.checked and definition.attributes == {"slope": 0.01}
+    assert not definition.checked and definition.signature.attributes == {"slope": 0.01}
 
 
 def test_every_declared_version_is_found() -> None:
@@ -137,7 +137,7 @@ def test_attributes_that_are_fixed_are_at_the_defaults_of_onnxruntime() -> None:
     seen = set()
     for definition in registry.declared():
         for name, value in definition.fixed.items():
-            assert name not in definition.attributes
+            assert name not in definition.signature.attributes
             spec = schemas[definition.domain, definition.op_type].attributes[name]
             default = onnx.helper.get_attribute_value(onnx.AttributeProto.FromString(spec._default_value))
             assert (default.decode() if isinstance(default, bytes) else default) == pytest.approx(value), name

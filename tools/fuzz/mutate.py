@@ -220,7 +220,7 @@ def _new_attribute(case: Case, rng: random.Random) -> str:
         from vkep.ops import registry
 
         known = next(
-            dict(d.attributes)
+            dict(d.signature.attributes)
             for d in registry.declared()
             if (d.domain, d.op_type) == (case.node.domain, case.node.op_type)
         )

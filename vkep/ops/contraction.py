@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES, DType
+from vkep.graph.attributes import GemmAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes, collapse
 from vkep.kernels.matmul import MatMulProblem
@@ -135,13 +136,12 @@ def gemm_1(
     y: Tensor,
     c: Tensor,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    a: GemmAttributes,
     broadcast: int = 0,
-    transA: int = 0,
-    transB: int = 0,
 ) -> Tensor:
-    return general_product(b, x, y, c, alpha, beta, transA, transB)  # with broadcast 0, c has the product's shape
+    return general_product(
+        b, x, y, c, a.alpha, a.beta, a.transA, a.transB
+    )  # with broadcast 0, c has the product's shape
 
 
 @operator("Gemm", since=7, until=10, types={"T": PRODUCT_TYPES})
@@ -151,12 +151,9 @@ def gemm_7(
     y: Tensor,
     c: Tensor,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    a: GemmAttributes,
 ) -> Tensor:
-    return general_product(b, x, y, c, alpha, beta, transA, transB)
+    return general_product(b, x, y, c, a.alpha, a.beta, a.transA, a.transB)
 
 
 @operator("Gemm", since=11, types={"T": PRODUCT_TYPES})
@@ -166,9 +163,6 @@ def gemm(
     y: Tensor,
     c: Tensor | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    a: GemmAttributes,
 ) -> Tensor:
-    return general_product(b, x, y, c, alpha, beta, transA, transB)
+    return general_product(b, x, y, c, a.alpha, a.beta, a.transA, a.transB)

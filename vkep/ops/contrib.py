@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.graph.attributes import ConvAttributes, GemmAttributes, LayerNormAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product, scaled
@@ -90,10 +91,8 @@ def bias_dropout(
 
 
 @operator("SimplifiedLayerNormalization", types={"x": FLOATS, "scale": FLOATS}, schema=False)
-def simplified_layer_normalization(
-    b: Builder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> list[Tensor]:
-    out, _, inv_std = row_norm(b, x, scale, axis=axis, epsilon=epsilon, rms=True, inv_std=wants_output(b, 1))
+def simplified_layer_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttributes) -> list[Tensor]:
+    out, _, inv_std = row_norm(b, x, scale, axis=a.axis, epsilon=a.epsilon, rms=True, inv_std=wants_output(b, 1))
     return outputs(b, out, inv_std)
 
 
@@ -207,10 +206,7 @@ def fused_gemm(
     y: Tensor,
     c: Tensor | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    a: GemmAttributes,
     activation: str = "",
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
@@ -218,7 +214,7 @@ def fused_gemm(
 ) -> Tensor:
     from vkep.ops.contraction import general_product
 
-    out = general_product(b, x, y, c, alpha, beta, transA, transB)
+    out = general_product(b, x, y, c, a.alpha, a.beta, a.transA, a.transB)
     given = [v for v in (activation_alpha, activation_beta, activation_gamma) if v is not None]
     return activated(b, out, activation, given)
 
@@ -248,29 +244,13 @@ def fused_conv(
     bias: Tensor | None = None,
     z: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvAttributes,
     activation: str = "",
     activation_params: Sequence[float] = (),
 ) -> Tensor:
     from vkep.ops.convolution import conv_
 
-    out = conv_(
-        b,
-        x,
-        w,
-        bias,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    out = conv_(b, x, w, bias, a=a)
     if z is not None:
         out = b.pointwise("add", out, z)
     return activated(b, out, activation, activation_params)

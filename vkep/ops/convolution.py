@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES, DType
-from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
+from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
+from vkep.graph.windows import Window, resolve_window
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import CHANNELS_LAST, Tensor
 from vkep.kernels.col2im import Col2ImProblem
@@ -22,34 +23,24 @@ from vkep.ops.registry import FLOATS, operator
 CONV_TYPES = (*FLOATS, "bfloat16", "float64")
 
 
-def convolution(
-    b: Builder,
-    x: Tensor,
-    w: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    dtype: DType | None = None,
-) -> Tensor:
+def convolution(b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DType | None = None) -> Tensor:
     """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``."""
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32
         x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
     if x.rank < 3 or w.rank != x.rank:
         b.decline(f"convolution of {x.shape} with weights {w.shape}; both need a batch, channels and spatial axes")
-    if x.shape[1] != w.shape[1] * group:
-        b.decline(f"{x.shape[1]} input channels; the weights {w.shape} with {group} groups take {w.shape[1] * group}")
-    if group < 1 or w.shape[0] % group:
-        b.decline(f"{w.shape[0]} output channels do not divide into {group} groups")
-    window = resolve_window(x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations, auto_pad)
+    if x.shape[1] != w.shape[1] * a.group:
+        b.decline(
+            f"{x.shape[1]} input channels; the weights {w.shape} with {a.group} groups take {w.shape[1] * a.group}"
+        )
+    if a.group < 1 or w.shape[0] % a.group:
+        b.decline(f"{w.shape[0]} output channels do not divide into {a.group} groups")
+    window = a.window(x.shape, w.shape)
     if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
-        out = _by_columns(b, x, w, window, group, dtype if dtype.name != "bfloat16" else x.dtype)
+        out = _by_columns(b, x, w, window, a.group, dtype if dtype.name != "bfloat16" else x.dtype)
     else:
-        out = _by_kernel(b, x, w, window, group)
+        out = _by_kernel(b, x, w, window, a.group)
     return b.cast(out, dtype)
 
 
@@ -104,25 +95,9 @@ def conv_(
     w: Tensor,
     bias: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvAttributes,
 ) -> Tensor:
-    out = convolution(
-        b,
-        x,
-        w,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    return with_bias(b, out, bias)
+    return with_bias(b, convolution(b, x, w, a), bias)
 
 
 # Layers repeat, and so do plans for other sizes: what was checked and derived before is kept.
@@ -202,25 +177,16 @@ def conv_transpose(
     w: Tensor,
     bias: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvTransposeAttributes,
 ) -> Tensor:
     rank = x.rank - 2
-    if rank < 1 or w.rank != x.rank or x.shape[1] != w.shape[0] or group < 1 or x.shape[1] % group:
-        b.decline(f"input {x.shape}, weights {w.shape} and {group} groups do not fit together")
-    window = resolve_transposed_window(
-        x.shape[2:], kernel_shape or w.shape[2:], strides, pads, dilations, output_padding, output_shape, auto_pad
-    )
+    if rank < 1 or w.rank != x.rank or x.shape[1] != w.shape[0] or a.group < 1 or x.shape[1] % a.group:
+        b.decline(f"input {x.shape}, weights {w.shape} and {a.group} groups do not fit together")
+    window = a.window(x.shape, w.shape)
     dtype = x.dtype
     if dtype.name == "bfloat16":
         x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
-    return with_bias(b, b.cast(transposed_convolution(b, x, w, window, group), dtype), bias)
+    return with_bias(b, b.cast(transposed_convolution(b, x, w, window, a.group), dtype), bias)
 
 
 @operator("DeformConv", types={"T": (*FLOATS, "bfloat16")})

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.graph.attributes import BatchNormAttributes, LayerNormAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.norm import GroupNormProblem, LayerNormProblem, LocalResponseNormProblem, LpNormProblem
@@ -117,21 +118,19 @@ def batch_normalization(
     mean: Tensor,
     var: Tensor,
     *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: int = 0,
+    a: BatchNormAttributes,
 ) -> list[Tensor]:
-    if not training_mode:
-        return [_batch_norm(b, x, scale, bias, mean, var, epsilon)]
+    if not a.training_mode:
+        return [_batch_norm(b, x, scale, bias, mean, var, a.epsilon)]
     _expect_channels(b, x, input_mean=mean, input_var=var)
     axes = [0, *range(2, x.rank)]
     wide = b.cast(x, DTYPES["float32"])
     centre = reduce_axes(b, "mean", wide, axes, keepdims=True)
     spread = reduce_axes(b, "mean", b.pointwise("(({0} - {1}) * ({0} - {1}))", wide, centre), axes, keepdims=True)
-    out = _batch_norm(b, x, scale, bias, b.reshape(centre, mean.shape), b.reshape(spread, var.shape), epsilon)
+    out = _batch_norm(b, x, scale, bias, b.reshape(centre, mean.shape), b.reshape(spread, var.shape), a.epsilon)
     blend = "({0} * {2} + {1} * (1.0 - {2}))"
     running = [
-        b.pointwise(blend, old, b.reshape(new, old.shape), momentum) for old, new in ((mean, centre), (var, spread))
+        b.pointwise(blend, old, b.reshape(new, old.shape), a.momentum) for old, new in ((mean, centre), (var, spread))
     ]
     return [out, *running]
 
@@ -192,14 +191,12 @@ def layer_normalization(
     scale: Tensor,
     bias: Tensor | None = None,
     *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
+    a: LayerNormAttributes,
 ) -> list[Tensor]:
-    if stash_type != 1:
-        b.decline(f"stash_type {stash_type}: statistics are kept in float32")
+    if a.stash_type != 1:
+        b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
     count = len(b.node.outputs) if b.node is not None else 1
-    made = row_norm(b, x, scale, bias, axis=axis, epsilon=epsilon, mean=count > 1, inv_std=count > 2)
+    made = row_norm(b, x, scale, bias, axis=a.axis, epsilon=a.epsilon, mean=count > 1, inv_std=count > 2)
     return [t for t in made if t is not None]
 
 
@@ -208,12 +205,10 @@ def layer_normalization(
     since=23,
     types={"T": every("RMSNormalization", among=SINGLE), "V": every("RMSNormalization", "V", SINGLE)},
 )
-def rms_normalization(
-    b: Builder, x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Tensor:
-    if stash_type != 1:
-        b.decline(f"stash_type {stash_type}: statistics are kept in float32")
-    return row_norm(b, x, scale, axis=axis, epsilon=epsilon, rms=True)[0]
+def rms_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttributes) -> Tensor:
+    if a.stash_type != 1:
+        b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
+    return row_norm(b, x, scale, axis=a.axis, epsilon=a.epsilon, rms=True)[0]
 
 
 def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vkep.dtypes import DTYPES
+from vkep.graph.attributes import PoolAttributes
 from vkep.graph.windows import Window, resolve_window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import CHANNELS_LAST, Tensor
@@ -41,15 +42,10 @@ def max_pool(
     b: Builder,
     x: Tensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
+    a: PoolAttributes,
     storage_order: int = 0,
-    strides: Sequence[int] | None = None,
 ) -> list[Tensor]:
-    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = a.window(x.shape)
     wanted = b.node is not None and len(b.node.outputs) > 1
     return _pool(b, "max", x, window, indices=wanted, column_major=bool(storage_order))
 
@@ -59,15 +55,10 @@ def average_pool(
     b: Builder,
     x: Tensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
+    a: PoolAttributes,
     count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
 ) -> Tensor:
-    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = a.window(x.shape)
     return _pool(b, "average", x, window, count_include_pad=bool(count_include_pad))[0]
 
 
@@ -90,15 +81,10 @@ def lp_pool(
     b: Builder,
     x: Tensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
+    a: PoolAttributes,
     p: int = 2,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
 ) -> Tensor:
-    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = a.window(x.shape)
     return _pool(b, "lp", x, window, p=p)[0]
 
 

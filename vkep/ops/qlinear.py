@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.graph.attributes import ConvAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
@@ -89,14 +90,14 @@ def _channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
 
 
 def integer_convolution(
-    b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, **window: object
+    b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, a: ConvAttributes
 ) -> Tensor:
     """A convolution of 8-bit tensors in int32; the padding is the zero point."""
     w_shape = () if w_zero is None else _channels(b, w_zero, w.rank, 0).shape
     if x_zero is not None and x_zero.size != 1:
         b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
     x, w = _centred(b, x, x_zero, (1,) * x.rank), _centred(b, w, w_zero, w_shape)
-    return convolution(b, x, w, dtype=_INT32, **window)  # type: ignore[arg-type]
+    return convolution(b, x, w, a, _INT32)
 
 
 @operator("ConvInteger", types={"T1": _BYTES, "T2": _BYTES})
@@ -107,22 +108,9 @@ def conv_integer(
     x_zero_point: Tensor | None = None,
     w_zero_point: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvAttributes,
 ) -> Tensor:
-    window = {
-        "auto_pad": auto_pad,
-        "dilations": dilations,
-        "group": group,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
-    return integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
+    return integer_convolution(b, x, w, x_zero_point, w_zero_point, a)
 
 
 @operator("QLinearConv", types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "T4": ("int32",)})
@@ -138,22 +126,9 @@ def qlinear_conv(
     y_zero_point: Tensor,
     bias: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvAttributes,
 ) -> Tensor:
-    window = {
-        "auto_pad": auto_pad,
-        "dilations": dilations,
-        "group": group,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-    }
-    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, **window)
+    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, a)
     shape = total.shape
     value = b.expr("same", total)
     if bias is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
+from vkep.graph.attributes import DequantizeAttributes, QuantizeAttributes
 from vkep.graph.weights import PackedWeight, pack
 from vkep.ir import expr as ex
 from vkep.ir import float8
@@ -106,26 +107,24 @@ def quantize_linear(
     y_scale: Tensor,
     y_zero_point: Tensor | None = None,
     *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
-    precision: int = 0,
-    saturate: int = 1,
+    a: QuantizeAttributes,
 ) -> Tensor:
-    to = y_zero_point.dtype if y_zero_point is not None else dtypes.from_onnx(output_dtype) if output_dtype else None
-    to = to or (DTYPES["uint8"] if not output_dtype else None)
+    to = (
+        y_zero_point.dtype if y_zero_point is not None else dtypes.from_onnx(a.output_dtype) if a.output_dtype else None
+    )
+    to = to or (DTYPES["uint8"] if not a.output_dtype else None)
     if to is None or to.name not in (*_QUANTIZED, *_NARROW):
-        b.decline(f"no kernel quantizes to {dtypes.onnx_name(output_dtype)}")
-    blocks = Blocks(b, x, y_scale, axis, block_size)
+        b.decline(f"no kernel quantizes to {dtypes.onnx_name(a.output_dtype)}")
+    blocks = Blocks(b, x, y_scale, a.axis, a.block_size)
     scale = blocks.spread(y_scale)
-    division = (dtypes.from_onnx(precision) if precision else y_scale.dtype) or _FLOAT32
+    division = (dtypes.from_onnx(a.precision) if a.precision else y_scale.dtype) or _FLOAT32
     if division.name not in (*_SCALES, "int32"):
         b.decline(f"a division in {division}")
     value = b.expr("cast", b.reshape(x, blocks.shape), ctype="float")
     factor = b.expr("cast", scale, ctype="float")
     zero = None if y_zero_point is None else blocks.spread(y_zero_point)
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
-        code = float8.encode(b.expr("div", value, factor, ctype="float"), to, bool(saturate))
+        code = float8.encode(b.expr("div", value, factor, ctype="float"), to, bool(a.saturate))
         return b.reshape(b.store(code, to, shape=blocks.shape), x.shape)
     if division.name in ("float16", "bfloat16"):
         quotient = ex.Expr("float", ex.rounded(division, "({0} / {1})"), (value, factor))
@@ -151,14 +150,12 @@ def dequantize_linear(
     x_scale: Tensor,
     x_zero_point: Tensor | None = None,
     *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
+    a: DequantizeAttributes,
 ) -> Tensor:
-    to = dtypes.from_onnx(output_dtype) if output_dtype else x_scale.dtype
+    to = dtypes.from_onnx(a.output_dtype) if a.output_dtype else x_scale.dtype
     if to is None or to.name not in _SCALES:
-        b.decline(f"no kernel dequantizes to {dtypes.onnx_name(output_dtype)}")
-    return dequantized(b, x, x_scale, x_zero_point, to, axis, block_size)
+        b.decline(f"no kernel dequantizes to {dtypes.onnx_name(a.output_dtype)}")
+    return dequantized(b, x, x_scale, x_zero_point, to, a.axis, a.block_size)
 
 
 def dequantized(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vkep.dtypes import DTYPES
+from vkep.graph.attributes import RecurrentAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
@@ -127,30 +128,26 @@ def gru(
     sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
+    a: RecurrentAttributes,
     linear_before_reset: int = 0,
 ) -> list[Tensor]:
     dtype = x.dtype
     x, w, r, bias, initial_h = _widened(b, x, w, r, bias, initial_h)
     others = {"W": w, "B": bias, "initial_h": initial_h}
-    layer = layer_of(b, 3, x, r, sequence_lens, others, hidden_size, direction, layout)
+    layer = layer_of(b, 3, x, r, sequence_lens, others, a.hidden_size, a.direction, a.layout)
     count, hidden, linear = len(layer.directions), layer.hidden, bool(linear_before_reset)
-    functions = activations_of(b, activations, ("Sigmoid", "Tanh"), count, activation_alpha, activation_beta, clip)
+    functions = activations_of(
+        b, a.activations, ("Sigmoid", "Tanh"), count, a.activation_alpha, a.activation_beta, a.clip
+    )
     finals = []
     for d in range(count):
         added, inner = _gru_biases(b, bias, d, hidden, linear)
         inputs = layer.inputs_part(rows_of(w, d, 0, 3 * hidden), added)
-        weights, h = rows_of(r, d, 0, 3 * hidden), initial_state(layer, initial_h, d, layout)
+        weights, h = rows_of(r, d, 0, 3 * hidden), initial_state(layer, initial_h, d, a.layout)
         cell = "GRU_LINEAR" if linear else "GRU"
         last = carried(layer, cell, d, functions[d], inputs, weights, h0=h, bias=inner)
         finals.append(last[0] if last else _gru_steps(layer, d, functions[d], inputs, weights, inner, h, linear))
-    return [b.cast(t, dtype) for t in results(layer, layout, finals)]
+    return [b.cast(t, dtype) for t in results(layer, a.layout, finals)]
 
 
 def _gru_biases(
@@ -210,28 +207,22 @@ def lstm(
     initial_c: Tensor | None = None,
     p: Tensor | None = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
+    a: RecurrentAttributes,
     input_forget: int = 0,
-    layout: int = 0,
 ) -> list[Tensor]:
     dtype = x.dtype
     x, w, r, bias, initial_h, initial_c, p = _widened(b, x, w, r, bias, initial_h, initial_c, p)
     others = {"W": w, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
-    layer = layer_of(b, 4, x, r, sequence_lens, others, hidden_size, direction, layout)
+    layer = layer_of(b, 4, x, r, sequence_lens, others, a.hidden_size, a.direction, a.layout)
     count, hidden = len(layer.directions), layer.hidden
     defaults = ("Sigmoid", "Tanh", "Tanh")
-    functions = activations_of(b, activations, defaults, count, activation_alpha, activation_beta, clip)
+    functions = activations_of(b, a.activations, defaults, count, a.activation_alpha, a.activation_beta, a.clip)
     last_h, last_c = [], []
     for d in range(count):
         inputs = layer.inputs_part(rows_of(w, d, 0, 4 * hidden), bias_sum(b, bias, d, 4, hidden))
         weights = rows_of(r, d, 0, 4 * hidden)
         peepholes = None if p is None else rows_of(p, d, 0, 3 * hidden)
-        h, c = initial_state(layer, initial_h, d, layout), initial_state(layer, initial_c, d, layout)
+        h, c = initial_state(layer, initial_h, d, a.layout), initial_state(layer, initial_c, d, a.layout)
         forget = bool(input_forget)
         last = carried(
             layer, "LSTM", d, functions[d], inputs, weights, h0=h, c0=c, peepholes=peepholes, input_forget=forget
@@ -241,4 +232,4 @@ def lstm(
             last = _lstm_steps(layer, d, functions[d], inputs, weights, peepholes, h, wide, forget)
         last_h.append(last[0])
         last_c.append(last[1])
-    return [b.cast(t, dtype) for t in results(layer, layout, last_h, last_c)]
+    return [b.cast(t, dtype) for t in results(layer, a.layout, last_h, last_c)]

@@ -14,7 +14,6 @@ the schema does not allow raises `OperatorDeclarationError` at import.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ import onnx
 
 from vkep.dtypes import DTYPES
 from vkep.errors import VkepError
+from vkep.graph.attributes import Signature
 from vkep.graph.model import Node
 
 FLOATS = ("float32", "float16")
@@ -51,12 +51,8 @@ class OperatorDef:
     until: int | None
     types: Mapping[str, tuple[str, ...]]  #: type constraint of the schema to the element types that kernels take
     function: Function
-    inputs: tuple[str, ...]
-    required_inputs: int
-    variadic: bool
-    attributes: Mapping[str, Any]
+    signature: Signature
     fixed: Mapping[str, Any]  #: attributes that the function does not have, by the one value that it implements
-    wants_opset: bool
     checked: bool  #: False: an operator that the onnx package has no schema for
 
     def accepts_version(self, version: int) -> bool:
@@ -130,9 +126,6 @@ def _define(
     checked: bool,
     fixed: Mapping[str, Any],
 ) -> OperatorDef:
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "opset"}
     definition = OperatorDef(
         op_type=op_type,
         domain=domain,
@@ -140,17 +133,13 @@ def _define(
         until=until,
         types={name: tuple(names) for name, names in types.items()},
         function=function,
-        inputs=tuple(p.name for p in positional),
-        required_inputs=sum(p.default is p.empty for p in positional),
-        variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
-        attributes=keywords,
+        signature=Signature.of(function, facts=("opset",)),
         fixed=fixed,
-        wants_opset=any(p.name == "opset" for p in parameters),
         checked=checked,
     )
     if definition.checked:
         _check(definition)
-    elif unknown := set(types) - set(definition.inputs):
+    elif unknown := set(types) - set(definition.signature.inputs):
         raise OperatorDeclarationError(f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function")
     return definition
 
@@ -161,22 +150,22 @@ def _check(definition: OperatorDef) -> None:
     if not schemas:
         raise OperatorDeclarationError(f"{name}: the onnx package has no such operator or version")
     known = {a for s in schemas for a in s.attributes}
-    for attribute, default in definition.attributes.items():
+    for attribute, default in definition.signature.attributes.items():
         if attribute not in known:
             raise OperatorDeclarationError(f"{name}: the schema has no attribute {attribute!r}; it has {sorted(known)}")
         for schema in schemas:
             _check_default(name, schema, attribute, default)
     for schema in schemas:
         for attribute, spec in schema.attributes.items():
-            if spec.required and attribute not in definition.attributes:
+            if spec.required and attribute not in definition.signature.attributes:
                 raise OperatorDeclarationError(f"{name}: required attribute {attribute!r} is not a parameter")
         variadic = any(i.option == onnx.defs.OpSchema.FormalParameterOption.Variadic for i in schema.inputs)
-        if variadic and not definition.variadic:
+        if variadic and not definition.signature.variadic:
             raise OperatorDeclarationError(f"{name}: the schema's inputs are variadic, the function's are not")
     most = max(len(s.inputs) for s in schemas)
-    if len(definition.inputs) + definition.variadic > most:
+    if len(definition.signature.inputs) + definition.signature.variadic > most:
         raise OperatorDeclarationError(
-            f"{name}: the function takes inputs {definition.inputs}, the schema has at most {most}"
+            f"{name}: the function takes inputs {definition.signature.inputs}, the schema has at most {most}"
         )
     allowed: dict[str, set[str]] = {}
     for schema in onnx_history(definition.op_type, definition.domain):

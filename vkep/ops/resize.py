@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkep.graph.attributes import Resize11Attributes, ResizeAttributes
 from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
 from vkep.ir.builder import Builder
@@ -55,18 +56,9 @@ def resize_11(
     scales: Tensor | None = None,
     sizes: Tensor | None = None,
     *,
-    coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0,
-    extrapolation_value: float = 0.0,
-    mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
+    a: Resize11Attributes,
 ) -> Tensor:
-    return resize_18(
-        b, x, roi, scales, sizes, coordinate_transformation_mode=coordinate_transformation_mode,
-        cubic_coeff_a=cubic_coeff_a, exclude_outside=exclude_outside, extrapolation_value=extrapolation_value,
-        mode=mode, nearest_mode=nearest_mode,
-    )  # fmt: skip
+    return resize_18(b, x, roi, scales, sizes, a=ResizeAttributes(**vars(a)))
 
 
 @operator("Resize", since=18, types={"T1": every("Resize", "T1", _RESIZED)})
@@ -77,28 +69,20 @@ def resize_18(
     scales: Tensor | None = None,
     sizes: Tensor | None = None,
     *,
-    antialias: int = 0,
-    axes: Sequence[int] | None = None,
-    coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0,
-    extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch",
-    mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
+    a: ResizeAttributes,
 ) -> Tensor:
     made = ResizeMode(
-        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias),
-        extrapolation_value,
+        a.mode, a.coordinate_transformation_mode, a.nearest_mode, a.cubic_coeff_a, bool(a.exclude_outside), bool(a.antialias),
+        a.extrapolation_value,
     )  # fmt: skip
     lengths = b.ints(sizes, "sizes") if sizes is not None and sizes.size else None
     factors = _floats(b, scales, "scales") if scales is not None and scales.size else None
-    to = resolve_resize(x.shape, factors, lengths, axes, keep_aspect_ratio_policy)
+    to = resolve_resize(x.shape, factors, lengths, a.axes, a.keep_aspect_ratio_policy)
     box = None
-    if coordinate_transformation_mode == "tf_crop_and_resize":
+    if a.coordinate_transformation_mode == "tf_crop_and_resize":
         if roi is None:
             b.invalid("tf_crop_and_resize without a roi")
-        box = resolve_roi(x.rank, _floats(b, roi, "roi"), axes)
+        box = resolve_roi(x.rank, _floats(b, roi, "roi"), a.axes)
     return _resize(b, x, to, made, box)
 
 

@@ -89,7 +89,7 @@ def _declared(
     b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef
 ) -> Sequence[Tensor]:
     # an operator without a schema has its types by the names of its inputs
-    constraints = node.constraints if node.schema is not None else definition.inputs
+    constraints = node.constraints if node.schema is not None else definition.signature.inputs
     for position, tensor in enumerate(arguments):
         if tensor is None:
             continue
@@ -121,19 +121,18 @@ def _check_storage(b: Builder, dtype: DType) -> None:
 def _call(
     definition: registry.OperatorDef, node: Node, builder: Builder, tensors: list[Tensor | None]
 ) -> Sequence[Tensor]:
-    while tensors and tensors[-1] is None and len(tensors) > definition.required_inputs:
+    signature = definition.signature
+    while tensors and tensors[-1] is None and len(tensors) > signature.required:
         tensors.pop()
-    most = len(definition.inputs)
-    if len(tensors) < definition.required_inputs or (len(tensors) > most and not definition.variadic):
-        raise Decline(f"{len(tensors)} inputs; the kernel takes {definition.required_inputs} to {most}")
+    most = len(signature.inputs)
+    if len(tensors) < signature.required or (len(tensors) > most and not signature.variadic):
+        raise Decline(f"{len(tensors)} inputs; the kernel takes {signature.required} to {most}")
     attributes = dict(node.attributes)
-    for name in sorted(attributes.keys() - definition.attributes.keys()):
+    for name in sorted(attributes.keys() - signature.attributes.keys()):
         if not _at_default(name, attributes.pop(name), definition, node):
             raise Decline(f"attribute {name!r} is not supported")
-    if definition.wants_opset:
-        attributes["opset"] = node.since_version
     try:
-        result = definition.function(builder, *tensors, **attributes)
+        result = definition.function(builder, *tensors, **signature.keywords(attributes, opset=node.since_version))
     except _BROKEN as error:
         raise Decline(f"its inputs and attributes do not fit together: {type(error).__name__}: {error}") from error
     return result if isinstance(result, (tuple, list)) else (result,)

@@ -10,7 +10,6 @@ attributes with ONNX's defaults. The function adds operations to the builder, or
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vkep.errors import Decline
+from vkep.graph.attributes import Signature
 from vkep.graph.model import Node
 from vkep.tosa.graph import Quantized, TosaBuilder, TosaTensor
 from vkep.tosa.tables import with_table
@@ -28,7 +28,7 @@ FLOATS = ("float32", "float16")
 NUMBERS = (*FLOATS, "int32")
 ANY = (*FLOATS, "int32", "int16", "int8", "bool")
 Function = Callable[..., Any]
-_TOLD = ("version", "count")  #: parameters that are no attributes
+_FACTS = ("version", "count")  #: parameters that are no attributes
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,7 @@ class TosaOperator:
     until: int | None
     types: tuple[str, ...]  #: of the first input
     function: Function
-    required: int
-    most: int | None  #: None: any number of inputs
-    attributes: Mapping[str, Any]
-    wants_version: bool
-    wants_count: bool
+    signature: Signature
     moves: bool
     pointwise: bool
     casts: bool
@@ -73,9 +69,6 @@ def tosa_operator(
     """
 
     def declare(function: Function) -> Function:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         made = TosaOperator(
             op_type=op_type,
             domain=domain,
@@ -83,11 +76,7 @@ def tosa_operator(
             until=until,
             types=tuple(types),
             function=function,
-            required=sum(p.default is p.empty for p in positional),
-            most=None if variadic else len(positional),
-            attributes={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _TOLD},
-            wants_version=any(p.name == "version" for p in parameters),
-            wants_count=any(p.name == "count" for p in parameters),
+            signature=Signature.of(function, _FACTS),
             moves=moves,
             pointwise=pointwise,
             casts="bfloat16" in types,
@@ -120,11 +109,12 @@ def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None
     operator = find(node)
     if operator is None:
         raise Decline(f"no TOSA lowering of {node.op_type} (version {node.since_version})")
-    inputs = list(arguments)
-    while inputs and inputs[-1] is None and len(inputs) > operator.required:
+    inputs, signature = list(arguments), operator.signature
+    while inputs and inputs[-1] is None and len(inputs) > signature.required:
         inputs.pop()
-    if len(inputs) < operator.required or (operator.most is not None and len(inputs) > operator.most):
-        raise Decline(f"{len(inputs)} inputs; the TOSA lowering takes {operator.required} to {operator.most}")
+    most = len(signature.inputs)
+    if len(inputs) < signature.required or (len(inputs) > most and not signature.variadic):
+        raise Decline(f"{len(inputs)} inputs; the TOSA lowering takes {signature.required} to {most}")
     short = not operator.casts and any(t is not None and t.dtype == "bfloat16" for t in inputs)
     if short:
         inputs = [widened(b, t) for t in inputs]
@@ -132,18 +122,14 @@ def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None
     held = first.held if first is not None and operator.moves else ""
     if first is not None and first.dtype not in operator.types and not held:
         raise Decline(f"input 0 is {first.dtype}; the TOSA lowering takes {', '.join(operator.types)}")
-    unknown = set(node.attributes) - set(operator.attributes)
+    unknown = set(node.attributes) - set(signature.attributes)
     if unknown:
         raise Decline(f"the TOSA lowering knows no attribute {sorted(unknown)[0]!r}")
-    attributes = dict(node.attributes)
-    if operator.wants_version:
-        attributes["version"] = node.since_version
-    if operator.wants_count:
-        attributes["count"] = len(node.outputs)
+    attributes = signature.keywords(node.attributes, version=node.since_version, count=len(node.outputs))
     mark = b.mark()
     try:
         if held:
-            inputs = [_as_moved(b, t, held, i == 0 or operator.most is None) for i, t in enumerate(inputs)]
+            inputs = [_as_moved(b, t, held, i == 0 or signature.variadic) for i, t in enumerate(inputs)]
         made = operator.function(b, *inputs, **attributes)
     except Decline:
         b.rollback(mark)
@@ -172,7 +158,7 @@ def _with_integers(
     results: list[TosaTensor],
 ) -> list[TosaTensor]:
     """The results of moved floats that stand for integers of one scale: those integers, moved alike."""
-    data = [t for t in (inputs if operator.most is None else inputs[:1]) if t is not None]
+    data = [t for t in (inputs if operator.signature.variadic else inputs[:1]) if t is not None]
     known = [t.quantized for t in data]
     if any(t.quantized is not None for t in results) or not all(q is not None and q.axis < 0 for q in known):
         return results

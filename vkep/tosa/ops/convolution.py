@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.errors import Decline
-from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
+from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
+from vkep.graph.windows import Window
 from vkep.tosa.graph import TosaBuilder, TosaTensor, Value, ints
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.movement import slice_of
@@ -43,21 +44,16 @@ def conv(
     w: TosaTensor,
     bias: TosaTensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvAttributes,
 ) -> TosaTensor:
-    window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations, auto_pad)
+    window = a.window(x.shape, w.shape)
     known = quantized.product(x, w, 1, 0)
     shift = quantized.bias_of(b, bias, known[2], w.shape[0]) if known is not None else None
     if known is not None and shift is not None:
         left, right, scale, axis = known
-        sums = convolution(b, left.ints, right.ints, shift, window, group, left.zero, right.zero, "int32")
+        sums = convolution(b, left.ints, right.ints, shift, window, a.group, left.zero, right.zero, "int32")
         return quantized.accumulated(b, sums, scale, axis)
-    return convolution(b, x, w, bias, window, group, 0, 0, x.dtype)
+    return convolution(b, x, w, bias, window, a.group, 0, 0, x.dtype)
 
 
 def convolution(
@@ -163,29 +159,20 @@ def conv_transpose(
     w: TosaTensor,
     bias: TosaTensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvTransposeAttributes,
 ) -> TosaTensor:
-    if x.shape[1] != w.shape[0] or x.shape[1] % group:
-        b.decline(f"{x.shape[1]} channels, weights {w.shape} and {group} groups do not fit together")
-    window = resolve_transposed_window(
-        x.shape[2:], w.shape[2:], strides, pads, dilations, output_padding, output_shape, auto_pad
-    )
-    known = quantized.product(x, w, 1, 1) if group == 1 else None
+    if x.shape[1] != w.shape[0] or x.shape[1] % a.group:
+        b.decline(f"{x.shape[1]} channels, weights {w.shape} and {a.group} groups do not fit together")
+    window = a.window(x.shape, w.shape)
+    known = quantized.product(x, w, 1, 1) if a.group == 1 else None
     shift = quantized.bias_of(b, bias, known[2], w.shape[1]) if known is not None else None
     if known is not None and shift is not None:
         left, right, scale, axis = known
         sums = _transposed(b, left.ints, right.ints, shift, window, 1, left.zero, right.zero, "int32")
         return quantized.accumulated(b, sums, scale, axis)
     if bias is None:
-        bias = b.constant(np.zeros(w.shape[1] * group, np.dtype(x.dtype)))
-    return _transposed(b, x, w, bias, window, group, 0, 0, x.dtype)
+        bias = b.constant(np.zeros(w.shape[1] * a.group, np.dtype(x.dtype)))
+    return _transposed(b, x, w, bias, window, a.group, 0, 0, x.dtype)
 
 
 def _transposed(

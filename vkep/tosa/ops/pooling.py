@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
-from vkep.graph.windows import Window, resolve_window
+from vkep.graph.attributes import PoolAttributes
+from vkep.graph.windows import Window
 from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor, Value, ints
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import ACCUMULATE, NHWC, exact, lift
@@ -50,15 +50,10 @@ def max_pool(
     b: TosaBuilder,
     x: TosaTensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
+    a: PoolAttributes,
     storage_order: int = 0,
-    strides: Sequence[int] | None = None,
 ) -> TosaTensor:
-    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = a.window(x.shape)
     if x.dtype == "uint8":
         return flip(b, _pool(b, "max_pool2d", flip(b, x), window, -128))
     low = -math.inf if x.dtype in FLOATS else -128
@@ -74,15 +69,10 @@ def average_pool(
     b: TosaBuilder,
     x: TosaTensor,
     *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
+    a: PoolAttributes,
     count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
 ) -> TosaTensor:
-    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, bool(ceil_mode))
+    window = a.window(x.shape)
     known = quantized.same_everywhere(x)
     source, whole, inner = x, known.ints if known is not None else None, window
     if count_include_pad and any(window.pads):  # TOSA leaves padding out of its count: here it is content

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from vkep.graph.attributes import BatchNormAttributes, GemmAttributes
 from vkep.tosa.graph import TosaBuilder, TosaTensor, Value
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.casts import cast_to
@@ -67,22 +68,19 @@ def gemm(
     y: TosaTensor,
     bias: TosaTensor | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    a: GemmAttributes,
 ) -> TosaTensor:
-    made = matmul(b, b.permute(x, (1, 0)) if transA else x, b.permute(y, (1, 0)) if transB else y)
+    made = matmul(b, b.permute(x, (1, 0)) if a.transA else x, b.permute(y, (1, 0)) if a.transB else y)
     known = made.quantized
-    if known is not None and alpha == 1 and beta == 1 and bias is not None and bias.rank == 1:
+    if known is not None and a.alpha == 1 and a.beta == 1 and bias is not None and bias.rank == 1:
         shift = quantized.bias_of(b, bias, known.scale, made.shape[-1])
         if shift is not None:
             return quantized.accumulated(b, b.add(known.ints, shift), known.scale, known.axis)
-    if alpha != 1:
-        made = b.mul(made, b.fill(made, alpha))
+    if a.alpha != 1:
+        made = b.mul(made, b.fill(made, a.alpha))
     if bias is None:
         return made
-    return b.add(made, b.mul(bias, b.fill(bias, beta)) if beta != 1 else bias)
+    return b.add(made, b.mul(bias, b.fill(bias, a.beta)) if a.beta != 1 else bias)
 
 
 @tosa_operator("BatchNormalization", types=("float32",), since=9)
@@ -94,15 +92,13 @@ def batch_normalization(
     mean: TosaTensor,
     var: TosaTensor,
     *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: int = 0,
+    a: BatchNormAttributes,
 ) -> TosaTensor:
-    if training_mode:
+    if a.training_mode:
         b.decline("training mode")
     parts = (constant_of(t, "scale, bias, mean and variance").astype(np.float64) for t in (scale, bias, mean, var))
     gamma, beta, mu, sigma = parts
-    factor = gamma / np.sqrt(sigma + epsilon)
+    factor = gamma / np.sqrt(sigma + a.epsilon)
     shape = (x.shape[1],) + (1,) * (x.rank - 2)
     slope, shift = (b.constant(v.astype(np.float32).reshape(shape)) for v in (factor, beta - mu * factor))
     return b.add(b.mul(x, slope), shift)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from vkep.graph.windows import resolve_window
+from vkep.graph.attributes import ConvAttributes, DequantizeAttributes
 from vkep.tosa.graph import Quantized, TosaBuilder, TosaTensor
 from vkep.tosa.ops.convolution import conv, convolution
 from vkep.tosa.ops.products import batched, matmul
@@ -45,16 +43,11 @@ def conv_integer(
     x_zero: TosaTensor | None = None,
     w_zero: TosaTensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvAttributes,
 ) -> TosaTensor:
-    window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations, auto_pad)
+    window = a.window(x.shape, w.shape)
     (left, left_zero), (right, right_zero) = _integers(b, x, x_zero), _integers(b, w, w_zero)
-    return convolution(b, left, right, None, window, group, left_zero, right_zero, "int32")
+    return convolution(b, left, right, None, window, a.group, left_zero, right_zero, "int32")
 
 
 @tosa_operator("QLinearMatMul", types=_EIGHT)
@@ -88,18 +81,14 @@ def qlinear_conv(
     zero: TosaTensor,
     bias: TosaTensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    a: ConvAttributes,
 ) -> TosaTensor:
-    left, right = dequantize_linear(b, x, x_scale, x_zero), dequantize_linear(b, w, w_scale, w_zero, axis=0)
+    left = dequantize_linear(b, x, x_scale, x_zero)
+    right = dequantize_linear(b, w, w_scale, w_zero, a=DequantizeAttributes(axis=0))
     if bias is not None:  # its scale is the product of the two
         if bias.array is None:
             b.decline("a bias that is no constant")
         scales = constant_of(x_scale, "the scale").astype(np.float64) * constant_of(w_scale, "the scale").reshape(-1)
         bias = described(b, Quantized(bias, scales.reshape(-1), 0, 0 if scales.size > 1 else -1))
-    made = conv(b, left, right, bias, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    made = conv(b, left, right, bias, a=a)
     return quantize_linear(b, made, scale, zero)

@@ -14,12 +14,16 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.errors import Decline
+from vkep.graph.attributes import DequantizeAttributes, QuantizeAttributes
 from vkep.tosa.graph import Array, Quantized, TosaBuilder, TosaTensor, Value
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.registry import axis_of, constant_of, tosa_operator
 from vkep.tosa.type_legalization import flip
 
 _HALF_LIMIT = 31
+
+#: the attributes of a call from within
+_DEQUANTIZE, _QUANTIZE = DequantizeAttributes(), QuantizeAttributes()
 
 
 def multiplier_and_shift(scale: float) -> tuple[int, int]:
@@ -115,18 +119,16 @@ def dequantize_linear(
     scale: TosaTensor,
     zero_point: TosaTensor | None = None,
     *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
+    a: DequantizeAttributes = _DEQUANTIZE,
 ) -> TosaTensor:
-    if block_size or output_dtype not in (0, 1) or scale.dtype != "float32":
+    if a.block_size or a.output_dtype not in (0, 1) or scale.dtype != "float32":
         b.decline("blocks, and results other than float32, are not lowered")
     if x.dtype == "int32":  # biases: no zero point, and a constant
         if x.array is None or (zero_point is not None and constant_of(zero_point, "the zero point").any()):
             b.decline("int32 that is no constant, or has a zero point")
         scales = constant_of(scale, "the scale").reshape(-1)
-        return described(b, Quantized(x, scales, 0, axis % max(x.rank, 1) if scales.size > 1 else -1))
-    scales, zeros, where = _parameters(scale, zero_point, x.dtype, x, axis)
+        return described(b, Quantized(x, scales, 0, a.axis % max(x.rank, 1) if scales.size > 1 else -1))
+    scales, zeros, where = _parameters(scale, zero_point, x.dtype, x, a.axis)
     if x.dtype == "uint8":
         x, zeros = flip(b, x), zeros - 128
     if len(set(zeros.tolist())) == 1:
@@ -148,17 +150,13 @@ def quantize_linear(
     scale: TosaTensor,
     zero_point: TosaTensor | None = None,
     *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
-    precision: int = 0,
-    saturate: int = 1,
+    a: QuantizeAttributes = _QUANTIZE,
 ) -> TosaTensor:
-    wanted = dtypes.from_onnx(output_dtype) if output_dtype else None
+    wanted = dtypes.from_onnx(a.output_dtype) if a.output_dtype else None
     dtype = zero_point.dtype if zero_point is not None else wanted.name if wanted is not None else "uint8"
-    if block_size or precision:
+    if a.block_size or a.precision:
         b.decline("blocks and precision are not lowered")
-    scales, zeros, where = _parameters(scale, zero_point, dtype, x, axis)
+    scales, zeros, where = _parameters(scale, zero_point, dtype, x, a.axis)
     if dtype == "uint8":
         return flip(b, _quantize(b, x, scales, zeros - 128, where, "int8"))
     return _quantize(b, x, scales, zeros, where, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from vkep.graph.attributes import LayerNormAttributes
 from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor
 from vkep.tosa.ops.casts import cast_to
 from vkep.tosa.ops.power import sqrt
@@ -141,24 +142,20 @@ def layer_normalization(
     scale: TosaTensor,
     bias: TosaTensor | None = None,
     *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
+    a: LayerNormAttributes,
 ) -> TosaTensor:
-    axes = range(axis_of(axis, x.rank), x.rank)
-    made = b.mul(in_float32(b, x, lambda b, x: _normalized(b, x, axes, epsilon)), scale)
+    axes = range(axis_of(a.axis, x.rank), x.rank)
+    made = b.mul(in_float32(b, x, lambda b, x: _normalized(b, x, axes, a.epsilon)), scale)
     return b.add(made, bias) if bias is not None else made
 
 
 @tosa_operator("RMSNormalization", types=FLOATS)
-def rms_normalization(
-    b: TosaBuilder, x: TosaTensor, scale: TosaTensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> TosaTensor:
-    axes = range(axis_of(axis, x.rank), x.rank)
+def rms_normalization(b: TosaBuilder, x: TosaTensor, scale: TosaTensor, *, a: LayerNormAttributes) -> TosaTensor:
+    axes = range(axis_of(a.axis, x.rank), x.rank)
 
     def normalized(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
         mean = mean_of(b, _square(b, x), axes)
-        return b.mul(x, b.unary("rsqrt", b.add(mean, b.fill(x, epsilon))))
+        return b.mul(x, b.unary("rsqrt", b.add(mean, b.fill(x, a.epsilon))))
 
     return b.mul(in_float32(b, x, normalized), scale)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from vkep.errors import Decline
+from vkep.graph.attributes import ResizeAttributes
 from vkep.graph.resize import Resized, resolve_resize
 from vkep.tosa.graph import TosaBuilder, TosaTensor
 from vkep.tosa.ops import quantized
@@ -136,21 +137,13 @@ def resize(
     scales: TosaTensor | None = None,
     sizes: TosaTensor | None = None,
     *,
-    antialias: int = 0,
-    axes: Sequence[int] | None = None,
-    coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0,
-    extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch",
-    mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
+    a: ResizeAttributes,
 ) -> TosaTensor:
-    if antialias or exclude_outside:
+    if a.antialias or a.exclude_outside:
         b.decline("antialias or exclude_outside")
     if sizes is not None and sizes.size:
         lengths = [int(n) for n in constant_of(sizes, "the sizes").reshape(-1)]
-        to = resolve_resize(x.shape, None, lengths, axes, keep_aspect_ratio_policy)
+        to = resolve_resize(x.shape, None, lengths, a.axes, a.keep_aspect_ratio_policy)
     else:
-        to = _by_scales(x, scales, axes)
-    return _resized(b, x, to, mode, coordinate_transformation_mode, nearest_mode)
+        to = _by_scales(x, scales, a.axes)
+    return _resized(b, x, to, a.mode, a.coordinate_transformation_mode, a.nearest_mode)

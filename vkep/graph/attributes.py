@@ -1,0 +1,198 @@
+"""Attributes that several operators share, as records with ONNX's names and defaults, and how a declared function takes them.
+
+The lowerings for Vulkan (`vkep.ops`) and for TOSA (`vkep.tosa.ops`) declare an operator by a function whose signature is its
+schema. A keyword-only parameter that is annotated with a record stands for all of the record's attributes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vkep.errors import InvalidNode
+from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
+
+Ints = Sequence[int] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvAttributes:
+    """Of Conv, ConvInteger and QLinearConv."""
+
+    auto_pad: str = "NOTSET"
+    dilations: Ints = None
+    group: int = 1
+    kernel_shape: Ints = None
+    pads: Ints = None
+    strides: Ints = None
+
+    def window(self, x: Sequence[int], w: Sequence[int]) -> Window:
+        """The window over an input of shape ``x`` [n, c, ...] with weights of shape ``w``. Raises `Decline`, `InvalidNode`."""
+        return resolve_window(x[2:], self.kernel(w), self.strides, self.pads, self.dilations, self.auto_pad)
+
+    def kernel(self, w: Sequence[int]) -> Sequence[int]:
+        """The spatial shape of weights of shape ``w``; `InvalidNode` where ``kernel_shape`` says another."""
+        if self.kernel_shape is not None and tuple(self.kernel_shape) != tuple(w[2:]):
+            raise InvalidNode(f"kernel_shape {list(self.kernel_shape)} for weights of shape {list(w)}")
+        return w[2:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvTransposeAttributes(ConvAttributes):
+    output_padding: Ints = None
+    output_shape: Ints = None
+
+    def window(self, x: Sequence[int], w: Sequence[int]) -> Window:
+        """The window over the result, whose spatial shape is ``out``. Raises `Decline`, `InvalidNode`."""
+        extra = self.output_padding, self.output_shape, self.auto_pad
+        return resolve_transposed_window(x[2:], self.kernel(w), self.strides, self.pads, self.dilations, *extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAttributes:
+    """Of AveragePool, MaxPool and LpPool."""
+
+    kernel_shape: Sequence[int]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: Ints = None
+    pads: Ints = None
+    strides: Ints = None
+
+    def window(self, x: Sequence[int]) -> Window:
+        """The window over an input of shape ``x`` [n, c, ...]. Raises `Decline`."""
+        sizes = self.kernel_shape, self.strides, self.pads, self.dilations
+        return resolve_window(x[2:], *sizes, self.auto_pad, bool(self.ceil_mode))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmAttributes:
+    alpha: float = 1.0
+    beta: float = 1.0
+    transA: int = 0
+    transB: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormAttributes:
+    """Of LayerNormalization, RMSNormalization and SimplifiedLayerNormalization."""
+
+    axis: int = -1
+    epsilon: float = 1e-5
+    stash_type: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormAttributes:
+    """Of BatchNormalization, from version 14 on."""
+
+    epsilon: float = 1e-5
+    momentum: float = 0.9
+    training_mode: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize11Attributes:
+    """Of Resize, in versions 11 to 17."""
+
+    coordinate_transformation_mode: str = "half_pixel"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    extrapolation_value: float = 0.0
+    mode: str = "nearest"
+    nearest_mode: str = "round_prefer_floor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizeAttributes(Resize11Attributes):
+    """Of Resize, from version 18 on."""
+
+    antialias: int = 0
+    axes: Ints = None
+    keep_aspect_ratio_policy: str = "stretch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizeAttributes:
+    """Of DequantizeLinear."""
+
+    axis: int = 1
+    block_size: int = 0
+    output_dtype: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeAttributes(DequantizeAttributes):
+    """Of QuantizeLinear."""
+
+    precision: int = 0
+    saturate: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentAttributes:
+    """Of LSTM, GRU and RNN."""
+
+    activation_alpha: Sequence[float] | None = None
+    activation_beta: Sequence[float] | None = None
+    activations: Sequence[str] | None = None
+    clip: float | None = None
+    direction: str = "forward"
+    hidden_size: int | None = None
+    layout: int = 0
+
+
+#: the default of an attribute that a schema requires
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a declared function's parameters say of its operator; the first parameter, a builder, is left out."""
+
+    inputs: tuple[str, ...]
+    required: int
+    variadic: bool
+    attributes: Mapping[str, Any]  #: name to default, or `REQUIRED`
+    told: frozenset[str]  #: parameters that are no attributes, but facts of the node
+    record: (
+        tuple[str, type[Any], frozenset[str]] | None
+    )  #: the parameter that takes a record, and the record's attributes
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], facts: Collection[str] = ()) -> Signature:
+        """``facts`` are names of keyword parameters that stand for facts of the node."""
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        attributes: dict[str, Any] = {}
+        record: tuple[str, type[Any], frozenset[str]] | None = None
+        for p in parameters:
+            if p.kind is not p.KEYWORD_ONLY or p.name in facts:
+                continue
+            kind = function.__globals__.get(p.annotation) if isinstance(p.annotation, str) else None
+            if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+                attributes[p.name] = p.default
+                continue
+            fields = {f.name: f.default for f in dataclasses.fields(kind)}
+            attributes |= {n: REQUIRED if d is dataclasses.MISSING else d for n, d in fields.items()}
+            record = (p.name, kind, frozenset(fields))
+        return cls(
+            inputs=tuple(p.name for p in positional),
+            required=sum(p.default is p.empty for p in positional),
+            variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+            attributes=attributes,
+            told=frozenset(p.name for p in parameters if p.name in facts),
+            record=record,
+        )
+
+    def keywords(self, attributes: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+        """Keyword arguments for the function: a node's attributes, those of the record in it, and the facts that it asks for."""
+        given = dict(attributes)
+        if self.record is not None:
+            name, kind, fields = self.record
+            given[name] = kind(**{field: given.pop(field) for field in fields & given.keys()})
+        given.update({name: facts[name] for name in self.told})
+        return given
