@@ -64,6 +64,8 @@ def test_pads_that_do_not_fit(caps: DeviceCapabilities) -> None:
         PadProblem((4,), (1,), (1,), "float32", "mirror")
     with pytest.raises(InvalidNode, match="two for each axis"):
         PadProblem((4, 3), (1,), (1,), "float32")
+    with pytest.raises(Decline, match="the kernel crops first"):
+        choose(PadProblem((1, 3), (3, 0), (-2, 0), "float32"), caps)
     many = PadProblem((2, 3) * 5, (1, 0) * 5, (0, 1) * 5, "float32")
     with pytest.raises(Decline, match="10 dimensions; the kernel takes up to 8"):
         choose(many, caps)

@@ -80,6 +80,10 @@ DISAGREE: list[tuple[str, tuple[Array | None, ...], dict[str, Any], str]] = [
     ("ReverseSequence", (f(2, 3), i(1, 1)), {}, r"sequence_lens has shape \[2\], expected \[3\]"),
     ("TensorScatter", (f(2, 4, 2), f(1, 1, 2), i(0)), {"opset": 24}, "a cache of shape"),
     ("TensorScatter", (f(2, 4, 2), f(2, 1, 2), i(0)), {"opset": 24}, r"write_indices has shape \[1\], expected \[2\]"),
+    ("TensorScatter", (f(2, 4, 2), f(2, 5, 2)), {"opset": 24, "mode": "circular"}, "a cache of shape"),
+    ("RotaryEmbedding", (f(1, 2, 3, 4), f(5, 2), f(4, 2), i([0, 0, 0])), {}, r"sin_cache has shape \[4, 2\]"),
+    ("RotaryEmbedding", (f(1, 2, 3, 6), f(5, 2), f(5, 2), i([0, 0, 0])), {}, r"cos_cache has shape \[5, 2\]"),
+    ("RotaryEmbedding", (f(2, 2, 3, 4), f(5, 2), f(5, 2), i([0, 0, 0])), {}, r"position_ids has shape \[1, 3\]"),
     ("Det", (f(2, 3),), {}, "square matrices"),
 ]  # fmt: skip
 

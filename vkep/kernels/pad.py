@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_offset, magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
@@ -71,7 +72,7 @@ class PadProblem(Problem):
             raise InvalidNode(f"mode is {self.mode!r}, expected one of {list(MODES)}")
         if not len(self.shape) == len(self.begins) == len(self.ends):
             raise InvalidNode(f"{told}; expected two for each axis")
-        if min(self.kept, default=0) < 0:
+        if min(self.out_shape, default=0) < 0:
             raise InvalidNode(f"{told} crop more than it holds")
         if self.mode != "constant" and 0 in self.kept and 0 not in self.out_shape:
             raise InvalidNode(f"{told}: mode {self.mode!r} has no elements to repeat")
@@ -132,4 +133,10 @@ def _pad(problem: PadProblem, e: Emission) -> list[KernelCall]:
     ]
 
 
-implement(PadProblem, Candidate("pad", _pad, when=lambda problem, caps: beyond_rank(len(problem.axes))))
+def _takes(problem: PadProblem, caps: DeviceCapabilities) -> str:
+    if min(problem.kept, default=0) < 0:
+        return f"pads {list(problem.begins)}, {list(problem.ends)} crop what they add; the kernel crops first"
+    return beyond_rank(len(problem.axes))
+
+
+implement(PadProblem, Candidate("pad", _pad, when=_takes))

@@ -168,6 +168,7 @@ def angles(b: Builder, cos: Tensor, sin: Tensor, positions: Tensor | None) -> tu
 
     Without positions the tables have that shape already.
     """
+    b.expect("sin_cache", sin, cos.shape)
     if positions is None:
         return cos, sin
     return rows_at(b, cos, positions, "a position"), rows_at(b, sin, positions, "a position")
@@ -185,9 +186,13 @@ def rotary_embedding(
     num_heads: int | None = None,
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
-    cos, sin = angles(b, cos_cache, sin_cache, position_ids)
-    if rotary_embedding_dim and cos.shape[-1] * 2 != rotary_embedding_dim:
-        b.invalid(f"rotary_embedding_dim {rotary_embedding_dim} with tables of width {cos.shape[-1]}")
     flat = x.rank == 3
-    y = rotated(b, split_heads(b, x, num_heads or 0) if flat else x, cos, sin, bool(interleaved))
+    heads = split_heads(b, x, num_heads or 0) if flat else x
+    if heads.rank != 4:
+        b.invalid(f"input of shape {list(x.shape)}; expected 3 or 4 axes")
+    batch, _, length, size = heads.shape
+    b.expect("position_ids", position_ids, (batch, length))
+    places = (batch, length) if position_ids is None else cos_cache.shape[:1]
+    b.expect("cos_cache", cos_cache, (*places, (rotary_embedding_dim or size) // 2))
+    y = rotated(b, heads, *angles(b, cos_cache, sin_cache, position_ids), bool(interleaved))
     return merge_heads(b, y) if flat else y

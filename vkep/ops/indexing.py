@@ -33,7 +33,8 @@ def tensor_scatter(
     if mode not in ("linear", "circular"):
         b.invalid(f"mode is {mode!r}, expected 'linear' or 'circular'")
     where = b.axis(axis, past_cache.rank)
-    if where == 0 or _without(past_cache, where) != _without(update, where):
+    one = [t.shape[:where] + t.shape[where + 1 :] for t in (past_cache, update)]  # without the sequence
+    if where == 0 or one[0] != one[1] or update.shape[where] > past_cache.shape[where]:
         b.invalid(f"a cache of shape {list(past_cache.shape)} and an update of {list(update.shape)} along axis {where}")
     b.expect("write_indices", write_indices, past_cache.shape[:1])
     steps = np.arange(update.shape[where], dtype=np.int64).reshape([-1, *[1] * (update.rank - where - 1)])
@@ -45,10 +46,6 @@ def tensor_scatter(
         at = b.expr("({0} < 0 ? {0} : {0} % {1})", at, past_cache.shape[where])
     indices = b.store(at, DTYPES["int64"], shape=update.shape)
     return scatter_elements_(b, past_cache, indices, update, where, "none", what="a place to write", from_end=False)
-
-
-def _without(x: Tensor, axis: int) -> tuple[int, ...]:
-    return x.shape[:axis] + x.shape[axis + 1 :]
 
 
 @operator("ReverseSequence", types={"T": every("ReverseSequence")})
@@ -76,8 +73,6 @@ def compress(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None = Non
 
     How many there are is the condition's content, so a computed one is planned for when it is there.
     """
-    if condition.rank != 1:
-        b.invalid(f"the condition has shape {list(condition.shape)}, expected one axis")
     if axis is None:
         x, axis = b.reshape(x, [math.prod(x.shape)]), 0
     chosen = np.flatnonzero(b.value(condition, "condition").reshape(-1))
