@@ -67,6 +67,18 @@ def test_a_known_divisor_is_checked_too(open_session: Open) -> None:
     assert [island.plan.faults for island in session.islands()] == [()]
 
 
+@pytest.mark.parametrize("node", ["Div(a, d)", "Mod(a, d)", "Mod<fmod = 1>(a, d)"])
+def test_a_division_by_zero_is_not_folded(open_session: Open, node: str) -> None:
+    proto = model(
+        "g (int32[3] x) => (int32[3] y)"
+        "{ a = Constant<value = int32[3] {4, 5, 6}>() d = Constant<value = int32[3] {1, 0, 2}>()"
+        f"  [n] q = {node} y = Add(q, x) }}"
+    )
+    session = open_session(proto)
+    with pytest.raises(InvalidInputError, match=f"{node[:3]} 'n'"):
+        session.run(None, {"x": ints(1, 2, 3, dtype="int32")})
+
+
 def test_float_division_is_none(open_session: Open) -> None:
     proto = model("g (float[2] x, float[2] d) => (float[2] y) { y = Div(x, d) }")
     session = open_session(proto)

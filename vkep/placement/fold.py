@@ -74,7 +74,10 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
     try:
         if evaluate is None or evaluate.given != _types(named):
             evaluate = node.memo["evaluator"] = _Evaluator(node, named, wanted, opsets)
-        results = evaluate(named)
+        # an integer divided by zero is no number, and stays for the run to tell
+        integers = all(array.dtype.kind in "iu" for array in named.values())
+        with np.errstate(divide="raise" if integers else "ignore"):
+            results = evaluate(named)
     except Exception as error:  # the reference raises whatever it meets
         raise FoldError(f"{node.title}: {error}") from error
     if not all(isinstance(r, (np.ndarray, np.generic)) for r in results):
