@@ -68,13 +68,10 @@ void main() {
         float size = float(sizes[axis]);
         float low = ALIGN != 0u ? 0.0 : -0.5, high = ALIGN != 0u ? size - 1.0 : size - 0.5;
         at = ALIGN != 0u ? (at + 1.0) * 0.5 * (size - 1.0) : ((at + 1.0) * size - 1.0) * 0.5;
+        if (!(abs(at) <= 4.6116860e18)) at = low;  // what is no place: ONNX Runtime takes the border
         if (METHOD == 0u) at = roundEven(at);
-        if (at < low || at > high) {
-            if (PADDING == 1u) at = clamp(at, 0.0, size - 1.0);
-            else if (PADDING == 2u) at = reflect_into(at, low, high);
-        }
-        if (isnan(at)) at = -1e6;
-        at = clamp(at, -1e6, 1e6 + size);  // within int, and as far outside as before
+        if (PADDING == 2u && (at < low || at > high)) at = reflect_into(at, low, high);
+        at = clamp(at, -1e6, 1e6 + size);  // within int, and as far outside as before: taps are clamped one by one
         int first = METHOD == 0u ? int(at) : int(floor(at)) - (METHOD == 2u ? 1 : 0);
         float fraction = at - floor(at);
         for (int tap = 0; tap < taps; ++tap) {

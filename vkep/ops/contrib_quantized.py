@@ -246,7 +246,7 @@ def _declare_qlinear(op_type: str, op: str) -> None:
         z_scale: Tensor,
         z_zero_point: Tensor | None = None,
     ) -> Tensor:
-        left, right = _real(b, x, x_scale, x_zero_point), _real(b, y, y_scale, y_zero_point)
+        left, right = real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point)
         value = b.expr("div", b.expr(op, left, right), z_scale, ctype="float")
         shape = np.broadcast_shapes(x.shape, y.shape)
         return b.store(rounded_to(b, value, z_zero_point, x.dtype), x.dtype, shape=shape)
@@ -255,7 +255,7 @@ def _declare_qlinear(op_type: str, op: str) -> None:
     operator(op_type, domain=MICROSOFT, types={"x": _BYTES, "y": _BYTES})(lower)
 
 
-def _real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.Expr:
+def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.Expr:
     value = b.expr("cast", x, ctype="int")
     if zero_point is not None:
         value = b.expr("({0} - int({1}))", value, zero_point, ctype="int")

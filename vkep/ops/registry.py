@@ -5,7 +5,7 @@
         return b.pointwise("({0} < 0 ? {0} * {1} : {0})", x, alpha)
 
 Positional parameters after the builder are the inputs in schema order (``None`` by default where optional; ``*xs`` where
-variadic); keyword-only ones are attributes with the schema's defaults, and ``opset``, when named, is the version of
+variadic); keyword-only ones are attributes with the schema's defaults, and ``opset`` of an operator of ONNX is the version of
 the definition in force. The function lowers the node or declines it, so what is claimed and what works are one thing.
 Each declaration is checked against ``onnx.defs`` when it is made: a misspelt attribute, a wrong default or a type that
 the schema does not allow raises `OperatorDeclarationError` at import.
@@ -133,7 +133,7 @@ def _define(
         until=until,
         types={name: tuple(names) for name, names in types.items()},
         function=function,
-        signature=Signature.of(function, facts=("opset",)),
+        signature=Signature.of(function, facts=("opset",) if checked else ()),
         fixed=fixed,
         checked=checked,
     )

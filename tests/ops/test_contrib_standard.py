@@ -1,0 +1,144 @@
+"""ONNX Runtime's operators that are nearly those of the standard, and the standard's first ones, against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.ops.cases import by_onnxruntime, check, graph_of, model_of, on_vulkan
+from vkep.errors import InvalidModelError
+
+pytestmark = pytest.mark.usefixtures("vulkan")
+RNG = np.random.default_rng(11)
+MS: dict[str, Any] = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21}
+OLD: dict[str, Any] = {"against": "onnxruntime", "opset": 9}
+Array = np.ndarray[Any, Any]
+
+
+def _normal(*shape: int) -> Array:
+    return RNG.normal(0, 1, shape).astype(np.float32)
+
+
+def _bytes(dtype: Any, *shape: int) -> Array:
+    info = np.iinfo(dtype)
+    return RNG.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("k", [None, 0, 2, -1])
+@pytest.mark.parametrize("upper", [0, 1])
+def test_trilu(k: int | None, upper: int) -> None:
+    inputs = {"x": _normal(2, 3, 4), "k": None if k is None else np.array(k, np.int64)}
+    check("Trilu", inputs, upper=upper, **MS)
+
+
+@pytest.mark.parametrize("delta", [None, 2, -3])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
+def test_range(delta: int | None, dtype: Any) -> None:
+    first, last = (1, 9) if (delta or 1) > 0 else (9, 0)
+    inputs = {
+        "a": np.array(first, dtype),
+        "b": np.array(last, dtype),
+        "d": None if delta is None else np.array(delta, dtype),
+    }
+    check("Range", inputs, constants=[n for n, v in inputs.items() if v is not None], **MS)
+
+
+def test_gather_nd() -> None:
+    check("GatherND", {"x": _normal(2, 3, 4), "i": np.array([[0, 2], [-1, 1]], np.int64)}, **MS)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])
+def test_grid_sample(mode: str, padding_mode: str) -> None:
+    inputs = {"x": _normal(1, 2, 5, 6), "grid": RNG.uniform(-1.3, 1.3, (1, 4, 3, 2)).astype(np.float32)}
+    inputs["grid"].flat[:4] = np.nan, np.inf, 1e20, -3
+    check("GridSample", inputs, atol=1e-4, mode=mode, padding_mode=padding_mode, **MS)
+
+
+@pytest.mark.parametrize("axis", [0, 2, -1, -3])
+def test_expand_dims(axis: int) -> None:
+    check("ExpandDims", {"x": _normal(2, 3), "axis": np.array(axis, np.int32)}, constants=["axis"], **MS)
+    with pytest.raises(InvalidModelError, match="axis is 4, expected -3 to 2"):
+        check("ExpandDims", {"x": _normal(2, 3), "axis": np.array(4, np.int32)}, constants=["axis"], **MS)
+
+
+@pytest.mark.parametrize(("dim", "size", "step"), [(-1, 3, 1), (1, 2, 2), (0, 2, 1)])
+def test_unfold_tensor(dim: int, size: int, step: int) -> None:
+    check("UnfoldTensor", {"x": _normal(2, 5, 7)}, dim=dim, size=size, step=step, **MS)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean"])
+def test_distances(metric: str) -> None:
+    check("CDist", {"a": _normal(7, 5), "b": _normal(4, 5)}, rtol=1e-4, atol=1e-4, metric=metric, **MS)
+
+
+@pytest.mark.parametrize("types", [(np.int16, np.int16), (np.uint16, np.uint16)])
+def test_products_of_shorts(types: tuple[Any, Any]) -> None:
+    a, y = (_bytes(t, *shape) for t, shape in zip(types, [(3, 5), (5, 4)], strict=True))
+    wide = np.int64 if types[0] == np.int16 else np.uint64
+    inputs = {"a": a, "b": y}
+    got = on_vulkan(model_of("MatMulInteger16", inputs, domain="com.microsoft"), inputs)[0]
+    np.testing.assert_array_equal(got, (a.astype(wide) @ y.astype(wide)).astype(got.dtype))
+    assert got.dtype == (np.int32 if types[0] == np.int16 else np.uint32)
+
+
+def _scale(value: float) -> Array:
+    return np.array(value, np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_qlinear_concat(dtype: Any) -> None:
+    inputs = {"ys": _scale(0.3), "yz": np.array(5, dtype)}
+    for k, (scale, zero) in enumerate([(0.3, 5), (0.11, 7)]):
+        inputs |= {f"x{k}": _bytes(dtype, 2, 3 + k, 4), f"s{k}": _scale(scale), f"z{k}": np.array(zero, dtype)}
+    check("QLinearConcat", inputs, constants=[n for n in inputs if n[0] != "x"], axis=1, **MS)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_qlinear_where(dtype: Any) -> None:
+    inputs: dict[str, Array] = {"c": RNG.integers(0, 2, (2, 1, 4)).astype(bool)}
+    for name, shape, scale, zero in (("a", (3, 4), 0.2, 3), ("b", (2, 3, 1), 0.05, 60)):
+        inputs |= {name: _bytes(dtype, *shape), f"{name}s": _scale(scale), f"{name}z": np.array(zero, dtype)}
+    inputs |= {"zs": _scale(0.13), "zz": np.array(9, dtype)}
+    check("QLinearWhere", inputs, constants=[n for n in inputs if len(n) == 2], **MS)
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_qlinear_softmax(dtype: Any, opset: int) -> None:
+    zero = 0 if dtype == np.uint8 else -128
+    inputs = {"x": _bytes(dtype, 2, 3, 4), "xs": _scale(0.05), "xz": np.array(7, dtype)}
+    inputs |= {"ys": _scale(1 / 256), "yz": np.array(zero, dtype)}
+    attributes = {"opset": opset, "axis": 1}
+    node = helper.make_node("QLinearSoftmax", list(inputs), ["y"], domain="com.microsoft", **attributes)
+    model = graph_of([node], inputs, ["y"], ["xs", "xz", "ys", "yz"], 21, "com.microsoft")
+    [got], [wanted] = on_vulkan(model, inputs), by_onnxruntime(model, inputs)
+    assert got.dtype == wanted.dtype
+    assert np.abs(got.astype(int) - wanted.astype(int)).max() <= 1, "ONNX Runtime's exponentials are whole numbers"
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes"),
+    [
+        ("Affine", {"alpha": 2.0, "beta": 0.5}),
+        ("Affine", {}),
+        ("Scale", {"scale": 3.0}),
+        ("ImageScaler", {"scale": 2.0, "bias": [0.5, -1.0, 4.0]}),
+        ("ParametricSoftplus", {"alpha": 2.0, "beta": 1.5}),
+        ("ScaledTanh", {"alpha": 2.0, "beta": 0.7}),
+        ("Crop", {"border": [1, 2, 1, 0]}),
+        ("Crop", {"border": [1, 2, 1, 0], "scale": [2, 3]}),
+    ],
+)
+def test_operators_of_the_first_years(op_type: str, attributes: dict[str, Any]) -> None:
+    check(op_type, {"x": _normal(2, 3, 5, 6)}, **OLD, **attributes)
+
+
+@pytest.mark.parametrize("axes", [None, [2, 0]])
+def test_dynamic_slice(axes: list[int] | None) -> None:
+    inputs = {"x": _normal(3, 4, 5), "s": np.array([1, -2], np.int64), "e": np.array([3, 1000], np.int64)}
+    inputs["axes"] = None if axes is None else np.array(axes, np.int64)
+    check("DynamicSlice", inputs, constants=[n for n, v in inputs.items() if n != "x" and v is not None], **OLD)

@@ -1,0 +1,187 @@
+"""ONNX Runtime's operators that are those of the ONNX standard with little besides (domain com.microsoft), and operators of
+the standard's first years that ONNX Runtime still runs (no schema in ONNX).
+
+Semantics: ONNX Runtime, docs/ContribOperators.md and its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.dtypes import DTYPES, DType
+from vkep.ir import expr as ex
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import ARITHMETIC, SINGLE, every
+from vkep.ops.contraction import matrix_product
+from vkep.ops.contrib import MICROSOFT
+from vkep.ops.contrib_quantized import real
+from vkep.ops.gather import gather_nd_11
+from vkep.ops.generators import range_, trilu
+from vkep.ops.movement import concat, slice_
+from vkep.ops.normalization import softmax_over
+from vkep.ops.quantization import quantized
+from vkep.ops.reduction import middle, reduce_axes
+from vkep.ops.registry import operator
+from vkep.ops.resize import grid_sample_16
+
+_BYTES = ("uint8", "int8")
+_FLOAT32 = DTYPES["float32"]
+
+operator("Trilu", domain=MICROSOFT, types={"x": every("Trilu")})(trilu)
+operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND")})(gather_nd_11)
+operator("GridSample", domain=MICROSOFT, types={"x": SINGLE, "grid": SINGLE})(grid_sample_16)
+
+
+@operator("Range", domain=MICROSOFT, types={"start": ARITHMETIC})
+def range_from_one(b: Builder, start: Tensor, limit: Tensor, delta: Tensor | None = None) -> Tensor:
+    return range_(b, start, limit, b.full((), 1, start.dtype) if delta is None else delta)
+
+
+@operator("ExpandDims", domain=MICROSOFT, types={"x": every("Unsqueeze")})
+def expand_dims(b: Builder, x: Tensor, axis: Tensor) -> Tensor:
+    at = int(b.value(axis, "axis").reshape(-1)[0])
+    if not -x.rank - 1 <= at <= x.rank:
+        b.invalid(f"axis is {at}, expected {-x.rank - 1} to {x.rank}")
+    at = at if at >= 0 else at + x.rank + 1
+    return b.reshape(x, [*x.shape[:at], 1, *x.shape[at:]])
+
+
+@operator("UnfoldTensor", domain=MICROSOFT, types={"x": every("Transpose")})
+def unfold_tensor(b: Builder, x: Tensor, *, size: int, dim: int = -1, step: int = 1) -> Tensor:
+    """Windows of ``size`` along ``dim``, ``step`` apart: the window's number in dim's place, its elements last."""
+    axis = b.axis(dim, x.rank)
+    if not 0 < size <= x.shape[axis] or step < 1:
+        b.invalid(f"windows of {size}, {step} apart, along an axis of {x.shape[axis]}")
+    count = (x.shape[axis] - size) // step + 1
+    stride = x.strides[axis]
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
+    return x.view(shape, (*x.strides[:axis], stride * step, *x.strides[axis + 1 :], stride))
+
+
+@operator("CDist", domain=MICROSOFT, types={"x": ("float32",)})
+def distances(b: Builder, x: Tensor, y: Tensor, *, metric: str = "sqeuclidean") -> Tensor:
+    """Distances of rows, by the sums of squares less twice the product, as ONNX Runtime's."""
+    if metric not in ("sqeuclidean", "euclidean"):
+        b.decline(f"metric is {metric!r}")
+    if x.rank != 2 or y.rank != 2 or x.shape[1] != y.shape[1]:
+        b.invalid(f"distances of rows of {x.shape} and {y.shape}")
+    squares = [reduce_axes(b, "sumsq", t, [1], keepdims=True) for t in (x, y)]
+    product = matrix_product(b, x, y.transpose((1, 0)))
+    root = "sqrt" if metric == "euclidean" else ""
+    code = f"{root}(max({{0}} + {{1}} - 2.0 * {{2}}, 0.0))"
+    return b.pointwise(code, squares[0], squares[1].transpose((1, 0)), product, shape=product.shape)
+
+
+@operator("MatMulInteger16", domain=MICROSOFT, types={"a": ("int16", "uint16"), "y": ("int16", "uint16")})
+def matmul_integer_16(b: Builder, a: Tensor, y: Tensor) -> Tensor:
+    made = DTYPES["uint32" if a.dtype.kind == y.dtype.kind == "uint" else "int32"]
+    return matrix_product(b, b.cast(a, made), b.cast(y, made))
+
+
+# ---- quantized
+
+
+@operator("QLinearConcat", domain=MICROSOFT, types={"y_zero_point": _BYTES})
+def qlinear_concat(b: Builder, y_scale: Tensor, y_zero_point: Tensor, *parts: Tensor, axis: int) -> Tensor:
+    if len(parts) % 3:
+        b.invalid(f"{len(parts)} inputs after the result's scale and zero point, expected three for each part")
+    made = [_requantized(b, *parts[i : i + 3], y_scale, y_zero_point) for i in range(0, len(parts), 3)]
+    return concat(b, *made, axis=axis)
+
+
+@operator("QLinearWhere", domain=MICROSOFT, types={"condition": ("bool",), "x": _BYTES, "y": _BYTES})
+def qlinear_where(
+    b: Builder,
+    condition: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    z_scale: Tensor,
+    z_zero_point: Tensor,
+) -> Tensor:
+    value = b.expr(
+        "where", condition, real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point), ctype="float"
+    )
+    shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
+    return b.store(quantized(b, value, z_scale, z_zero_point, x.dtype), x.dtype, shape=shape)
+
+
+@operator("QLinearSoftmax", domain=MICROSOFT, types={"x": _BYTES})
+def qlinear_softmax(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor | None,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    *,
+    opset: int,
+    axis: int = -1,
+) -> Tensor:
+    """``opset`` says which Softmax it is: before version 13, all axes from ``axis`` on together."""
+    first = b.axis(axis, x.rank)
+    axes = range(first, x.rank if opset < 13 else first + 1)
+    dense, sizes = middle(b, b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape), list(axes))
+    return b.store(quantized(b, b.expr("same", softmax_over(b, dense, *sizes, log=False)), y_scale, y_zero_point, x.dtype),
+                   x.dtype, shape=x.shape)  # fmt: skip
+
+
+def _requantized(b: Builder, x: Tensor, scale: Tensor, zero: Tensor, y_scale: Tensor, y_zero: Tensor) -> Tensor:
+    to: DType = y_zero.dtype
+    value: ex.Expr = real(b, x, scale, zero)
+    return b.store(quantized(b, value, y_scale, y_zero, to), to, shape=x.shape)
+
+
+# ---- of ONNX's first years
+
+
+@operator("Affine", types={"x": ("float32",)}, schema=False)
+def affine(b: Builder, x: Tensor, *, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
+    return b.pointwise("mul_add", x, alpha, beta)
+
+
+@operator("Scale", types={"x": ("float32",)}, schema=False)
+def scale_(b: Builder, x: Tensor, *, scale: float = 1.0) -> Tensor:
+    return b.pointwise("mul", x, scale)
+
+
+@operator("ImageScaler", types={"x": ("float32",)}, schema=False)
+def image_scaler(b: Builder, x: Tensor, *, bias: Sequence[float] = (), scale: float = 1.0) -> Tensor:
+    if x.rank != 4 or len(bias) != x.shape[1]:
+        b.invalid(f"{len(bias)} biases for an input of shape {x.shape}, expected (n, channels, height, width)")
+    channels = b.constant(np.array(bias, np.float32).reshape(1, -1, 1, 1))
+    return b.pointwise("mul_add", x, scale, channels, shape=x.shape)
+
+
+@operator("ParametricSoftplus", types={"x": ("float32",)}, schema=False)
+def parametric_softplus(b: Builder, x: Tensor, *, alpha: float, beta: float) -> Tensor:
+    code = "({1} * ({2} * {0} > 0.0 ? {2} * {0} + log(exp(-{2} * {0}) + 1.0) : log(exp({2} * {0}) + 1.0)))"
+    return b.pointwise(code, x, alpha, beta)
+
+
+@operator("ScaledTanh", types={"x": ("float32",)}, schema=False)
+def scaled_tanh(b: Builder, x: Tensor, *, alpha: float, beta: float) -> Tensor:
+    return b.pointwise("({1} * limited_tanh({2} * {0}))", x, alpha, beta)
+
+
+@operator("Crop", types={"x": ("float32",)}, schema=False)
+def crop(b: Builder, x: Tensor, *, border: Sequence[int], scale: Sequence[int] | None = None) -> Tensor:
+    """A part of images: ``border`` is cut off (left, top, right, bottom), or ``scale`` (height, width) kept from left and top."""
+    if x.rank != 4 or len(border) < 4 or (scale is not None and len(scale) != 2):
+        b.invalid(f"border {list(border)} and scale {scale} for an input of shape {x.shape}")
+    left, top, right, bottom = border[:4]
+    height, width = scale or (x.shape[2] - top - bottom, x.shape[3] - left - right)
+    if min(left, top) < 0 or height < 1 or width < 1 or top + height > x.shape[2] or left + width > x.shape[3]:
+        b.invalid(f"a part of {height} by {width} from ({top}, {left}) on of an input of shape {x.shape}")
+    return x.slice(2, top, height).slice(3, left, width)
+
+
+@operator("DynamicSlice", types={"data": every("Slice")}, schema=False)
+def dynamic_slice(b: Builder, data: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None) -> Tensor:
+    return slice_(b, data, starts, ends, axes)
