@@ -27,6 +27,30 @@ float accurate_sinh(float x) {
     return abs(x) > 80.0 ? (x < 0.0 ? -half_exp(-x) : half_exp(x)) : sinh(x);
 }
 
+// Inverse angles by polynomials near 0 (S. Moshier, Cephes): Vulkan allows asin(), acos() and atan() errors of 2**-11 and more.
+float asin_to_half(float x) {
+    float z = x * x;
+    return x + x * z * (0.16666752422 + z * (0.074953002686 + z * (0.045470025998 + z * (0.024181311049 + z * 0.042163199048))));
+}
+float accurate_asin(float x) {
+    if (abs(x) <= 0.5) return asin_to_half(x);
+    float y = 1.5707963267948966 - 2.0 * asin_to_half(sqrt(0.5 - 0.5 * abs(x)));
+    return x < 0.0 ? -y : y;
+}
+float accurate_acos(float x) {
+    if (abs(x) <= 0.5) return 1.5707963267948966 - asin_to_half(x);
+    float y = 2.0 * asin_to_half(sqrt(0.5 - 0.5 * abs(x)));
+    return x < 0.0 ? 3.141592653589793 - y : y;
+}
+float accurate_atan(float x) {
+    float size = abs(x), base = 0.0, part = size;
+    if (size > 2.414213562373095) base = 1.5707963267948966, part = -1.0 / size;
+    else if (size > 0.4142135623730950) base = 0.7853981633974483, part = (size - 1.0) / (size + 1.0);
+    float z = part * part;
+    float y = base + (part + part * z * (-0.333329491539 + z * (0.199777106478 + z * (-0.138776856032 + z * 0.0805374449538))));
+    return uintBitsToFloat(floatBitsToUint(y) | (floatBitsToUint(x) & 0x80000000u));
+}
+
 // abs(x) raised to y, 1 wherever C's pow() is
 float power_of_size(float x, float y) { return y == 0.0 || abs(x) == 1.0 ? 1.0 : pow(abs(x), y); }
 

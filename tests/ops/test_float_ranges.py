@@ -44,6 +44,20 @@ def test_functions_to_the_ends_of_their_ranges(op_type: str, exact: Any, x: list
     np.testing.assert_allclose(_run(op_type, {"x": values}), wanted, 1e-5)
 
 
+@pytest.mark.parametrize(("op_type", "exact"), [("Asin", np.arcsin), ("Acos", np.arccos), ("Atan", np.arctan)])
+def test_inverse_angles(op_type: str, exact: Any) -> None:
+    """All digits, where GLSL's functions leave four."""
+    x = np.linspace(-1, 1, 20001, dtype=np.float32)
+    edges = np.array([1e-30, -1e-30, 0.0, -0.0, np.nan, 1.0, -1.0], np.float32)
+    x = np.concatenate(
+        [x, edges, x * 1e-3] + ([x * 10, 1e5 / edges[4:], [np.inf, -np.inf]] if op_type == "Atan" else [[2, -3]])
+    )
+    x = x.astype(np.float32)
+    with np.errstate(all="ignore"):
+        wanted = exact(x.astype(np.float64))
+    np.testing.assert_allclose(_run(op_type, {"x": x}), wanted, 6e-7, 6e-7 if op_type == "Acos" else 0)
+
+
 POWERS = [(-np.inf, 0.5), (-np.inf, -0.5), (-np.inf, 3.0), (-8.0, 1 / 3), (1.0, np.nan), (1.0, np.inf), (-1.0, -np.inf),
           (np.nan, 0.0), (-2.0, 3.0), (-2.0, 2.0), (0.0, 2.5), (2.0, -1.5), (np.inf, -1.0)]  # fmt: skip
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.ops.cases import graph_of, model_of, on_vulkan
+from tests.ops.cases import check, graph_of, model_of, on_vulkan
 from vkep import InferenceSession
 from vkep.ir.builder import Builder
 from vkep.kernels.random import RANDOM
@@ -106,3 +106,10 @@ def test_bias_dropout_in_training() -> None:
     y, mask = on_vulkan(model, values)
     np.testing.assert_array_equal(y, np.where(mask, 16, 10).astype(np.float32))
     assert abs(mask.mean() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("opset", [7, 10, 12])
+def test_dropout_outside_of_training_makes_the_mask_that_onnxruntime_makes(opset: int) -> None:
+    x = np.ones((2, 3), np.float32)
+    [_, mask] = check("Dropout", {"x": x}, outputs=("y", "mask"), opset=opset, against="onnxruntime")
+    assert mask.dtype == (np.float32 if opset == 7 else np.bool_)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, DType
-from vkep.ir import expr as ex
+from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
@@ -88,7 +87,10 @@ def matmul_integer_16(b: Builder, a: Tensor, y: Tensor) -> Tensor:
 def qlinear_concat(b: Builder, y_scale: Tensor, y_zero_point: Tensor, *parts: Tensor, axis: int) -> Tensor:
     if len(parts) % 3:
         b.invalid(f"{len(parts)} inputs after the result's scale and zero point, expected three for each part")
-    made = [_requantized(b, *parts[i : i + 3], y_scale, y_zero_point) for i in range(0, len(parts), 3)]
+    made = []
+    for x, scale, zero in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        value = quantized(b, real(b, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype)
+        made.append(b.store(value, y_zero_point.dtype, shape=x.shape))
     return concat(b, *made, axis=axis)
 
 
@@ -130,12 +132,6 @@ def qlinear_softmax(
     dense, sizes = middle(b, b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape), list(axes))
     return b.store(quantized(b, b.expr("same", softmax_over(b, dense, *sizes, log=False)), y_scale, y_zero_point, x.dtype),
                    x.dtype, shape=x.shape)  # fmt: skip
-
-
-def _requantized(b: Builder, x: Tensor, scale: Tensor, zero: Tensor, y_scale: Tensor, y_zero: Tensor) -> Tensor:
-    to: DType = y_zero.dtype
-    value: ex.Expr = real(b, x, scale, zero)
-    return b.store(quantized(b, value, y_scale, y_zero, to), to, shape=x.shape)
 
 
 # ---- of ONNX's first years

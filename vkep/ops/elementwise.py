@@ -40,9 +40,9 @@ _EXACT = {
     "Sqrt": "sqrt",
 }
 _SINGLE = {
-    "Acos": "acos({0})",
-    "Asin": "asin({0})",
-    "Atan": "atan({0})",
+    "Acos": "accurate_acos({0})",
+    "Asin": "accurate_asin({0})",
+    "Atan": "accurate_atan({0})",
     "Cos": "accurate_cos({0})",
     "Cosh": "accurate_cosh({0})",
     "HardSwish": "({0} * limited({0} * (1.0 / 6.0) + 0.5, 0.0, 1.0))",
