@@ -42,7 +42,7 @@ def context(own_context: SharedGpuContext) -> Any:
         ),
         (model("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=999), InvalidModelError, "knows up to"),
         (model("g (float[2] x) => (float[2] y) { y = Elu<beta=1.0>(x) }"), InvalidModelError, "beta"),
-        (model("g (float[2] x) => (float[2] y) { y = Add(x, z) z = Neg(y) }"), InvalidModelError, "reads 'z'"),
+        (model("g (float[2] x) => (float[2] y) { y = Add(x, z) z = Neg(y) }"), InvalidModelError, "its own output"),
     ],
     ids=["missing", "bytes", "truncated", "operator", "domain", "opset", "attribute", "cycle"],
 )
@@ -54,12 +54,7 @@ def test_models_that_do_not_open(context: SharedGpuContext, source: Any, error: 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("y = Transpose<perm=[0,1,5]>(x)", "no permutation"),
-        ("y = Transpose<perm=[0]>(x)", ""),
-        ("s = Constant<value = int64[1] {7}>() y = Reshape(x, s)", "cannot reshape"),
-        ("y = Concat<axis=0>(x, b)", ""),
         ("y = MatMul(x, x)", "inner dimensions differ"),
-        ("y = Flatten<axis=7>(x)", ""),
         ("y = Conv(x, x)", "spatial axes"),
     ],
 )
@@ -69,9 +64,8 @@ def test_nodes_whose_shapes_cannot_be(context: SharedGpuContext, text: str, reas
     with InferenceSession(proto, context=context) as session:
         [node] = [n for n in session.report().nodes if n.where == "cpu"]
         assert reason in node.reason and node.reason
-        if node.op_type != "Flatten":  # onnx's reference lets any axis pass
-            with pytest.raises(InvalidInputError, match=f"(?s)on the CPU.*{node.op_type}"):
-                session.run(None, X)
+        with pytest.raises(InvalidInputError, match=f"(?s)on the CPU.*{node.op_type}"):
+            session.run(None, X)
     with pytest.raises(UnsupportedModelError, match=re.escape(node.reason)):
         InferenceSession(proto, context=context, fallback="error")
 
@@ -87,6 +81,12 @@ def test_the_cpu_engine_that_refuses_only_shapes_has_the_last_word(context: Shar
 
 
 INVALID = [
+    ("y = Transpose<perm=[0,1,5]>(x)", "Transpose.*no permutation"),
+    ("y = Transpose<perm=[0]>(x)", "Transpose.*no permutation"),
+    ("s = Constant<value = int64[1] {7}>() y = Reshape(x, s)", "Reshape.*cannot reshape"),
+    ("i = Constant<value = int64[1] {9}>() y = Gather(x, i)", "Gather.*an index is outside"),
+    ("y = Flatten<axis=7>(x)", "Flatten.*axis 7 is out of range for rank 2"),
+    ("y = Concat<axis=0>(x, b)", "Concat.*differ on another axis than 0"),
     ("y = Softmax<axis=9>(x)", "Softmax.*axis 9 is out of range for rank 2"),
     ("y = MaxPool<kernel_shape=[9, 9]>(x)", "MaxPool.*kernel_shape.*the input has 0 spatial axes"),
     ("k = Constant<value = int64[1] {9}>() y, z = TopK(x, k)", "TopK.*k is 9, expected 0 to 3"),
@@ -115,7 +115,7 @@ def test_a_model_that_breaks_an_operator_does_not_open(
         InferenceSession(_invalid(text, "2,3", "2"), context=context, fallback=fallback)
 
 
-@pytest.mark.parametrize(("text", "message"), INVALID[4:])
+@pytest.mark.parametrize(("text", "message"), [case for case in INVALID if "do not broadcast" in case[1]])
 def test_a_run_that_breaks_an_operator_is_refused_and_the_next_one_answers(
     context: SharedGpuContext, text: str, message: str
 ) -> None:

@@ -28,6 +28,13 @@ _TEXTS = (
     "LINEAR",
     "BSNH",
 )
+#: attributes that are 1 or 0: what other numbers mean is nobody's to say
+_FLAGS = frozenset({
+    "align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "do_rotary", "exclude_outside", "exclusive",
+    "input_forget", "interleaved", "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "no_norm",
+    "noop_with_empty_axes", "onesided", "periodic", "reverse", "rotary_interleaved", "saturate", "select_last_index", "sorted",
+    "transA", "transB", "transBatchA", "transBatchB", "unidirectional", "upper", "training_mode", "fmod", "storage_order",
+})  # fmt: skip
 
 
 @dataclass
@@ -200,7 +207,7 @@ def _attribute(case: Case, rng: random.Random) -> str:
     case.node.attribute.remove(attribute)
     if rng.random() < 0.15:
         return f"{attribute.name} is absent"
-    new = _other(value, rng)
+    new = rng.choice((0, 1)) if attribute.name in _FLAGS else _other(value, rng)
     if new is None:
         case.node.attribute.append(attribute)
         return ""
@@ -232,7 +239,11 @@ def _new_attribute(case: Case, rng: random.Random) -> str:
     default = known[name]
     if isinstance(default, onnx.AttributeProto):
         default = helper.get_attribute_value(default) if default.type else None
+    elif default is None:  # nothing says of what type it is
+        return ""
     new = _other(default if isinstance(default, (int, float, bytes, str)) else rng.choice((1, [1, 1])), rng)
+    if name in _FLAGS:
+        new = rng.choice((0, 1))
     if new is None or new == []:
         return ""
     case.node.attribute.append(helper.make_attribute(name, new))

@@ -155,6 +155,7 @@ class Signature:
 
     inputs: tuple[str, ...]
     required: int
+    needed: tuple[bool, ...]  #: of each input, whether it is never absent
     variadic: bool
     attributes: Mapping[str, Any]  #: name to default, or `REQUIRED`
     told: frozenset[str]  #: parameters that are no attributes, but facts of the node
@@ -182,6 +183,7 @@ class Signature:
         return cls(
             inputs=tuple(p.name for p in positional),
             required=sum(p.default is p.empty for p in positional),
+            needed=tuple(p.default is p.empty and "None" not in str(p.annotation) for p in positional),
             variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
             attributes=attributes,
             told=frozenset(p.name for p in parameters if p.name in facts),

@@ -57,6 +57,12 @@ class Builder:
         """What the operator's specification does not allow: the model or the run is refused."""
         raise InvalidNode(reason)
 
+    def expect(self, what: str, tensor: Tensor | None, *shapes: Sequence[int]) -> None:
+        """Raise `InvalidNode` unless a tensor that is there has one of these shapes."""
+        if tensor is not None and tensor.shape not in [tuple(shape) for shape in shapes]:
+            expected = " or ".join(str(list(shape)) for shape in shapes)
+            raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected {expected}")
+
     def value(self, tensor: Tensor | None, what: str) -> np.ndarray:
         """The values of an input that must be known while planning, such as axes or a shape; else declines."""
         if tensor is None:
@@ -80,13 +86,13 @@ class Builder:
                 return answer
         raise NeedsValue(f"{what} is computed at run time", tensor, guard)
 
-    def ints(self, tensor: Tensor | None, what: str) -> list[int] | None:
+    def ints(self, tensor: Tensor | None, what: str, *, or_one: bool = False) -> list[int] | None:
+        """The values of a list that must be known while planning; ``or_one``: a number alone is a list too. Raises
+        `InvalidNode` for another rank.
+        """
+        if tensor is not None and tensor.rank != 1 and not (or_one and tensor.rank == 0):
+            raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected one axis")
         return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
-
-    def expect(self, name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
-        """Raise `InvalidNode` where an input that is there has another shape than the node's other inputs ask for."""
-        if tensor is not None and tensor.shape != tuple(shape):
-            raise InvalidNode(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
 
     def expect_range(self, name: str, values: Tensor | None, low: int, high: int) -> None:
         """Integers of an input, where it is there, from ``low`` to ``high``: `InvalidNode` for known ones that are not, and for
@@ -116,6 +122,13 @@ class Builder:
             raise InvalidNode(
                 f"{name} has shape {list(tensor.shape)}, which does not broadcast to {list(shape)}"
             ) from None
+
+    def number(self, tensor: Tensor | None, what: str) -> int | float | bool:
+        """The value of a single element that must be known while planning. Raises `InvalidNode` for more or none."""
+        if tensor is not None and tensor.size != 1:
+            raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected one element")
+        number: int | float | bool = self.value(tensor, what).item()
+        return number
 
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from the front. Raises `InvalidNode` for one that is out of range."""

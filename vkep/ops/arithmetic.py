@@ -74,7 +74,7 @@ def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         try:
             shape = broadcast_shapes(x.shape, y.shape)
         except ValueError:
-            b.decline(f"shapes {x.shape} and {y.shape} do not broadcast")
+            b.invalid(f"shapes {x.shape} and {y.shape} do not broadcast")
         return b.store(b.divide(x, y), x.dtype, shape=shape)
     if x.dtype.kind == "float":
         return b.pointwise("div", x, y)
@@ -214,7 +214,7 @@ _declare_bitwise("BitwiseXor", "^")
 @operator("BitShift", types={"T": every("BitShift", among=ARITHMETIC)})
 def bit_shift(b: Builder, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     if direction not in ("LEFT", "RIGHT"):
-        b.decline(f"direction is {direction!r}, expected 'LEFT' or 'RIGHT'")
+        b.invalid(f"direction is {direction!r}, expected 'LEFT' or 'RIGHT'")
     bits = 8 * x.dtype.itemsize
     sign = "<<" if direction == "LEFT" else ">>"
     # a shift by less than nothing or by all bits leaves what extending the sign would
@@ -235,12 +235,17 @@ def clip_6(b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: fl
 def clip(b: Builder, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     v = clipped = b.expr("same", x)
     if min is not None:
-        clipped = b.expr("max", clipped, b.reshape(min, []))
+        clipped = b.expr("max", clipped, _bound(b, min, "min"))
     if max is not None:
-        clipped = b.expr("min", clipped, b.reshape(max, []))
+        clipped = b.expr("min", clipped, _bound(b, max, "max"))
     if x.dtype.kind == "float":  # max() and min() need not keep NaN
         clipped = b.expr("(isnan({0}) ? {0} : {1})", v, clipped)
     return b.store(clipped, x.dtype, shape=x.shape)
+
+
+def _bound(b: Builder, limit: Tensor, what: str) -> Tensor:
+    b.expect(what, limit, (), (1,))  # ONNX says a scalar, ONNX Runtime takes a list of one too
+    return b.reshape(limit, [])
 
 
 def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], op: str) -> Expr:
@@ -254,7 +259,7 @@ def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
     try:
         return broadcast_shapes(*[t.shape for t in inputs])
     except ValueError:
-        b.decline(f"shapes {[t.shape for t in inputs]} do not broadcast")
+        b.invalid(f"shapes {[t.shape for t in inputs]} do not broadcast")
 
 
 def _declare_variadic(op_type: str, op: str, among: tuple[str, ...]) -> None:

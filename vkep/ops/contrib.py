@@ -49,13 +49,15 @@ def gelu_(b: Builder, x: Tensor) -> Tensor:
     return gelu(b, x)
 
 
-@operator("BiasGelu", domain=MICROSOFT, types={"x": FLOATS})
+@operator("BiasGelu", domain=MICROSOFT, types={"x bias": FLOATS})
 def bias_gelu(b: Builder, x: Tensor, bias: Tensor) -> Tensor:
+    b.expect("bias", bias, x.shape[-1:])
     return gelu(b, b.pointwise("add", x, bias, shape=x.shape))
 
 
-@operator("FastGelu", domain=MICROSOFT, types={"x": FLOATS})
+@operator("FastGelu", domain=MICROSOFT, types={"x bias": FLOATS})
 def fast_gelu(b: Builder, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    b.expect("bias", bias, x.shape[-1:])
     if bias is not None:
         x = b.pointwise("add", x, bias, shape=x.shape)
     return gelu(b, x, approximate="tanh")
@@ -66,7 +68,7 @@ def quick_gelu(b: Builder, x: Tensor, *, alpha: float = 1.702) -> Tensor:
     return b.pointwise("({0} / (1.0 + exp(-{1} * {0})))", x, alpha)
 
 
-@operator("BiasDropout", domain=MICROSOFT, types={"data": FLOATS})
+@operator("BiasDropout", domain=MICROSOFT, types={"data bias residual": FLOATS})
 def bias_dropout(
     b: Builder,
     data: Tensor,
@@ -101,14 +103,23 @@ operator("SimplifiedLayerNormalization", domain=MICROSOFT, types={"x": FLOATS, "
 )
 
 
-def _with_skip(b: Builder, x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
+def _with_skip(
+    b: Builder, x: Tensor, skip: Tensor, bias: Tensor | None, epsilon: float, **factors: Tensor | None
+) -> Tensor:
+    if x.rank not in (2, 3):
+        b.invalid(f"the input has shape {list(x.shape)}, expected 2 or 3 axes")
+    b.expect("skip", skip, x.shape, *([(1, *x.shape[1:]), x.shape[1:]] if x.rank == 3 else []))
+    for what, tensor in {"bias": bias, **factors}.items():
+        b.expect(what, tensor, x.shape[-1:])
+    if not epsilon >= 0:
+        b.invalid(f"epsilon is {epsilon}")
     total = b.expr("add", x, skip)
     if bias is not None:
         total = b.expr("add", total, bias)
     return b.store(total, x.dtype, shape=x.shape)
 
 
-@operator("SkipLayerNormalization", domain=MICROSOFT, types={"x": FLOATS})
+@operator("SkipLayerNormalization", domain=MICROSOFT, types={"x skip gamma beta bias": FLOATS})
 def skip_layer_normalization(
     b: Builder,
     x: Tensor,
@@ -119,22 +130,26 @@ def skip_layer_normalization(
     *,
     epsilon: float = 1e-12,
 ) -> list[Tensor]:
-    total = _with_skip(b, x, skip, bias)
+    total = _with_skip(b, x, skip, bias, epsilon, gamma=gamma, beta=beta)
     stats = {"mean": wants_output(b, 1), "inv_std": wants_output(b, 2)}
     out, mean, inv_std = row_norm(b, total, gamma, beta, epsilon=epsilon, **stats)
     return outputs(b, out, mean, inv_std, total)
 
 
-@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, types={"x": FLOATS})
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, types={"x skip gamma bias": FLOATS})
 def skip_simplified_layer_normalization(
     b: Builder, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
 ) -> list[Tensor]:
-    total = _with_skip(b, x, skip, bias)
+    total = _with_skip(b, x, skip, bias, epsilon, gamma=gamma)
     out, _, inv_std = row_norm(b, total, gamma, epsilon=epsilon, rms=True, inv_std=wants_output(b, 2))
     return outputs(b, out, None, inv_std, total)
 
 
-@operator("EmbedLayerNormalization", domain=MICROSOFT, types={"word_embedding": FLOATS})
+@operator(
+    "EmbedLayerNormalization",
+    domain=MICROSOFT,
+    types={"word_embedding position_embedding segment_embedding gamma beta": FLOATS},
+)
 def embed_layer_normalization(
     b: Builder,
     input_ids: Tensor,
@@ -151,14 +166,22 @@ def embed_layer_normalization(
     mask_index_type: int = 0,
 ) -> list[Tensor]:
     if gamma is None or beta is None:
-        b.decline("the layer norm's scale or bias is missing")
+        b.invalid("the layer norm's scale or bias is missing")
+    tables = [t for t in (word_embedding, position_embedding, segment_embedding) if t is not None]
+    if input_ids.rank != 2 or any(t.rank != 2 or t.shape[1:] != gamma.shape for t in tables) or not epsilon >= 0:
+        b.invalid(f"ids of shape {list(input_ids.shape)}, tables of {[list(t.shape) for t in tables]}, gamma of "
+                  f"{list(gamma.shape)}, epsilon {epsilon}")  # fmt: skip
+    b.expect("beta", beta, gamma.shape)
+    for what, ids in {"segment_ids": segment_ids, "mask": mask}.items():
+        b.expect(what, ids, input_ids.shape)
+    b.expect("position_ids", position_ids, input_ids.shape, (1, input_ids.shape[1]))
     batch, length = input_ids.shape
     total = b.expr("same", rows_at(b, word_embedding, input_ids, "an input id"))
     if position_ids is not None:
         positions = rows_at(b, position_embedding, position_ids, "a position id")
     else:
         if length > position_embedding.shape[0]:
-            b.decline(f"{length} positions; the table holds {position_embedding.shape[0]}")
+            b.invalid(f"{length} positions; the table holds {position_embedding.shape[0]}")
         positions = position_embedding.slice(0, 0, length)
     total = b.expr("add", total, positions)
     if segment_ids is not None and segment_embedding is not None:
@@ -174,7 +197,7 @@ def embed_layer_normalization(
 # ---- products
 
 
-@operator("FusedMatMul", domain=MICROSOFT, types={"x": (*FLOATS, "bfloat16", "float64")})
+@operator("FusedMatMul", domain=MICROSOFT, types={"x y": (*FLOATS, "bfloat16", "float64")})
 def fused_matmul(
     b: Builder,
     x: Tensor,
@@ -199,7 +222,7 @@ def _oriented(x: Tensor, swap: int, batch: int) -> Tensor:
     return x
 
 
-@operator("FusedGemm", domain=MICROSOFT, types={"x": FLOATS})
+@operator("FusedGemm", domain=MICROSOFT, types={"x y c": FLOATS})
 def fused_gemm(
     b: Builder,
     x: Tensor,
@@ -236,7 +259,7 @@ def activated(b: Builder, x: Tensor, activation: str, values: Sequence[float]) -
     return b.pointwise(template, x, *values[: len(defaults)], *defaults[len(values) :])
 
 
-@operator("FusedConv", domain=MICROSOFT, types={"x": FLOATS})
+@operator("FusedConv", domain=MICROSOFT, types={"x w bias z": FLOATS})
 def fused_conv(
     b: Builder,
     x: Tensor,

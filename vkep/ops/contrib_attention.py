@@ -34,7 +34,7 @@ from vkep.ops.sdpa import (
 _INT32 = DTYPES["int32"]
 
 
-@operator("RotaryEmbedding", domain=MICROSOFT, types={"x": FLOATS, "position_ids": ("int64",), "cos_cache": FLOATS})
+@operator("RotaryEmbedding", domain=MICROSOFT, types={"x cos_cache sin_cache": FLOATS, "position_ids": ("int64",)})
 def rotary_embedding(
     b: Builder,
     x: Tensor,
@@ -77,7 +77,9 @@ def _packed_parts(b: Builder, t: Tensor, heads: int, count: int) -> list[Tensor]
     return parts
 
 
-@operator("MultiHeadAttention", domain=MICROSOFT, types={"query": FLOATS, "key": FLOATS, "value": FLOATS})
+@operator(
+    "MultiHeadAttention", domain=MICROSOFT, types={"query key value bias attention_bias past_key past_value": FLOATS}
+)
 def multi_head_attention(
     b: Builder,
     query: Tensor,
@@ -343,7 +345,7 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
     return out
 
 
-@operator("Attention", domain=MICROSOFT, types={"x": FLOATS, "mask_index": ("int32",)})
+@operator("Attention", domain=MICROSOFT, types={"x weights bias past attention_bias": FLOATS, "mask_index": ("int32",)})
 def attention(
     b: Builder,
     x: Tensor,

@@ -37,6 +37,12 @@ operator("DequantizeLinear", domain=MICROSOFT, types={"x": (*_BYTES, "int32", "i
 # ---- weights in blocks of few bits
 
 
+def _block(b: Builder, size: int) -> int:
+    if size < 16 or size & (size - 1):
+        b.invalid(f"block_size is {size}, expected a power of two of at least 16")
+    return size
+
+
 @operator("MatMulNBits", domain=MICROSOFT, types={"a": FLOATS, "weights": ("uint8",), "scales": FLOATS})
 def matmul_nbits_(
     b: Builder,
@@ -56,12 +62,18 @@ def matmul_nbits_(
 ) -> Tensor:
     if bits not in (2, 4, 8) or weight_prepacked:
         b.decline(f"weights of {bits} bits{', prepacked' if weight_prepacked else ''}; the kernels take 2, 4 or 8")
-    blocks = -(-K // block_size)
+    if K < 1 or N < 1:
+        b.invalid(f"K is {K} and N {N}, expected at least 1")
+    blocks = -(-K // _block(b, block_size))
     bytes_a_block = block_size * bits // 8
-    if a.shape[-1] != K or weights.size != N * blocks * bytes_a_block or scales.size != N * blocks:
-        b.decline(
-            f"sizes of {a.shape}, {weights.shape} and {scales.shape} do not fit K {K}, N {N}, blocks of {block_size}"
-        )
+    if not a.rank or a.shape[-1] != K:
+        b.invalid(f"the input has shape {list(a.shape)}, K is {K}")
+    b.expect("B", weights, (N, blocks, bytes_a_block))
+    b.expect("scales", scales, (N, blocks), (N * blocks,))
+    b.expect("bias", bias, (N,))
+    if zero_points is not None:
+        width = -(-blocks * bits // 8) if zero_points.dtype is _UINT8 else blocks
+        b.expect("zero_points", zero_points, (N, width), (N * width,))
     rows = a.size // K
     scales = b.reshape(b.cast(scales, a.dtype), (N, blocks))
     codes = b.reshape(weights, (N, blocks, bytes_a_block))
@@ -78,7 +90,7 @@ def matmul_nbits_(
             matrix = _dequantized_blocks(b, unpacked, scales, zeros, bits, a.dtype)
             columns = b.reshape(matrix, (N, blocks * block_size)).slice(1, 0, K)
         else:  # the block of each row is told, not its position's
-            places = _places(b, g_idx, K, blocks)
+            places = _places(b, g_idx, K, blocks, block_size)
             each = [None if t is None else gather_(b, t, places, axis=1) for t in (scales, zeros)]
             wide = b.reshape(unpacked, (N, blocks * block_size)).slice(1, 0, K)
             assert each[0] is not None
@@ -96,8 +108,6 @@ def _zero_points(
         return None
     if zero_points.dtype is not _UINT8:
         return b.reshape(zero_points, (columns, blocks))
-    if zero_points.size != columns * packed_bytes:
-        b.decline(f"zero points of shape {zero_points.shape}; expected {columns} rows of {packed_bytes} bytes")
     codes = unpacked_codes(b, b.reshape(zero_points, (columns, packed_bytes)), bits)
     return codes.slice(1, 0, blocks)
 
@@ -118,10 +128,9 @@ def _dequantized(b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None
     return b.store(b.expr("mul", value, scales, ctype="float"), dtype, shape=codes.shape)
 
 
-def _places(b: Builder, g_idx: Tensor, rows: int, blocks: int) -> Tensor:
+def _places(b: Builder, g_idx: Tensor, rows: int, blocks: int, block_size: int) -> Tensor:
     """The block of every row of the weights: int32 [rows], or with the padding of the last block."""
-    if g_idx.size < rows:
-        b.decline(f"g_idx of shape {g_idx.shape}; expected one block for each of {rows} rows")
+    b.expect("g_idx", g_idx, (rows,), (blocks * block_size,))
     b.expect_range("g_idx", g_idx, 0, blocks - 1)
     return b.reshape(g_idx, (g_idx.size,)).slice(0, 0, rows)
 
@@ -148,8 +157,20 @@ def gather_block_quantized(
     quantize_axis: int = 1,
 ) -> Tensor:
     gather_axis, quantize_axis = b.axis(gather_axis, data.rank), b.axis(quantize_axis, data.rank)
-    if gather_axis == quantize_axis:
-        b.decline("the axis that is gathered is the one in blocks")
+    widths = (2, 4, 8) if data.dtype is _UINT8 else (4,)
+    if bits not in widths:
+        b.invalid(f"bits is {bits} for {data.dtype}, expected one of {widths}")
+    if gather_axis == quantize_axis or (data.dtype is _UINT8 and (gather_axis, quantize_axis) != (0, data.rank - 1)):
+        b.invalid(
+            f"axis {gather_axis} is gathered and {quantize_axis} is in blocks, of {data.dtype} {list(data.shape)}"
+        )
+    each = 8 // bits if data.dtype is _UINT8 else 1
+    lead, tail = data.shape[:quantize_axis], data.shape[quantize_axis + 1 :]
+    count = -(-data.shape[quantize_axis] * each // _block(b, block_size))
+    b.expect("scales", scales, (*lead, count, *tail))
+    b.expect("zero_points", zero_points, (*lead, -(-count // each), *tail))
+    if zero_points is not None and zero_points.dtype is not data.dtype:
+        b.invalid(f"zero points are {zero_points.dtype}, the data {data.dtype}")
     table, packed = _packed_table(b, data, gather_axis)
     rows = gather_(b, table, indices, axis=gather_axis)
     if packed:
@@ -197,7 +218,7 @@ def _repeated(b: Builder, t: Tensor, axis: int, block: int, length: int) -> Tens
 # ---- products and sums of 8-bit tensors
 
 
-@operator("MatMulIntegerToFloat", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES, "a_scale": FLOATS})
+@operator("MatMulIntegerToFloat", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES, "a_scale b_scale bias": FLOATS})
 def matmul_integer_to_float(
     b: Builder,
     a: Tensor,
@@ -212,7 +233,7 @@ def matmul_integer_to_float(
     return _scaled_to_float(b, product, a_scale, b_scale, bias)
 
 
-@operator("DynamicQuantizeMatMul", domain=MICROSOFT, types={"a": ("float32",), "y": _BYTES, "b_scale": ("float32",)})
+@operator("DynamicQuantizeMatMul", domain=MICROSOFT, types={"a b_scale bias": ("float32",), "y": _BYTES})
 def dynamic_quantize_matmul(
     b: Builder,
     a: Tensor,
@@ -246,13 +267,21 @@ def _declare_qlinear(op_type: str, op: str) -> None:
         z_scale: Tensor,
         z_zero_point: Tensor | None = None,
     ) -> Tensor:
+        scalars = {"A_scale": x_scale, "A_zero_point": x_zero_point, "B_scale": y_scale, "B_zero_point": y_zero_point}
+        for what, one in {**scalars, "C_scale": z_scale, "C_zero_point": z_zero_point}.items():
+            b.expect(what, one, (), (1,))
         left, right = real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point)
         value = b.expr("div", b.expr(op, left, right), z_scale, ctype="float")
         shape = np.broadcast_shapes(x.shape, y.shape)
         return b.store(rounded_to(b, value, z_zero_point, x.dtype), x.dtype, shape=shape)
 
     lower.__name__ = op_type.lower()
-    operator(op_type, domain=MICROSOFT, types={"x": _BYTES, "y": _BYTES})(lower)
+    scales = ("float32",)
+    operator(
+        op_type,
+        domain=MICROSOFT,
+        types={"x x_zero_point y y_zero_point z_zero_point": _BYTES, "x_scale y_scale z_scale": scales},
+    )(lower)
 
 
 def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.Expr:
@@ -266,7 +295,11 @@ _declare_qlinear("QLinearAdd", "add")
 _declare_qlinear("QLinearMul", "mul")
 
 
-@operator("QGemm", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES})
+@operator(
+    "QGemm",
+    domain=MICROSOFT,
+    types={"a": _BYTES, "y": _BYTES, "a_scale b_scale y_scale": ("float32",), "c": ("int32",)},
+)
 def qgemm(
     b: Builder,
     a: Tensor,
@@ -283,6 +316,19 @@ def qgemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
+    for what, one in {
+        "a_scale": a_scale,
+        "a_zero_point": a_zero_point,
+        "y_scale": y_scale,
+        "y_zero_point": y_zero_point,
+    }.items():
+        b.expect(what, one, (), (1,))
+    if a.rank != 2 or y.rank != 2:
+        b.invalid(f"matrices of shape {list(a.shape)} and {list(y.shape)}")
+    columns = y.shape[0] if transB else y.shape[1]
+    for what, one in {"b_scale": b_scale, "b_zero_point": b_zero_point}.items():
+        b.expect(what, one, (), (1,), (columns,))
+    b.expect("b_scale", b_scale, b_zero_point.shape)
     a = a.transpose((1, 0)) if transA else a
     if transB:
         y = y.transpose((1, 0))

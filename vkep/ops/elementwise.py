@@ -219,6 +219,8 @@ def is_inf(b: Builder, x: Tensor, *, detect_negative: int = 1, detect_positive: 
 
 @operator("Gelu", since=20, types={"T": every("Gelu", among=SINGLE)})
 def gelu(b: Builder, x: Tensor, *, approximate: str = "none") -> Tensor:
+    if approximate not in ("none", "tanh"):
+        b.invalid(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
     return b.pointwise("gelu_tanh({0})" if approximate == "tanh" else "gelu({0})", x)
 
 

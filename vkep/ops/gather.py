@@ -192,8 +192,6 @@ def pad(
     *,
     mode: str = "constant",
 ) -> Tensor:
-    chosen = [b.axis(a, data.rank) for a in (b.ints(axes, "axes") or range(data.rank))]
-    if constant_value is not None and constant_value.size != 1:
-        b.invalid(f"constant_value has shape {list(constant_value.shape)}, expected one element")
-    value = 0 if constant_value is None else b.value(constant_value, "constant_value").item()
+    chosen = [b.axis(a, data.rank) for a in (range(data.rank) if axes is None else b.ints(axes, "axes") or [])]
+    value = 0 if constant_value is None else b.number(constant_value, "constant_value")
     return _pad(b, data, b.ints(pads, "pads") or [], chosen, mode, value)

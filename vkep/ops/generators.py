@@ -26,8 +26,8 @@ def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
 @operator("Trilu", types={"T": every("Trilu")})
 def trilu(b: Builder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
     if x.rank < 2:
-        b.decline(f"rank {x.rank}, expected at least 2")
-    shift = 0 if k is None else _diagonal(int(b.value(k, "k").reshape(-1)[0]))
+        b.invalid(f"rank {x.rank}, expected at least 2")
+    shift = 0 if k is None else _diagonal(int(b.number(k, "k")))
     rows = b.reshape(positions(b, x.shape[-2]), [x.shape[-2], 1])
     cols = positions(b, x.shape[-1])
     keep = b.expr("({1} - {0} >= {2})" if upper else "({1} - {0} <= {2})", rows, cols, shift, ctype="bool")
@@ -40,9 +40,13 @@ def _diagonal(k: int) -> int:
     return max(-LARGEST + 1, min(k, LARGEST - 1))
 
 
-def numeric(b: Builder, number: int, default: DType) -> DType:
-    """The element type that an attribute names; 0 takes the default."""
-    found = dtypes.from_onnx(number) if number else default
+def numeric(b: Builder, number: int | None, default: DType) -> DType:
+    """The element type that an attribute names, or the default where it is absent."""
+    if number is None:
+        return default
+    if number not in onnx.TensorProto.DataType.values() or number == onnx.TensorProto.UNDEFINED:
+        b.invalid(f"{number} is no element type")
+    found = dtypes.from_onnx(number)
     if found is None:
         b.decline(f"no kernel makes {dtypes.onnx_name(number)}")
     return found
@@ -51,8 +55,8 @@ def numeric(b: Builder, number: int, default: DType) -> DType:
 @operator("EyeLike", types={"T1": every("EyeLike", "T1")})
 def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
     if x.rank != 2:
-        b.decline(f"rank {x.rank}, expected 2")
-    made = numeric(b, dtype or 0, x.dtype)
+        b.invalid(f"rank {x.rank}, expected 2")
+    made = numeric(b, dtype, x.dtype)
     rows = b.reshape(positions(b, x.shape[0]), [x.shape[0], 1])
     cols = positions(b, x.shape[1])
     on = b.expr("({1} - {0} == {2})", rows, cols, _diagonal(k), ctype="bool")
@@ -62,11 +66,12 @@ def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> 
 
 @operator("OneHot", since=9, types={"T1": every("OneHot", "T1", ARITHMETIC), "T3": every("OneHot", "T3")})
 def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
-    if depth.size != 1 or values.shape != (2,):
-        b.invalid(f"depth of shape {list(depth.shape)} and values of {list(values.shape)}; expected one number and two")
-    count = int(b.value(depth, "depth").item())
+    count = int(b.number(depth, "depth"))
+    b.expect("values", values, (2,))
     if count < 1:
         b.invalid(f"depth is {count}, expected at least 1")
+    if not indices.rank:
+        b.invalid("indices have no axis")
     where = b.axis(axis, indices.rank + 1)
     shape = [*indices.shape[:where], count, *indices.shape[where:]]
     spread = b.reshape(indices, [*indices.shape[:where], 1, *indices.shape[where:]])
@@ -90,11 +95,9 @@ def range_11(b: Builder, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
 
 @operator("Range", since=27, types={"T": every("Range", among=ARITHMETIC)})
 def range_(b: Builder, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
-    first, last, step = (
-        b.value(t, what).reshape(-1)[0].item() for t, what in ((start, "start"), (limit, "limit"), (delta, "delta"))
-    )
+    first, last, step = (b.number(t, what) for t, what in ((start, "start"), (limit, "limit"), (delta, "delta")))
     if step == 0:
-        b.decline("delta is 0")
+        b.invalid("delta is 0")
     count = max(math.ceil((last - first) / step), 0)
     kind = start.dtype.glsl_compute
     at = b.expr("cast", positions(b, count), ctype=kind)
@@ -103,7 +106,11 @@ def range_(b: Builder, start: Tensor, limit: Tensor, delta: Tensor, *, stash_typ
 
 @operator("ConstantOfShape", since=9, types={"T1": ("int64",)})
 def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | None = None) -> Tensor:
-    dims = [int(d) for d in b.value(shape, "shape").reshape(-1)]
+    dims = b.ints(shape, "shape") or []
+    if min(dims, default=0) < 0:
+        b.invalid(f"shape {dims} has a negative size")
+    if math.prod(dims) >= LARGEST:
+        b.decline(f"a result of shape {dims}; the kernels take 0 to 2**31 - 1 elements")
     fill = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
     dtype = dtypes.from_onnx(value.data_type) if value is not None else DTYPES["float32"]
     if dtype is None:
@@ -121,7 +128,9 @@ _SINGLE_WINDOWS = {
 
 def _declare_window(op_type: str, terms: tuple[float, float, float]) -> None:
     def lower(b: Builder, size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-        count = int(b.value(size, "size").reshape(-1)[0])
+        count = int(b.number(size, "size"))
+        if count < 0:
+            b.invalid(f"a window of {count} samples")
         made = numeric(b, output_datatype, DTYPES["float32"])
         if made.name not in SINGLE and made.name != "float64":
             b.decline(f"a window of {made}, expected a float type")
@@ -150,11 +159,11 @@ def mel_weight_matrix(
 ) -> Tensor:
     """Triangular filters over the spectrum's bins, spaced evenly in mels (2595 log10(1 + f / 700))."""
     bins, length, rate = (
-        int(b.value(t, what).reshape(-1)[0])
+        int(b.number(t, what))
         for t, what in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
     )
     edges = [
-        float(b.value(t, what).reshape(-1)[0])
+        float(b.number(t, what))
         for t, what in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
     ]
     made = numeric(b, output_datatype, DTYPES["float32"])

@@ -28,32 +28,39 @@ def reshape_5(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
 
 @operator("Reshape", since=14, types={"T": every("Reshape")})
 def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
-    dims = [int(d) for d in b.value(shape, "shape").reshape(-1)]
+    dims = b.ints(shape, "shape") or []
     if not allowzero:
         dims = [data.shape[i] if d == 0 and i < data.rank else d for i, d in enumerate(dims)]
+    elif 0 in dims and -1 in dims:
+        b.invalid(f"shape {dims} has a size of 0, and one that follows from the others")
     if -1 in dims:
         known = math.prod(d for d in dims if d != -1)
         dims[dims.index(-1)] = data.size // known if known else 0
-    if math.prod(dims) != data.size:
-        b.decline(f"cannot reshape {data.shape} to {dims}")
+    if math.prod(dims) != data.size or min(dims, default=0) < 0:
+        b.invalid(f"cannot reshape {data.shape} to {dims}")
     return b.reshape(data, dims)
 
 
 @operator("Flatten", types={"T": every("Flatten")})
 def flatten(b: Builder, data: Tensor, *, axis: int = 1) -> Tensor:
     if not -data.rank <= axis <= data.rank:
-        b.decline(f"axis {axis} is out of range for rank {data.rank}")
+        b.invalid(f"axis {axis} is out of range for rank {data.rank}")
     axis = axis + data.rank if axis < 0 else axis
     return b.reshape(data, (math.prod(data.shape[:axis]), math.prod(data.shape[axis:])))
 
 
 @operator("Transpose", types={"T": every("Transpose")})
 def transpose(b: Builder, data: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
-    return data.transpose(tuple(reversed(range(data.rank))) if perm is None else list(perm))
+    order = list(reversed(range(data.rank))) if perm is None else list(perm)
+    if sorted(order) != list(range(data.rank)):
+        b.invalid(f"perm is {order}, which is no permutation of {data.rank} axes")
+    return data.transpose(order)
 
 
 def _squeeze(b: Builder, data: Tensor, axes: Sequence[int] | None) -> Tensor:
     drop = {i for i, d in enumerate(data.shape) if d == 1} if axes is None else {b.axis(a, data.rank) for a in axes}
+    if any(data.shape[i] != 1 for i in drop):
+        b.invalid(f"axes {sorted(drop)} of {data.shape} are not all of size 1")
     return b.reshape(data, [d for i, d in enumerate(data.shape) if i not in drop])
 
 
@@ -61,7 +68,7 @@ def _unsqueeze(b: Builder, data: Tensor, axes: Sequence[int]) -> Tensor:
     rank = data.rank + len(axes)
     new = {b.axis(a, rank) for a in axes}
     if len(new) != len(axes):
-        b.decline(f"axes {list(axes)} name one axis twice")
+        b.invalid(f"axes {list(axes)} name one axis twice")
     rest = iter(data.shape)
     return b.reshape(data, [1 if i in new else next(rest) for i in range(rank)])
 
@@ -73,7 +80,7 @@ def squeeze_1(b: Builder, data: Tensor, *, axes: Sequence[int] | None = None) ->
 
 @operator("Squeeze", since=13, types={"T": every("Squeeze")})
 def squeeze(b: Builder, data: Tensor, axes: Tensor | None = None) -> Tensor:
-    return _squeeze(b, data, b.ints(axes, "axes"))
+    return _squeeze(b, data, b.ints(axes, "axes", or_one=True))
 
 
 @operator("Unsqueeze", since=1, until=11, types={"T": every("Unsqueeze")})
@@ -83,16 +90,16 @@ def unsqueeze_1(b: Builder, data: Tensor, *, axes: Sequence[int]) -> Tensor:
 
 @operator("Unsqueeze", since=13, types={"T": every("Unsqueeze")})
 def unsqueeze(b: Builder, data: Tensor, axes: Tensor) -> Tensor:
-    return _unsqueeze(b, data, b.ints(axes, "axes") or [])
+    return _unsqueeze(b, data, b.ints(axes, "axes", or_one=True) or [])
 
 
 @operator("Expand", since=8, types={"T": every("Expand")})
 def expand(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
-    dims = tuple(int(d) for d in b.value(shape, "shape").reshape(-1))
+    dims = tuple(b.ints(shape, "shape", or_one=True) or [])
     try:
         return data.expand(np.broadcast_shapes(data.shape, dims))
     except ValueError:
-        b.decline(f"shape {data.shape} does not broadcast with {dims}")
+        b.invalid(f"shape {data.shape} does not broadcast with {dims}")
 
 
 @operator("Concat", since=4, types={"T": every("Concat")})
@@ -101,7 +108,7 @@ def concat(b: Builder, *inputs: Tensor, axis: int) -> Tensor:
     shape = list(inputs[0].shape)
     for tensor in inputs:
         if tensor.rank != len(shape) or any(d != shape[i] for i, d in enumerate(tensor.shape) if i != axis):
-            b.decline(f"shapes {[t.shape for t in inputs]} differ on another axis than {axis}")
+            b.invalid(f"shapes {[t.shape for t in inputs]} differ on another axis than {axis}")
     shape[axis] = sum(t.shape[axis] for t in inputs)
     out = b.empty(inputs[0].dtype, shape)
     start = 0
@@ -119,9 +126,9 @@ def concat_1(b: Builder, *inputs: Tensor, axis: int = 1) -> Tensor:
 def _split(b: Builder, data: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
     axis = b.axis(axis, data.rank)
     if sum(sizes) != data.shape[axis] or min(sizes, default=0) < 0:
-        b.decline(f"split sizes {list(sizes)} do not add up to {data.shape[axis]}")
+        b.invalid(f"split sizes {list(sizes)} do not add up to {data.shape[axis]}")
     if b.node is not None and len(b.node.outputs) != len(sizes):
-        b.decline(f"split sizes {list(sizes)} for {len(b.node.outputs)} outputs")
+        b.invalid(f"split sizes {list(sizes)} for {len(b.node.outputs)} outputs")
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [data.slice(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
 
@@ -159,10 +166,11 @@ def _slice(
     axes: Sequence[int] | None,
     steps: Sequence[int] | None,
 ) -> Tensor:
-    for start, end, axis, step in zip(
-        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
-    ):
-        axis = b.axis(axis, data.rank)
+    chosen = [b.axis(axis, data.rank) for axis in (range(len(starts)) if axes is None else axes)]
+    steps = steps or [1] * len(starts)
+    if len({len(starts), len(ends), len(chosen), len(steps)}) > 1 or len(set(chosen)) != len(chosen) or 0 in steps:
+        b.invalid(f"starts {starts}, ends {ends}, axes {chosen} and steps {steps} do not agree")
+    for start, end, axis, step in zip(starts, ends, chosen, steps, strict=True):
         span = slice_span(data.shape[axis], start, end, step)
         data = data.slice(axis, span.start if len(span) else 0, len(span), step)
     return data
@@ -193,7 +201,7 @@ def slice_(
 def tile(b: Builder, data: Tensor, repeats: Tensor) -> Tensor:
     counts = b.ints(repeats, "repeats") or []
     if len(counts) != data.rank or min(counts, default=0) < 0:
-        b.decline(f"repeats {counts} of a tensor of shape {data.shape}; expected a count, 0 or more, for each axis")
+        b.invalid(f"repeats {counts} of a tensor of shape {data.shape}; expected a count, 0 or more, for each axis")
     spread = b.reshape(data, [d for dim in data.shape for d in (1, dim)])
     wide = spread.expand([d for dim, count in zip(data.shape, counts, strict=True) for d in (count, dim)])
     return b.reshape(wide, [dim * count for dim, count in zip(data.shape, counts, strict=True)])
@@ -206,8 +214,10 @@ def depth_to_space_1(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
 
 @operator("DepthToSpace", since=11, types={"T": every("DepthToSpace")})
 def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    if mode not in ("DCR", "CRD"):
+        b.invalid(f"mode is {mode!r}, expected 'DCR' or 'CRD'")
     if data.rank != 4 or blocksize < 1 or data.shape[1] % blocksize**2:
-        b.decline(
+        b.invalid(
             f"blocks of {blocksize} in {data.shape}; expected [N, C, H, W] of which C divides by the block's size"
         )
     n, c, h, w = data.shape
@@ -220,8 +230,10 @@ def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR
 
 
 def _space_to_depth(b: Builder, data: Tensor, blocksize: int, mode: str) -> Tensor:
-    if data.rank != 4 or blocksize < 1:
-        b.decline(f"blocks of {blocksize} in {data.shape}; expected [N, C, H, W] and a positive block")
+    if mode not in ("DCR", "CRD"):
+        b.invalid(f"mode is {mode!r}, expected 'DCR' or 'CRD'")
+    if data.rank != 4 or blocksize < 1 or data.shape[2] % blocksize or data.shape[3] % blocksize:
+        b.invalid(f"blocks of {blocksize} in {data.shape}; expected [N, C, H, W] of whole blocks")
     n, c, h, w = data.shape
     split = b.reshape(data, (n, c, h // blocksize, blocksize, w // blocksize, blocksize))
     moved = split.transpose((0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4))

@@ -88,18 +88,24 @@ def lp_pool(
     return _pool(b, "lp", x, window, p=p)[0]
 
 
+def _spatial(b: Builder, x: Tensor) -> list[int]:
+    if x.rank < 3:
+        b.invalid(f"the input has shape {list(x.shape)}, expected [N, C, D1, ...]")
+    return list(range(2, x.rank))
+
+
 @operator("GlobalAveragePool", types={"T": every("GlobalAveragePool", among=SINGLE)})
 def global_average_pool(b: Builder, x: Tensor) -> Tensor:
-    return reduce_axes(b, "mean", x, list(range(2, x.rank)), keepdims=True)
+    return reduce_axes(b, "mean", x, _spatial(b, x), keepdims=True)
 
 
 @operator("GlobalMaxPool", types={"T": every("GlobalMaxPool", among=SINGLE)})
 def global_max_pool(b: Builder, x: Tensor) -> Tensor:
-    return reduce_axes(b, "max", x, list(range(2, x.rank)), keepdims=True)
+    return reduce_axes(b, "max", x, _spatial(b, x), keepdims=True)
 
 
 def _global_lp_pool(b: Builder, x: Tensor, p: float) -> Tensor:
-    axes = list(range(2, x.rank))
+    axes = _spatial(b, x)
     if p in (1, 2):
         return reduce_axes(b, "l1" if p == 1 else "l2", x, axes, keepdims=True)
     powers = b.cast(b.pointwise("pow(abs({0}), {1})", x, float(p), dtype=DTYPES["float32"]), DTYPES["float32"])

@@ -43,6 +43,10 @@ class Blocks:
 
     def __init__(self, b: Builder, x: Tensor, scale: Tensor, axis: int, block_size: int) -> None:
         self.b = b
+        if block_size < 0:
+            b.invalid(f"block_size is {block_size}")
+        if scale.rank > 1 and not block_size:
+            b.invalid(f"scales have shape {list(scale.shape)}, expected one axis")
         if scale.size == 1:
             self.shape: tuple[int, ...] = (1, 1, 1, x.size)
             self._scales, self._tail = (1, 1, 1, 1), 0
@@ -51,12 +55,12 @@ class Blocks:
         before, length, after = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
         if not block_size:
             if scale.size != length:
-                b.decline(f"{scale.size} scales for {length} elements along axis {axis} of {x.shape}")
+                b.invalid(f"{scale.size} scales for {length} elements along axis {axis} of {x.shape}")
             self.shape, self._scales, self._tail = (before, length, 1, after), (1, length, 1, 1), 0
             return
         blocks = -(-length // block_size)
         if scale.shape != (*x.shape[:axis], blocks, *x.shape[axis + 1 :]):
-            b.decline(f"scales of shape {scale.shape} for {x.shape} in blocks of {block_size} along axis {axis}")
+            b.invalid(f"scales of shape {scale.shape} for {x.shape} in blocks of {block_size} along axis {axis}")
         if length % block_size:  # the last block is short: scales are spread over all elements
             self.shape, self._scales, self._tail = (before, length, 1, after), (before, blocks, 1, after), length
             self._block = block_size
@@ -65,6 +69,8 @@ class Blocks:
 
     def spread(self, values: Tensor) -> Tensor:
         """Scales or zero points, shaped to broadcast against ``shape``."""
+        if values.size != math.prod(self._scales):
+            self.b.invalid(f"scales or zero points have shape {list(values.shape)}, expected {list(self._scales)}")
         view = self.b.reshape(values, self._scales)
         if not self._tail:
             return view

@@ -63,7 +63,7 @@ def _uniform(
 def _uniform_like(
     b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, low: float = 0.0, high: float = 1.0
 ) -> Tensor:
-    return _random(b, False, x.shape, numeric(b, dtype or 0, x.dtype), seed, low, high - low)
+    return _random(b, False, x.shape, numeric(b, dtype, x.dtype), seed, low, high - low)
 
 
 def _normal(
@@ -81,7 +81,7 @@ def _normal(
 def _normal_like(
     b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None, mean: float = 0.0, scale: float = 1.0
 ) -> Tensor:
-    return _random(b, True, x.shape, numeric(b, dtype or 0, x.dtype), seed, mean, scale)
+    return _random(b, True, x.shape, numeric(b, dtype, x.dtype), seed, mean, scale)
 
 
 _declare_random("RandomUniform", _uniform, _uniform_like)
@@ -90,7 +90,7 @@ _declare_random("RandomNormal", _normal, _normal_like)
 
 @operator("Bernoulli", types={"T1": every("Bernoulli", "T1", FLOATING)})
 def bernoulli(b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
-    made = numeric(b, dtype or 0, x.dtype)
+    made = numeric(b, dtype, x.dtype)
     chance, compute = draw(b, x.shape, seed), made.glsl_compute
     code = "({0} < float({1}))" if made.kind == "bool" else f"({{0}} < float({{1}}) ? {compute}(1) : {compute}(0))"
     return b.store(b.expr(code, chance, x, ctype=compute), made, shape=x.shape)

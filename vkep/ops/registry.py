@@ -52,6 +52,8 @@ class OperatorDef:
     types: Mapping[str, tuple[str, ...]]  #: type constraint of the schema to the element types that kernels take
     function: Function
     signature: Signature
+    #: for each input what inputs of one element type share, where the onnx package has no schema to say so
+    constraints: tuple[str, ...]
     fixed: Mapping[str, Any]  #: attributes that the function does not have, by the one value that it implements
     checked: bool  #: False: an operator that the onnx package has no schema for
 
@@ -75,8 +77,9 @@ def operator(
     """Declare an operator (see the module's text). A user may declare operators of other domains the same way.
 
     ``schema`` says whether the onnx package has a schema to check the declaration against (by default: for the domains
-    that it defines). Where it has none, ``fixed`` gives the default of attributes that the function does not implement (a model
-    may write them out; any other value is declined), and ``types`` names the function's inputs in place of type constraints.
+    that it defines). Where it has none, ``types`` names the function's inputs in place of type constraints (``"x scale"`` are two
+    that must have the same type), and ``fixed`` gives the default of attributes that the function does not implement (a model
+    may write them out; any other value is declined).
     """
 
     def declare(function: Function) -> Function:
@@ -126,20 +129,22 @@ def _define(
     checked: bool,
     fixed: Mapping[str, Any],
 ) -> OperatorDef:
+    signature = Signature.of(function, facts=("opset",) if checked else ())
     definition = OperatorDef(
         op_type=op_type,
         domain=domain,
         since=since,
         until=until,
-        types={name: tuple(names) for name, names in types.items()},
+        types={name: tuple(names) for key, names in types.items() for name in ([key] if checked else key.split())},
         function=function,
-        signature=Signature.of(function, facts=("opset",) if checked else ()),
+        signature=signature,
+        constraints=tuple(next((key for key in types if name in key.split()), name) for name in signature.inputs),
         fixed=fixed,
         checked=checked,
     )
     if definition.checked:
         _check(definition)
-    elif unknown := set(types) - set(definition.signature.inputs):
+    elif unknown := set(definition.types) - set(signature.inputs):
         raise OperatorDeclarationError(f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function")
     return definition
 

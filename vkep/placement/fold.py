@@ -28,6 +28,8 @@ _IMPURE = {
     "Multinomial",
     "Dropout",
 }
+#: Operators that are constants by their own functions, which look at more than the reference does.
+_MADE = {"HannWindow", "HammingWindow", "BlackmanWindow"}
 #: Results larger than this stay a computation: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
 _GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
@@ -38,7 +40,7 @@ class FoldError(VkepError):
 
 
 def can_fold(node: Node) -> bool:
-    return node.schema is not None and node.op_type not in _IMPURE and not node.captures and not _has_body(node)
+    return node.schema is not None and node.op_type not in _IMPURE | _MADE and not node.captures and not _has_body(node)
 
 
 def fold_weights(

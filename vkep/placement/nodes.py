@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from vkep.dtypes import DTYPES, DType
 from vkep.errors import Decline, InvalidNode
+from vkep.graph.attributes import REQUIRED
 from vkep.graph.model import Node
 from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.tensor import Tensor
@@ -88,11 +89,20 @@ def lower_node(
 def _declared(
     b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef
 ) -> Sequence[Tensor]:
+    signature = definition.signature
     # an operator without a schema has its types by the names of its inputs
-    constraints = node.constraints if node.schema is not None else definition.signature.inputs
+    constraints = node.constraints if node.schema is not None else signature.inputs
+    shared = constraints if node.schema is not None else definition.constraints
+    bound: dict[str, DType] = {}
     for position, tensor in enumerate(arguments):
         if tensor is None:
+            if signature.variadic or (position < len(signature.inputs) and signature.needed[position]):
+                raise InvalidNode(f"input {position} is missing")
             continue
+        if shared and (position < len(shared) or node.schema is not None):  # a schema's last one may be variadic
+            same = bound.setdefault(shared[min(position, len(shared) - 1)], tensor.dtype)
+            if same is not tensor.dtype:
+                raise InvalidNode(f"input {position} is {tensor.dtype}, another one {same}: both must be of one type")
         name = tensor.dtype.name
         if name in _STORAGE_FEATURES:
             _check_storage(b, tensor.dtype)
@@ -125,12 +135,17 @@ def _call(
     while tensors and tensors[-1] is None and len(tensors) > signature.required:
         tensors.pop()
     most = len(signature.inputs)
-    if len(tensors) < signature.required or (len(tensors) > most and not signature.variadic):
+    if len(tensors) < signature.required:
+        raise InvalidNode(f"{len(tensors)} inputs; it has {signature.required} to {most}")
+    if len(tensors) > most and not signature.variadic:
         raise Decline(f"{len(tensors)} inputs; the kernel takes {signature.required} to {most}")
     attributes = dict(node.attributes)
     for name in sorted(attributes.keys() - signature.attributes.keys()):
         if not _at_default(name, attributes.pop(name), definition, node):
             raise Decline(f"attribute {name!r} is not supported")
+    for name, default in signature.attributes.items():
+        if default is REQUIRED and name not in attributes:
+            raise InvalidNode(f"attribute {name!r} is missing")
     try:
         result = definition.function(builder, *tensors, **signature.keywords(attributes, opset=node.since_version))
     except _BROKEN as error:
