@@ -287,6 +287,19 @@ def test_reductions_of_nothing(open_session: Open, op: str, value: float) -> Non
     )
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
+def test_means_of_large_whole_numbers_are_exact(open_session: Open, rng: np.random.Generator, dtype: Any) -> None:
+    """The sum may be none of the type; what is left over is cut towards 0."""
+    info = np.iinfo(dtype)
+    x = rng.integers(info.min, info.max, (40, 3), dtype=dtype, endpoint=True)
+    x[0], x[1] = [info.max] * 3, [-4 if info.min else 4, 3, 3]  # the rows of sizes near 0 have parts of both signs
+    for rows in ([0, 0, 0], [1, 1, 0], list(range(40)), *([k, k + 1] for k in range(0, 30, 2))):
+        values = x[rows]
+        wanted = [int(abs(t) // len(rows)) * (1 if t > 0 else -1) for t in (sum(map(int, c)) for c in values.T)]
+        session = open_session(_one("ReduceMean", [values, np.array([0], I64)], constants=[1], opset=18, keepdims=0))
+        assert session.run(None, {"x0": values})[0].tolist() == wanted
+
+
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"])
 def test_reductions_keep_nan(open_session: Open, op: str) -> None:
     x = np.array([[1, np.nan, 3], [np.inf, 1, 2], [-np.inf, 0, 1]], np.float32)

@@ -75,8 +75,11 @@ def test_known_lengths(op_type: str) -> None:
     for lengths in ([0, 0, 0], [0, 5, 3]):
         inputs = _inputs(op_type, 1, bias=False, lengths=True, initial=True)
         inputs["len"] = np.array(lengths, np.int32)
-        [y] = check(op_type, inputs, against="onnxruntime", opset=21, hidden_size=HIDDEN, constants=("len",))
-        assert not y[:, 0, 0].any()
+        outputs = ("y", "y_h", "y_c")[: 3 if op_type == "LSTM" else 2]
+        for constants in ((), ("len",)):
+            rest = {"opset": 21, "hidden_size": HIDDEN, "constants": constants, "outputs": outputs}
+            y, *last = check(op_type, inputs, against="onnxruntime", **rest)
+            assert not y[:, 0, 0].any() and not any(state[0, 0].any() for state in last)
 
 
 @pytest.mark.parametrize("initial", [False, True])

@@ -189,13 +189,17 @@ def rows_of(t: Tensor, index: int, start: int, length: int) -> Tensor:
 
 
 def initial_state(layer: Layer, initial: Tensor | None, index: int, layout: int) -> Tensor:
-    """A direction's initial state [batch, hidden]."""
+    """A direction's initial state [batch, hidden]; 0 for a sequence without steps, whose last state ONNX Runtime leaves 0."""
     if initial is None:
         return layer.b.full((layer.batch, layer.hidden), 0, layer.x.dtype)
     if layout:
         initial = initial.transpose((1, 0, 2))
     state = initial.slice(0, index, 1)
-    return state.view(state.shape[1:], state.strides[1:])
+    state = state.view(state.shape[1:], state.strides[1:])
+    alive = layer.alive(0)
+    if alive is None:
+        return state
+    return layer.b.store(layer.b.expr("({0} ? {1} : 0.0)", alive, state, ctype="float"), state.dtype, shape=state.shape)
 
 
 def gate(gates: Tensor, index: int, hidden: int) -> Tensor:

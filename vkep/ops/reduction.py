@@ -34,11 +34,32 @@ def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, tuple[in
 
 def reduce_axes(b: Builder, op: str, x: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
     """Reduce ``axes`` (counted from the front)."""
+    if op == "mean" and x.dtype.kind in ("int", "uint"):
+        return _whole_mean(b, x, axes, keepdims)
     shape = [1 if i in axes else d for i, d in enumerate(x.shape)]
     dense, sizes = middle(b, x, axes)
     out = b.empty(x.dtype, shape)
     b.compute(ReduceProblem(*sizes, x.dtype.name, op), [dense], [out])
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i not in axes])
+
+
+def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
+    """The mean of integers, cut towards 0, where their sum may be no integer of 64 bits: each is divided by their number, and
+    what is left over is summed beside. (Numbers of elements whose square is none either are not thought of.)
+    """
+    kind = DTYPES["uint64" if x.dtype.name == "uint64" else "int64"]
+    wide, count = b.cast(x, kind), math.prod(x.shape[a] for a in axes)
+    if not count:
+        b.decline("the mean of no elements")
+    whole = reduce_axes(b, "sum", b.pointwise("div", wide, count), axes, keepdims)
+    left = reduce_axes(b, "sum", b.pointwise("({0} - {0} / {1} * {1})", wide, count), axes, keepdims)
+    mean = b.expr("({0} + {1} / {2})", whole, left, count)
+    if kind.kind == "int":  # the parts may lie on the two sides of 0
+        rest = b.expr("({0} - {0} / {1} * {1})", left, count)
+        mean = b.expr(
+            "({0} > {2} && {1} < {2} ? {0} - {3} : ({0} < {2} && {1} > {2} ? {0} + {3} : {0}))", mean, rest, 0, 1
+        )
+    return b.cast(b.store(mean, kind, shape=whole.shape), x.dtype)
 
 
 #: operation and element types; what is not here goes through ONNX's function body, where there is one
