@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,8 +123,6 @@ class DeviceCapabilities:
     memory_heaps: tuple[MemoryHeap, ...] = ()
     extensions: frozenset[str] = frozenset()
     queue_families: tuple[QueueFamily, ...] = ()
-    #: what measuring on the device chose for problems, by the planner's own keys: no property of the device
-    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.device_type not in DEVICE_TYPES:
@@ -158,9 +156,8 @@ class DeviceCapabilities:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, without what was ``tuned``; sets become sorted lists."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(dataclasses.replace(self, tuned={})))
-        del plain["tuned"]
+        """Plain data for JSON; sets become sorted lists."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
         return plain
 
     def to_json(self, indent: int | None = 2) -> str:

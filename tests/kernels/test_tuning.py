@@ -93,11 +93,3 @@ def test_a_trial_notes_who_asked_for_what() -> None:
     assert chosen(trial, "second", lambda: [(3,)], "b") is None
     assert trial.asked["a 1"].labels == {"first", "second"}
     assert trial.asked["b"].candidates == ((3,),)
-
-
-def test_what_was_tuned_is_no_property_of_the_device() -> None:
-    caps = dataclasses.replace(CPU, tuned={"subgroup 1": (1,)})
-    assert caps == CPU
-    assert hash(caps) == hash(CPU)
-    assert "tuned" not in caps.to_dict()
-    assert DeviceCapabilities.from_dict(caps.to_dict()) == CPU

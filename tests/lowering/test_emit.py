@@ -20,7 +20,6 @@ from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels import select
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.softmax import SoftmaxProblem
-from vkep.kernels.tuning import Trial
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
 from vkep.placement.partition import lower
@@ -61,11 +60,6 @@ def test_a_kernel_is_selected_once() -> None:
 def test_a_kernel_whose_result_was_moved_is_selected_again() -> None:
     (_, tried), (_, moved) = _selections(CAPS, copied=True)
     assert (tried.storage.port, moved.storage.port) == (None, 1)
-
-
-def test_tuning_hears_each_operation_when_it_is_emitted() -> None:
-    tuned = DeviceCapabilities("imagined GPU", device_type="discrete", features=FEATURE_NAMES, tuned=Trial())
-    assert len(_selections(tuned, copied=False)) == 2
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "discrete"])

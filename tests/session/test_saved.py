@@ -255,7 +255,7 @@ def test_the_key_tells_apart_what_a_plan_follows_from(tmp_path: Path, monkeypatc
         key(path, n=2),
         key(path, caps=dataclasses.replace(CAPS, max_workgroup_invocations=64)),
         key(path, caps=dataclasses.replace(CAPS, driver_version=CAPS.driver_version + 1)),
-        key(path, caps=dataclasses.replace(CAPS, tuned={"a problem": (1, 2)})),
+        key(path, policy=Policy(tuned={"a problem": (1, 2)})),
         key(path, policy=Policy(prefer="vgf_first")),
         key(path, policy=Policy(min_partition_size=3)),
     ]

@@ -109,6 +109,8 @@ def describe_plan(plan: Plan) -> list[dict[str, Any]]:
                 "index": index,
                 "label": dispatch.label,
                 "kernel": source,
+                "candidate": dispatch.candidate,
+                "turned_down": [{"candidate": name, "reason": reason} for name, reason in dispatch.turned_down],
                 "defines": defines,
                 "grid": list(dispatch.grid),
                 "workgroup": [spec.pop(f"LOCAL_{axis}", 1) for axis in "XYZ"],
@@ -167,6 +169,9 @@ def format_dispatch(d: Mapping[str, Any]) -> list[str]:
     lines = [f"{d['index']:4d}  {d['kernel']}  {d['label']}" + ("  [barrier]" if d["barrier"] else "")]
     lines.append(f"      grid {size}; {d['flops']:,} flop, {d['bytes']:,} bytes; {spec}".rstrip("; "))
     lines.append("      " + ", ".join(f"{name} = {where}" for name, where in d["operands"].items()))
+    if d["candidate"]:
+        lines.append(f"      chosen: {d['candidate']}")
+        lines += [f"        not {one['candidate']}: {one['reason']}" for one in d["turned_down"]]
     if d["params"]:
         scalars = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in d["params"].items())
         lines.append(f"      {d['argument_bytes']} bytes in {d['arguments_in']}: {scalars}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_shared.commands import CommandBuffer
@@ -46,7 +45,8 @@ class VulkanDelegate:
         self.lease = context.lease(name, sync_mode)
         try:
             caps = _usable(context.capabilities, library)
-            self.capabilities = replace(caps, tuned=load_choices(caps) if tuned is None else tuned)
+            self.capabilities = caps
+            self.tuned = load_choices(caps) if tuned is None else tuned
             self._arena = shared_device_arena(context, arena)
             self._pipelines = shared_pipelines(context, library)
             self._constants = shared_constants(context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,9 +25,10 @@ class BaseTarget:
 
     caps: DeviceCapabilities
     label: str = ""  #: the nodes of the operation that is emitted
+    choices: Mapping[str, Choice] = field(default_factory=dict)  #: what was tuned
 
     def tuned(self, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
-        return chosen(self.caps.tuned, self.label, candidates, *problem)
+        return chosen(self.choices, self.label, candidates, *problem)
 
     def fault(self, reason: str) -> tuple[Tensor | None, int]:
         return None, 0

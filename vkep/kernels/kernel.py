@@ -167,6 +167,10 @@ class KernelCall:
     subgroup_size: int | None = None
     flops: int = 0
     params: Mapping[str, int | float] = field(default_factory=dict)  #: the kernel's own, by name
+    candidate: str = (
+        ""  #: the one that was chosen for the problem, and those before it in the table with what turned them down
+    )
+    turned_down: tuple[tuple[str, str], ...] = ()
 
     def __getitem__(self, name: str) -> int:
         """A whole-number argument or a spec constant."""

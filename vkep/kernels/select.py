@@ -7,7 +7,7 @@ Everyone who asks which kernel runs a problem, and why, reads the same table: th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -115,8 +115,17 @@ class Choice(Generic[P]):
     turned_down: tuple[tuple[str, str], ...] = ()
 
     def emit(self, problem: P, e: Emission) -> list[KernelCall]:
-        """The candidate's dispatches, with grids that the device allows."""
-        return [call.folded(e.caps.max_workgroup_count) for call in self.candidate.emit(problem, e)]
+        """The candidate's dispatches, with grids that the device allows, and how they were chosen: of one that computes part of
+        its problem by another problem, by both tables.
+        """
+        return [
+            replace(
+                call.folded(e.caps.max_workgroup_count),
+                candidate=f"{self.candidate.name}: {call.candidate}" if call.candidate else self.candidate.name,
+                turned_down=self.turned_down + call.turned_down,
+            )
+            for call in self.candidate.emit(problem, e)
+        ]
 
 
 _TABLES: dict[type[Problem], tuple[Candidate[Any], ...]] = {}

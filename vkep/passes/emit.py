@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,7 @@ from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, PUSH_CONSTANT_BYTES, KernelCall, Operand
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import bind
+from vkep.kernels.tuning import Choice
 from vkep.passes.fuse import epilogue_strides
 from vkep.plan.hazards import HazardTracker
 from vkep.plan.memory import Lifetime, live_peak, place
@@ -98,15 +99,23 @@ class Emitter(BaseTarget):
 
 
 def emit(
-    ops: Sequence[Op], ports: Sequence[Port], caps: DeviceCapabilities, *, check_data: bool = True
+    ops: Sequence[Op],
+    ports: Sequence[Port],
+    caps: DeviceCapabilities,
+    *,
+    check_data: bool = True,
+    tuned: Mapping[str, Choice] | None = None,
 ) -> PlannedIsland:
-    """Choose kernels for the operations and lay out the plan; with ``check_data`` they note faults in their data."""
+    """Choose kernels for the operations, by what was ``tuned`` on the device, and lay out the plan; with ``check_data`` they note
+    faults in their data.
+    """
     packed: dict[tuple[str, str], Tensor] = {}
     labels = [_label(op) for op in ops]
     targets = [
         Emitter(
             caps,
             label,
+            {} if tuned is None else tuned,
             packed,
             node=op.node if isinstance(op, KernelOp) else "",
             check_data=check_data,
@@ -362,6 +371,8 @@ class _Layout:
             writes=tuple(writes),
             flops=call.flops,
             bytes=moved,
+            candidate=call.candidate,
+            turned_down=call.turned_down,
         )
 
     def _constant(self, weight: Weight) -> int:

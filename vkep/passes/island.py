@@ -14,6 +14,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.infer import Known, dtype_of
 from vkep.ir.program import IslandStep, ValueSpec
 from vkep.ir.tensor import Storage, Tensor
+from vkep.kernels.tuning import Choice
 from vkep.passes.attention import lower_attention
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
@@ -50,8 +51,10 @@ class Island:
         self.ports.append(port)
         return Tensor.contiguous(value.dtype, value.shape, storage)
 
-    def step(self, wanted: set[str], caps: DeviceCapabilities) -> IslandStep | None:
-        """The plan that makes the values ``wanted``; None where it makes none of them."""
+    def step(
+        self, wanted: set[str], caps: DeviceCapabilities, tuned: Mapping[str, Choice] | None = None
+    ) -> IslandStep | None:
+        """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` as for `emit`."""
         made = [n for node in self.nodes for n in node.outputs if n in wanted]
         ports, results = list(self.ports), []
         for name in dict.fromkeys(made):
@@ -63,5 +66,5 @@ class Island:
         if not results:
             return None
         ops = lower_attention(self.builder.ops, results, caps)
-        planned = emit(optimize(ops, results), ports, caps, check_data=self.builder.check_data)
+        planned = emit(optimize(ops, results), ports, caps, check_data=self.builder.check_data, tuned=tuned)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes))

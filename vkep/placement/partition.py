@@ -323,7 +323,7 @@ class _Partitioner:
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
-            step = island.step(later | read_outside | elsewhere, self.caps)
+            step = island.step(later | read_outside | elsewhere, self.caps, self.policy.tuned)
             if step is not None:
                 steps.append((stage, step))
         ports = {p.name for island in self.islands.values() for p in island.ports}

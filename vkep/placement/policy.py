@@ -55,7 +55,7 @@ class Policy:
     """How nodes are shared out. ``graphs`` says where data graphs come from: "driver", "emulation layers", or "" where
     the VGF delegate takes no part, for the reason ``why_not``. ``refused`` holds why a delegate (by name) does not get a
     node (by its first output, which stays when control flow is laid out anew) any more. ``check_data``: whether kernels note
-    data that break an operator's specification.
+    data that break an operator's specification. ``tuned`` are tilings that measuring chose for problems.
     """
 
     prefer: str = "auto"
@@ -64,6 +64,7 @@ class Policy:
     why_not: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
     check_data: bool = True
+    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def order(self, node: OfferedNode, quantized: bool, follows_vgf: bool) -> tuple[str, ...]:
         """The delegates to offer a node to, first to last."""

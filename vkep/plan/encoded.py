@@ -158,6 +158,8 @@ def _dispatch(
     writes: Any,
     flops: int,
     nbytes: int,
+    candidate: str,
+    turned_down: Any,
 ) -> Dispatch:
     x, y, z = grid
     return Dispatch(
@@ -171,4 +173,6 @@ def _dispatch(
         tuple(Range(Space(space), index, start, end) for space, index, start, end in writes),
         flops,
         nbytes,
+        candidate,
+        tuple((name, reason) for name, reason in turned_down),
     )

@@ -98,6 +98,9 @@ class Dispatch:
     writes: tuple[Range, ...] = ()
     flops: int = 0  #: arithmetic operations
     bytes: int = 0  #: bytes that must move at least once
+    #: how the kernel was chosen, for `vkep explain`: the candidate, and those before it with what turned them down
+    candidate: str = field(default="", repr=False, compare=False)
+    turned_down: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SyncMode
@@ -49,7 +50,7 @@ class Planner:
         self._opsets = model.opsets
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
         self._stored = False
-        self.policy = policy or Policy(check_data=options.check_data)
+        self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
 
     def plan_model(self, model: Model, known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
         """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""

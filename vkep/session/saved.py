@@ -99,7 +99,7 @@ def plan_key(
             signature,
             list(outputs),
             device.to_dict(),
-            [(problem, [int(size) for size in choice]) for problem, choice in sorted(device.tuned.items())],
+            [(problem, [int(size) for size in choice]) for problem, choice in sorted(policy.tuned.items())],
             (policy.prefer, policy.min_partition_size, policy.check_data),
         )
     )
