@@ -6,11 +6,17 @@ import struct
 
 import pytest
 
+from tests import devices
 from vkep.cli.measure import Span
 from vkep.cli.plans import describe_plan, dispatch_times, format_dispatch
 from vkep.cli.trace import GPU, HOST, chrome_trace
+from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.kernel import SCALAR_CODES
+from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.softmax import SOFTMAX
+from vkep.passes.emit import emit
 from vkep.plan.records import (
     ConstantRef,
     Dispatch,
@@ -140,3 +146,17 @@ def test_the_trace_lays_dispatches_end_to_end_from_the_profiled_run() -> None:
         (GPU, 2): "island 1",
     }
     assert next(e["args"] for e in events if e["name"] == "Softmax 's'")["gflops_per_s"] == 3.0
+
+
+def test_a_dispatch_says_how_its_kernel_was_chosen() -> None:
+    x, y = (Tensor.contiguous(DTYPES["float32"], (64, 64), Storage(4 * 64 * 64, port=port)) for port in range(2))
+    b = Builder(devices.GPU)
+    b.compute(MatMulProblem(64, 64, 64, (0, 64, 1), (0, 64, 1)), [x, x], [y.reshape((1, 1, 64, 64)) or y])
+    ports = [Port(name, "float32", (64, 64), 4 * 64 * 64, name == "x") for name in "xy"]
+    [described] = describe_plan(emit(b.ops, ports, devices.GPU).plan)
+    assert described["candidate"] == "tiled"
+    assert [one["candidate"] for one in described["turned_down"]] == ["subgroup", "rows", "cooperative"]
+    assert described["turned_down"][2]["reason"] == "cooperative matrices of float16, the product is of float32"
+    lines = format_dispatch(described)
+    assert "      chosen: tiled" in lines
+    assert "        not rows: 64 rows of 64 elements, expected 1 to 8 that are not empty" in lines

@@ -122,6 +122,14 @@ class ConvProblem(Problem):
     def od(self) -> int:
         return (self.d + sum(self.pads_d) - self.dilation_d * (self.kd - 1) - 1) // self.stride_d + 1
 
+    @functools.cached_property
+    def unaddressable(self) -> str:
+        """Why no kernel takes its elements, or counts its window's steps; "" where they do."""
+        if self.dtype not in STORAGE:
+            return f"no matrix kernel for dtype {self.dtype!r}; expected one of {sorted(STORAGE)}"
+        longest = max(*self.pads, *self.pads_d, *self.stride, *self.dilation, self.stride_d, self.dilation_d)
+        return f"pads, strides and dilations of {longest}, expected less than {LIMIT}" if longest >= LIMIT else ""
+
     @property
     def flat(self) -> bool:
         """Two dimensions at most."""
@@ -173,19 +181,10 @@ def lying(layout: str, when: When) -> When:
     """A candidate's condition, for a layout: what every kernel asks of a convolution, then ``when``, then how its images lie."""
 
     def reason(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-        found = _unaddressable(problem) or when(problem, caps)
+        found = problem.unaddressable or when(problem, caps)
         return found or ("" if problem.layout in ("", layout) else f"its images lie as {problem.layout}")
 
     return reason
-
-
-def _unaddressable(problem: ConvProblem) -> str:
-    if problem.dtype not in STORAGE:
-        return f"no matrix kernel for dtype {problem.dtype!r}; expected one of {sorted(STORAGE)}"
-    window = (*problem.pads, *problem.pads_d, *problem.stride, *problem.dilation, problem.stride_d, problem.dilation_d)
-    if max(window) >= LIMIT:
-        return f"pads, strides and dilations of {max(window)}, expected less than {LIMIT}"
-    return ""
 
 
 def no_tiles(problem: ConvProblem, caps: DeviceCapabilities) -> str:

@@ -6,6 +6,7 @@ Everyone who asks which kernel runs a problem, and why, reads the same table: th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -152,17 +153,28 @@ def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Ch
     """The first candidate that takes a problem on a device. Raises `Decline` with every candidate's reason where none does, and
     for operands of more elements than kernels count.
     """
-    for need in (*problem.needs(), *problem.makes()):
-        if need.extent >= LIMIT:
-            raise Decline(f"{need.name} has {need.extent} elements; the kernels take fewer than 2**31")
     turned_down: list[tuple[str, str]] = []
-    for candidate in _TABLES[type(problem)]:
-        reason = candidate.when(problem, caps) or _not_worth(candidate, problem, caps, tuned)
+    for candidate, refused in _asked(problem, caps):
+        reason = refused or _not_worth(candidate, problem, caps, tuned)
         if not reason:
             return Choice(candidate, tuple(turned_down))
         turned_down.append((candidate.name, reason))
     reasons = dict.fromkeys(reason for _, reason in turned_down)
     raise Decline("; ".join(reasons) or f"no kernel computes a {type(problem).__name__}")
+
+
+@functools.lru_cache(4096)  # layers repeat, and each is asked for when its node is claimed and when it is emitted
+def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[Any], str], ...]:
+    """The candidates, each with why it does not take a problem, up to the first that does whatever was measured."""
+    for need in (*problem.needs(), *problem.makes()):
+        if need.extent >= LIMIT:
+            raise Decline(f"{need.name} has {need.extent} elements; the kernels take fewer than 2**31")
+    asked = []
+    for candidate in _TABLES[type(problem)]:
+        asked.append((candidate, candidate.when(problem, caps)))
+        if not asked[-1][1] and candidate.worth is always:
+            break
+    return tuple(asked)
 
 
 def _not_worth(candidate: Candidate[P], problem: P, caps: DeviceCapabilities, tuned: Tuned) -> str:
