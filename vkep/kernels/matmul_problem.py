@@ -65,10 +65,11 @@ class MatMulProblem(Problem):
         return Need(name, self.dtype, self.shape(name), self.strides(name))
 
     def placed(self, operands: Mapping[str, Any]) -> MatMulProblem:
+        """For a y of shape (outer batch, inner batch, rows, columns)."""
         a, b, y = (operands[name] for name in "aby")
         # an axis of one element has whatever stride
         strides = tuple(s if dim > 1 else 0 for dim, s in zip(y.shape[:2], y.strides, strict=False)) + y.strides[2:]
-        return _placed(self, strides, alignment_of(a, b, y))
+        return _placed(self, strides if isinstance(self.batch, tuple) else strides[1:], alignment_of(a, b, y))
 
     @property
     def batches(self) -> tuple[int, int]:
@@ -135,7 +136,7 @@ class MatMulProblem(Problem):
 # Layers repeat, and so do plans for other sizes: what was derived before is kept.
 @functools.lru_cache(1024)
 def _placed(problem: MatMulProblem, y_strides: tuple[int, ...], alignment: int) -> MatMulProblem:
-    return replace(problem, batch=problem.batches, y_strides=y_strides, alignment=alignment)
+    return replace(problem, y_strides=y_strides, alignment=alignment)
 
 
 def unaddressable(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
