@@ -39,6 +39,9 @@ def check_window(rank: int, pads: Sequence[int], **sizes: Sequence[int]) -> None
         raise InvalidNode(reason) if len(pads) != 2 * rank else Decline(reason)
 
 
+_AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+
 def resolve_window(
     spatial: Sequence[int],
     kernel: Sequence[int],
@@ -75,6 +78,8 @@ def _resolved(
     ceil_mode: bool,
 ) -> Window:
     rank = len(spatial)
+    if auto_pad not in _AUTO_PADS:
+        raise InvalidNode(f"auto_pad is {auto_pad!r}, expected one of {_AUTO_PADS}")
     check_window(rank, pads, kernel_shape=kernel, strides=strides, dilations=dilations)
     begins, ends = list(pads[:rank]), list(pads[rank:])
     out = []
@@ -128,6 +133,8 @@ def resolve_transposed_window(
         output_padding=extra,
         output_shape=wanted_shape,
     )
+    if any(more >= max(s, d) for more, s, d in zip(extra, step, spread, strict=True) if more):
+        raise InvalidNode(f"output_padding {list(extra)} with strides {list(step)} and dilations {list(spread)}")
     out = []
     for axis, size in enumerate(spatial):
         full = step[axis] * (size - 1) + extra[axis] + (kernel[axis] - 1) * spread[axis] + 1

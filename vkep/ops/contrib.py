@@ -209,6 +209,8 @@ def fused_matmul(
     transBatchA: int = 0,
     transBatchB: int = 0,
 ) -> Tensor:
+    if (transBatchA or transBatchB) and (x.rank != y.rank or x.rank < 3):
+        b.invalid(f"batches of {list(x.shape)} and {list(y.shape)}; expected the same number of axes, at least 3")
     x, y = _oriented(x, transA, transBatchA), _oriented(y, transB, transBatchB)
     product = matrix_product(b, x, y)
     return product if alpha == 1.0 else scaled(b, product, alpha)

@@ -176,7 +176,12 @@ def _add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_v
 @operator(
     "GroupQueryAttention",
     domain=MICROSOFT,
-    types={"query": FLOATS, "seqlens_k": ("int32",), "total_sequence_length": ("int32",)},
+    types={
+        "query key value cos_cache sin_cache attention_bias head_sink": FLOATS,
+        "past_key past_value": FLOATS,
+        "seqlens_k": ("int32",),
+        "total_sequence_length": ("int32",),
+    },
     fixed={
         "causal": 1,
         "k_quant_type": "NONE",
@@ -221,7 +226,7 @@ def group_query_attention(
     if used > room + length:
         b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {length} new ones")
     # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
-    if seqlens_k.size != batch:
+    if not seqlens_k.rank or seqlens_k.size != batch or not set(seqlens_k.shape) <= {1, batch}:
         b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
     b.expect_range("total_sequence_length", total_sequence_length, 1, max(used, room))
     b.expect_range("seqlens_k", seqlens_k, 0, max(used, room) - 1)

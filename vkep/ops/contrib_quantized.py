@@ -250,6 +250,7 @@ def dynamic_quantize_matmul(
 def _scaled_to_float(b: Builder, product: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> Tensor:
     factor = b.expr("mul", a_scale, b_scale, ctype="float")
     value = b.expr("mul_float", product, factor, ctype="float")
+    b.expect("bias", bias, product.shape[-1:])
     if bias is not None:
         value = b.expr("add", value, bias)
     return b.store(value, a_scale.dtype, shape=product.shape)

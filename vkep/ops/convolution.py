@@ -83,6 +83,7 @@ def _by_columns(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, dt
 
 def with_bias(b: Builder, x: Tensor, bias: Tensor | None) -> Tensor:
     """``x`` plus a vector over its channels."""
+    b.expect("bias", bias, x.shape[1:2])
     if bias is None:
         return x
     return b.pointwise("add", x, b.reshape(bias, (1, bias.size, *([1] * (x.rank - 2)))))

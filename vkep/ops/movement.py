@@ -35,7 +35,9 @@ def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> T
         b.invalid(f"shape {dims} has a size of 0, and one that follows from the others")
     if -1 in dims:
         known = math.prod(d for d in dims if d != -1)
-        dims[dims.index(-1)] = data.size // known if known else 0
+        if not known:
+            b.invalid(f"the size that is left open in {dims} does not follow from those of {data.shape}")
+        dims[dims.index(-1)] = data.size // known
     if math.prod(dims) != data.size or min(dims, default=0) < 0:
         b.invalid(f"cannot reshape {data.shape} to {dims}")
     return b.reshape(data, dims)
@@ -154,6 +156,8 @@ def split_13(b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int
 def split(
     b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> list[Tensor]:
+    if num_outputs is not None and num_outputs < 1:
+        b.invalid(f"num_outputs is {num_outputs}")
     parts = num_outputs or (len(b.node.outputs) if b.node else 1)
     return _split(b, data, axis, b.ints(split, "split") or _even(data.shape[axis], parts))
 

@@ -151,6 +151,6 @@ def max_unpool(
     wanted = b.ints(output_shape, "output_shape")
     if wanted is None:
         return made
-    if len(wanted) != len(shape) or any(w < s for w, s in zip(wanted, shape, strict=True)):
-        b.invalid(f"output_shape {wanted} is smaller than the pooled {shape}")
+    if len(wanted) != len(shape) or wanted[:2] != shape[:2] or any(w < s for w, s in zip(wanted, shape, strict=True)):
+        b.invalid(f"output_shape {wanted} has other images or channels than the pooled {shape}, or is smaller")
     return padded(b, made, [0] * x.rank, [w - s for w, s in zip(wanted, shape, strict=True)])

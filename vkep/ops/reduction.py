@@ -187,6 +187,8 @@ def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list
 
 @operator("TopK", since=1, until=9, types={"T": every("TopK", among=_COMPARED)})
 def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
+    if k < 1:
+        b.invalid(f"k is {k}, expected at least 1")
     return top_k_of(b, x, k, axis, 1)
 
 

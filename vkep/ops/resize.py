@@ -138,6 +138,8 @@ def _roi_align(
     b: Builder, x: Tensor, rois: Tensor, indices: Tensor, half_pixel: bool, mode: str, height: int, width: int,
     sampling_ratio: int, spatial_scale: float,
 ) -> Tensor:  # fmt: skip
+    if sampling_ratio < 0:
+        b.invalid(f"sampling_ratio is {sampling_ratio}")
     if mode not in ("avg", "max"):
         b.invalid(f"mode is {mode!r}, expected 'avg' or 'max'")
     return _of_regions(

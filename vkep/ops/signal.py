@@ -109,7 +109,7 @@ def _two_sided(b: Builder, x: Tensor, length: int) -> Tensor:
 
 
 def _scalar(b: Builder, t: Tensor | None, what: str) -> int | None:
-    return None if t is None else int(b.value(t, what).reshape(-1)[0])
+    return None if t is None else int(b.number(t, what))
 
 
 @operator("DFT", since=17, until=19, types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})

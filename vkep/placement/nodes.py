@@ -100,7 +100,10 @@ def _declared(
                 raise InvalidNode(f"input {position} is missing")
             continue
         if shared and (position < len(shared) or node.schema is not None):  # a schema's last one may be variadic
-            same = bound.setdefault(shared[min(position, len(shared) - 1)], tensor.dtype)
+            constraint = shared[min(position, len(shared) - 1)]
+            if constraint.startswith("tensor(") and constraint != f"tensor({tensor.dtype.onnx_name})":
+                raise InvalidNode(f"input {position} is {tensor.dtype}, expected {constraint}")
+            same = bound.setdefault(constraint, tensor.dtype)
             if same is not tensor.dtype:
                 raise InvalidNode(f"input {position} is {tensor.dtype}, another one {same}: both must be of one type")
         name = tensor.dtype.name
