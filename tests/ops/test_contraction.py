@@ -34,6 +34,18 @@ def test_products(dtype: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -
     )
 
 
+def test_more_matrices_than_a_grid_has_workgroups_along_an_axis() -> None:
+    x, y = _normal(70000, 2, 4), _normal(70000, 4, 3)
+    [got] = on_vulkan(model_of("MatMul", {"x": x, "w": y}), {"x": x, "w": y})
+    np.testing.assert_allclose(got, np.matmul(x, y), rtol=1e-4, atol=1e-5)
+
+
+def test_more_images_than_a_grid_has_workgroups_along_an_axis() -> None:
+    x, w = _normal(70000, 1, 2, 2), _normal(8, 1, 2, 2)
+    [got] = on_vulkan(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w})
+    np.testing.assert_allclose(got.reshape(70000, 8), x.reshape(70000, 4) @ w.reshape(8, 4).T, rtol=1e-4, atol=1e-5)
+
+
 def test_integer_products_wrap() -> None:
     x, y = np.full((1, 3), 2**30, np.int32), np.full((3, 1), 3, np.int32)
     check("MatMul", {"x": x, "w": y})
