@@ -22,7 +22,7 @@ from vkep.kernels.cooperative_tiles import (
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div
-from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
+from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
 from vkep.kernels.select import Emission
 from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import tile_grid
@@ -82,11 +82,7 @@ def _conv_reach(call: KernelCall) -> Mapping[str, int]:
 MATMUL_COOPERATIVE = Kernel(
     "matmul_coop.comp",
     operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
-    params=(
-        *uints("m", "n", "k", "batch1", "splits", "split_k", "a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
-        *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
-        ("alpha", "float"),
-    ),
+    params=(*uints("m", "n", "k", "batch1", "splits", "split_k"), *PRODUCT_PARAMS),
     spec={**COOPERATIVE_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 16},
     variants=(HALVES,),
     reach=_product_reach,

@@ -11,7 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.cooperative import matmul_cooperative, no_cooperative_product
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
+from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
 from vkep.kernels.matmul_rows import matmul_rows, no_product_of_rows
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Candidate, Emission, implement
@@ -19,6 +19,7 @@ from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import (
     STORAGE,
     TILED_DEFINES,
+    TILED_SPEC,
     SubgroupTile,
     ceil_div,
     no_shared_tile,
@@ -79,22 +80,10 @@ MATMUL_TILED = Kernel(
     "matmul_tiled.comp",
     operands=_A_B_Y,
     params=(
-        *uints("m", "n", "k", "batch1", "splits", "split_k", "a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
-        *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
-        ("alpha", "float"),
+        *uints("m", "n", "k", "batch1", "splits", "split_k"),
+        *PRODUCT_PARAMS,
     ),
-    spec={
-        "TILE_M": 64,
-        "TILE_N": 64,
-        "TILE_K": 16,
-        "MICRO_M": 4,
-        "MICRO_N": 4,
-        "A_ALONG_K": 1,
-        "B_ALONG_K": 0,
-        "PARTIAL": 0,
-        "A_WIDE": 0,
-        "B_WIDE": 0,
-    },
+    spec=TILED_SPEC,
     variants=tuple(TILED_DEFINES.values()),
     reach=_tiled_reach,
 )

@@ -8,7 +8,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div
-from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
+from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import TILED_DEFINES
 
@@ -25,11 +25,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 MATMUL_ROWS = Kernel(
     "matmul_rows.comp",
     operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
-    params=(
-        *uints("m", "n", "k", "batch1", "a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
-        *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
-        ("alpha", "float"),
-    ),
+    params=(*uints("m", "n", "k", "batch1"), *PRODUCT_PARAMS),
     spec={"ROWS": 1, "COLUMNS": 8, "SLICES": 32, "K_FASTEST": 0, "B_WIDE": 0},
     variants=tuple(TILED_DEFINES.values()),
     reach=_reach,
