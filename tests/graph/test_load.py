@@ -321,3 +321,10 @@ def test_sparse_initializers_become_dense(indices: list[Any]) -> None:
     proto.graph.sparse_initializer[0].dims[:] = [1, 3]
     with pytest.raises(InvalidModelError, match="the model: sparse initializer 'w': "):
         load_model(proto)
+
+
+def test_a_node_without_inputs_and_outputs_is_left_out() -> None:
+    proto = _graph("y = Relu(x)")
+    proto.graph.node.append(helper.make_node("If", [], [], name="idle"))
+    assert [n.op_type for n in load_model(proto).graph.nodes] == ["Relu"]
+    assert len(proto.graph.node) == 2, "the caller's model stays as it was"

@@ -120,6 +120,38 @@ def test_qlinear_softmax(dtype: Any, opset: int) -> None:
     assert np.abs(got.astype(int) - wanted.astype(int)).max() <= 1, "ONNX Runtime's exponentials are whole numbers"
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("spatial", [(9,), (8, 9), (5, 4, 6)])
+def test_nhwc_max_pool(spatial: tuple[int, ...], dtype: Any) -> None:
+    rank = len(spatial)
+    attributes = {"kernel_shape": [3] * rank, "strides": [2] * rank, "pads": [1] * 2 * rank}
+    check("NhwcMaxPool", {"x": _bytes(dtype, 2, *spatial, 5)}, **attributes, **MS)
+
+
+def _quantized(dtype: Any, *shape: int, out: float) -> dict[str, Array]:
+    zeros = np.array(7, dtype), np.array(3, dtype)
+    return {"x": _bytes(dtype, *shape), "xs": _scale(0.05), "xz": zeros[0], "ys": _scale(out), "yz": zeros[1]}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_qlinear_average_pools(channels_last: int, dtype: Any) -> None:
+    inputs = _quantized(dtype, 2, 6, 7, 5, out=0.0431)
+    rest = {"constants": ["xs", "xz", "ys", "yz"], "channels_last": channels_last, **MS}
+    check("QLinearGlobalAveragePool", inputs, **rest)
+    for include in (0, 1):
+        window = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "count_include_pad": include}
+        check("QLinearAveragePool", inputs, **window, **rest)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "out"), [("QLinearSigmoid", {}, 1 / 256), ("QLinearLeakyRelu", {"alpha": 0.3}, 0.04)]
+)
+def test_qlinear_activations(op_type: str, attributes: dict[str, Any], out: float, dtype: Any) -> None:
+    check(op_type, _quantized(dtype, 3, 40, out=out), constants=["xs", "xz", "ys", "yz"], **attributes, **MS)
+
+
 @pytest.mark.parametrize(
     ("op_type", "attributes"),
     [

@@ -369,3 +369,19 @@ def test_slices_clamp_as_onnx_says(start: int, end: int, step: int, expected: li
     known = ("x", *"seat") if constant else tuple("seat")
     model = model_of("Slice", values, constants=known)
     np.testing.assert_array_equal(on_vulkan(model, values)[0], np.array(expected, np.int16))
+
+
+@pytest.mark.parametrize("scales", [[1, 1, 0.6, 0.6], [1, 1, 0.4, 1.7], [1, 1, 2.5, 0.51]])
+def test_resize_before_it_had_modes(scales: list[float]) -> None:
+    """ONNX's documents do not say which neighbour is the nearest: ONNX Runtime's is the upper one where an axis shrinks."""
+    inputs = {"x": np.arange(48, dtype=np.float32).reshape(1, 1, 6, 8), "scales": np.array(scales, np.float32)}
+    check("Resize", inputs, against="onnxruntime", opset=10, constants=["scales"])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_resize_with_a_coordinate_mode_that_later_versions_lack(mode: str) -> None:
+    for scales in ([1, 1, 0.6, 0.6], [1, 1, 2, 1.7]):
+        inputs = {"x": np.arange(48, dtype=np.float32).reshape(1, 1, 6, 8) ** 2, "roi": np.zeros(0, np.float32)}
+        inputs["scales"] = np.array(scales, np.float32)
+        rest = {"mode": mode, "coordinate_transformation_mode": "tf_half_pixel_for_nn", "constants": ["roi", "scales"]}
+        check("Resize", inputs, against="onnxruntime", opset=12, rtol=1e-4, atol=1e-3, **rest)

@@ -1,5 +1,5 @@
 """One form for what the ONNX specification leaves open, or what its users write all the same: the order of nodes, the alias of
-the empty domain, sparse initializers.
+the empty domain, sparse initializers, nodes without inputs and outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALIAS = "ai.onnx"
 
 def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """The model with the nodes of each graph in an order in which they can run, the domain ``ai.onnx`` written as the empty
-    one, and dense initializers: ``model`` itself where it is so, else a copy.
+    one, dense initializers, and no node without inputs and outputs: ``model`` itself where it is so, else a copy.
 
     Where nodes are in order, they keep their places. Raises `InvalidModelError` where nodes wait for each other or a sparse
     initializer is no valid one.
@@ -30,6 +30,8 @@ def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for graph in _graphs(copied.graph):
         _densify(graph, name)
         _sort(graph, name)
+        for node in [n for n in graph.node if _is_idle(n)]:
+            graph.node.remove(node)
         for node in graph.node:
             if node.domain == _ALIAS:
                 node.domain = ""
@@ -64,9 +66,14 @@ def captured(body: onnx.GraphProto) -> list[str]:
 
 
 def _is_normal(graph: onnx.GraphProto) -> bool:
-    if graph.sparse_initializer or any(node.domain == _ALIAS for node in graph.node):
+    if graph.sparse_initializer or any(node.domain == _ALIAS or _is_idle(node) for node in graph.node):
         return False
     return _is_sorted(graph)
+
+
+def _is_idle(node: onnx.NodeProto) -> bool:
+    """Whether a node reads nothing and makes nothing, so that it can have no effect."""
+    return not any(node.output) and not any(node.input)
 
 
 def _made(graph: onnx.GraphProto) -> dict[str, int]:

@@ -100,8 +100,10 @@ COORDINATES = (
     "align_corners",
     "asymmetric",
     "tf_crop_and_resize",
+    "tf_half_pixel_for_nn",
 )
-NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+#: those of ONNX, and "outwards": up where the axis shrinks, else down, as ONNX Runtime's before Resize had the attribute
+NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "outwards")
 
 
 @dataclass(frozen=True)
@@ -143,16 +145,18 @@ def source_coordinates(
         return start * (length - 1) + position * (end - start) * (length - 1) / (out_length - 1)
     if mode == "pytorch_half_pixel" and out_length == 1:
         return np.zeros(1)
+    if mode == "tf_half_pixel_for_nn":
+        return (position + 0.5) / scale
     centred = (position + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
         return centred + length / 2 * (1 - out_length / resized)
     return centred
 
 
-def nearest_positions(coordinates: np.ndarray, length: int, mode: str) -> np.ndarray:
+def nearest_positions(coordinates: np.ndarray, length: int, mode: str, scale: float) -> np.ndarray:
     """int64: the nearest input position of each coordinate, within the axis."""
     shift = {"round_prefer_floor": -0.5, "round_prefer_ceil": 0.5}.get(mode, 0.0)
-    up = mode in ("round_prefer_floor", "ceil")
+    up = mode in ("round_prefer_floor", "ceil") or (mode == "outwards" and scale < 1)
     rounded = np.ceil(coordinates + shift) if up else np.floor(coordinates + shift)
     return np.clip(rounded, 0, length - 1).astype(np.int64)
 
@@ -285,7 +289,9 @@ def _nearest(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
         table = np.arange(math.prod(problem.shape[d] for d in run), dtype=np.int64) * strides[run[-1]]
         if run[0] in changed:
             coordinates, outside = problem.sampled(run[0])
-            table = nearest_positions(coordinates, problem.shape[run[0]], problem.mode.nearest) * strides[run[0]]
+            axis = run[0]
+            at = nearest_positions(coordinates, problem.shape[axis], problem.mode.nearest, problem.scales[axis])
+            table = at * strides[axis]
             table[outside] = -1
         tables.append(table)
     firsts = np.cumsum([0, *map(len, tables)])[:-1]

@@ -6,11 +6,12 @@ Semantics: ONNX Runtime, docs/ContribOperators.md and its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.graph.attributes import PoolAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
@@ -21,6 +22,7 @@ from vkep.ops.gather import gather_nd_11
 from vkep.ops.generators import range_, trilu
 from vkep.ops.movement import concat, slice_
 from vkep.ops.normalization import softmax_over
+from vkep.ops.pooling import average_pool, global_average_pool, max_pool
 from vkep.ops.quantization import quantized
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator
@@ -132,6 +134,92 @@ def qlinear_softmax(
     dense, sizes = middle(b, b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape), list(axes))
     return b.store(quantized(b, b.expr("same", softmax_over(b, dense, *sizes, log=False)), y_scale, y_zero_point, x.dtype),
                    x.dtype, shape=x.shape)  # fmt: skip
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.transpose((0, *range(2, x.rank), 1))
+
+
+@operator("NhwcMaxPool", domain=MICROSOFT, types={"x": _BYTES})
+def nhwc_max_pool(b: Builder, x: Tensor, *, a: PoolAttributes) -> Tensor:
+    return _channels_last(max_pool(b, _channels_first(x), a=a)[0])
+
+
+def _by_floats(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor | None,
+    y_scale: Tensor,
+    y_zero_point: Tensor | None,
+    function: Callable[[Tensor], Tensor],
+    channels_last: int = 0,
+) -> Tensor:
+    """A function of float32s between DequantizeLinear and QuantizeLinear."""
+    wide = b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape)
+    made = _channels_last(function(_channels_first(wide))) if channels_last else function(wide)
+    return b.store(quantized(b, b.expr("same", made), y_scale, y_zero_point, x.dtype), x.dtype, shape=made.shape)
+
+
+@operator("QLinearAveragePool", domain=MICROSOFT, types={"x": _BYTES})
+def qlinear_average_pool(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor | None,
+    y_scale: Tensor,
+    y_zero_point: Tensor | None = None,
+    *,
+    a: PoolAttributes,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+) -> Tensor:
+    def function(t: Tensor) -> Tensor:
+        return average_pool(b, t, a=a, count_include_pad=count_include_pad)
+
+    return _by_floats(b, x, x_scale, x_zero_point, y_scale, y_zero_point, function, channels_last)
+
+
+@operator("QLinearGlobalAveragePool", domain=MICROSOFT, types={"x": _BYTES})
+def qlinear_global_average_pool(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor | None,
+    y_scale: Tensor,
+    y_zero_point: Tensor | None = None,
+    *,
+    channels_last: int = 0,
+) -> Tensor:
+    scales = (x_scale, x_zero_point, y_scale, y_zero_point)
+    return _by_floats(b, x, *scales, lambda t: global_average_pool(b, t), channels_last)
+
+
+@operator("QLinearSigmoid", domain=MICROSOFT, types={"x": _BYTES})
+def qlinear_sigmoid(
+    b: Builder, x: Tensor, x_scale: Tensor, x_zero: Tensor | None, y_scale: Tensor, y_zero: Tensor | None = None
+) -> Tensor:
+    value = b.expr("(1.0 / (1.0 + exp(-{0})))", real(b, x, x_scale, x_zero))
+    return b.store(quantized(b, value, y_scale, y_zero, x.dtype), x.dtype, shape=x.shape)
+
+
+@operator("QLinearLeakyRelu", domain=MICROSOFT, types={"x": _BYTES})
+def qlinear_leaky_relu(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    alpha: float = 0.01,
+) -> Tensor:
+    value = b.expr("({0} < 0.0 ? {0} * {1} : {0})", real(b, x, x_scale, x_zero), alpha)
+    return b.store(quantized(b, value, y_scale, y_zero, x.dtype), x.dtype, shape=x.shape)
 
 
 # ---- of ONNX's first years

@@ -34,7 +34,7 @@ def _floats(b: Builder, tensor: Tensor, what: str) -> list[float]:
 
 @operator("Upsample", since=7, until=8, types={"T": every("Upsample", among=_RESIZED)})
 def upsample_7(b: Builder, x: Tensor, *, scales: Sequence[float], mode: str = "nearest") -> Tensor:
-    made = ResizeMode(mode=mode, coordinates="asymmetric", nearest="floor")
+    made = ResizeMode(mode=mode, coordinates="asymmetric", nearest="outwards")
     return _resize(b, x, resolve_resize(x.shape, scales, None), made)
 
 
