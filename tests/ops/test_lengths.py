@@ -33,6 +33,8 @@ def recurrent(gates: int) -> tuple[Array | None, ...]:
     return (f(4, 2, 3), f(1, gates * 5, 3), f(1, gates * 5, 5), None, i(1, 4))
 
 
+#: onnxruntime before 1.31 lets some of these values pass
+CHECKS_ALL = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31)
 #: operator, inputs, the one that may be wrong, other right values of it, wrong ones, attributes, what is told
 CASES: list[Case] = [
     ("GroupQueryAttention", TOKEN, 5, [i(0, 7), i(6, 3)], [i(8, 3), i(-1, 3)], GROUPED, r"seqlens_k is outside \[0, 7\]"),
@@ -82,8 +84,9 @@ def test_values_are_refused_as_onnxruntime_refuses_them(
                 asked = feeds | {f"i{which}": bad}
                 with pytest.raises(InvalidInputError, match=f"{op}.*{told}"):
                     session.run(None, asked)
-                with pytest.raises(Exception, match=op):
-                    peer.run(None, asked)
+                if CHECKS_ALL:
+                    with pytest.raises(Exception, match=op):
+                        peer.run(None, asked)
 
 
 @pytest.mark.parametrize(("op", "inputs", "which", "right", "wrong", "attributes", "told"), [CASES[4], CASES[-1]])

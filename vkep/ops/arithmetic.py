@@ -176,7 +176,9 @@ def mod(b: Builder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
 def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
     kind = x.dtype.glsl_compute
     a, d = b.expr("same", x), b.expr("same", y)
-    invalid = b.expr("(isnan({0}) || isnan({1}) || isinf({0}) || {1} == {2})", a, d, 0, ctype="bool")
+    # of float32 the bits: a device may take a subnormal divisor for 0
+    zero = "(floatBitsToUint({1}) & 0x7fffffffu) == 0u" if kind == "float" else "{1} == 0.0"
+    invalid = b.expr(f"(isnan({{0}}) || isnan({{1}}) || isinf({{0}}) || {zero})", a, d, ctype="bool")
     if kind == "float":
         rest = b.expr("({2} || isinf({1}) ? {0} : exact_remainder({0}, {1}))", a, d, invalid)
     else:
