@@ -90,3 +90,19 @@ def test_a_plan_is_the_same_whatever_was_planned_before(device_type: str) -> Non
     assert plans[0] == plans[2] and plans[1] == plans[4]
     assert len({repr(plan) for plan in plans}) == 3
     assert plans == [planned(height, load_model(model(text))) for height in (8, 16, 8, 24, 16)]
+
+
+def test_a_result_of_more_elements_than_kernels_count_is_left_to_the_cpu() -> None:
+    """Also where its parts are small enough, whose kernels would write where they lie among the others."""
+    text = """
+        g (float16[65536, 8] a, float16[8, 20000] b) => (float16[65536, 40000] y) {
+            p = MatMul(a, b)
+            q = Relu(p)
+            y = Concat<axis = 1>(p, q)
+        }
+    """
+    loaded = load_model(model(text))
+    known = {i.name: ValueSpec(dtypes.DTYPES["float16"], tuple(i.shape or ())) for i in loaded.graph.inputs}  # type: ignore[arg-type]
+    placed = {p.node.op_type: p for p in lower(loaded.graph.nodes, known, ["y"], loaded.opsets, CAPS).placements}
+    assert [placed[op].where for op in ("MatMul", "Relu", "Concat")] == ["vulkan", "vulkan", "cpu"]
+    assert "2**31" in placed["Concat"].reason

@@ -213,8 +213,6 @@ class Builder:
         if shape is None and out is None:
             shape = _broadcast(ex.tensors(result))
         shape = out.shape if out is not None else tuple(shape or ())
-        if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
-            raise Decline(f"a result of shape {shape}; the kernels take 0 to 2**31 - 1 elements")
 
         def expanded(leaf: ex.Leaf) -> ex.Expr | None:
             view = leaf.tensor.expand(shape) if leaf.tensor is not None else None
@@ -231,7 +229,9 @@ class Builder:
         return out
 
     def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
-        """A buffer for operations to fill."""
+        """A buffer for operations to fill. Declines a negative size, and more elements than kernels count."""
+        if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
+            raise Decline(f"a result of shape {tuple(shape)}; the kernels take 0 to 2**31 - 1 elements")
         return Tensor.contiguous(dtype, shape)
 
     def empty_channels_last(self, dtype: DType, shape: Sequence[int]) -> Tensor:
