@@ -95,6 +95,12 @@ def test_qlinear_concat(dtype: Any) -> None:
     for k, (scale, zero) in enumerate([(0.3, 5), (0.11, 7)]):
         inputs |= {f"x{k}": _bytes(dtype, 2, 3 + k, 4), f"s{k}": _scale(scale), f"z{k}": np.array(zero, dtype)}
     check("QLinearConcat", inputs, constants=[n for n in inputs if n[0] != "x"], axis=1, **MS)
+    other = np.int8 if dtype == np.uint8 else np.uint8
+    for name in ("x0", "z1"):
+        with pytest.raises(
+            InvalidModelError, match="a part of u?int8 with a scale of float32 and a zero point of u?int8"
+        ):
+            check("QLinearConcat", inputs | {name: inputs[name].astype(other)}, axis=1, **MS)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])

@@ -27,6 +27,14 @@ Random operators without a seed give other numbers in each run; with one, each r
 ONNX Runtime's CPU kernels go on from run to run). `sin`, `cos` and `tan` reduce any float32 angle themselves.
 {tolerances}
 
+## Where ONNX Runtime's CPU provider answers otherwise
+Its own operator tests (`python -m tools.ort_suite FOLDER`) expect what is on the left; vkep follows ONNX's text, its test cases
+or its reference evaluator.
+
+| ONNX Runtime | vkep | why |
+|---|---|---|
+{differences}
+
 ## By operator
 Cases of the node suite whose model holds one operator; the last column says why a case is not wholly on Vulkan, with
 the number of cases.
@@ -35,6 +43,36 @@ the number of cases.
 |---|---|---|---:|---:|---:|---:|---|
 """
 
+#: what ONNX Runtime does, what vkep does, and why
+_DIFFERENCES = (
+    (
+        "ReduceSum, ReduceProd, ReduceL1, ReduceL2, ReduceSumSquare of integers saturate",
+        "they wrap",
+        "ONNX says nothing of overflow; its reference is numpy, which wraps",
+    ),
+    ("ReduceLogSumExp of integers saturates", "as a cast from float", "the function body of ONNX ends in that cast"),
+    ("NonZero of a scalar has the shape (1, n)", "(0, n)", "ONNX's text says so, and that numpy differs"),
+    (
+        "Resize with align_corners and scales takes the whole number of output elements for the resized length",
+        "the length before it is rounded",
+        "ONNX's reference, and its case resize_downsample_scales_linear_align_corners",
+    ),
+    (
+        "MaxUnpool's indices are places in output_shape",
+        "in the shape that strides and kernel give",
+        "ONNX's case maxunpool_export_with_output_shape",
+    ),
+    (
+        "Attention's qk_matmul_output holds -3.4e38 where a key is masked",
+        "minus infinity",
+        "the function body of ONNX adds minus infinity",
+    ),
+    (
+        "random operators with a seed give the next draws in each run",
+        "the same draws in each run, of another generator",
+        "ONNX leaves the generator open",
+    ),
+)
 
 _TYPES = """
 ## Element types that are declined
@@ -63,7 +101,9 @@ def render(outcomes: Sequence[Outcome]) -> str:
     rows = [_row(name, groups.get(name, [])) for name in operators]
     contrib = [_row(name, groups.get(name, [])) for name in sorted(_declared()) if "." in name and name not in groups]
     text = (
-        _HEAD.format(version=onnx.__version__, summary=_summary(outcomes), tolerances=_tolerances())
+        _HEAD.format(
+            version=onnx.__version__, summary=_summary(outcomes), tolerances=_tolerances(), differences=_differences()
+        )
         + "\n".join(rows)
         + "\n"
     )
@@ -89,6 +129,10 @@ def _tolerances() -> str:
     for name, (rtol, atol, why) in TOLERANCES.items():
         lines.append(f"- `{name}`: rtol {rtol:g}, atol {atol:g}; {why}.")
     return "\n".join(lines)
+
+
+def _differences() -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in _DIFFERENCES)
 
 
 def _declared() -> dict[str, list[tuple[int, int | None, tuple[str, ...]]]]:

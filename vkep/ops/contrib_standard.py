@@ -25,23 +25,24 @@ from vkep.ops.normalization import softmax_over
 from vkep.ops.pooling import average_pool, global_average_pool, max_pool
 from vkep.ops.quantization import quantized
 from vkep.ops.reduction import middle, reduce_axes
-from vkep.ops.registry import operator
+from vkep.ops.registry import INDICES, operator
 from vkep.ops.resize import grid_sample_16
 
 _BYTES = ("uint8", "int8")
-_FLOAT32 = DTYPES["float32"]
+_FLOAT32, _REAL = DTYPES["float32"], ("float32",)
+_QUANTIZED = {"x x_zero_point y_zero_point": _BYTES, "x_scale y_scale": _REAL}
 
-operator("Trilu", domain=MICROSOFT, types={"x": every("Trilu")})(trilu)
-operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND")})(gather_nd_11)
+operator("Trilu", domain=MICROSOFT, types={"x": every("Trilu"), "k": ("int64",)})(trilu)
+operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND"), "indices": INDICES})(gather_nd_11)
 operator("GridSample", domain=MICROSOFT, types={"x": SINGLE, "grid": SINGLE})(grid_sample_16)
 
 
-@operator("Range", domain=MICROSOFT, types={"start": ARITHMETIC})
+@operator("Range", domain=MICROSOFT, types={"start limit delta": ARITHMETIC})
 def range_from_one(b: Builder, start: Tensor, limit: Tensor, delta: Tensor | None = None) -> Tensor:
     return range_(b, start, limit, b.full((), 1, start.dtype) if delta is None else delta)
 
 
-@operator("ExpandDims", domain=MICROSOFT, types={"x": every("Unsqueeze")})
+@operator("ExpandDims", domain=MICROSOFT, types={"x": every("Unsqueeze"), "axis": ("int32",)})
 def expand_dims(b: Builder, x: Tensor, axis: Tensor) -> Tensor:
     at = int(b.value(axis, "axis").reshape(-1)[0])
     if not -x.rank - 1 <= at <= x.rank:
@@ -62,7 +63,7 @@ def unfold_tensor(b: Builder, x: Tensor, *, size: int, dim: int = -1, step: int 
     return x.view(shape, (*x.strides[:axis], stride * step, *x.strides[axis + 1 :], stride))
 
 
-@operator("CDist", domain=MICROSOFT, types={"x": ("float32",)})
+@operator("CDist", domain=MICROSOFT, types={"x y": ("float32",)})
 def distances(b: Builder, x: Tensor, y: Tensor, *, metric: str = "sqeuclidean") -> Tensor:
     """Distances of rows, by the sums of squares less twice the product, as ONNX Runtime's."""
     if metric not in ("sqeuclidean", "euclidean"):
@@ -85,18 +86,28 @@ def matmul_integer_16(b: Builder, a: Tensor, y: Tensor) -> Tensor:
 # ---- quantized
 
 
-@operator("QLinearConcat", domain=MICROSOFT, types={"y_zero_point": _BYTES})
+@operator("QLinearConcat", domain=MICROSOFT, types={"y_scale": ("float32",), "y_zero_point": _BYTES})
 def qlinear_concat(b: Builder, y_scale: Tensor, y_zero_point: Tensor, *parts: Tensor, axis: int) -> Tensor:
     if len(parts) % 3:
         b.invalid(f"{len(parts)} inputs after the result's scale and zero point, expected three for each part")
     made = []
     for x, scale, zero in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        if scale.dtype is not _FLOAT32 or {x.dtype, zero.dtype} != {y_zero_point.dtype}:
+            b.invalid(f"a part of {x.dtype} with a scale of {scale.dtype} and a zero point of {zero.dtype}")
         value = quantized(b, real(b, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype)
         made.append(b.store(value, y_zero_point.dtype, shape=x.shape))
     return concat(b, *made, axis=axis)
 
 
-@operator("QLinearWhere", domain=MICROSOFT, types={"condition": ("bool",), "x": _BYTES, "y": _BYTES})
+@operator(
+    "QLinearWhere",
+    domain=MICROSOFT,
+    types={
+        "condition": ("bool",),
+        "x x_zero_point y y_zero_point z_zero_point": _BYTES,
+        "x_scale y_scale z_scale": ("float32",),
+    },
+)
 def qlinear_where(
     b: Builder,
     condition: Tensor,
@@ -116,7 +127,7 @@ def qlinear_where(
     return b.store(quantized(b, value, z_scale, z_zero_point, x.dtype), x.dtype, shape=shape)
 
 
-@operator("QLinearSoftmax", domain=MICROSOFT, types={"x": _BYTES})
+@operator("QLinearSoftmax", domain=MICROSOFT, types=_QUANTIZED)
 def qlinear_softmax(
     b: Builder,
     x: Tensor,
@@ -165,7 +176,7 @@ def _by_floats(
     return b.store(quantized(b, b.expr("same", made), y_scale, y_zero_point, x.dtype), x.dtype, shape=made.shape)
 
 
-@operator("QLinearAveragePool", domain=MICROSOFT, types={"x": _BYTES})
+@operator("QLinearAveragePool", domain=MICROSOFT, types=_QUANTIZED)
 def qlinear_average_pool(
     b: Builder,
     x: Tensor,
@@ -184,7 +195,7 @@ def qlinear_average_pool(
     return _by_floats(b, x, x_scale, x_zero_point, y_scale, y_zero_point, function, channels_last)
 
 
-@operator("QLinearGlobalAveragePool", domain=MICROSOFT, types={"x": _BYTES})
+@operator("QLinearGlobalAveragePool", domain=MICROSOFT, types=_QUANTIZED)
 def qlinear_global_average_pool(
     b: Builder,
     x: Tensor,
@@ -199,27 +210,32 @@ def qlinear_global_average_pool(
     return _by_floats(b, x, *scales, lambda t: global_average_pool(b, t), channels_last)
 
 
-@operator("QLinearSigmoid", domain=MICROSOFT, types={"x": _BYTES})
+@operator("QLinearSigmoid", domain=MICROSOFT, types=_QUANTIZED)
 def qlinear_sigmoid(
-    b: Builder, x: Tensor, x_scale: Tensor, x_zero: Tensor | None, y_scale: Tensor, y_zero: Tensor | None = None
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor | None,
+    y_scale: Tensor,
+    y_zero_point: Tensor | None = None,
 ) -> Tensor:
-    value = b.expr("(1.0 / (1.0 + exp(-{0})))", real(b, x, x_scale, x_zero))
-    return b.store(quantized(b, value, y_scale, y_zero, x.dtype), x.dtype, shape=x.shape)
+    value = b.expr("(1.0 / (1.0 + exp(-{0})))", real(b, x, x_scale, x_zero_point))
+    return b.store(quantized(b, value, y_scale, y_zero_point, x.dtype), x.dtype, shape=x.shape)
 
 
-@operator("QLinearLeakyRelu", domain=MICROSOFT, types={"x": _BYTES})
+@operator("QLinearLeakyRelu", domain=MICROSOFT, types=_QUANTIZED)
 def qlinear_leaky_relu(
     b: Builder,
     x: Tensor,
     x_scale: Tensor,
-    x_zero: Tensor | None,
+    x_zero_point: Tensor | None,
     y_scale: Tensor,
-    y_zero: Tensor | None = None,
+    y_zero_point: Tensor | None = None,
     *,
     alpha: float = 0.01,
 ) -> Tensor:
-    value = b.expr("({0} < 0.0 ? {0} * {1} : {0})", real(b, x, x_scale, x_zero), alpha)
-    return b.store(quantized(b, value, y_scale, y_zero, x.dtype), x.dtype, shape=x.shape)
+    value = b.expr("({0} < 0.0 ? {0} * {1} : {0})", real(b, x, x_scale, x_zero_point), alpha)
+    return b.store(quantized(b, value, y_scale, y_zero_point, x.dtype), x.dtype, shape=x.shape)
 
 
 # ---- of ONNX's first years
@@ -266,6 +282,6 @@ def crop(b: Builder, x: Tensor, *, border: Sequence[int], scale: Sequence[int] |
     return x.slice(2, top, height).slice(3, left, width)
 
 
-@operator("DynamicSlice", types={"data": every("Slice")}, schema=False)
+@operator("DynamicSlice", types={"data": every("Slice"), "starts ends axes": INDICES}, schema=False)
 def dynamic_slice(b: Builder, data: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None) -> Tensor:
     return slice_(b, data, starts, ends, axes)
