@@ -98,7 +98,7 @@ def test_qlinear_concat(dtype: Any) -> None:
     other = np.int8 if dtype == np.uint8 else np.uint8
     for name in ("x0", "z1"):
         with pytest.raises(
-            InvalidModelError, match="a part of u?int8 with a scale of float32 and a zero point of u?int8"
+            InvalidModelError, match=r"a part of u?int8 with a scale of float32 and a zero point of u?int8"
         ):
             check("QLinearConcat", inputs | {name: inputs[name].astype(other)}, axis=1, **MS)
 
@@ -117,13 +117,13 @@ def test_qlinear_where(dtype: Any) -> None:
 def test_qlinear_softmax(dtype: Any, opset: int) -> None:
     zero = 0 if dtype == np.uint8 else -128
     inputs = {"x": _bytes(dtype, 2, 3, 4), "xs": _scale(0.05), "xz": np.array(7, dtype)}
-    inputs |= {"ys": _scale(1 / 256), "yz": np.array(zero, dtype)}
+    inputs |= {"ys": _scale(0.00326), "yz": np.array(zero, dtype)}
     attributes = {"opset": opset, "axis": 1}
     node = helper.make_node("QLinearSoftmax", list(inputs), ["y"], domain="com.microsoft", **attributes)
     model = graph_of([node], inputs, ["y"], ["xs", "xz", "ys", "yz"], 21, "com.microsoft")
     [got], [wanted] = on_vulkan(model, inputs), by_onnxruntime(model, inputs)
     assert got.dtype == wanted.dtype
-    assert np.abs(got.astype(int) - wanted.astype(int)).max() <= 1, "ONNX Runtime's exponentials are whole numbers"
+    np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
@@ -147,7 +147,7 @@ def test_qlinear_average_pools(channels_last: int, dtype: Any) -> None:
     check("QLinearGlobalAveragePool", inputs, **rest)
     for include in (0, 1):
         window = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "count_include_pad": include}
-        check("QLinearAveragePool", inputs, **window, **rest)
+        check("QLinearAveragePool", inputs, auto_pad="", **window, **rest)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])

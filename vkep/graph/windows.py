@@ -78,6 +78,7 @@ def _resolved(
     ceil_mode: bool,
 ) -> Window:
     rank = len(spatial)
+    auto_pad = auto_pad or "NOTSET"  # an empty text is none, as for ONNX Runtime
     if auto_pad not in _AUTO_PADS:
         raise InvalidNode(f"auto_pad is {auto_pad!r}, expected one of {_AUTO_PADS}")
     check_window(rank, pads, kernel_shape=kernel, strides=strides, dilations=dilations)

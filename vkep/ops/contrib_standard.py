@@ -23,7 +23,7 @@ from vkep.ops.generators import range_, trilu
 from vkep.ops.movement import concat, slice_
 from vkep.ops.normalization import softmax_over
 from vkep.ops.pooling import average_pool, global_average_pool, max_pool
-from vkep.ops.quantization import quantized
+from vkep.ops.quantization import quantized, rounded_to
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import INDICES, operator
 from vkep.ops.resize import grid_sample_16
@@ -143,8 +143,9 @@ def qlinear_softmax(
     first = b.axis(axis, x.rank)
     axes = range(first, x.rank if opset < 13 else first + 1)
     dense, sizes = middle(b, b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape), list(axes))
-    return b.store(quantized(b, b.expr("same", softmax_over(b, dense, *sizes, log=False)), y_scale, y_zero_point, x.dtype),
-                   x.dtype, shape=x.shape)  # fmt: skip
+    # ONNX Runtime counts whole steps: 1 / scale is cut to a whole number
+    steps = b.expr("({0} * floor({1}))", softmax_over(b, dense, *sizes, log=False), b.divide(1.0, y_scale))
+    return b.store(rounded_to(b, steps, y_zero_point, x.dtype), x.dtype, shape=x.shape)
 
 
 def _channels_first(x: Tensor) -> Tensor:
