@@ -13,13 +13,12 @@ import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.session.models import model
 from vkep import dtypes
+from vkep.errors import Decline, KernelBoundsError
 from vkep.graph import load_model
 from vkep.ir.builder import Builder
 from vkep.ir.program import IslandStep, ValueSpec
 from vkep.ir.tensor import Storage, Tensor
-from vkep.kernels import select
-from vkep.kernels.kernel import KernelCall
-from vkep.kernels.softmax import SoftmaxProblem
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
 from vkep.placement.partition import lower
@@ -33,33 +32,49 @@ def _port(index: int, shape: tuple[int, ...]) -> Tensor:
     return Tensor.contiguous(FLOAT, shape, Storage(128, port=index))
 
 
-def _selections(caps: DeviceCapabilities, copied: bool) -> list[tuple[Tensor, Tensor]]:
-    """What a kernel's selection was asked for, from lowering to the plan."""
-    asked: list[tuple[Tensor, Tensor]] = []
-    b = Builder(caps)
+def _custom(kernel: Kernel, asked: list[Tensor]) -> Any:
+    """A function for `Builder.kernel` that notes where it is to put its result."""
+
+    def emit_one(target: Any, i: Sequence[Tensor], o: Sequence[Tensor], _: Any) -> list[KernelCall]:
+        asked.append(o[0])
+        if o[0].shape[0] > 4:
+            raise ValueError("four rows at most")
+        return [kernel.call(grid=(1,), operands={"x": i[0], "y": o[0]}, params={"n": o[0].size})]
+
+    return emit_one
+
+
+def _own_kernel(reach: Any = None) -> Kernel:
+    return Kernel("own.comp", (Operand("x"), Operand("y", writes=True)), (("n", "uint"),), reach=reach)
+
+
+def test_a_kernel_of_ones_own_is_tried_when_claimed_and_emitted_where_its_result_lies() -> None:
+    asked: list[Tensor] = []
+    b = Builder(CAPS)
     x, y = _port(0, (4, 8)), _port(1, (4, 8))
-
-    def selected(target: Any, i: Sequence[Tensor], o: Sequence[Tensor], _: Any) -> list[KernelCall]:
-        asked.append((i[0], o[0]))
-        return select.emit(SoftmaxProblem(4, 8, 1, "float32"), target, i, o)
-
-    out = b.empty(FLOAT, (4, 8)) if copied else y
-    b.kernel([x], [out], selected)
-    if copied:
-        b.copy(out, out=y)
+    out = b.empty(FLOAT, (4, 8))
+    b.kernel([x], [out], _custom(_own_kernel(), asked))
+    b.copy(out, out=y)
     ports = [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"]
-    [dispatch] = emit(optimize(b.ops, [y]), ports, caps).plan.dispatches
+    [dispatch] = emit(optimize(b.ops, [y]), ports, CAPS).plan.dispatches
     assert [r.index for r in (*dispatch.reads, *dispatch.writes)] == [0, 1]
-    return asked
+    assert [t.storage.port for t in asked] == [None, 1]
 
 
-def test_a_kernel_is_selected_once() -> None:
-    assert len(_selections(CAPS, copied=False)) == 1
+def test_what_a_kernel_of_ones_own_refuses_is_declined() -> None:
+    b = Builder(CAPS)
+    with pytest.raises(Decline, match="four rows at most"):
+        b.kernel([_port(0, (4, 8))], [b.empty(FLOAT, (5, 8))], _custom(_own_kernel(), []))
+    assert not b.ops
 
 
-def test_a_kernel_whose_result_was_moved_is_selected_again() -> None:
-    (_, tried), (_, moved) = _selections(CAPS, copied=True)
-    assert (tried.storage.port, moved.storage.port) == (None, 1)
+def test_a_kernel_that_may_leave_its_operand_is_planned_nowhere() -> None:
+    b = Builder(CAPS)
+    x, y = _port(0, (4, 8)), _port(1, (4, 8))
+    reach = lambda call: {"x": 4 * call["n"] + 4, "y": 4 * call["n"]}  # noqa: E731
+    b.kernel([x], [y], _custom(_own_kernel(reach), []))
+    with pytest.raises(KernelBoundsError, match=r"own.comp: it may touch 132 bytes of 'x' from byte 0 on"):
+        emit(optimize(b.ops, [y]), [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"], CAPS)
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "discrete"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -15,8 +15,9 @@ from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir import expr as ex
 from vkep.ir import float8
+from vkep.ir.custom import CustomProblem, Emit
 from vkep.ir.guards import Guard
-from vkep.ir.ops import BaseTarget, ClosureProblem, Emit, KernelOp, Op, Pointwise
+from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.tensor import (
     CHANNELS_LAST,
     CHANNELS_SECOND,
@@ -261,34 +262,16 @@ class Builder:
             choose(problem, self.caps)
             self._add(op)
 
-    def kernel(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        emit: Emit,
-        *,
-        row_axis: int | None = None,
-        strided_output: bool = False,
-        flops: int = 0,
-        aligned: bool = False,
-    ) -> None:
-        """Add an operation that emits its own dispatches; what its selection refuses is declined.
-
-        A selection that can take an epilogue (``row_axis``) may pack weights, so it is not tried ahead.
+    def kernel(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], emit: Emit) -> None:
+        """Add an operation that ``emit`` makes the dispatches of, for an operator of one's own. What it refuses with
+        `ValueError` is declined; its kernels stay within the operands' views.
         """
-        if max([t.size for t in outputs], default=0) == 0:
-            return
-        problem = ClosureProblem(emit, row_axis, strided_output, aligned)
-        op = KernelOp(problem, list(inputs), list(outputs))
-        if row_axis is None:
+        if 0 not in [t.size for t in outputs]:
             try:
-                target = _TrialTarget(self.caps)
-                calls = emit(target, inputs, outputs, None)
+                emit(BaseTarget(self.caps), inputs, outputs, None)
             except ValueError as error:
                 raise Decline(str(error)) from None
-            if not target.asked_fault:  # else the plan is to hear what may be wrong
-                problem.tried = (list(inputs), list(outputs)), calls
-        self._add(op)
+        self.compute(CustomProblem.of(inputs, outputs, emit), inputs, outputs)
 
     # ---- movement
 
@@ -390,19 +373,6 @@ def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 def _opaque(dtype: DType) -> bool:
     """Whether numpy's scalars of a type are not numbers of its compute type."""
     return dtype.name == "bfloat16" or dtype.kind == "bits"
-
-
-class _TrialTarget(BaseTarget):
-    """A `Target` for trying a selection."""
-
-    asked_fault = False
-
-    def fault(self, reason: str) -> tuple[Tensor | None, int]:
-        self.asked_fault = True
-        return super().fault(reason)
-
-    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
-        raise AssertionError("a selection that packs weights takes an epilogue, and is not tried ahead")
 
 
 class NeedsValue(Decline):

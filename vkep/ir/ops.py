@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,10 +12,7 @@ from vkep.dtypes import DTYPES, from_onnx
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.expr import Expr, tensors
 from vkep.ir.tensor import Storage, Tensor
-from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import Problem, check
-from vkep.kernels.select import Target
 from vkep.kernels.tuning import Choice, chosen
 
 
@@ -36,15 +33,14 @@ class BaseTarget:
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
         return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
 
+    def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        return None
+
     def constant(self, array: np.ndarray) -> Tensor:
         weight = ArrayWeight("constant", np.ascontiguousarray(array))
         dtype = from_onnx(weight.elem_type)
         assert dtype is not None
         return Tensor.contiguous(dtype, array.shape, Storage(array.nbytes, weight=weight))
-
-
-#: (target, inputs, outputs, epilogue) to dispatches
-Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
 
 
 @dataclass(eq=False, slots=True)
@@ -65,18 +61,6 @@ class Pointwise:
         return [self.out]
 
 
-@dataclass(eq=False)
-class ClosureProblem(Problem):
-    """An operation whose kernels a closure emits: what problems and tables of candidates are about to replace."""
-
-    emit: Emit
-    row_axis: int | None = None  # type: ignore[misc]
-    strided_output: bool = False  # type: ignore[misc]
-    aligned: bool = False  # type: ignore[misc]
-    #: what the trial of a selection (`Builder.kernel`) gave, and the inputs and outputs that it was for
-    tried: tuple[tuple[list[Tensor], list[Tensor]], list[KernelCall]] | None = None
-
-
 @dataclass(eq=False, slots=True)
 class KernelOp:
     """A problem and its operands, in the order of `Problem.needs` and `Problem.makes`.
@@ -93,8 +77,7 @@ class KernelOp:
     epilogue_of: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.problem, ClosureProblem):
-            check(self.problem, self.inputs, self.outputs)
+        check(self.problem, self.inputs, self.outputs)
 
     @property
     def row_axis(self) -> int | None:

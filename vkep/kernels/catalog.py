@@ -14,7 +14,8 @@ from vkep.kernels.kernel import Kernel
 def all_kernels() -> tuple[Kernel, ...]:
     """The `Kernel` objects at module level below ``vkep.kernels``, sorted by source.
 
-    Raises `ValueError` if two different declarations name one GLSL file: they would drift apart.
+    Raises `ValueError` if two different declarations name one GLSL file, which would drift apart, or if one does not state
+    which bytes it may touch.
     """
     found: dict[str, tuple[Kernel, str]] = {}
     for module_info in pkgutil.walk_packages([str(Path(__file__).parent)], prefix=f"{__package__}."):
@@ -25,4 +26,6 @@ def all_kernels() -> tuple[Kernel, ...]:
             known, where = found.setdefault(value.source, (value, f"{module_info.name}.{name}"))
             if known is not value:
                 raise ValueError(f"{value.source} is declared twice: as {where} and as {module_info.name}.{name}")
+            if value.reach is None:
+                raise ValueError(f"{value.source}: {where} does not state its reach")
     return tuple(kernel for _, (kernel, _) in sorted(found.items()))

@@ -14,7 +14,7 @@ from vkep.dtypes import DTYPES, from_onnx, load_code
 from vkep.errors import KernelBoundsError
 from vkep.graph.weights import PackedWeight, Weight
 from vkep.ir import expr as ex
-from vkep.ir.ops import BaseTarget, ClosureProblem, KernelOp, Op, Pointwise
+from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, collapse
 from vkep.kernels import select
 from vkep.kernels.epilogue import Epilogue
@@ -193,11 +193,6 @@ def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[i
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
     problem = op.problem
     epilogue = _epilogue(op) if op.epilogue is not None else None
-    if isinstance(problem, ClosureProblem):
-        if problem.tried is not None and problem.tried[0] == (op.inputs, op.outputs):  # nothing was moved since
-            return problem.tried[1]
-        calls = problem.emit(emitter, op.inputs, op.outputs, epilogue)
-        return [call.folded(emitter.caps.max_workgroup_count) for call in calls]
     placed = problem.placed(bind(problem, op.inputs, op.outputs))
     return select.emit(placed, emitter, op.inputs, op.outputs, epilogue)
 

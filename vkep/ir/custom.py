@@ -1,0 +1,49 @@
+"""The operation of a user's own kernel: a function that makes its dispatches, in place of a table of candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vkep.ir.tensor import Tensor
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, Target, implement
+
+#: (target, inputs, outputs, epilogue) to dispatches; there is no epilogue
+Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
+
+
+@dataclass(frozen=True)
+class CustomProblem(Problem):
+    """What ``emit`` computes. The operands are what the operator's function passes: its kernels stay within these views."""
+
+    inputs: tuple[Need, ...]
+    outputs: tuple[Need, ...]
+    emit: Emit
+
+    @classmethod
+    def of(cls, inputs: Sequence[Tensor], outputs: Sequence[Tensor], emit: Emit) -> CustomProblem:
+        return cls(_as_they_are("input", inputs), _as_they_are("output", outputs), emit)
+
+    def needs(self) -> tuple[Need, ...]:
+        return self.inputs
+
+    def makes(self) -> tuple[Need, ...]:
+        return self.outputs
+
+
+def _as_they_are(kind: str, tensors: Sequence[Tensor]) -> tuple[Need, ...]:
+    return tuple(
+        Need(f"{kind}{k}", t.dtype.name, t.shape, None if t.is_contiguous else tuple(max(s, 0) for s in t.strides))
+        for k, t in enumerate(tensors)
+    )
+
+
+def _custom(problem: CustomProblem, e: Emission) -> list[KernelCall]:
+    inputs, outputs = ([e[need.name] for need in needs] for needs in (problem.inputs, problem.outputs))
+    return problem.emit(e.target, inputs, outputs, None)
+
+
+implement(CustomProblem, Candidate("custom", _custom))
