@@ -31,6 +31,21 @@ from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
 
+#: device features that storing and loading an element type needs
+STORAGE_FEATURES = {
+    "float16": ("storage_16bit", "float16"),
+    "bfloat16": ("storage_16bit", "int16"),
+    "float64": ("float64",),
+    "int8": ("storage_8bit", "int8"),
+    "uint8": ("storage_8bit", "int8"),
+    "bool": ("storage_8bit", "int8"),
+    "int16": ("storage_16bit", "int16"),
+    "uint16": ("storage_16bit", "int16"),
+    "int64": ("int64",),
+    "uint64": ("int64",),
+    **dict.fromkeys(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"), ("storage_8bit", "int8")),
+    **{d: ("storage_8bit", "int8") for d in DTYPES if d.startswith("float8_")},
+}
 #: elements of a tensor, and size of a whole number, that kernels stay below
 LARGEST = 1 << 31
 Operand = Tensor | ex.Expr | float | int | bool
@@ -47,7 +62,22 @@ class Builder:
         self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}  #: by what they check: layers share lengths
         self._lain: dict[tuple[object, ...], Tensor] = {}  #: copies with channels last, by what they copy
 
+        self._lacking = {
+            name: [f for f in needed if not caps.has(f)]
+            for name, needed in STORAGE_FEATURES.items()
+            if not caps.has(*needed)
+        }
+
     # ---- declining
+
+    def check_storage(self, *dtypes: DType) -> None:
+        """Decline element types that no kernel can load or store on this device."""
+        if self._lacking:
+            for dtype in dtypes:
+                if dtype.name in self._lacking:
+                    raise Decline(
+                        f"the device lacks {', '.join(self._lacking[dtype.name])}, which {dtype} tensors need"
+                    )
 
     def decline(self, reason: str) -> NoReturn:
         """What the kernels do not do: the CPU takes the node."""
@@ -335,6 +365,7 @@ class Builder:
     def _add(self, op: Op) -> None:
         if 0 in [t.size for t in op.outputs]:
             return
+        self.check_storage(*[t.dtype for t in (*op.inputs, *op.outputs)])
         if self.node is not None:
             op.labels.append(self.node.name)
             if isinstance(op, KernelOp):

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DType
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.attributes import REQUIRED
 from vkep.graph.model import Node
@@ -15,23 +15,6 @@ from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.tensor import Tensor
 from vkep.ops import registry
 from vkep.placement.functions import has_body, lower_function
-
-#: device features that storing and loading an element type needs
-_STORAGE_FEATURES = {
-    "float16": ("storage_16bit", "float16"),
-    "bfloat16": ("storage_16bit", "int16"),
-    "float64": ("float64",),
-    "int8": ("storage_8bit", "int8"),
-    "uint8": ("storage_8bit", "int8"),
-    "bool": ("storage_8bit", "int8"),
-    "int16": ("storage_16bit", "int16"),
-    "uint16": ("storage_16bit", "int16"),
-    "int64": ("int64",),
-    "uint64": ("int64",),
-    **dict.fromkeys(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"), ("storage_8bit", "int8")),
-    **{d: ("storage_8bit", "int8") for d in DTYPES if d.startswith("float8_")},
-}
-
 
 #: what an operator function runs into when shapes and attributes break the operator's definition
 _BROKEN = (IndexError, ValueError, ArithmeticError, MemoryError, struct.error)
@@ -107,8 +90,6 @@ def _declared(
             if same is not tensor.dtype:
                 raise InvalidNode(f"input {position} is {tensor.dtype}, another one {same}: both must be of one type")
         name = tensor.dtype.name
-        if name in _STORAGE_FEATURES:
-            _check_storage(b, tensor.dtype)
         if position < len(constraints):
             allowed = definition.types.get(constraints[position])
         elif node.schema is not None and constraints:  # the last one is variadic
@@ -119,16 +100,8 @@ def _declared(
             raise Decline(f"input {position} is {tensor.dtype}; the kernels take {', '.join(allowed)}")
     results = _call(definition, node, b, list(arguments))
     for tensor in results:
-        if tensor.dtype.name in _STORAGE_FEATURES:
-            _check_storage(b, tensor.dtype)
+        b.check_storage(tensor.dtype)
     return results
-
-
-def _check_storage(b: Builder, dtype: DType) -> None:
-    needed = _STORAGE_FEATURES[dtype.name]
-    if not b.caps.has(*needed):
-        missing = [f for f in needed if not b.caps.has(f)]
-        raise Decline(f"the device lacks {', '.join(missing)}, which {dtype} tensors need")
 
 
 def _call(
