@@ -96,11 +96,18 @@ inline constexpr const char *kCpuExecutionProvider = "CPUExecutionProvider", *kC
   *kAzureExecutionProvider = "AzureExecutionProvider", *kVSINPUExecutionProvider = "VSINPUExecutionProvider",
   *kArmNNExecutionProvider = "ArmNNExecutionProvider", *kRocmExecutionProvider = "ROCMExecutionProvider";
 
+// Names of options, which nothing reads here.
+inline constexpr const char *kOrtSessionOptionsConfigStrictShapeTypeInference = "", *kOrtSessionOptionsDisableCPUEPFallback = "",
+  *kOrtSessionOptionsMlasGemmFastMathArm64Bfloat16 = "", *kOrtSessionOptionsMlasDisableKleidiAi = "",
+  *kOrtSessionOptionsConfigDisablePrepacking = "", *kOrtSessionOptionsMlasLutGemm = "";
+
 struct IExecutionProvider {
   std::string type;
   const std::string& Type() const { return type; }
 };
 struct Status {
+  static Status OK() { return {}; }
+  bool operator==(const Status&) const { return true; }
   bool IsOK() const { return true; }
   std::string ErrorMessage() const { return ""; }
 };
@@ -142,6 +149,7 @@ struct TensorShape {
   int64_t SizeFrom(size_t a, size_t b) const {
     return std::accumulate(dims.begin() + a, dims.begin() + b, int64_t{1}, std::multiplies<int64_t>());
   }
+  int64_t SizeHelper(size_t a, size_t b) const { return SizeFrom(a, b); }
   size_t NumDimensions() const { return dims.size(); }
   int64_t operator[](size_t i) const { return dims[i]; }
   int64_t& operator[](size_t i) { return dims[i]; }
@@ -154,6 +162,7 @@ struct TensorShape {
 template <class C> TensorShapeVector ToShapeVector(const C& c) { return {c.begin(), c.end()}; }
 // What a session would have answered: there is none, so a test that looks at it ends there.
 struct Tensor {
+  template <class... A> static void InitOrtValue(const A&...) {}
   TensorShape Shape() const { throw std::runtime_error("no session was run"); }
   template <class T> const T* Data() const { throw std::runtime_error("no session was run"); }
   template <class T> std::span<const T> DataAsSpan() const { throw std::runtime_error("no session was run"); }
@@ -161,6 +170,14 @@ struct Tensor {
 struct OrtValue {
   template <class T> const T& Get() const { throw std::runtime_error("no session was run"); }
   bool IsTensor() const { return true; }
+};
+struct DataTypeImpl {
+  template <class T> static int GetType() { return ElemType<T>::value; }
+};
+enum OrtAllocatorType { OrtDeviceAllocator, OrtArenaAllocator };
+inline constexpr const char* CPU = "Cpu";
+struct OrtMemoryInfo {
+  template <class... A> OrtMemoryInfo(const A&...) {}
 };
 struct Graph {
   struct ResolveOptions {};
@@ -202,6 +219,7 @@ inline bool is_a_ge_zero_and_a_lt_b(int64_t a, int64_t b) { return a >= 0 && a <
 }
 
 namespace test {
+inline constexpr const char* kOpTesterRunOptionsConfigTestTunableOp = "";
 using RandomSeedType = uint32_t;
 inline RandomSeedType GetTestRandomSeed() { return 2026; }
 template <class T> struct SeqTensors {

@@ -85,10 +85,10 @@ template <class F> const Float16Base<F> Float16Base<F>::MinusOne = FromBits(F::k
 template <class F> const Float16Base<F> Float16Base<F>::Zero = FromBits(0);
 using MLFloat16 = Float16Base<HalfFormat>;
 using BFloat16 = Float16Base<BrainFormat>;
-inline MLFloat16 operator""_f16(unsigned long long v) { return MLFloat16(static_cast<float>(v)); }
-inline MLFloat16 operator""_f16(long double v) { return MLFloat16(static_cast<float>(v)); }
-inline BFloat16 operator""_b16(unsigned long long v) { return BFloat16(static_cast<float>(v)); }
-inline BFloat16 operator""_b16(long double v) { return BFloat16(static_cast<float>(v)); }
+inline MLFloat16 operator""_fp16(unsigned long long v) { return MLFloat16(static_cast<float>(v)); }
+inline MLFloat16 operator""_fp16(long double v) { return MLFloat16(static_cast<float>(v)); }
+inline BFloat16 operator""_bfp16(unsigned long long v) { return BFloat16(static_cast<float>(v)); }
+inline BFloat16 operator""_bfp16(long double v) { return BFloat16(static_cast<float>(v)); }
 
 // A float of few bits: EXP exponent bits, MAN mantissa bits, bias, and how it writes NaN and infinity.
 enum class Special { ieee, fn, fnuz };
@@ -128,7 +128,7 @@ struct SmallFloat {
     }
     const double limit = decode(largest), step = limit - decode(largest - 1);
     if (std::fabs(f) >= limit + step / 2 || std::isinf(f)) {
-      if (saturate && !(KIND == Special::ieee && std::isinf(f) && false)) best = largest;
+      if (saturate) best = largest;
       else best = KIND == Special::ieee ? (((1 << EXP) - 1) << MAN) : nan;
       if (best == nan && KIND == Special::fnuz) return nan;
     }
@@ -178,6 +178,8 @@ struct PackedInts {
     return true;
   }
 };
+template <bool SIGNED> using Int4x2Base = PackedInts<4, SIGNED>;
+template <bool SIGNED> using Int2x4Base = PackedInts<2, SIGNED>;
 using Int4x2 = PackedInts<4, true>;
 using UInt4x2 = PackedInts<4, false>;
 using Int2x4 = PackedInts<2, true>;

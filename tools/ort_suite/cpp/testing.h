@@ -71,8 +71,9 @@ inline std::vector<Entry>& entries() {
 template <class T> int enter(const char* suite, const char* name) {
   entries().push_back({suite, name, [] {
                          T test;
-                         test.SetUp();
-                         test.TestBody();
+                         Test& base = test;  // a fixture's own SetUp may be protected
+                         base.SetUp();
+                         base.TestBody();
                        }});
   return 0;
 }
@@ -95,8 +96,9 @@ template <class Suite> Runs& bodies() {
 template <class Suite, class T> int enter_body(const char* name) {
   bodies<Suite>().push_back({name, [] {
                                T test;
-                               test.SetUp();
-                               test.TestBody();
+                               Test& base = test;
+                               base.SetUp();
+                               base.TestBody();
                              }});
   return 0;
 }
