@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,3 +125,16 @@ with guarded(), InferenceSession(model({beyond}, "output"), save_plans=False) as
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False)
     assert done.returncode == ends
+
+
+@pytest.mark.slow
+def test_what_onnx_runtime_refuses_is_refused() -> None:
+    """A short form of ``python -m tools.fuzz.operators``: each operator once."""
+    pytest.importorskip("onnxruntime")
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-W", "ignore", "-m", "tools.fuzz.operators", "--cases", "200", "--seed", "5"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert re.search(r"^all +200 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]

@@ -268,9 +268,8 @@ def _declare_qlinear(op_type: str, op: str) -> None:
         z_scale: Tensor,
         z_zero_point: Tensor | None = None,
     ) -> Tensor:
-        scalars = {"A_scale": x_scale, "A_zero_point": x_zero_point, "B_scale": y_scale, "B_zero_point": y_zero_point}
-        for what, one in {**scalars, "C_scale": z_scale, "C_zero_point": z_zero_point}.items():
-            b.expect(what, one, (), (1,))
+        b.expect("C_scale", z_scale, (), (1,))
+        b.expect("C_zero_point", z_zero_point, (), (1,))
         left, right = real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point)
         value = b.expr("div", b.expr(op, left, right), z_scale, ctype="float")
         shape = np.broadcast_shapes(x.shape, y.shape)
@@ -286,6 +285,11 @@ def _declare_qlinear(op_type: str, op: str) -> None:
 
 
 def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.Expr:
+    """``(x - zero_point) * scale``. Raises `InvalidNode` unless both are single elements of the types that go with ``x``."""
+    b.expect("scale", scale, (), (1,))
+    b.expect("zero_point", zero_point, (), (1,))
+    if scale.dtype.name != "float32" or (zero_point is not None and zero_point.dtype is not x.dtype):
+        b.invalid(f"a scale of {scale.dtype} and a zero point of {zero_point and zero_point.dtype} for {x.dtype}")
     value = b.expr("cast", x, ctype="int")
     if zero_point is not None:
         value = b.expr("({0} - int({1}))", value, zero_point, ctype="int")

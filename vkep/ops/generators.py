@@ -170,6 +170,8 @@ def mel_weight_matrix(
     low, high = (2595 * math.log10(1 + e / 700) for e in edges)
     mels = low + np.arange(bins + 2) * ((high - low) / (bins + 2))
     centres = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)
+    if bins < 1 or centres.min() < 0 or centres.max() > length // 2:
+        b.invalid(f"{bins} bins from {edges[0]} to {edges[1]} Hz lie outside of {length} samples at {rate} Hz")
     matrix = np.zeros((length // 2 + 1, bins))
     for i in range(bins):
         lower, centre, upper = centres[i : i + 3]

@@ -135,7 +135,10 @@ def _split(b: Builder, data: Tensor, axis: int, sizes: Sequence[int]) -> list[Te
     return [data.slice(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def _even(total: int, parts: int) -> list[int]:
+def _even(b: Builder, total: int, parts: int, exact: bool = True) -> list[int]:
+    """``exact``: all parts of one size, else the last one may be shorter."""
+    if exact and total % parts:
+        b.invalid(f"{total} elements do not split into {parts} parts of one size")
     size = -(-total // parts)
     return [max(0, min(size, total - i * size)) for i in range(parts)]
 
@@ -143,23 +146,23 @@ def _even(total: int, parts: int) -> list[int]:
 @operator("Split", since=2, until=11, types={"T": every("Split")})
 def split_2(b: Builder, data: Tensor, *, axis: int = 0, split: Sequence[int] | None = None) -> list[Tensor]:
     parts = len(b.node.outputs) if b.node else 1
-    return _split(b, data, axis, split or _even(data.shape[axis], parts))
+    return _split(b, data, axis, split or _even(b, data.shape[axis], parts))
 
 
 @operator("Split", since=13, until=13, types={"T": every("Split")})
 def split_13(b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0) -> list[Tensor]:
     parts = len(b.node.outputs) if b.node else 1
-    return _split(b, data, axis, b.ints(split, "split") or _even(data.shape[axis], parts))
+    return _split(b, data, axis, b.ints(split, "split") or _even(b, data.shape[axis], parts))
 
 
 @operator("Split", since=18, types={"T": every("Split")})
 def split(
     b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> list[Tensor]:
-    if num_outputs is not None and num_outputs < 1:
-        b.invalid(f"num_outputs is {num_outputs}")
+    if num_outputs is not None and (num_outputs < 1 or (b.node is not None and num_outputs != len(b.node.outputs))):
+        b.invalid(f"num_outputs is {num_outputs}, the node has {len(b.node.outputs) if b.node else 'others'}")
     parts = num_outputs or (len(b.node.outputs) if b.node else 1)
-    return _split(b, data, axis, b.ints(split, "split") or _even(data.shape[axis], parts))
+    return _split(b, data, axis, b.ints(split, "split") or _even(b, data.shape[axis], parts, num_outputs is None))
 
 
 def _slice(

@@ -145,9 +145,11 @@ def _scale_of(rate: float, dtype: DType) -> np.ndarray:
 
 def training_rate(b: Builder, ratio: Tensor | None, training_mode: Tensor | None) -> float:
     """The rate to drop at: 0 outside of training."""
-    if training_mode is None or not bool(b.value(training_mode, "training_mode").reshape(-1)[0]):
+    if ratio is not None and ratio.size != 1:
+        b.invalid(f"ratio has shape {list(ratio.shape)}, expected one element")
+    if training_mode is None or not b.number(training_mode, "training_mode"):
         return 0.0
-    return 0.5 if ratio is None else float(b.value(ratio, "ratio").reshape(-1)[0])
+    return 0.5 if ratio is None else float(b.number(ratio, "ratio"))
 
 
 # For inference only: what the mask holds is not said, and ONNX Runtime leaves it 0.

@@ -122,6 +122,9 @@ def _call(
     for name, default in signature.attributes.items():
         if default is REQUIRED and name not in attributes:
             raise InvalidNode(f"attribute {name!r} is missing")
+        typed = not definition.checked and isinstance(default, (int, float, str)) and name in attributes
+        if typed and type(attributes[name]) is not type(default):
+            raise InvalidNode(f"attribute {name!r} is {attributes[name]!r}, expected {type(default).__name__}")
     try:
         result = definition.function(builder, *tensors, **signature.keywords(attributes, opset=node.since_version))
     except _BROKEN as error:
