@@ -148,7 +148,10 @@ def skip_simplified_layer_normalization(
 @operator(
     "EmbedLayerNormalization",
     domain=MICROSOFT,
-    types={"word_embedding position_embedding segment_embedding gamma beta": FLOATS},
+    types={
+        "word_embedding position_embedding segment_embedding gamma beta": FLOATS,
+        "input_ids segment_ids mask position_ids": ("int32",),
+    },
 )
 def embed_layer_normalization(
     b: Builder,

@@ -82,7 +82,7 @@ def squeeze_1(b: Builder, data: Tensor, *, axes: Sequence[int] | None = None) ->
 
 @operator("Squeeze", since=13, types={"T": every("Squeeze")})
 def squeeze(b: Builder, data: Tensor, axes: Tensor | None = None) -> Tensor:
-    return _squeeze(b, data, b.ints(axes, "axes", or_one=True))
+    return _squeeze(b, data, b.ints(axes, "axes"))
 
 
 @operator("Unsqueeze", since=1, until=11, types={"T": every("Unsqueeze")})
@@ -174,7 +174,7 @@ def _slice(
     steps: Sequence[int] | None,
 ) -> Tensor:
     chosen = [b.axis(axis, data.rank) for axis in (range(len(starts)) if axes is None else axes)]
-    steps = steps or [1] * len(starts)
+    steps = [1] * len(starts) if steps is None else steps
     if len({len(starts), len(ends), len(chosen), len(steps)}) > 1 or len(set(chosen)) != len(chosen) or 0 in steps:
         b.invalid(f"starts {starts}, ends {ends}, axes {chosen} and steps {steps} do not agree")
     for start, end, axis, step in zip(starts, ends, chosen, steps, strict=True):

@@ -121,6 +121,8 @@ def batch_normalization(
     a: BatchNormAttributes,
 ) -> list[Tensor]:
     if not a.training_mode:
+        if b.node is not None and any(b.node.outputs[1:]):
+            b.invalid("statistics are outputs of training_mode 1 only")
         return [_batch_norm(b, x, scale, bias, mean, var, a.epsilon)]
     _expect_channels(b, x, input_mean=mean, input_var=var)
     axes = [0, *range(2, x.rank)]
