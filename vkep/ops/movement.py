@@ -100,7 +100,7 @@ def expand(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
     dims = tuple(b.ints(shape, "shape", or_one=True) or [])
     try:
         return data.expand(np.broadcast_shapes(data.shape, dims))
-    except ValueError:
+    except (ValueError, RuntimeError):  # the latter beyond numpy's number of axes
         b.invalid(f"shape {data.shape} does not broadcast with {dims}")
 
 

@@ -67,7 +67,10 @@ def fold_weights(
 
 def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> list[np.ndarray | None]:
     """The node's outputs; None for an absent one. Raises `FoldError`."""
-    quick = _quick(node, inputs)
+    try:
+        quick = _quick(node, inputs)
+    except (TypeError, ValueError) as error:
+        raise FoldError(f"{node.title}: {error}") from error
     if quick is not None:
         return [quick]
     named = {name: array for name, array in zip(node.inputs, inputs, strict=True) if name and array is not None}
