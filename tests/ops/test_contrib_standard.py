@@ -148,6 +148,8 @@ def test_qlinear_average_pools(channels_last: int, dtype: Any) -> None:
     for include in (0, 1):
         window = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "count_include_pad": include}
         check("QLinearAveragePool", inputs, auto_pad="", **window, **rest)
+        ties = inputs | {"ys": inputs["xs"]}  # a mean of two lies between two steps
+        check("QLinearAveragePool", ties, kernel_shape=[1, 2], count_include_pad=include, **rest)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])

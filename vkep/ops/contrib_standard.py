@@ -161,20 +161,17 @@ def nhwc_max_pool(b: Builder, x: Tensor, *, a: PoolAttributes) -> Tensor:
     return _channels_last(max_pool(b, _channels_first(x), a=a)[0])
 
 
-def _by_floats(
+def _in_floats(
     b: Builder,
     x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor | None,
-    y_scale: Tensor,
-    y_zero_point: Tensor | None,
+    scale: Tensor,
+    zero_point: Tensor | None,
     function: Callable[[Tensor], Tensor],
-    channels_last: int = 0,
+    channels_last: int,
 ) -> Tensor:
-    """A function of float32s between DequantizeLinear and QuantizeLinear."""
-    wide = b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape)
-    made = _channels_last(function(_channels_first(wide))) if channels_last else function(wide)
-    return b.store(quantized(b, b.expr("same", made), y_scale, y_zero_point, x.dtype), x.dtype, shape=made.shape)
+    """A function of images, of what quantized ones stand for."""
+    wide = b.store(real(b, x, scale, zero_point), _FLOAT32, shape=x.shape)
+    return _channels_last(function(_channels_first(wide))) if channels_last else function(wide)
 
 
 @operator("QLinearAveragePool", domain=MICROSOFT, types=_QUANTIZED)
@@ -193,7 +190,11 @@ def qlinear_average_pool(
     def function(t: Tensor) -> Tensor:
         return average_pool(b, t, a=a, count_include_pad=count_include_pad)
 
-    return _by_floats(b, x, x_scale, x_zero_point, y_scale, y_zero_point, function, channels_last)
+    means = _in_floats(b, x, x_scale, x_zero_point, function, channels_last)
+    value = b.divide(means, y_scale)
+    if y_zero_point is not None:  # rounded with the zero point in it, unlike QuantizeLinear: ties differ
+        value = b.expr("({0} + float({1}))", value, y_zero_point)
+    return b.store(rounded_to(b, value, None, x.dtype), x.dtype, shape=means.shape)
 
 
 @operator("QLinearGlobalAveragePool", domain=MICROSOFT, types=_QUANTIZED)
@@ -207,8 +208,8 @@ def qlinear_global_average_pool(
     *,
     channels_last: int = 0,
 ) -> Tensor:
-    scales = (x_scale, x_zero_point, y_scale, y_zero_point)
-    return _by_floats(b, x, *scales, lambda t: global_average_pool(b, t), channels_last)
+    means = _in_floats(b, x, x_scale, x_zero_point, lambda t: global_average_pool(b, t), channels_last)
+    return b.store(quantized(b, b.expr("same", means), y_scale, y_zero_point, x.dtype), x.dtype, shape=means.shape)
 
 
 @operator("QLinearSigmoid", domain=MICROSOFT, types=_QUANTIZED)
