@@ -131,6 +131,9 @@ class DeviceCapabilities:
         if unknown:
             raise ValueError(f"unknown features {sorted(unknown)}; known: {sorted(FEATURE_NAMES)}")
 
+    def __hash__(self) -> int:  # of what tells devices apart: planners keep what they decided for one, and ask often
+        return hash((self.name, self.uuid, self.driver_version, self.device_type))
+
     def has(self, *features: str) -> bool:
         """True when all the named features are there. Raises ``ValueError`` for a name that is not in
         `FEATURE_NAMES`.

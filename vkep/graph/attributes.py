@@ -7,6 +7,7 @@ schema. A keyword-only parameter that is annotated with a record stands for all 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,6 +190,10 @@ class Signature:
             told=frozenset(p.name for p in parameters if p.name in facts),
             record=record,
         )
+
+    @functools.cached_property
+    def required_attributes(self) -> tuple[str, ...]:
+        return tuple(name for name, default in self.attributes.items() if default is REQUIRED)
 
     def keywords(self, attributes: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
         """Keyword arguments for the function: a node's attributes, those of the record in it, and the facts that it asks for."""

@@ -154,7 +154,7 @@ class Kernel:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed's sake: whoever chose it writes down how, and nothing else changes one
 class KernelCall:
     """One dispatch before planning: operands are still the planner's own objects (or None)."""
 
@@ -199,12 +199,13 @@ class KernelCall:
         """The call for a device that allows so many workgroups along each axis (Vulkan: 65535 at least, so that two axes have
         room for all that 32-bit indices count).
         """
-        if all(size <= limit for size, limit in zip(self.grid, limits, strict=True)):
+        x, y, z = self.grid
+        if x <= limits[0] and y <= limits[1] and z <= limits[2]:
             return self
         total = math.prod(self.grid)
-        y = -(-total // limits[0])
+        rows = -(-total // limits[0])
         spec = {**self.spec, **dict(zip(FOLD_IDS.values(), self.grid, strict=True))}
-        return replace(self, grid=(-(-total // y), y, 1), spec=spec)
+        return replace(self, grid=(-(-total // rows), rows, 1), spec=spec)
 
     @property
     def argument_bytes(self) -> int:

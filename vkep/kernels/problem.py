@@ -8,6 +8,7 @@ where the operation is made. What its kernels then touch is proved to lie inside
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,11 @@ class Problem:
         """The outputs, in order."""
         raise NotImplementedError
 
+    @functools.cached_property
+    def operands(self) -> tuple[tuple[Need, ...], tuple[Need, ...]]:
+        """`needs` and `makes`, made once."""
+        return self.needs(), self.makes()
+
     @property
     def flops(self) -> int:
         """Arithmetic operations, for reports and for what a candidate is expected to cost."""
@@ -99,8 +105,9 @@ class Problem:
 
 def check(problem: Problem, inputs: Sequence[View], outputs: Sequence[View]) -> None:
     """Compare what a problem needs with its operands. Raises `InvalidNode`, saying which operand differs, and how."""
-    _check(problem.needs(), inputs, problem)
-    _check(problem.makes(), outputs, problem)
+    needs, makes = problem.operands
+    _check(needs, inputs, problem)
+    _check(makes, outputs, problem)
 
 
 def _check(needs: Sequence[Need], views: Sequence[View], problem: Problem) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -119,14 +119,12 @@ class Choice(Generic[P]):
         """The candidate's dispatches, with grids that the device allows, and how they were chosen: of one that computes part of
         its problem by another problem, by both tables.
         """
-        return [
-            replace(
-                call.folded(e.caps.max_workgroup_count),
-                candidate=f"{self.candidate.name}: {call.candidate}" if call.candidate else self.candidate.name,
-                turned_down=self.turned_down + call.turned_down,
-            )
-            for call in self.candidate.emit(problem, e)
-        ]
+        name = self.candidate.name
+        calls = [call.folded(e.caps.max_workgroup_count) for call in self.candidate.emit(problem, e)]
+        for call in calls:
+            call.candidate = f"{name}: {call.candidate}" if call.candidate else name
+            call.turned_down = self.turned_down + call.turned_down
+        return calls
 
 
 _TABLES: dict[type[Problem], tuple[Candidate[Any], ...]] = {}
@@ -166,7 +164,8 @@ def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Ch
 @functools.lru_cache(4096)  # layers repeat, and each is asked for when its node is claimed and when it is emitted
 def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[Any], str], ...]:
     """The candidates, each with why it does not take a problem, up to the first that does whatever was measured."""
-    for need in (*problem.needs(), *problem.makes()):
+    needs, makes = problem.operands
+    for need in (*needs, *makes):
         if need.extent >= LIMIT:
             raise Decline(f"{need.name} has {need.extent} elements; the kernels take fewer than 2**31")
     asked = []
@@ -196,7 +195,7 @@ def emit(
     """The dispatches of the chosen candidate for operands in the order of `Problem.needs` and `Problem.makes`; none where the
     results have no elements.
     """
-    if any(need.extent == 0 for need in problem.makes()):
+    if 0 in [need.extent for need in problem.operands[1]]:
         return []
     operands = bind(problem, inputs, outputs)
     return choose(problem, target.caps, target.tuned).emit(problem, Emission(target, operands, epilogue))
@@ -204,5 +203,5 @@ def emit(
 
 def bind(problem: Problem, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
     """Operands by the names that the problem has for them."""
-    needs = (*problem.needs(), *problem.makes())
-    return {need.name: operand for need, operand in zip(needs, (*inputs, *outputs), strict=True)}
+    needs, makes = problem.operands
+    return {need.name: operand for need, operand in zip((*needs, *makes), (*inputs, *outputs), strict=True)}

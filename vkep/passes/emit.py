@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -291,6 +291,7 @@ class _Layout:
         self.constants: dict[str, int] = {}
         self.slots: dict[tuple[int, int], int] = {}
         self.pipelines: dict[PipelineKey, int] = {}
+        self.reaches: dict[Hashable, Mapping[str, int]] = {}
         self.offsets, self.slab, self.peak = self._place()
 
     def planned(self) -> PlannedIsland:
@@ -320,7 +321,7 @@ class _Layout:
         reads: list[Range] = []
         writes: list[Range] = []
         indirect = moved = 0
-        reaches = call.reaches()
+        reaches = self._reaches_of(call)
         for position, (operand, tensor) in enumerate(call.operands):
             if tensor is None:
                 continue
@@ -369,6 +370,14 @@ class _Layout:
             candidate=call.candidate,
             turned_down=call.turned_down,
         )
+
+    def _reaches_of(self, call: KernelCall) -> Mapping[str, int]:
+        """`KernelCall.reaches`, asked once for calls of the same arguments: layers repeat."""
+        key = (call.variant, call.scalars, call.grid, tuple(call.spec.values()))
+        reaches = self.reaches.get(key)
+        if reaches is None:
+            reaches = self.reaches[key] = call.reaches()
+        return reaches
 
     def _constant(self, weight: Weight) -> int:
         key = weight.key

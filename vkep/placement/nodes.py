@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from vkep.dtypes import DType
 from vkep.errors import Decline, InvalidNode
-from vkep.graph.attributes import REQUIRED
 from vkep.graph.model import Node
 from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.tensor import Tensor
@@ -116,11 +115,14 @@ def _call(
     if len(tensors) > most and not signature.variadic:
         raise Decline(f"{len(tensors)} inputs; the kernel takes {signature.required} to {most}")
     attributes = dict(node.attributes)
-    for name in sorted(attributes.keys() - signature.attributes.keys()):
+    unknown = (
+        () if attributes.keys() <= signature.attributes.keys() else attributes.keys() - signature.attributes.keys()
+    )
+    for name in sorted(unknown):
         if not _at_default(name, attributes.pop(name), definition, node):
             raise Decline(f"attribute {name!r} is not supported")
-    for name, default in signature.attributes.items():
-        if default is REQUIRED and name not in attributes:
+    for name in signature.required_attributes:
+        if name not in attributes:
             raise InvalidNode(f"attribute {name!r} is missing")
         typed = not definition.checked and isinstance(default, (int, float, str)) and name in attributes
         if typed and type(attributes[name]) is not type(default):
