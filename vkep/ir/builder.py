@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -70,10 +70,10 @@ class Builder:
 
     # ---- declining
 
-    def check_storage(self, *dtypes: DType) -> None:
+    def check_storage(self, tensors: Iterable[Tensor]) -> None:
         """Decline element types that no kernel can load or store on this device."""
         if self._lacking:
-            for dtype in dtypes:
+            for dtype in (t.dtype for t in tensors):
                 if dtype.name in self._lacking:
                     raise Decline(
                         f"the device lacks {', '.join(self._lacking[dtype.name])}, which {dtype} tensors need"
@@ -261,9 +261,10 @@ class Builder:
 
     def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
         """A buffer for operations to fill. Declines a negative size, and more elements than kernels count."""
-        if math.prod(shape) >= LARGEST or min(shape, default=0) < 0:
+        made = Tensor.contiguous(dtype, shape)
+        if made.size >= LARGEST or min(shape, default=0) < 0:
             raise Decline(f"a result of shape {tuple(shape)}; the kernels take 0 to 2**31 - 1 elements")
-        return Tensor.contiguous(dtype, shape)
+        return made
 
     def empty_channels_last(self, dtype: DType, shape: Sequence[int]) -> Tensor:
         """A buffer for a [n, c, h, w] that lies as [n, h, w, c]."""
@@ -365,7 +366,8 @@ class Builder:
     def _add(self, op: Op) -> None:
         if 0 in [t.size for t in op.outputs]:
             return
-        self.check_storage(*[t.dtype for t in (*op.inputs, *op.outputs)])
+        if self._lacking:
+            self.check_storage((*op.inputs, *op.outputs))
         if self.node is not None:
             op.labels.append(self.node.name)
             if isinstance(op, KernelOp):

@@ -125,6 +125,10 @@ class Tensor:
             )
         return made
 
+    def _within(self, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+        """A view of elements that this one has, which needs no check."""
+        return Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), offset)
+
     def reshape(self, shape: Sequence[int]) -> Tensor | None:
         """The same elements in row-major order under another shape, or None where no strides can say it."""
         shape = tuple(map(int, shape))
@@ -137,7 +141,7 @@ class Tensor:
         """Axes in the order of ``perm``; `ValueError` where it is no permutation of them."""
         if sorted(perm) != list(range(self.rank)):
             raise ValueError(f"{tuple(perm)} is no permutation of the axes of shape {self.shape}")
-        return self.view([self.shape[p] for p in perm], [self.strides[p] for p in perm])
+        return self._within([self.shape[p] for p in perm], [self.strides[p] for p in perm], self.offset)
 
     def expand(self, shape: Sequence[int]) -> Tensor:
         """Broadcast to ``shape`` (numpy rules); `ValueError` where it does not fit."""
@@ -145,7 +149,7 @@ class Tensor:
         if shape == self.shape and 1 not in shape:
             return self
         strides = _expanded_strides(self.shape, self.strides, shape)
-        return self if shape == self.shape and strides == self.strides else self.view(shape, strides)
+        return self if shape == self.shape and strides == self.strides else self._within(shape, strides, self.offset)
 
     def slice(self, axis: int, start: int, length: int, step: int = 1) -> Tensor:
         """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards).
@@ -158,7 +162,7 @@ class Tensor:
         shape, strides = list(self.shape), list(self.strides)
         offset = self.offset + (start * strides[axis] if length else 0)
         shape[axis], strides[axis] = length, strides[axis] * step
-        return self.view(shape, strides, offset)
+        return self._within(shape, strides, offset)
 
 
 def alignment(*tensors: Tensor) -> int:

@@ -56,6 +56,11 @@ class Need:
 
 def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
     """Elements from the first to the last one that sizes and strides (not negative) reach, both included."""
+    return _extent(tuple(sizes), tuple(strides))
+
+
+@functools.lru_cache(4096)  # layers repeat
+def _extent(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     if min(sizes, default=1) <= 0:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))

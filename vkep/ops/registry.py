@@ -41,7 +41,7 @@ class OperatorDeclarationError(VkepError):
     """A declared operator does not match its ONNX schema."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OperatorDef:
     """One declared operator, for the schema versions ``since`` to ``until`` (None: no end)."""
 

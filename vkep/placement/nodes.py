@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -72,35 +73,44 @@ def _declared(
     b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef
 ) -> Sequence[Tensor]:
     signature = definition.signature
-    # an operator without a schema has its types by the names of its inputs
-    constraints = node.constraints if node.schema is not None else signature.inputs
-    shared = constraints if node.schema is not None else definition.constraints
     bound: dict[str, DType] = {}
-    for position, tensor in enumerate(arguments):
+    expected = _expected(definition, None if node.schema is None else tuple(node.constraints), len(arguments))
+    for position, (tensor, (constraint, exact, allowed)) in enumerate(zip(arguments, expected, strict=True)):
         if tensor is None:
             if signature.variadic or (position < len(signature.inputs) and signature.needed[position]):
                 raise InvalidNode(f"input {position} is missing")
             continue
-        if shared and (position < len(shared) or node.schema is not None):  # a schema's last one may be variadic
-            constraint = shared[min(position, len(shared) - 1)]
-            if constraint.startswith("tensor(") and constraint != f"tensor({tensor.dtype.onnx_name})":
-                raise InvalidNode(f"input {position} is {tensor.dtype}, expected {constraint}")
-            same = bound.setdefault(constraint, tensor.dtype)
-            if same is not tensor.dtype:
-                raise InvalidNode(f"input {position} is {tensor.dtype}, another one {same}: both must be of one type")
-        name = tensor.dtype.name
-        if position < len(constraints):
-            allowed = definition.types.get(constraints[position])
-        elif node.schema is not None and constraints:  # the last one is variadic
-            allowed = definition.types.get(constraints[-1])
-        else:
-            allowed = None
-        if allowed is not None and name not in allowed:
-            raise Decline(f"input {position} is {tensor.dtype}; the kernels take {', '.join(allowed)}")
+        dtype = tensor.dtype
+        if exact and exact != f"tensor({dtype.onnx_name})":
+            raise InvalidNode(f"input {position} is {dtype}, expected {exact}")
+        if constraint and bound.setdefault(constraint, dtype) is not dtype:
+            other = bound[constraint]
+            raise InvalidNode(f"input {position} is {dtype}, another one {other}: both must be of one type")
+        if allowed is not None and dtype.name not in allowed:
+            raise Decline(f"input {position} is {dtype}; the kernels take {', '.join(allowed)}")
     results = _call(definition, node, b, list(arguments))
-    for tensor in results:
-        b.check_storage(tensor.dtype)
+    b.check_storage(results)
     return results
+
+
+@functools.lru_cache(4096)
+def _expected(
+    definition: registry.OperatorDef, constraints: tuple[str, ...] | None, count: int
+) -> tuple[tuple[str, str, tuple[str, ...] | None], ...]:
+    """For each of ``count`` inputs: the type parameter that it shares with others, the one type that it may have, and those
+    that the kernels take ("" and None: any). ``constraints`` are the schema's, None where there is no schema: types are then
+    told by the inputs' names.
+    """
+    shared = definition.constraints if constraints is None else constraints
+    names = definition.signature.inputs if constraints is None else constraints
+    rows = []
+    for position in range(count):
+        last = -1 if constraints else position  # a schema's last input may be variadic
+        constraint = shared[position] if position < len(shared) else shared[last] if constraints else ""
+        name = names[position] if position < len(names) else names[last] if constraints else ""
+        exact = constraint if constraint.startswith("tensor(") else ""
+        rows.append((constraint, exact, definition.types.get(name)))
+    return tuple(rows)
 
 
 def _call(
@@ -124,9 +134,11 @@ def _call(
     for name in signature.required_attributes:
         if name not in attributes:
             raise InvalidNode(f"attribute {name!r} is missing")
-        typed = not definition.checked and isinstance(default, (int, float, str)) and name in attributes
-        if typed and type(attributes[name]) is not type(default):
-            raise InvalidNode(f"attribute {name!r} is {attributes[name]!r}, expected {type(default).__name__}")
+    if not definition.checked:  # onnx's checker knows the types of the others
+        for name, value in attributes.items():
+            default = signature.attributes[name]
+            if isinstance(default, (int, float, str)) and type(value) is not type(default):
+                raise InvalidNode(f"attribute {name!r} is {value!r}, expected {type(default).__name__}")
     try:
         result = definition.function(builder, *tensors, **signature.keywords(attributes, opset=node.since_version))
     except _BROKEN as error:
