@@ -198,6 +198,8 @@ class Signature:
     def keywords(self, attributes: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
         """Keyword arguments for the function: a node's attributes, those of the record in it, and the facts that it asks for."""
         given = dict(attributes)
+        if self.record is None and not self.told:
+            return given
         if self.record is not None:
             name, kind, fields = self.record
             given[name] = kind(**{field: given.pop(field) for field in fields & given.keys()})

@@ -125,12 +125,10 @@ def _call(
     if len(tensors) > most and not signature.variadic:
         raise Decline(f"{len(tensors)} inputs; the kernel takes {signature.required} to {most}")
     attributes = dict(node.attributes)
-    unknown = (
-        () if attributes.keys() <= signature.attributes.keys() else attributes.keys() - signature.attributes.keys()
-    )
-    for name in sorted(unknown):
-        if not _at_default(name, attributes.pop(name), definition, node):
-            raise Decline(f"attribute {name!r} is not supported")
+    if not attributes.keys() <= signature.attributes.keys():
+        for name in sorted(attributes.keys() - signature.attributes.keys()):
+            if not _at_default(name, attributes.pop(name), definition, node):
+                raise Decline(f"attribute {name!r} is not supported")
     for name in signature.required_attributes:
         if name not in attributes:
             raise InvalidNode(f"attribute {name!r} is missing")
