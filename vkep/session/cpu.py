@@ -79,10 +79,7 @@ class CpuRunner:
             try:
                 return make(self._model(feeds), list(self.step.outputs))
             except Exception as error:
-                text = str(error)
-                if "Exception during initialization" in text and "not supported" not in text:  # an attribute's value
-                    raise InvalidInputError(f"on the CPU ({engine}), {self._nodes()}: {text.strip()}") from error
-                if _SHAPES in text:  # of unknown sizes; is it of these?
+                if _SHAPES in str(error):  # of unknown sizes; is it of these?
                     try:
                         make(self._model(feeds, sizes=True), list(self.step.outputs))
                     except Exception as refused:
