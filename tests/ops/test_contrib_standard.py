@@ -46,6 +46,13 @@ def test_range(delta: int | None, dtype: Any) -> None:
     check("Range", inputs, constants=[n for n, v in inputs.items() if v is not None], **MS)
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+def test_pad(mode: str) -> None:
+    for pads in ([1, 0, 2, 1], [[0, 2, -1, 0]]):
+        inputs = {"x": _normal(4, 5), "pads": np.array(pads, np.int64), "v": np.array([1.5], np.float32)}
+        check("Pad", inputs, constants=["pads", "v"], mode=mode, **MS)
+
+
 def test_gather_nd() -> None:
     check("GatherND", {"x": _normal(2, 3, 4), "i": np.array([[0, 2], [-1, 1]], np.int64)}, **MS)
 

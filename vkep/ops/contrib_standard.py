@@ -18,7 +18,7 @@ from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT
 from vkep.ops.contrib_quantized import real
-from vkep.ops.gather import gather_nd_11
+from vkep.ops.gather import gather_nd_11, pad
 from vkep.ops.generators import range_, trilu
 from vkep.ops.movement import concat, slice_
 from vkep.ops.normalization import softmax_over
@@ -35,6 +35,11 @@ _QUANTIZED = {"x x_zero_point y_zero_point": _BYTES, "x_scale y_scale": _REAL}
 operator("Trilu", domain=MICROSOFT, types={"x": every("Trilu"), "k": ("int64",)})(trilu)
 operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND"), "indices": INDICES})(gather_nd_11)
 operator("GridSample", domain=MICROSOFT, types={"x": SINGLE, "grid": SINGLE})(grid_sample_16)
+
+
+@operator("Pad", domain=MICROSOFT, types={"data value": every("Pad"), "pads": ("int64",)})
+def pad_(b: Builder, data: Tensor, pads: Tensor, value: Tensor | None = None, *, mode: str = "constant") -> Tensor:
+    return pad(b, data, b.reshape(pads, [pads.size]), value, mode=mode)
 
 
 @operator("Range", domain=MICROSOFT, types={"start limit delta": ARITHMETIC})
