@@ -11,7 +11,7 @@ from dataclasses import replace
 from vkep.dtypes import DType
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
-from vkep.ir.builder import Builder, NeedsValue
+from vkep.ir.builder import LARGEST, Builder, NeedsValue
 from vkep.ir.tensor import Tensor
 from vkep.ops import registry
 from vkep.placement.functions import has_body, lower_function
@@ -90,6 +90,9 @@ def _declared(
             raise Decline(f"input {position} is {dtype}; the kernels take {', '.join(allowed)}")
     results = _call(definition, node, b, list(arguments))
     b.check_storage(results)
+    for tensor in results:  # also a view, which a plan may have to write out
+        if tensor.size >= LARGEST:
+            raise Decline(f"a result of shape {tensor.shape}; the kernels take 0 to 2**31 - 1 elements")
     return results
 
 
