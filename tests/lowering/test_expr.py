@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
@@ -17,7 +18,7 @@ FLOAT, HALF, INT64, BOOL = (DTYPES[n] for n in ("float32", "float16", "int64", "
 
 @pytest.fixture
 def b() -> Builder:
-    return Builder(caps=None)  # type: ignore[arg-type]
+    return Builder(DeviceCapabilities.for_tests())
 
 
 def _generate(expr: ex.Expr) -> ex.Code:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.builder import Builder
@@ -158,7 +159,7 @@ def test_what_cannot_be_said() -> None:
 @given(views())
 def test_a_dense_copy_of_a_constant_is_folded(pair: tuple[Tensor, np.ndarray]) -> None:
     tensor, array = pair
-    builder = Builder(caps=None)  # type: ignore[arg-type]
+    builder = Builder(DeviceCapabilities.for_tests())
     dense = builder.contiguous(tensor)
     assert dense.is_contiguous and not builder.ops
     np.testing.assert_array_equal(dense.array, array)  # type: ignore[arg-type]
