@@ -103,4 +103,4 @@ def _takes(problem: Col2ImProblem, caps: DeviceCapabilities) -> str:
     return f"windows over {axes} axes; the kernel takes up to {_SPATIAL}" if axes > _SPATIAL else ""
 
 
-implement(Col2ImProblem, Candidate("windows added up", _col2im, when=_takes, epilogue=True))
+implement(Col2ImProblem, Candidate("windows added up", _col2im, when=_takes))

@@ -177,8 +177,8 @@ def _tiled(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
 
 implement(
     MatMulProblem,
-    Candidate("subgroup", _subgroup, when=_no_subgroup, epilogue=True),
-    Candidate("rows", matmul_rows, when=no_product_of_rows, epilogue=True),
-    Candidate("cooperative", matmul_cooperative, when=no_cooperative_product, epilogue=True),
-    Candidate("tiled", _tiled, when=_no_tiles, epilogue=True),
+    Candidate("subgroup", _subgroup, when=_no_subgroup),
+    Candidate("rows", matmul_rows, when=no_product_of_rows),
+    Candidate("cooperative", matmul_cooperative, when=no_cooperative_product),
+    Candidate("tiled", _tiled, when=_no_tiles),
 )

@@ -72,8 +72,8 @@ P = TypeVar("P", bound="Problem")
 class Problem:
     """Base of all problems: frozen dataclasses that implement `needs` and `makes`."""
 
-    #: the output axis that is an epilogue's ``row`` (the axes after it, flattened, are its ``col``), where some candidate
-    #: passes its result through an epilogue
+    #: the output axis that is an epilogue's ``row`` (the axes after it, flattened, are its ``col``), where every candidate
+    #: passes its result through one
     row_axis: ClassVar[int | None] = None
     #: the output may be a view whose stride before ``row_axis`` is not dense
     strided_output: ClassVar[bool] = False

@@ -96,7 +96,6 @@ class Candidate(Generic[P]):
             not known yet.
         worth: where it takes a problem, why a later one is expected to be faster. `vkep tune` may know better, by the
             candidate's name and the problem's key.
-        epilogue: whether its result may pass through a fused expression.
         layout: how its images lie in memory: "nchw" or "nhwc".
     """
 
@@ -104,7 +103,6 @@ class Candidate(Generic[P]):
     emit: Callable[[P, Emission], list[KernelCall]]
     when: When = always
     worth: When = always
-    epilogue: bool = False
     layout: str = "nchw"
 
 
