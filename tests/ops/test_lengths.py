@@ -25,6 +25,7 @@ def i(*values: Any, dtype: str = "int32") -> Array:
 
 
 TOKEN = (f(2, 1, 16), f(2, 1, 16), f(2, 1, 16), f(2, 2, 8, 8), f(2, 2, 8, 8), i(3, 5), i(6))
+TOKENS = (f(1, 3, 16), f(1, 3, 16), f(1, 3, 16), f(1, 2, 8, 8), f(1, 2, 8, 8), i(5), i(6))
 PROMPT = (f(2, 4, 16), f(2, 4, 16), f(2, 4, 16), None, None, i(3, 3), i(4))
 GROUPED = {"domain": MICROSOFT, "num_heads": 2, "kv_num_heads": 2}
 
@@ -40,6 +41,8 @@ CASES: list[Case] = [
     ("GroupQueryAttention", TOKEN, 5, [i(0, 7), i(6, 3)], [i(8, 3), i(-1, 3)], GROUPED, r"seqlens_k is outside \[0, 7\]"),
     ("GroupQueryAttention", TOKEN, 6, [i(1)], [i(0), i(-1)], GROUPED, "total_sequence_length is outside"),
     ("GroupQueryAttention", TOKEN, 6, [], [i(21)], GROUPED, "total_sequence_length is 21, the past holds 8 keys"),
+    ("GroupQueryAttention", TOKENS, 5, [i(2), i(7)], [i(1)], GROUPED, "seqlens_k is too small for 3 new tokens"),
+    ("GroupQueryAttention", PROMPT, 6, [], [i(0), i(-1)], GROUPED, "total_sequence_length is"),
     ("GroupQueryAttention", PROMPT, 5, [], [i(4, 3), i(3, -1)], GROUPED, r"seqlens_k is outside \[0, 3\]"),
     ("LSTM", recurrent(4), 4, [i(0, 4)], [i(1, 5), i(-1, 2)], {"hidden_size": 5}, r"sequence_lens is outside \[0, 4\]"),
     ("GRU", recurrent(3), 4, [i(0, 4)], [i(1, 5), i(-1, 2)], {"hidden_size": 5}, r"sequence_lens is outside \[0, 4\]"),

@@ -223,6 +223,8 @@ def group_query_attention(
         b.expect(f"{name} by head", t, (batch, kv_num_heads, length, q.shape[3] if t is k else v.shape[3]))
     room = past_key.shape[2] if past_key is not None else 0
     used = _used(b, total_sequence_length, room)
+    if used < 1:
+        b.invalid(f"total_sequence_length is {used}, expected 1 or more")
     if used > room + length:
         b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {length} new ones")
     # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
@@ -235,7 +237,10 @@ def group_query_attention(
         first = b.full((batch,), 0, _INT32)
     else:
         total = b.reshape(total_sequence_length, (1,))
-        first = b.pointwise("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
+        position = b.expr("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
+        reason = f"seqlens_k is too small for {length} new tokens"
+        position = position if length == 1 else b.require(position, "({0} >= 0)", reason)
+        first = b.store(position, _INT32, shape=(batch,))
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             b.invalid("do_rotary without tables of cos and sin")
