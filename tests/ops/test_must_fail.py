@@ -60,6 +60,13 @@ CASES: dict[str, tuple[Any, ...]] = {
     "tile": ("Tile", [f(2, 3), i64(2)], {}, 21),
     "tile by a matrix": ("Tile", [f(2, 3), i64(2, 1).reshape(1, 2)], {}, 21),
     "expand": ("Expand", [f(2, 3), i64(2, 2)], {}, 21),
+    "rotary table of half a head": (
+        "RotaryEmbedding",
+        [f(1, 2, 3, 8), i64(0, 1, 2).reshape(1, 3), f(5, 2), f(5, 2)],
+        {},
+        1,
+        MICROSOFT,
+    ),
     "depth to space": ("DepthToSpace", [f(1, 6, 2, 2)], {"blocksize": 2}, 21),
     "flatten": ("Flatten", [f(2, 3)], {"axis": 3}, 21),
     "softmax axis": ("Softmax", [f(2, 3)], {"axis": 2}, 21),

@@ -55,6 +55,8 @@ def rotary_embedding(
         width = rotary_embedding_dim or 2 * cos_cache.shape[-1]
         size = x.shape[2] // num_heads if num_heads else width
         x = split_heads(b, x, x.shape[2] // size)
+    elif not rotary_embedding_dim:
+        b.expect("cos_cache", cos_cache, (*cos_cache.shape[:1], x.shape[-1] // 2))
     batch, length = x.shape[0], x.shape[2]
     if position_ids.size == 1 and (batch, length) != (1, 1):  # the first position of every sequence
         steps = b.constant(np.arange(length, dtype=np.int64)).view((1, length), (0, 1))
