@@ -137,10 +137,12 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
     source, target = np.ones(2400, np.uint8), np.zeros(2400, np.uint8)
     shared = host_copy._SharedCopy(target, source)
     writing, caller, copyto, done = threading.Semaphore(0), threading.get_ident(), np.copyto, []
+    begun: list[bool] = []
 
     def slow(to: Any, data: Any) -> None:
         if threading.get_ident() == caller:
-            assert writing.acquire(timeout=20)
+            assert begun or writing.acquire(timeout=20)  # a helper is at it when the caller begins
+            begun.append(True)
         else:
             writing.release()
             time.sleep(0.05)

@@ -346,4 +346,6 @@ def test_grid_sample(mode: str, data: st.DataObject) -> None:
     model = model_of(
         "GridSample", values, outputs=("y",), opset=20, mode=mode, padding_mode=padding, align_corners=align
     )
-    np.testing.assert_allclose(on_vulkan(model, values)[0], by_reference(model, values)[0], rtol=1e-3, atol=1e-3)
+    # beyond the border PyTorch and ONNX Runtime clamp each of cubic's taps, onnx's reference the place itself
+    expected = by_onnxruntime if mode == "cubic" and padding == "border" else by_reference
+    np.testing.assert_allclose(on_vulkan(model, values)[0], expected(model, values)[0], rtol=1e-3, atol=1e-3)

@@ -39,12 +39,21 @@ def test_every_declaration_names_an_existing_file() -> None:
 
 
 def test_two_declarations_of_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "again_one.py").write_text('from vkep.kernels.kernel import Kernel\nA = Kernel("again.comp", ())\n')
+    (tmp_path / "again_one.py").write_text(
+        'from vkep.kernels.kernel import Kernel\nA = Kernel("again.comp", (), reach=lambda call: {})\n'
+    )
     (tmp_path / "again_two.py").write_text("from vkep.kernels.again_one import A\n")
     monkeypatch.setattr(vkep.kernels, "__path__", [*vkep.kernels.__path__, str(tmp_path)])
     assert "again.comp" in [kernel.source for kernel in all_kernels.__wrapped__()]  # an import is no second one
     (tmp_path / "again_three.py").write_text((tmp_path / "again_one.py").read_text())
     with pytest.raises(ValueError, match=r"again\.comp is declared twice: as .*again_one\.A and as .*again_three\.A"):
+        all_kernels.__wrapped__()
+
+
+def test_a_kernel_without_a_reach_does_not_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "boundless.py").write_text('from vkep.kernels.kernel import Kernel\nA = Kernel("boundless.comp", ())\n')
+    monkeypatch.setattr(vkep.kernels, "__path__", [*vkep.kernels.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match=r"boundless\.comp: .*boundless\.A does not state its reach"):
         all_kernels.__wrapped__()
 
 

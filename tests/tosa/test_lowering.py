@@ -124,7 +124,7 @@ def test_every_declaration_names_an_operator_of_onnx() -> None:
     for operator in declared():
         schema = onnx.defs.get_schema(operator.op_type, 30, operator.domain)
         assert operator.since <= schema.since_version or operator.until is not None
-        unknown = set(operator.attributes) - {a for v in _history(operator.op_type) for a in v.attributes}
+        unknown = set(operator.signature.attributes) - {a for v in _history(operator.op_type) for a in v.attributes}
         assert not unknown, f"{operator.op_type}: {unknown}"
 
 

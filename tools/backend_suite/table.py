@@ -35,6 +35,9 @@ or its reference evaluator.
 |---|---|---|
 {differences}
 
+GridSample in cubic mode with border padding is as PyTorch and ONNX Runtime have it: each tap is clamped to the image. ONNX's
+reference evaluator clamps the place itself.
+
 ## By operator
 Cases of the node suite whose model holds one operator; the last column says why a case is not wholly on Vulkan, with
 the number of cases.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from pathlib import Path
+import sys
 
 from vkep.kernels.kernel import Kernel
 
@@ -18,7 +18,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     which bytes it may touch.
     """
     found: dict[str, tuple[Kernel, str]] = {}
-    for module_info in pkgutil.walk_packages([str(Path(__file__).parent)], prefix=f"{__package__}."):
+    for module_info in pkgutil.walk_packages(sys.modules[__package__].__path__, prefix=f"{__package__}."):
         module = importlib.import_module(module_info.name)
         for name, value in vars(module).items():
             if not isinstance(value, Kernel):
