@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
-from vkep.ir.builder import LARGEST, Builder
+from vkep.ir.builder import LARGEST, Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.guards import RoundedCapacity
 from vkep.ir.tensor import Tensor
@@ -239,10 +239,10 @@ def group_query_attention(
         first = b.full((batch,), 0, _INT32)
     else:
         total = b.reshape(total_sequence_length, (1,))
-        position = b.expr("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
-        reason = f"seqlens_k is too small for {length} new tokens"
-        position = position if length == 1 else b.require(position, "({0} >= 0)", reason)
-        first = b.store(position, _INT32, shape=(batch,))
+        position: Operand = b.expr("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
+        if length > 1:
+            position = b.require(position, "({0} >= 0)", f"seqlens_k is too small for {length} new tokens")
+        first = b.pointwise("same", position, dtype=_INT32, shape=(batch,))
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             b.invalid("do_rotary without tables of cos and sin")
