@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.errors import Decline
 from vkep.graph.windows import Window
 from vkep.kernels.gather import COPY, copy
-from vkep.kernels.launch import element_count, grid, lanes, row_vectors, share_columns, unit_for
+from vkep.kernels.launch import grid, lanes, row_vectors, share_columns, unit_for
 from vkep.kernels.norm import LP_NORM, LRN, NORM, LayerNormProblem
 from vkep.kernels.pool import POOL, PoolProblem
 from vkep.kernels.reduce import REDUCE, REDUCE_OPS, ReduceProblem
-from vkep.kernels.select import Emission, bind, candidates, emit
+from vkep.kernels.select import Emission, bind, candidates, choose, emit
 from vkep.kernels.softmax import SOFTMAX, SoftmaxProblem
 
 DEVICES = st.builds(
@@ -118,12 +119,11 @@ def test_row_vectors_need_whole_groups_and_aligned_addresses() -> None:
         assert row_vectors(*args) == {}
 
 
-def test_element_count_refuses_what_32_bit_indices_cannot_reach() -> None:
-    assert element_count("x", 2**15, 2**15) == 2**30
-    with pytest.raises(ValueError, match="x: 2147483648 elements"):
-        element_count("x", 2**15, 2**16)
-    with pytest.raises(ValueError, match="no negative dimension"):
-        element_count("x", -1, 5)
+def test_operands_that_32_bit_indices_cannot_reach_are_declined() -> None:
+    caps = DeviceCapabilities.for_tests()
+    assert choose(SoftmaxProblem(2**15, 2**15, 1, "float32"), caps).candidate.name
+    with pytest.raises(Decline, match="x has 2147483648 elements"):
+        choose(SoftmaxProblem(2**15, 2**16, 1, "float32"), caps)
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "discrete"])

@@ -11,7 +11,6 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
-from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
@@ -131,16 +130,6 @@ def grid(groups: int, z: int = 1) -> tuple[int, int, int]:
     if y > MAX_GRID_AXIS:
         raise ValueError(f"kernels: {groups} workgroups are more than one dispatch can hold ({MAX_GRID_AXIS}**2)")
     return ceil_div(groups, max(y, 1)), max(y, 1), z
-
-
-def element_count(what: str, *shape: int) -> int:
-    """Number of elements of a tensor; `ValueError` for a negative dimension or more than 32-bit indices reach."""
-    if any(d < 0 for d in shape):
-        raise ValueError(f"{what}: shape is {shape}, expected no negative dimension")
-    total = math.prod(shape)
-    if total >= LIMIT:
-        raise ValueError(f"{what}: {total} elements of shape {shape}, expected fewer than 2**31: split the tensor")
-    return total
 
 
 def numbered(prefix: str, values: Sequence[int], rest: int) -> dict[str, int]:
