@@ -5,11 +5,15 @@ Several processes may use one folder: an entry is written to a temporary file an
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import re
+import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -24,6 +28,8 @@ _log = logging.getLogger(__name__)
 _MAGIC = b"VKEPSPV1"
 _HEADER = len(_MAGIC) + 8 + 32  # magic, length of the content, its SHA-256
 _TEMPORARY, _ABANDONED_S = ".writing-", 3600  # a file that is being written, and when its writer must be dead
+#: permission bits by which others than the owner may write
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 #: folders that could not be written and were reported: each session has cache objects of its own
 _reported: set[Path] = set()
@@ -34,6 +40,54 @@ def cache_root() -> Path:
     """Folder of vkep's caches: ``$VKEP_CACHE_DIR``, or the user's cache folder of the platform."""
     chosen = os.environ.get("VKEP_CACHE_DIR")
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("vkep", appauthor=False))
+
+
+def code_folder(*parts: str) -> Path:
+    """A folder below the cache for what is loaded or run as code: no other user may write to it.
+
+    Write permission of others is taken away. Where a folder on the way is another user's, a private folder that ends with the
+    process stands for it, with a warning. Raises no `OSError`: whoever writes to the folder meets that.
+    """
+    root = cache_root()
+    folder = root.joinpath(*parts)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder, *folder.parents):
+            if not _belongs_to_this_user(path):
+                return _private_folder(path).joinpath(*parts)
+            _keep_others_out(path)
+            if path == root:
+                break
+    return folder
+
+
+def is_trusted(path: Path) -> bool:
+    """Whether a file is there that this user (or root) wrote and no other may write."""
+    try:
+        mode = path.stat().st_mode
+        return _belongs_to_this_user(path) and (os.name == "nt" or not mode & _OTHERS_WRITE)
+    except OSError:
+        return False
+
+
+def _belongs_to_this_user(path: Path) -> bool:
+    return os.name == "nt" or path.stat().st_uid in (os.getuid(), 0)
+
+
+def _keep_others_out(path: Path) -> None:
+    mode = path.stat().st_mode
+    if os.name != "nt" and mode & _OTHERS_WRITE and path.stat().st_uid == os.getuid():
+        path.chmod(mode & ~_OTHERS_WRITE)
+
+
+@functools.cache
+def _private_folder(instead_of: Path) -> Path:
+    _log.warning(
+        "%s belongs to another user: code is not loaded from it, but compiled anew in each process", instead_of
+    )
+    folder = Path(tempfile.mkdtemp(prefix="vkep-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def write_atomically(

@@ -23,7 +23,7 @@ from types import ModuleType
 
 import cffi
 
-from vkep.cache import cache_root
+from vkep.cache import code_folder, is_trusted
 from vkep.errors import VkepError
 from vkep.ort.compile_library import LIBRARY_VARIABLE, MODULE, LibraryError, compile_to, sources
 from vkep.ort.embedding import build_embedded
@@ -54,8 +54,8 @@ def build(folder: str | os.PathLike[str] | None = None) -> Path:
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     key = f"{sys.version}|{suffix}|{cffi.__version__}|{declarations}|{source}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-    target = (Path(folder) if folder is not None else cache_root() / "ort" / digest) / f"{MODULE}{suffix}"
-    if os.path.isfile(target) and folder is None:
+    target = (Path(folder) if folder is not None else code_folder("ort", digest)) / f"{MODULE}{suffix}"
+    if folder is None and is_trusted(target):
         return target
     compile_to(target, declarations, source)
     return target

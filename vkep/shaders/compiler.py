@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from vkep.cache import cache_root, write_atomically
+from vkep.cache import code_folder, is_trusted, write_atomically
 from vkep.shaders.errors import (
     CompilerNotFoundError,
     Diagnostic,
@@ -227,8 +227,8 @@ def _scenario_runner() -> Path | None:
 def _executable_copy(path: Path) -> Path:
     """A runnable copy in the cache: some installers drop the execute bit, and site-packages may be read-only."""
     data = path.read_bytes()
-    copy = cache_root() / "tools" / hashlib.sha256(data).hexdigest()[:16] / path.name
-    if not (copy.is_file() and os.access(copy, os.X_OK)):
+    copy = code_folder("tools", hashlib.sha256(data).hexdigest()[:16]) / path.name
+    if not (is_trusted(copy) and os.access(copy, os.X_OK)):
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(copy, data, mode=0o755)
     return copy

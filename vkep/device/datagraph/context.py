@@ -12,7 +12,7 @@ from gpu_shared.device import Selector
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
 from gpu_shared.layers import EMULATION_LAYERS, LayersMissing, emulation_layers
-from vkep.cache import cache_root
+from vkep.cache import code_folder
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def graph_support(device: Selector = None) -> GraphSupport:
     if _has_graphs(chosen.extensions):
         return GraphSupport("driver")
     try:
-        layers = emulation_layers(cache_root() / "layers")
+        layers = emulation_layers(code_folder("layers"))
     except (LayersMissing, OSError) as error:
         return GraphSupport(
             "none", f"{chosen.name} has no {', '.join(arm_abi.EXTENSIONS)}, and the layers that emulate them: {error}"
