@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 PRELUDE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 import gc, os, sys
 import numpy as np, onnxruntime
 import vkep.ort
