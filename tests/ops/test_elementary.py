@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from tests.ops.cases import model_of, on_vulkan
 from vkep import InferenceSession
 
 Open = Callable[..., InferenceSession]
@@ -405,3 +406,12 @@ def test_pools(open_session: Open, rng: np.random.Generator, op: str, attributes
 def test_global_pools(open_session: Open, rng: np.random.Generator, op: str) -> None:
     _check(open_session, op, [_normal(rng, (2, 3, 5, 7), np.float32)])
     _check(open_session, op, [_normal(rng, (1, 2, 1, 1), np.float16)])
+
+
+def test_a_function_body_that_mixes_float_types_is_lowered() -> None:
+    """MeanVarianceNormalization's has float32 constants whatever the input's type is."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float16)
+    [got] = on_vulkan(model_of("MeanVarianceNormalization", {"x": x}), {"x": x})
+    wide = x.astype(np.float64)
+    expected = (wide - wide.mean((0, 2, 3), keepdims=True)) / (wide.std((0, 2, 3), keepdims=True) + 1e-9)
+    np.testing.assert_allclose(got, expected, rtol=5e-3, atol=5e-3)

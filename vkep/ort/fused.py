@@ -138,22 +138,32 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._scratch: list[_Scratch] = []
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
-        if all(n in declared and declared[n].is_static for n in self._names):
-            infos = [declared[n] for n in self._names]
-            numbers = [n for info in infos for n in (info.elem_type, len(info.shape or ()), *(info.shape or ()))]
-            key = np.array(numbers, np.int64).tobytes()
-            with self.planned.use_key(key, lambda: self._make(key, program)) as executable:
-                later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
-            if not later:
-                done = executable.program
-                executable.program = Program((), {}, done.placements, done.outputs)  # lets the weights go
-                self.planned.seal()
-        else:
-            later = True
+        later = True
+        # a tensor of a rank that ONNX Runtime does not know is declared as a scalar: what breaks then is planned at a run
+        with contextlib.suppress(InvalidInputError):
+            later = self._planned_ahead(declared, program, shapes_hold)
         for weight in graph.weights.values():
             if isinstance(weight, OrtWeight):
                 weight.detach(keep=later)
         super().__init__()  # last: from here on ONNX Runtime holds it
+
+    def _planned_ahead(self, declared: Mapping[str, ValueInfo], program: Program | None, shapes_hold: bool) -> bool:
+        """Plan for the declared shapes, where all are static; whether a run may still need another plan.
+
+        Raises `InvalidInputError` where a node does not allow these shapes.
+        """
+        if not all(n in declared and declared[n].is_static for n in self._names):
+            return True
+        infos = [declared[n] for n in self._names]
+        numbers = [n for info in infos for n in (info.elem_type, len(info.shape or ()), *(info.shape or ()))]
+        key = np.array(numbers, np.int64).tobytes()
+        with self.planned.use_key(key, lambda: self._make(key, program)) as executable:
+            later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
+        if not later:
+            done = executable.program
+            executable.program = Program((), {}, done.placements, done.outputs)  # lets the weights go
+            self.planned.seal()
+        return later
 
     # ---- ONNX Runtime's members
 

@@ -27,12 +27,12 @@ def check_known(node: Node) -> None:
 
 
 def lower_node(
-    b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int]
+    b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int], in_body: bool = False
 ) -> Sequence[Tensor]:
     """The node's results; its operations are added to the builder. Raises `Decline`, `InvalidNode`.
 
     A declaration that declines is followed by the function body, where there is one; the reason told is the
-    declaration's.
+    declaration's. ``in_body``: the node is one of a function body.
     """
     definition = registry.find(node)
     if definition is None:
@@ -41,7 +41,7 @@ def lower_node(
     if definition is not None:
         operations = len(b.ops)
         try:
-            return _declared(b, node, arguments, definition)
+            return _declared(b, node, arguments, definition, in_body)
         except (NeedsValue, InvalidNode):
             raise
         except Decline as decline:
@@ -55,7 +55,7 @@ def lower_node(
     def inner(part: Node, inputs: Sequence[Tensor | None], versions: Mapping[str, int]) -> Sequence[Tensor]:
         b.node = replace(part, name=outer.name if outer is not None else part.name)
         try:
-            return lower_node(b, part, inputs, versions)
+            return lower_node(b, part, inputs, versions, in_body=True)
         finally:
             b.node = outer
 
@@ -70,7 +70,7 @@ def lower_node(
 
 
 def _declared(
-    b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef
+    b: Builder, node: Node, arguments: Sequence[Tensor | None], definition: registry.OperatorDef, in_body: bool
 ) -> Sequence[Tensor]:
     signature = definition.signature
     bound: dict[str, DType] = {}
@@ -83,7 +83,8 @@ def _declared(
         dtype = tensor.dtype
         if exact and exact != f"tensor({dtype.onnx_name})":
             raise InvalidNode(f"input {position} is {dtype}, expected {exact}")
-        if constraint and bound.setdefault(constraint, dtype) is not dtype:
+        # some of ONNX's function bodies mix float32 constants with other floats
+        if constraint and not in_body and bound.setdefault(constraint, dtype) is not dtype:
             other = bound[constraint]
             raise InvalidNode(f"input {position} is {dtype}, another one {other}: both must be of one type")
         if allowed is not None and dtype.name not in allowed:
