@@ -12,7 +12,8 @@ import onnx
 import pytest
 
 from tests.session.models import model
-from vkep import InferenceSession, InvalidInputError
+from vkep import DeviceTensor, InferenceSession, InvalidInputError
+from vkep.session.submit_batch import SubmitBatch
 
 Open = Callable[..., InferenceSession]
 Feeds = Mapping[str, np.ndarray]
@@ -222,3 +223,25 @@ def test_saved_plans_keep_their_faults(open_session: Open, tmp_path: Path) -> No
                 continue
             check(session, {"x": X, "d": GOOD}, {"d": BAD}, "Div 'n1'")
             session.close()
+
+
+def test_a_failed_run_leaves_no_mark_on_what_the_next_one_overwrites(open_session: Open) -> None:
+    """Regions of one submit: the second reads a tensor of which the first run's failure is known when it is staged."""
+    gather = open_session(model("g (float[4] x, int64[3] i) => (float[3] y) { y = Gather(x, i) }"))
+    relu = open_session(model("g (float[3] y) => (float[3] z) { z = Relu(y) }"))
+    x, steps = floats(4), []
+    for session, feeds in ((gather, {"x": x, "i": ints(0, 1, 2)}), (relu, {"y": floats(3)})):
+        session.run(None, feeds)
+        with session._parts.graph.use(feeds) as executable:
+            steps.append(executable.sole_island)
+    delegate = gather._parts.delegate
+    batch = SubmitBatch(delegate, steps)
+    shared = DeviceTensor.from_numpy(delegate, np.zeros(3, np.float32))
+    for indices, right in ((ints(0, 1, 2), True), (ints(0, 1, 99), False), (ints(3, 2, 1), True)):
+        values = {"x": x, "i": indices}
+        if right:
+            batch.run(values, {"y": shared})
+            np.testing.assert_array_equal(values["z"], x[indices])
+        else:
+            with pytest.raises(InvalidInputError, match="an index is outside"):
+                batch.run(values, {"y": shared})

@@ -47,16 +47,16 @@ class _HostPorts:
             if staging is not None:
                 self.staging = staging.alloc(self.size)
             mapped = (self.staging or self.block).mapped
+            assert mapped is not None, "unified memory and staging are mapped"
+            raw = np.frombuffer(mapped, np.uint8)
+            self.views: list[Array] = [
+                raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
+                for p, offset in zip(ports, offsets, strict=True)
+            ]
         except BaseException:
             self.close()
             raise
-        assert mapped is not None, "unified memory and staging are mapped"
         self.addresses = [self.block.address + offset for offset in offsets]
-        raw = np.frombuffer(mapped, np.uint8)
-        self.views: list[Array] = [
-            raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
-            for p, offset in zip(ports, offsets, strict=True)
-        ]
         self._results = delegate.results
 
     def result(self, k: int) -> Array:
@@ -248,7 +248,7 @@ class RecordedPlan:
         """Make a run ready; returns the key of its command buffers (`buffers`). `submitted` follows. Raises
         `InvalidInputError` where an input comes from a run that failed.
         """
-        refuse_failed(inputs)
+        refuse_failed(inputs, outputs)
         self._wait()
         self._reading = [tensor for tensor in inputs if isinstance(tensor, DeviceTensor)]
         addresses = [0] * len(self.plan.ports)

@@ -145,13 +145,19 @@ def on_host(value: Any) -> Any:
     return value.numpy() if isinstance(value, DeviceTensor) else value
 
 
-def refuse_failed(values: Iterable[Any]) -> None:
-    """Raise `InvalidInputError` where a device tensor among ``values`` is known to come from a run that failed."""
-    for value in values:
+def refuse_failed(inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
+    """Raise `InvalidInputError` where a device tensor among ``inputs`` is known to come from a run that failed.
+
+    What is known of ``outputs`` is forgotten, as the run writes them: a region that follows in one submit may read them.
+    """
+    for value in inputs:
         if isinstance(value, DeviceTensor):
             for check in value.checks:
                 if check.reason:
                     check.verify()
+    for target in outputs:
+        if isinstance(target, DeviceTensor) and target.checks:
+            target.checks[:] = [check for check in target.checks if not check.reason]
 
 
 def open_checks(values: Iterable[Any]) -> list[RunCheck]:
@@ -159,7 +165,9 @@ def open_checks(values: Iterable[Any]) -> list[RunCheck]:
     found: dict[RunCheck, None] = {}
     for value in values:
         if isinstance(value, DeviceTensor) and value.checks:
-            found |= dict.fromkeys(c for c in value.checks if c.reason or c.word is not None)
+            found |= dict.fromkeys(
+                c for c in value.checks if c.word is not None or c.reason
+            )  # in this order: another thread sets the reason first
     return list(found)
 
 

@@ -124,6 +124,15 @@ class Builder:
             raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected one axis")
         return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
 
+    def rollback(self, count: int) -> None:
+        """Forget the operations after the first ``count``, and what later nodes would share of them."""
+        gone = self.ops[count:]
+        if gone:
+            del self.ops[count:]
+            storages = {t.storage for op in gone for t in op.outputs}
+            self._ranges = {key: check for key, check in self._ranges.items() if check.out.storage not in storages}
+            self._lain = {key: copy for key, copy in self._lain.items() if copy.storage not in storages}
+
     def expect_range(self, name: str, values: Tensor | None, low: int, high: int) -> None:
         """Integers of an input, where it is there, from ``low`` to ``high``: `InvalidNode` for known ones that are not, and for
         those of a run `InvalidInputError`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vkep.ir.tensor import Tensor
 from vkep.kernels.epilogue import Epilogue
@@ -18,6 +19,8 @@ Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], l
 @dataclass(frozen=True)
 class CustomProblem(Problem):
     """What ``emit`` computes. The operands are what the operator's function passes: its kernels stay within these views."""
+
+    recurs: ClassVar[bool] = False
 
     inputs: tuple[Need, ...]
     outputs: tuple[Need, ...]

@@ -72,6 +72,8 @@ P = TypeVar("P", bound="Problem")
 class Problem:
     """Base of all problems: frozen dataclasses that implement `needs` and `makes`."""
 
+    #: equal problems come again, and what was decided for one is kept
+    recurs: ClassVar[bool] = True
     #: the output axis that is an epilogue's ``row`` (the axes after it, flattened, are its ``col``), where every candidate
     #: passes its result through one
     row_axis: ClassVar[int | None] = None

@@ -150,7 +150,8 @@ def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Ch
     for operands of more elements than kernels count.
     """
     turned_down: list[tuple[str, str]] = []
-    for candidate, refused in _asked(problem, caps):
+    asked = _asked if problem.recurs else _asked.__wrapped__
+    for candidate, refused in asked(problem, caps):
         reason = refused or _not_worth(candidate, problem, caps, tuned)
         if not reason:
             return Choice(candidate, tuple(turned_down))

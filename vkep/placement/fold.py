@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from vkep import dtypes
-from vkep.errors import VkepError
+from vkep.errors import Decline, VkepError
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.graph.windows import slice_span
@@ -69,7 +69,7 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
     """The node's outputs; None for an absent one. Raises `FoldError`."""
     try:
         quick = _quick(node, inputs)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError, Decline) as error:
         raise FoldError(f"{node.title}: {error}") from error
     if quick is not None:
         return [quick]

@@ -47,7 +47,7 @@ def lower_node(
         except Decline as decline:
             if not has_body(node):
                 raise
-            del b.ops[operations:]
+            b.rollback(operations)
             declined = decline
 
     outer = b.node

@@ -270,7 +270,8 @@ class _Partitioner:
             if isinstance(decline, NeedsValue) and not decline.names:
                 pairs = zip(node.inputs, arguments, strict=True)
                 decline.names = tuple(n for n, t in pairs if t is not None and t.storage is decline.tensor.storage)
-            del builder.ops[ops:], island.ports[ports:]
+            builder.rollback(ops)
+            del island.ports[ports:]
             for name in list(island.tensors)[tensors:]:  # those that came in for this node
                 del island.tensors[name]
             raise

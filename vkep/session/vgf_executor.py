@@ -119,7 +119,7 @@ class VgfExecutor:
         inputs: list[GraphTensor] = [self._input(port, values[port.name], targets) for port in self.graph.inputs]
         outputs = [targets.get(port.name) or self._new(port) for port in self.graph.outputs]
         values.update(zip(self.outputs, outputs, strict=True))
-        refuse_failed(inputs)
+        refuse_failed(inputs, outputs)
         return [*inputs, *self._weights.tensors], outputs
 
     def _input(self, port: TosaPort, value: Any, targets: Mapping[str, Any]) -> DeviceTensor:
