@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NoReturn
@@ -61,12 +62,7 @@ class Builder:
         self.node: Node | None = None
         self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}  #: by what they check: layers share lengths
         self._lain: dict[tuple[object, ...], Tensor] = {}  #: copies with channels last, by what they copy
-
-        self._lacking = {
-            name: [f for f in needed if not caps.has(f)]
-            for name, needed in STORAGE_FEATURES.items()
-            if not caps.has(*needed)
-        }
+        self._lacking = _lacking(caps)
 
     # ---- declining
 
@@ -410,6 +406,13 @@ def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
         return broadcast_shapes(*shapes)
     except ValueError:
         raise InvalidNode(f"shapes {shapes} do not broadcast") from None
+
+
+@functools.lru_cache(64)  # each island, and each attention that is tried, has a builder
+def _lacking(caps: DeviceCapabilities) -> dict[str, list[str]]:
+    """By element type that kernels cannot load or store on a device, the features that it lacks for that."""
+    lacking = {name: [f for f in needed if not caps.has(f)] for name, needed in STORAGE_FEATURES.items()}
+    return {name: features for name, features in lacking.items() if features}
 
 
 def _opaque(dtype: DType) -> bool:
