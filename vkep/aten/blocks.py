@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from vkep.aten.builder import FLOAT, MICROSOFT, UINT8, GraphBuilder, Val
+from vkep.aten.builder import FLOAT, UINT8, GraphBuilder, Val
 from vkep.aten.indexing import taken
-from vkep.aten.int8 import cut
+from vkep.aten.int8 import cut, packed_product
 from vkep.aten.quantization import dequantized, per_token, quantized
 from vkep.aten.registry import aten
 
@@ -54,18 +54,7 @@ def linear4(b: GraphBuilder, x: Val, weights: Val, scales: Val, group_size: int,
             weights, "blocks", lambda a: a[:, : width // 2], (count, blocks, group_size // 2), weights.elem
         )
         rows = b.derived(scales, "rows", lambda a: a[:blocks, :count].T, (count, blocks), scales.elem)
-        out = b.op(
-            "MatMulNBits",
-            x,
-            codes,
-            b.cast(rows, x.elem),
-            domain=MICROSOFT,
-            K=width,
-            N=count,
-            bits=4,
-            block_size=group_size,
-            dims=[*x.dims[:-1], count],
-        )
+        out = packed_product(b, x, codes, b.cast(rows, x.elem), 4)
     else:
         matrix = b.cast(_matrix(b, weights, scales, width, group_size), x.elem)
         out = b.op("MatMul", x, b.transpose(matrix, (1, 0)), dims=[*x.dims[:-1], count])
@@ -110,18 +99,7 @@ def linear_qcs4w(b: GraphBuilder, x: Val, weight: Val, scales: Val) -> Val:
             weight, "swapped", lambda a: (a << 4 | a >> 4)[:, : width // 2], (count, blocks, size // 2), weight.elem
         )
         each = b.op("Expand", b.unsqueeze(rows, [1]), b.ints([count, blocks]), dims=(count, blocks))
-        return b.op(
-            "MatMulNBits",
-            x,
-            codes,
-            b.cast(each, x.elem),
-            domain=MICROSOFT,
-            K=width,
-            N=count,
-            bits=4,
-            block_size=size,
-            dims=[*x.dims[:-1], count],
-        )
+        return packed_product(b, x, codes, b.cast(each, x.elem), 4)
     matrix = _scaled(b, cut(b, codes4(b, weight, False), 1, width), b.unsqueeze(b.cast(rows, FLOAT), [1]), 1)
     return b.op("MatMul", x, b.transpose(b.cast(matrix, x.elem), (1, 0)), dims=[*x.dims[:-1], count])
 

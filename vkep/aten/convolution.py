@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vkep.aten.arguments import AveragePool, Convolution, MaxPool
 from vkep.aten.builder import INT64, GraphBuilder, Number, Size, Val
 from vkep.aten.pointwise import clipped
 from vkep.aten.registry import aten
@@ -17,53 +18,27 @@ def each(values: Sequence[int], count: int, default: int) -> list[int]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
-def convolved(
-    b: GraphBuilder,
-    x: Val,
-    weight: Val,
-    bias: Val | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Val:
+@aten("aten.convolution.default")
+def convolution(b: GraphBuilder, x: Val, weight: Val, bias: Val | None, how: Convolution) -> Val:
     """A convolution of any rank; the result's sizes are what the blob records."""
     spatial = weight.rank - 2
     single = x.rank == spatial + 1  # without a batch
     if single:
         x = b.unsqueeze(x, [0])
-    pads = each(padding, spatial, 0)
+    pads = each(how.padding, spatial, 0)
     attributes: dict[str, Any] = {
-        "strides": each(stride, spatial, 1),
+        "strides": each(how.stride, spatial, 1),
         "pads": [*pads, *pads],
-        "dilations": each(dilation, spatial, 1),
-        "group": groups,
+        "dilations": each(how.dilation, spatial, 1),
+        "group": how.groups,
     }
-    if transposed:
-        attributes["output_padding"] = each(output_padding, spatial, 0)
+    if how.transposed:
+        attributes["output_padding"] = each(how.output_padding, spatial, 0)
     weight, bias = b.cast(weight, x.elem), bias and b.cast(bias, x.elem)
-    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    channels = weight.shape[1] * how.groups if how.transposed else weight.shape[0]
     dims = [x.dims[0], channels, *([None] * spatial)]
-    out = b.op("ConvTranspose" if transposed else "Conv", x, weight, bias, dims=dims, **attributes)
+    out = b.op("ConvTranspose" if how.transposed else "Conv", x, weight, bias, dims=dims, **attributes)
     return b.squeeze(out, [0]) if single else out
-
-
-@aten("aten.convolution.default")
-def convolution(
-    b: GraphBuilder,
-    x: Val,
-    weight: Val,
-    bias: Val | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Val:
-    return convolved(b, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
 @aten("et_vk.conv_with_clamp.default")
@@ -72,16 +47,11 @@ def conv_with_clamp(
     x: Val,
     weight: Val,
     bias: Val | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    how: Convolution,
     output_min: Number | None,
     output_max: Number | None,
 ) -> Val:
-    out = convolved(b, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    out = convolution(b, x, weight, bias, how)
     if output_min == 0 and (output_max is None or output_max >= 3.4028234e38):
         return b.op("Relu", out)
     return clipped(b, out, output_min, output_max)
@@ -94,18 +64,9 @@ def _pooled(b: GraphBuilder, x: Val, count: int, op_type: str, kernel: Sequence[
 
 
 @aten("aten.avg_pool2d.default")
-def avg_pool2d(
-    b: GraphBuilder,
-    x: Val,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Val:
-    kernel, pads = each(kernel_size, 2, 1), each(padding, 2, 0)
-    if divisor_override is not None and ceil_mode:
+def avg_pool2d(b: GraphBuilder, x: Val, pool: AveragePool) -> Val:
+    kernel, pads, divisor = each(pool.kernel_size, 2, 1), each(pool.padding, 2, 0), pool.divisor_override
+    if divisor is not None and pool.ceil_mode:
         b.decline("divisor_override with ceil_mode")
     (out,) = _pooled(
         b,
@@ -113,56 +74,34 @@ def avg_pool2d(
         1,
         "AveragePool",
         kernel,
-        strides=each(stride, 2, 0) if stride else kernel,
+        strides=each(pool.stride, 2, 0) if pool.stride else kernel,
         pads=[*pads, *pads],
-        ceil_mode=int(ceil_mode),
-        count_include_pad=int(count_include_pad or divisor_override is not None),
+        ceil_mode=int(pool.ceil_mode),
+        count_include_pad=int(pool.count_include_pad or divisor is not None),
     )
-    if divisor_override is None:
-        return out
-    return b.op("Mul", out, b.number(kernel[0] * kernel[1] / divisor_override, x.elem))
+    return out if divisor is None else b.op("Mul", out, b.number(kernel[0] * kernel[1] / divisor, x.elem))
+
+
+def _max_pooled(b: GraphBuilder, x: Val, count: int, pool: MaxPool) -> list[Val]:
+    kernel, pads = each(pool.kernel_size, 2, 1), each(pool.padding, 2, 0)
+    attributes: dict[str, Any] = {
+        "strides": each(pool.stride, 2, 1) if pool.stride else kernel,
+        "pads": [*pads, *pads],
+        "dilations": each(pool.dilation, 2, 1),
+        "ceil_mode": int(pool.ceil_mode),
+    }
+    return _pooled(b, x, count, "MaxPool", kernel, **attributes)
 
 
 @aten("aten.max_pool2d_with_indices.default")
-def max_pool2d_with_indices(
-    b: GraphBuilder,
-    x: Val,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> list[Val]:
+def max_pool2d_with_indices(b: GraphBuilder, x: Val, pool: MaxPool) -> list[Val]:
     """Positions count within a plane here, in ONNX within the whole tensor."""
-    out, index = _pooled(
-        b, x, 2, "MaxPool", each(kernel_size, 2, 1), **_max_pool(kernel_size, stride, padding, dilation, ceil_mode)
-    )
+    out, index = _max_pooled(b, x, 2, pool)
     index = b.retyped(index, INT64)
     plane: Size = b.arithmetic("Mul", b.size(x, x.rank - 2), b.size(x, x.rank - 1))
     return [out, b.op("Mod", index, b.number(plane, INT64))]
 
 
 @aten("aten.max_pool2d.default")
-def max_pool2d(
-    b: GraphBuilder,
-    x: Val,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> Val:
-    attributes = _max_pool(kernel_size, stride, padding, dilation, ceil_mode)
-    return _pooled(b, x, 1, "MaxPool", each(kernel_size, 2, 1), **attributes)[0]
-
-
-def _max_pool(
-    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], ceil_mode: bool
-) -> dict[str, Any]:
-    pads = each(padding, 2, 0)
-    return {
-        "strides": each(stride, 2, 1) if stride else each(kernel, 2, 1),
-        "pads": [*pads, *pads],
-        "dilations": each(dilation, 2, 1),
-        "ceil_mode": int(ceil_mode),
-    }
+def max_pool2d(b: GraphBuilder, x: Val, pool: MaxPool) -> Val:
+    return _max_pooled(b, x, 1, pool)[0]

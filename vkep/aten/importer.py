@@ -282,7 +282,7 @@ def _converted(operator: AtenOperator, arguments: Sequence[Any]) -> list[Any]:
     """The arguments as the declaration's hints say. Raises `Decline` for what does not fit."""
     if not operator.required <= len(arguments) <= len(operator.parameters):
         raise Decline(f"{len(arguments)} arguments; its schema has {len(operator.parameters)}")
-    return [_converted_one(p, a) for p, a in zip(operator.parameters, arguments, strict=False)]
+    return operator.grouped(_converted_one(p, a) for p, a in zip(operator.parameters, arguments, strict=False))
 
 
 def _converted_one(parameter: inspect.Parameter, value: Any) -> Any:

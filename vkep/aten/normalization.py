@@ -50,15 +50,7 @@ def layer_norm(
 
 @aten("aten.native_group_norm.default")
 def group_norm(
-    b: GraphBuilder,
-    x: Val,
-    weight: Val | None,
-    bias: Val | None,
-    n: Size,
-    c: Size,
-    hxw: Size,
-    group: int,
-    eps: float,
+    b: GraphBuilder, x: Val, weight: Val | None, bias: Val | None, n: Size, c: Size, hxw: Size, group: int, eps: float
 ) -> list[Val]:
     channels = b.fixed(x, 1)
     scale, shift = _affine(b, weight, channels, 1, x.elem), _affine(b, bias, channels, 0, x.elem)

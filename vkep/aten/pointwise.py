@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkep.aten.arguments import TensorOptions
 from vkep.aten.builder import BOOL, FLOAT, INT64, GraphBuilder, Number, Size, Val
 from vkep.aten.registry import aten
 
@@ -174,14 +175,7 @@ def clone_dim_order(b: GraphBuilder, x: Val, non_blocking: bool = False, dim_ord
 
 @aten("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
 def to_copy(
-    b: GraphBuilder,
-    x: Val,
-    dtype: object = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-    non_blocking: bool = False,
-    memory_format: object = None,
+    b: GraphBuilder, x: Val, options: TensorOptions, non_blocking: bool = False, memory_format: object = None
 ) -> Val:
     return b.cast(x, b.results[0].elem)
 
@@ -210,54 +204,24 @@ def _dims(sizes: Sequence[Size]) -> list[int | None]:
 
 
 @aten("aten.full.default")
-def full(
-    b: GraphBuilder,
-    size: Sequence[Size],
-    fill_value: Number | Size,
-    dtype: object = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> Val:
+def full(b: GraphBuilder, size: Sequence[Size], fill_value: Number | Size, options: TensorOptions) -> Val:
     return filled(b, b.ints(size), _dims(size), fill_value)
 
 
 @aten("aten.full_like.default")
 def full_like(
-    b: GraphBuilder,
-    x: Val,
-    fill_value: Number | Size,
-    dtype: object = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-    memory_format: object = None,
+    b: GraphBuilder, x: Val, fill_value: Number | Size, options: TensorOptions, memory_format: object = None
 ) -> Val:
     return filled(b, b.sizes(x), x.dims, fill_value)
 
 
 def _fill(name: str, value: int) -> None:
     @aten(f"aten.{name}.default")
-    def by_size(
-        b: GraphBuilder,
-        size: Sequence[Size],
-        dtype: object = None,
-        layout: object = None,
-        device: object = None,
-        pin_memory: object = None,
-    ) -> Val:
+    def by_size(b: GraphBuilder, size: Sequence[Size], options: TensorOptions) -> Val:
         return filled(b, b.ints(size), _dims(size), value)
 
     @aten(f"aten.{name}_like.default")
-    def like(
-        b: GraphBuilder,
-        x: Val,
-        dtype: object = None,
-        layout: object = None,
-        device: object = None,
-        pin_memory: object = None,
-        memory_format: object = None,
-    ) -> Val:
+    def like(b: GraphBuilder, x: Val, options: TensorOptions, memory_format: object = None) -> Val:
         return filled(b, b.sizes(x), x.dims, value)
 
 
@@ -266,27 +230,13 @@ _fill("ones", 1)
 
 
 @aten("aten.scalar_tensor.default")
-def scalar_tensor(
-    b: GraphBuilder,
-    s: Number | Size,
-    dtype: object = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> Val:
+def scalar_tensor(b: GraphBuilder, s: Number | Size, options: TensorOptions) -> Val:
     return b.number(s, b.results[0].elem)
 
 
 @aten("aten.arange.start_step")
 def arange(
-    b: GraphBuilder,
-    start: Number | Size,
-    end: Number | Size,
-    step: Number | Size = 1,
-    dtype: object = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
+    b: GraphBuilder, start: Number | Size, end: Number | Size, step: Number | Size, options: TensorOptions
 ) -> Val:
     elem = b.results[0].elem
     if not (isinstance(start, Val) or isinstance(end, Val) or isinstance(step, Val)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vkep.aten.arguments import Codes
 from vkep.aten.builder import FLOAT, GraphBuilder, Number, Size, Val
 from vkep.aten.reduction import reduced
 from vkep.aten.registry import aten
@@ -78,30 +79,12 @@ def quantize_per_tensor_tensor(
 
 
 @aten("quantized_decomposed.dequantize_per_tensor.default")
-def dequantize_per_tensor(
-    b: GraphBuilder,
-    x: Val,
-    scale: float,
-    zero_point: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: object = None,
-    out_dtype: object = None,
-) -> Val:
+def dequantize_per_tensor(b: GraphBuilder, x: Val, scale: float, zero_point: int, codes: Codes) -> Val:
     return dequantized(b, x, scale, zero_point)
 
 
 @aten("quantized_decomposed.dequantize_per_tensor.tensor")
-def dequantize_per_tensor_tensor(
-    b: GraphBuilder,
-    x: Val,
-    scale: Val,
-    zero_point: Val,
-    quant_min: int,
-    quant_max: int,
-    dtype: object = None,
-    out_dtype: object = None,
-) -> Val:
+def dequantize_per_tensor_tensor(b: GraphBuilder, x: Val, scale: Val, zero_point: Val, codes: Codes) -> Val:
     return dequantized(b, x, _scalar(b, scale), _scalar(b, zero_point))
 
 
@@ -134,15 +117,7 @@ def quantize_per_channel(
 
 @aten("quantized_decomposed.dequantize_per_channel.default")
 def dequantize_per_channel(
-    b: GraphBuilder,
-    x: Val,
-    scales: Val,
-    zero_points: Val | None,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: object = None,
-    out_dtype: object = None,
+    b: GraphBuilder, x: Val, scales: Val, zero_points: Val | None, axis: int, codes: Codes
 ) -> Val:
     axis, zeros = b.axis(axis, x.rank), _present(zero_points)
     return dequantized(b, x, _along(b, scales, axis, x.rank), zeros and _along(b, zeros, axis, x.rank))
@@ -166,16 +141,7 @@ def quantize_per_token(
 
 
 @aten("quantized_decomposed.dequantize_per_token.default")
-def dequantize_per_token(
-    b: GraphBuilder,
-    x: Val,
-    scales: Val,
-    zero_points: Val,
-    quant_min: int,
-    quant_max: int,
-    dtype: object = None,
-    output_dtype: object = None,
-) -> Val:
+def dequantize_per_token(b: GraphBuilder, x: Val, scales: Val, zero_points: Val, codes: Codes) -> Val:
     return dequantized(b, x, per_token(b, scales, x), per_token(b, zero_points, x))
 
 

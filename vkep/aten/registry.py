@@ -4,19 +4,21 @@
     def leaky_relu(b: GraphBuilder, x: Val, negative_slope: float = 0.01) -> Val:
         return b.op("LeakyRelu", x, alpha=negative_slope)
 
-The parameters after the builder stand in the schema's order, all of them; a blob has a value for each. What the hint
-says is what arrives: the blob keeps 1 and 1.0 as one value, so ``int`` and ``float`` are converted. The function returns
-a `Val`, a number for an integer result, or a list where the operator has several results; what it cannot express it
-declines. Results are cast to the element types that the blob records.
+The parameters after the builder stand in the schema's order, all of them; a blob has a value for each. A record of
+`vkep.aten.arguments` stands for several. What the hint says is what arrives: the blob keeps 1 and 1.0 as one value, so
+``int`` and ``float`` are converted. The function returns a `Val`, a number for an integer result, or a list where the
+operator has several results; what it cannot express it declines. Results are cast to the element types that the blob
+records.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vkep.aten.arguments import Parameters
 from vkep.errors import VkepError
 
 Function = Callable[..., Any]
@@ -32,7 +34,8 @@ class AtenOperator:
 
     name: str  #: ``namespace.operator.overload``
     function: Function
-    parameters: tuple[inspect.Parameter, ...]
+    parameters: tuple[inspect.Parameter, ...]  #: the schema's arguments
+    grouped: Callable[[Iterable[Any]], list[Any]]  #: the function's arguments from the schema's
     mutates: tuple[str, ...]  #: parameters that the operator writes; their new values follow its results
 
     @property
@@ -49,14 +52,14 @@ def aten(*names: str, mutates: Sequence[str] = ()) -> Callable[[Function], Funct
     """Declare an operator under one or more names (see the module's text)."""
 
     def declare(function: Function) -> Function:
-        parameters = tuple(inspect.signature(function).parameters.values())[1:]
-        unknown = set(mutates) - {p.name for p in parameters}
+        parameters = Parameters.of(function, skip=1)
+        unknown = set(mutates) - {p.name for p in parameters.flat}
         if unknown:
             raise AtenDeclarationError(f"{names[0]}: mutates {sorted(unknown)}, which are no parameters")
         for name in names:
             if name in _OPERATORS:
                 raise AtenDeclarationError(f"{name} is declared twice")
-            _OPERATORS[name] = AtenOperator(name, function, parameters, tuple(mutates))
+            _OPERATORS[name] = AtenOperator(name, function, parameters.flat, parameters.grouped, tuple(mutates))
             if "." in name:
                 _SHORT.setdefault(name.partition(".")[2], name)
         return function

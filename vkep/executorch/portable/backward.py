@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from vkep.aten.arguments import Convolution, MaxPool
 from vkep.executorch.portable.matrix import convolution, windows_of
 from vkep.executorch.portable.registry import Array, kernel, pair, wide
 
 
 @kernel("max_pool2d_with_indices_backward.grad_input")
-def max_pool2d_backward(
-    grad_output: Array,
-    self: Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Array,
-) -> Array:
+def max_pool2d_backward(grad_output: Array, self: Array, pool: MaxPool, indices: Array) -> Array:
     """Each gradient goes to the element that was its window's largest; ``indices`` number the elements of a plane."""
     planes = math.prod(self.shape[:-2])
     result = np.zeros((planes, self.shape[-2] * self.shape[-1]), wide(grad_output).dtype)
@@ -36,66 +29,42 @@ def convolution_backward(
     input_: Array,
     weight: Array,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    how: Convolution,
     output_mask: Sequence[bool],
 ) -> tuple[Array, Array, Array]:
     """Gradients of the input, the weight and the bias; one that ``output_mask`` does not ask for is empty."""
     n = weight.ndim - 2
-    stride, padding, dilation = pair(stride, n), pair(padding, n), pair(dilation, n)
+    how = replace(how, stride=pair(how.stride, n), padding=pair(how.padding, n), dilation=pair(how.dilation, n))
     none: Array = np.empty(0, wide(input_).dtype)
     by_input, by_weight, by_bias = none, none, none
     if output_mask[0]:
-        by_input = _by_input(grad_output, input_.shape, weight, stride, padding, dilation, transposed, groups)
+        by_input = _by_input(grad_output, input_.shape, weight, how)
     if output_mask[1]:
-        given, made = (grad_output, input_) if transposed else (input_, grad_output)
-        by_weight = _by_weight(wide(given), wide(made), weight.shape, stride, padding, dilation, groups)
+        given, made = (grad_output, input_) if how.transposed else (input_, grad_output)
+        by_weight = _by_weight(wide(given), wide(made), weight.shape, how)
     if output_mask[2]:
         by_bias = wide(grad_output).sum((0, *range(2, n + 2)))
     return by_input, by_weight, by_bias
 
 
-def _by_input(
-    grad: Array,
-    shape: Sequence[int],
-    weight: Array,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    groups: int,
-) -> Array:
+def _by_input(grad: Array, shape: Sequence[int], weight: Array, how: Convolution) -> Array:
     """The convolution the other way, which is transposed where the first was not."""
-    n = len(stride)
-    if transposed:
-        made = convolution(grad, weight, None, stride, padding, dilation, False, [0] * n, groups)
+    if how.transposed:
+        made = convolution(grad, weight, None, replace(how, transposed=False))
         places: list[Any] = [slice(0, size) for size in shape[2:]]
         return made[(..., *places)]
+    window = zip(how.stride, how.padding, how.dilation, weight.shape[2:], strict=True)
     rest = [
         size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
-        for size, out, s, p, d, k in zip(
-            shape[2:], grad.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True
-        )
+        for size, out, (s, p, d, k) in zip(shape[2:], grad.shape[2:], window, strict=True)
     ]
-    return convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
+    return convolution(grad, weight, None, replace(how, transposed=True, output_padding=rest))
 
 
-def _by_weight(
-    x: Array,
-    grad: Array,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Array:
+def _by_weight(x: Array, grad: Array, shape: Sequence[int], how: Convolution) -> Array:
     """Sums over batch and places of what a weight was multiplied by."""
-    windows = windows_of(x, shape[2:], stride, [(p, p) for p in padding], dilation)
-    n = len(stride)
+    n, groups = len(how.stride), how.groups
+    windows = windows_of(x, shape[2:], how.stride, [(p, p) for p in how.padding], how.dilation)
     places: list[Any] = [slice(0, size) for size in grad.shape[2:]]
     windows = windows[(slice(None), slice(None), *places)]
     batch, channels = windows.shape[:2]

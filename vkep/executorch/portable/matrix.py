@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vkep.aten.arguments import Convolution
 from vkep.executorch.portable.registry import Array, Number, kernel, pair, wide
 
 
@@ -43,44 +44,26 @@ def pdist(self: Array, p: float) -> Array:
 
 
 @kernel("convolution.out")
-def convolution(
-    input_: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Array:
+def convolution(input_: Array, weight: Array, bias: Array | None, how: Convolution) -> Array:
     n = weight.ndim - 2
     batched = input_.ndim == n + 2
     x = wide(input_ if batched else input_[None])
     w = wide(weight)
-    stride, padding, dilation = pair(stride, n), pair(padding, n), pair(dilation, n)
-    if transposed:
-        x, w, edges = _transposed(x, w, stride, padding, dilation, pair(output_padding, n), groups)
-        stride = (1,) * n
+    if how.transposed:
+        x, w, edges = _transposed(x, w, how)
     else:
-        edges = [(p, p) for p in padding]
-    result = _correlate(x, w, stride, edges, dilation, groups)
+        edges = [(p, p) for p in pair(how.padding, n)]
+    stride = (1,) * n if how.transposed else pair(how.stride, n)
+    result = _correlate(x, w, stride, edges, pair(how.dilation, n), how.groups)
     if bias is not None:
         result = result + wide(bias).reshape(1, -1, *(1,) * n)
     return result if batched else result[0]
 
 
-def _transposed(
-    x: Array,
-    w: Array,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
-) -> tuple[Array, Array, list[tuple[int, int]]]:
+def _transposed(x: Array, w: Array, how: Convolution) -> tuple[Array, Array, list[tuple[int, int]]]:
     """A transposed convolution as a plain one: zeros between the elements, and the kernel turned around."""
-    n = len(stride)
+    n, groups = w.ndim - 2, how.groups
+    stride = pair(how.stride, n)
     spread = np.zeros((*x.shape[:2], *((s - 1) * k + 1 for s, k in zip(x.shape[2:], stride, strict=True))), x.dtype)
     places: list[Any] = [slice(None, None, k) for k in (1, 1, *stride)]
     spread[tuple(places)] = x
@@ -88,7 +71,8 @@ def _transposed(
     grouped = w.reshape(groups, -1, per_group, *kernel_shape).swapaxes(1, 2)
     turned = np.flip(grouped, tuple(range(3, 3 + n))).reshape(groups * per_group, -1, *kernel_shape)
     edges = []
-    for k, d, p, o in zip(kernel_shape, dilation, padding, output_padding, strict=True):
+    sizes = pair(how.dilation, n), pair(how.padding, n), pair(how.output_padding, n)
+    for k, d, p, o in zip(kernel_shape, *sizes, strict=True):
         edges.append((d * (k - 1) - p, d * (k - 1) - p + o))
     return spread, turned, edges
 

@@ -71,9 +71,7 @@ def _number(x: Array | Number, other: Array | Number) -> Array | Number:
     return x
 
 
-def _binary(
-    function: Callable[..., Array],
-) -> Callable[[Array | Number, Array | Number], Array]:
+def _binary(function: Callable[..., Array]) -> Callable[[Array | Number, Array | Number], Array]:
     return lambda self, other: function(_number(self, other), _number(other, self))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vkep.aten.arguments import AveragePool, MaxPool
 from vkep.executorch.portable.registry import Array, kernel, pair, wide
 
 
@@ -45,18 +46,11 @@ def _windows(
 
 
 @kernel("max_pool2d_with_indices.out")
-def max_pool2d(
-    self: Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> tuple[Array, Array]:
-    k, p, d = pair(kernel_size), pair(padding), pair(dilation)
-    s = pair(stride) if len(stride) else k
+def max_pool2d(self: Array, pool: MaxPool) -> tuple[Array, Array]:
+    k, p, d = pair(pool.kernel_size), pair(pool.padding), pair(pool.dilation)
+    s = pair(pool.stride) if len(pool.stride) else k
     lowest = -np.inf if self.dtype.kind not in "iub" else np.iinfo(self.dtype).min
-    windows = _windows(wide(self), k, s, p, d, ceil_mode, lowest)
+    windows = _windows(wide(self), k, s, p, d, pool.ceil_mode, lowest)
     flat = windows.reshape(*windows.shape[:-2], -1)
     best = np.argmax(flat, axis=-1)
     values = np.take_along_axis(flat, best[..., None], -1)[..., 0]
@@ -66,23 +60,15 @@ def max_pool2d(
 
 
 @kernel("avg_pool2d.out")
-def avg_pool2d(
-    self: Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Array:
-    k, p = pair(kernel_size), pair(padding)
-    s = pair(stride) if len(stride) else k
-    sums = _windows(wide(self), k, s, p, (1, 1), ceil_mode, 0).sum((-1, -2))
-    if divisor_override is not None:
-        return sums / divisor_override
+def avg_pool2d(self: Array, pool: AveragePool) -> Array:
+    k, p = pair(pool.kernel_size), pair(pool.padding)
+    s = pair(pool.stride) if len(pool.stride) else k
+    sums = _windows(wide(self), k, s, p, (1, 1), pool.ceil_mode, 0).sum((-1, -2))
+    if pool.divisor_override is not None:
+        return sums / pool.divisor_override
     # what counts: the input, and the padding where asked, but never what ceil mode adds behind it
-    counted = np.ones([n + 2 * q if count_include_pad else n for n, q in zip(self.shape[-2:], p, strict=True)])
-    if not count_include_pad:
+    counted = np.ones([n + 2 * q if pool.count_include_pad else n for n, q in zip(self.shape[-2:], p, strict=True)])
+    if not pool.count_include_pad:
         counted = np.pad(counted, [(q, q) for q in p])
     need = [(n - 1) * step + size for n, step, size in zip(sums.shape[-2:], s, k, strict=True)]
     counted = np.pad(counted, [(0, max(m - n, 0)) for m, n in zip(need, counted.shape, strict=True)])

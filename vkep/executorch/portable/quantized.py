@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vkep.aten.arguments import Codes
 from vkep.executorch.portable.registry import Array, kernel, wide
 
 _Q = "quantized_decomposed::"
@@ -34,15 +35,7 @@ def quantize_tensors(
 @kernel(
     f"{_Q}dequantize_per_tensor.out", f"{_Q}dequantize_per_tensor.Tensor_out", f"{_Q}dequantize_per_tensor.tensor_out"
 )
-def dequantize(
-    input_: Array,
-    scale: Array | float,
-    zero_point: Array | int,
-    quant_min: int,
-    quant_max: int,
-    dtype: int,
-    out_dtype: int | None,
-) -> Array:
+def dequantize(input_: Array, scale: Array | float, zero_point: Array | int, codes: Codes) -> Array:
     return (input_.astype(np.float32) - np.float32(_number(zero_point))) * np.float32(_number(scale))
 
 
@@ -62,16 +55,7 @@ def quantize_per_channel(
 
 
 @kernel(f"{_Q}dequantize_per_channel.out")
-def dequantize_per_channel(
-    input_: Array,
-    scales: Array,
-    zero_points: Array | None,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: int,
-    out_dtype: int | None,
-) -> Array:
+def dequantize_per_channel(input_: Array, scales: Array, zero_points: Array | None, axis: int, codes: Codes) -> Array:
     x = input_.astype(np.float32)
     if zero_points is not None:
         x = x - _along(zero_points, axis, input_.ndim)

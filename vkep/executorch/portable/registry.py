@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
+
+from vkep.aten.arguments import Parameters
 
 Array = np.ndarray[Any, Any]
 Number = int | float | bool
@@ -31,15 +32,19 @@ KERNELS: dict[str, PortableKernel] = {}
 
 
 def kernel(*names: str) -> Callable[[Function], Function]:
-    """Declare a function as the kernel of operators (``aten::`` is put before names without a namespace)."""
+    """Declare a function as the kernel of operators (``aten::`` is put before names without a namespace).
+
+    Its parameters are the operator's arguments without outputs; a record of `vkep.aten.arguments` stands for several.
+    """
 
     def declare(function: Function) -> Function:
-        arguments = len(inspect.signature(function).parameters)
+        parameters = Parameters.of(function)
+        call = function if parameters.is_flat else lambda *flat: function(*parameters.grouped(flat))
         for short in names:
             name = short if "::" in short else f"aten::{short}"
             if name in KERNELS:
                 raise ValueError(f"{name} is declared twice")
-            KERNELS[name] = PortableKernel(name, function, arguments)
+            KERNELS[name] = PortableKernel(name, call, len(parameters.flat))
         return function
 
     return declare
