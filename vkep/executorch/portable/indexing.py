@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 
 from vkep.executorch.portable.movement import span
-from vkep.executorch.portable.registry import Array, Number, kernel
-
-
-@kernel("index_select.out")
-def index_select(self: Array, dim: int, index: Array) -> Array:
-    return np.take(self, index.reshape(-1), axis=dim) if self.ndim else self
+from vkep.executorch.portable.registry import Array, Number, kernel, kernels
 
 
 @kernel("gather.out")
@@ -23,11 +18,6 @@ def gather(self: Array, dim: int, index: Array, sparse_grad: bool) -> Array:
     return self[_grid(index, dim)]
 
 
-@kernel("embedding.out")
-def embedding(weight: Array, indices: Array, padding_idx: int, scale_grad: bool, sparse: bool) -> Array:
-    return weight[indices]
-
-
 def _grid(index: Array, dim: int) -> tuple[Array, ...]:
     """Full indices of each element of ``index``, which replaces those of ``dim``."""
     grid: list[Array] = list(np.ix_(*(np.arange(n) for n in index.shape)))
@@ -35,7 +25,7 @@ def _grid(index: Array, dim: int) -> tuple[Array, ...]:
     return tuple(grid)
 
 
-def _tuple(indices: Sequence[Array | None], self: Array) -> tuple[Any, ...]:
+def _tuple(indices: Sequence[Array | None]) -> tuple[Any, ...]:
     """numpy's form of torch's list of indices. numpy puts the dimensions of split advanced indices first, as torch does."""
     found: list[Any] = []
     for index in indices:
@@ -48,14 +38,9 @@ def _tuple(indices: Sequence[Array | None], self: Array) -> tuple[Any, ...]:
     return tuple(found)
 
 
-@kernel("index.Tensor_out")
-def index(self: Array, indices: Sequence[Array | None]) -> Array:
-    return self[_tuple(indices, self)]
-
-
 @kernel("index_put.out", "index_put_")
 def index_put(self: Array, indices: Sequence[Array | None], values: Array, accumulate: bool) -> Array:
-    result, where = self.copy(), _tuple(indices, self)
+    result, where = self.copy(), _tuple(indices)
     if accumulate:
         np.add.at(result, where, values.astype(result.dtype))
     else:
@@ -63,18 +48,16 @@ def index_put(self: Array, indices: Sequence[Array | None], values: Array, accum
     return result
 
 
-@kernel("scatter.src_out")
-def scatter(self: Array, dim: int, index: Array, source: Array) -> Array:
-    result = self.copy()
-    result[_grid(index, dim)] = source[tuple(slice(n) for n in index.shape)]
-    return result
-
-
 @kernel("scatter.value_out")
-def scatter_value(self: Array, dim: int, index: Array, value: Number) -> Array:
+def scatter(self: Array, dim: int, index: Array, value: Array | Number) -> Array:
     result = self.copy()
     result[_grid(index, dim)] = value
     return result
+
+
+@kernel("scatter.src_out")
+def scatter_source(self: Array, dim: int, index: Array, source: Array) -> Array:
+    return scatter(self, dim, index, source[tuple(slice(n) for n in index.shape)])
 
 
 @kernel("scatter_add.out")
@@ -108,6 +91,14 @@ def masked_scatter(self: Array, mask: Array, source: Array) -> Array:
 
 @kernel("masked_select.out")
 def masked_select(self: Array, mask: Array) -> Array:
-    return np.broadcast_to(self, np.broadcast_shapes(self.shape, mask.shape))[
-        np.broadcast_to(mask, np.broadcast_shapes(self.shape, mask.shape))
-    ]
+    everywhere, where = np.broadcast_arrays(self, mask)
+    return everywhere[where]
+
+
+kernels(
+    {
+        "index_select.out": lambda x, dim, index: np.take(x, index.reshape(-1), axis=dim) if x.ndim else x,
+        "embedding.out": lambda weight, indices, padding_idx, scale_grad, sparse: weight[indices],
+        "index.Tensor_out": lambda x, indices: x[_tuple(indices)],
+    }
+)

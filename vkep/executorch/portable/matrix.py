@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from vkep.aten.arguments import Convolution
-from vkep.executorch.portable.registry import Array, Number, kernel, pair, wide
+from vkep.executorch.portable.registry import Array, Number, kernel, kernels, pair, wide
 
-
-@kernel("mm.out", "bmm.out", "matmul.out")
-def mm(self: Array, other: Array) -> Array:
-    return np.matmul(wide(self), wide(other))
+kernels({"mm.out bmm.out matmul.out": lambda x, other: np.matmul(wide(x), wide(other))})
 
 
 @kernel("addmm.out")

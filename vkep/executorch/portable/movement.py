@@ -6,62 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.executorch.portable.registry import Array, Number, kernel
-
-
-@kernel("clone.out", "_to_copy.memory_out")
-def clone(self: Array, memory_format: int | None) -> Array:
-    return self
-
-
-@kernel("alias_copy.out", "detach_copy.out", "lift_fresh_copy.out", "et_copy::_h2d_copy.out", "et_copy::_d2h_copy.out")
-def alias(self: Array) -> Array:
-    return self
-
-
-@kernel("_to_copy.out")
-def to_copy(self: Array, non_blocking: bool, memory_format: int | None) -> Array:
-    return self
-
-
-@kernel("dim_order_ops::_to_dim_order_copy.out", "dim_order_ops::_clone_dim_order.out")
-def to_dim_order(self: Array, non_blocking: bool, dim_order: Sequence[int] | None) -> Array:
-    return self
-
-
-@kernel("copy.out", "copy_")
-def copy(self: Array, source: Array, non_blocking: bool) -> Array:
-    return np.broadcast_to(source, self.shape)
-
-
-@kernel("permute_copy.out")
-def permute(self: Array, dims: Sequence[int]) -> Array:
-    return self.transpose([d % self.ndim for d in dims])
-
-
-@kernel("transpose_copy.int_out")
-def transpose(self: Array, dim0: int, dim1: int) -> Array:
-    return np.swapaxes(self, dim0, dim1) if self.ndim else self
-
-
-@kernel("t_copy.out")
-def t(self: Array) -> Array:
-    return self.T
-
-
-@kernel("view_copy.out", "_unsafe_view.out", "reshape_copy.out")
-def view(self: Array, size: Sequence[int]) -> Array:
-    return self.reshape(tuple(size))
-
-
-@kernel("unsqueeze_copy.out")
-def unsqueeze(self: Array, dim: int) -> Array:
-    return np.expand_dims(self, dim)
-
-
-@kernel("squeeze_copy.dim_out")
-def squeeze(self: Array, dim: int) -> Array:
-    return squeeze_dims(self, (dim,))
+from vkep.executorch.portable.registry import Array, Number, kernel, kernels
 
 
 @kernel("squeeze_copy.dims_out")
@@ -115,35 +60,10 @@ def split_with_sizes(self: Array, sizes: Sequence[int], dim: int) -> tuple[Array
     return tuple(slice_(self, dim, int(e) - s, int(e), 1) for s, e in zip(sizes, ends, strict=True))
 
 
-@kernel("unbind_copy.int_out")
-def unbind(self: Array, dim: int) -> tuple[Array, ...]:
-    return tuple(select(self, dim, k) for k in range(self.shape[dim]))
-
-
 @kernel("cat.out")
 def cat(tensors: Sequence[Array], dim: int) -> Array:
     parts = [x for x in tensors if x.shape != (0,)] or list(tensors)[:1]  # torch lets empty ones of rank 1 pass
     return np.concatenate(parts, axis=dim)
-
-
-@kernel("stack.out")
-def stack(tensors: Sequence[Array], dim: int) -> Array:
-    return np.stack(list(tensors), axis=dim)
-
-
-@kernel("repeat.out")
-def repeat(self: Array, repeats: Sequence[int]) -> Array:
-    return np.tile(self, tuple(repeats))
-
-
-@kernel("repeat_interleave.Tensor_out")
-def repeat_interleave(repeats: Array, output_size: int | None) -> Array:
-    return np.repeat(np.arange(len(repeats)), repeats)
-
-
-@kernel("flip.out")
-def flip(self: Array, dims: Sequence[int]) -> Array:
-    return np.flip(self, tuple(dims))
 
 
 @kernel("roll.out")
@@ -166,16 +86,6 @@ def constant_pad(self: Array, pad: Sequence[int], value: Number) -> Array:
     return np.pad(self[cut], [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=value)
 
 
-@kernel(*(f"reflection_pad{n}d.out" for n in (1, 2, 3)))
-def reflection_pad(self: Array, padding: Sequence[int]) -> Array:
-    return np.pad(self, _widths(self, padding), mode="reflect")
-
-
-@kernel(*(f"replication_pad{n}d.out" for n in (1, 2, 3)))
-def replication_pad(self: Array, padding: Sequence[int]) -> Array:
-    return np.pad(self, _widths(self, padding), mode="edge")
-
-
 @kernel("pixel_shuffle.out")
 def pixel_shuffle(self: Array, factor: int) -> Array:
     *lead, c, h, w = self.shape
@@ -194,11 +104,6 @@ def pixel_unshuffle(self: Array, factor: int) -> Array:
     return x.reshape(*lead, c * factor**2, h // factor, w // factor)
 
 
-@kernel("diagonal_copy.out")
-def diagonal(self: Array, offset: int, dim1: int, dim2: int) -> Array:
-    return np.diagonal(self, offset, dim1, dim2)
-
-
 @kernel("unfold_copy.out")
 def unfold(self: Array, dimension: int, size: int, step: int) -> Array:
     axis = dimension % self.ndim
@@ -214,11 +119,34 @@ def as_strided(self: Array, size: Sequence[int], stride: Sequence[int], offset: 
     return self.reshape(-1)[index]
 
 
-@kernel("tril.out")
-def tril(self: Array, diagonal: int) -> Array:
-    return np.tril(self, diagonal)
-
-
-@kernel("triu.out")
-def triu(self: Array, diagonal: int) -> Array:
-    return np.triu(self, diagonal)
+kernels(
+    {
+        "clone.out _to_copy.memory_out": lambda x, memory_format: x,
+        "alias_copy.out detach_copy.out lift_fresh_copy.out et_copy::_h2d_copy.out et_copy::_d2h_copy.out": lambda x: x,
+        "_to_copy.out": lambda x, non_blocking, memory_format: x,
+        "dim_order_ops::_to_dim_order_copy.out dim_order_ops::_clone_dim_order.out": lambda x, non_blocking, dim_order: (
+            x
+        ),
+        "copy.out copy_": lambda x, source, non_blocking: np.broadcast_to(source, x.shape),
+        "permute_copy.out": lambda x, dims: x.transpose([d % x.ndim for d in dims]),
+        "transpose_copy.int_out": lambda x, dim0, dim1: np.swapaxes(x, dim0, dim1) if x.ndim else x,
+        "t_copy.out": lambda x: x.T,
+        "view_copy.out _unsafe_view.out reshape_copy.out": lambda x, size: x.reshape(tuple(size)),
+        "unsqueeze_copy.out": lambda x, dim: np.expand_dims(x, dim),
+        "squeeze_copy.dim_out": lambda x, dim: squeeze_dims(x, (dim,)),
+        "unbind_copy.int_out": lambda x, dim: tuple(select(x, dim, k) for k in range(x.shape[dim])),
+        "stack.out": lambda tensors, dim: np.stack(list(tensors), axis=dim),
+        "repeat.out": lambda x, repeats: np.tile(x, tuple(repeats)),
+        "repeat_interleave.Tensor_out": lambda repeats, output_size: np.repeat(np.arange(len(repeats)), repeats),
+        "flip.out": lambda x, dims: np.flip(x, tuple(dims)),
+        "reflection_pad1d.out reflection_pad2d.out reflection_pad3d.out": (
+            lambda x, padding: np.pad(x, _widths(x, padding), mode="reflect")
+        ),
+        "replication_pad1d.out replication_pad2d.out replication_pad3d.out": (
+            lambda x, padding: np.pad(x, _widths(x, padding), mode="edge")
+        ),
+        "diagonal_copy.out": lambda x, offset, dim1, dim2: np.diagonal(x, offset, dim1, dim2),
+        "tril.out": lambda x, diagonal: np.tril(x, diagonal),
+        "triu.out": lambda x, diagonal: np.triu(x, diagonal),
+    }
+)

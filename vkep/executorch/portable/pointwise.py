@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vkep.executorch.portable.registry import Array, Number, kernel, wide
+from vkep.executorch.portable.registry import Array, Number, kernel, kernels, wide
 
 erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -41,13 +41,11 @@ _ANY: dict[str, Callable[[Array], Array]] = {
 
 
 def _unary(function: Callable[[Array], Array], convert: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    return lambda self: function(convert(self))
+    return lambda x: function(convert(x))
 
 
-for _name, _function in _REAL.items():
-    kernel(f"{_name}.out")(_unary(_function, _float))
-for _name, _function in _ANY.items():
-    kernel(f"{_name}.out")(_unary(_function, wide))
+kernels({f"{name}.out": _unary(function, _float) for name, function in _REAL.items()})
+kernels({f"{name}.out": _unary(function, wide) for name, function in _ANY.items()})
 
 _BINARY: dict[str, Callable[[Array, Array | Number], Array]] = {
     "mul": np.multiply, "fmod": np.fmod, "remainder": np.remainder, "eq": np.equal, "ne": np.not_equal,
@@ -72,36 +70,36 @@ def _number(x: Array | Number, other: Array | Number) -> Array | Number:
 
 
 def _binary(function: Callable[..., Array]) -> Callable[[Array | Number, Array | Number], Array]:
-    return lambda self, other: function(_number(self, other), _number(other, self))
+    return lambda x, other: function(_number(x, other), _number(other, x))
 
 
-for _name, _both in _BINARY.items():
+for _name, _function in _BINARY.items():
     _overloads = ["Tensor_out", "Scalar_out", "Tensor_Scalar_out", "Scalar_Tensor_out"]
-    kernel(*(f"{_name}.{o}" for o in (_overloads if _name != "mul" else ["out", "Scalar_out"])))(_binary(_both))
-for _name, _two in _TENSORS.items():
-    kernel(f"{_name}.out")(_binary(_two))
+    kernel(*(f"{_name}.{o}" for o in (_overloads if _name != "mul" else ["out", "Scalar_out"])))(_binary(_function))
+kernels({f"{name}.out": _binary(function) for name, function in _TENSORS.items()})
 
 
-@kernel("add.out", "add.Scalar_out")
-def add(self: Array, other: Array | Number, alpha: Number) -> Array:
-    right = _number(other, self)
-    return np.add(_number(self, other), right if alpha == 1 else np.multiply(right, alpha))
+def _scaled(x: Array | Number, like: Array | Number, alpha: Number) -> Array | Number:
+    number = _number(x, like)
+    return number if alpha == 1 else np.multiply(number, alpha)
 
 
-@kernel("sub.out", "sub.Scalar_out")
-def sub(self: Array, other: Array | Number, alpha: Number) -> Array:
-    right = _number(other, self)
-    return np.subtract(_number(self, other), right if alpha == 1 else np.multiply(right, alpha))
-
-
-@kernel("rsub.Scalar_out", "rsub.Tensor_out")
-def rsub(self: Array, other: Array | Number, alpha: Number) -> Array:
-    return np.subtract(_number(other, self), np.multiply(_number(self, other), alpha))
-
-
-@kernel("div.out", "div.Scalar_out")
-def div(self: Array, other: Array | Number) -> Array:
-    return np.true_divide(_number(self, other), _number(other, self))
+kernels(
+    {
+        "add.out add.Scalar_out": lambda x, other, alpha: np.add(_number(x, other), _scaled(other, x, alpha)),
+        "sub.out sub.Scalar_out": lambda x, other, alpha: np.subtract(_number(x, other), _scaled(other, x, alpha)),
+        "rsub.Scalar_out rsub.Tensor_out": lambda x, other, alpha: np.subtract(
+            _number(other, x), _scaled(x, other, alpha)
+        ),
+        "div.out div.Scalar_out": _binary(np.true_divide),
+        "where.self_out": lambda condition, x, other: np.where(condition != 0, x, other),
+        "hardtanh.out": lambda x, least, most: np.clip(wide(x), least, most),
+        "round.decimals_out": lambda x, decimals: np.round(wide(x), decimals),
+        "masked_fill.Scalar_out masked_fill.Tensor_out": lambda x, mask, value: np.where(
+            mask, np.asarray(value).astype(x.dtype), x
+        ),
+    }
+)
 
 
 @kernel("div.out_mode", "div.Scalar_mode_out")
@@ -120,11 +118,6 @@ def power(self: Array | Number, exponent: Array | Number) -> Array:
     return np.power(_number(self, exponent), _number(exponent, self))
 
 
-@kernel("where.self_out")
-def where(condition: Array, self: Array, other: Array) -> Array:
-    return np.where(condition != 0, self, other)
-
-
 @kernel("clamp.out", "clamp.Tensor_out")
 def clamp(self: Array, least: Array | Number | None, most: Array | Number | None) -> Array:
     result = wide(self)
@@ -133,11 +126,6 @@ def clamp(self: Array, least: Array | Number | None, most: Array | Number | None
     if most is not None and np.size(most):
         result = np.minimum(result, _number(most, result))
     return result
-
-
-@kernel("hardtanh.out")
-def hardtanh(self: Array, min_val: Number, max_val: Number) -> Array:
-    return np.clip(wide(self), min_val, max_val)
 
 
 @kernel("leaky_relu.out")
@@ -178,13 +166,3 @@ def logit(self: Array, eps: float | None) -> Array:
 def softplus(self: Array, beta: Number, threshold: Number) -> Array:
     x = wide(self)
     return np.where(x * beta > threshold, x, np.logaddexp(0, x * beta) / beta)
-
-
-@kernel("round.decimals_out")
-def round_decimals(self: Array, decimals: int) -> Array:
-    return np.round(wide(self), decimals)
-
-
-@kernel("masked_fill.Scalar_out", "masked_fill.Tensor_out")
-def masked_fill(self: Array, mask: Array, value: Array | Number) -> Array:
-    return np.where(mask, np.asarray(value).astype(self.dtype), self)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vkep.executorch.portable.registry import Array, Number, kernel
+from vkep.executorch.portable.registry import Array, Number, kernel, kernels
 
 _P = "executorch_prim::"
 _TWO: dict[str, Callable[[Any, Any], Any]] = {
@@ -31,36 +31,18 @@ def _one(function: Callable[[Any], Any]) -> Callable[[Number], Number]:
     return lambda a: function(a)
 
 
-for _name, _both in _TWO.items():
-    kernel(f"{_P}{_name}.Scalar", *([f"{_P}{_name}.int"] if _name in ("mod", "floordiv") else []))(_two(_both))
-for _name, _single in _ONE.items():
-    kernel(f"{_P}{_name}.Scalar")(_one(_single))
-
-
-@kernel(f"{_P}sym_ite.Scalar")
-def ite(condition: Number, first: Number, second: Number) -> Number:
-    return first if condition else second
-
-
-@kernel("sym_size.int")
-def sym_size(self: Array, dim: int) -> int:
-    return self.shape[dim]
-
-
-@kernel("sym_stride.int")
-def sym_stride(self: Array, dim: int) -> int:
-    return self.strides[dim] // self.itemsize
-
-
-@kernel("sym_numel")
-def sym_numel(self: Array) -> int:
-    return self.size
-
-
-@kernel("_local_scalar_dense")
-def local_scalar(self: Array) -> Number:
-    value: Number = self.reshape(-1)[0].item()
-    return value
+kernels({f"{_P}{name}.Scalar": _two(function) for name, function in _TWO.items()})
+kernels({f"{_P}{name}.int": _two(_TWO[name]) for name in ("mod", "floordiv")})
+kernels({f"{_P}{name}.Scalar": _one(function) for name, function in _ONE.items()})
+kernels(
+    {
+        f"{_P}sym_ite.Scalar": lambda condition, first, second: first if condition else second,
+        "sym_size.int": lambda x, dim: x.shape[dim],
+        "sym_stride.int": lambda x, dim: x.strides[dim] // x.itemsize,
+        "sym_numel": lambda x: x.size,
+        "_local_scalar_dense": lambda x: x.reshape(-1)[0].item(),
+    }
+)
 
 
 @kernel("sym_constrain_range", "sym_constrain_range_for_size")

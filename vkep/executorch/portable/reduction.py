@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from vkep.executorch.portable.registry import Array, Number, axes_of, kernel, wide
+from vkep.executorch.portable.registry import Array, Number, axes_of, kernel, kernels, wide
+
+Dims = Sequence[int] | int | None
 
 
 def _accumulator(x: Array) -> Any:
@@ -15,141 +17,72 @@ def _accumulator(x: Array) -> Any:
     return np.int64 if x.dtype.kind in "iub" else None
 
 
-@kernel("sum.IntList_out")
-def sum_(self: Array, dim: Sequence[int] | None, keepdim: bool, dtype: int | None) -> Array:
-    x = wide(self)
-    return np.sum(x, axis=axes_of(dim, x.ndim), keepdims=keepdim, dtype=_accumulator(x))
+def _reduced(function: Callable[..., Array], x: Array, dim: Dims, keepdim: bool, **more: Any) -> Array:
+    x = wide(x)
+    return function(x, axis=axes_of(dim, x.ndim), keepdims=keepdim, **more)
 
 
-@kernel("mean.out")
-def mean(self: Array, dim: Sequence[int] | None, keepdim: bool, dtype: int | None) -> Array:
-    x = wide(self)
-    return np.mean(x, axis=axes_of(dim, x.ndim), keepdims=keepdim)
-
-
-@kernel("mean.dtype_out")
-def mean_all(self: Array, dtype: int | None) -> Array:
-    return np.asarray(np.mean(wide(self)))
-
-
-@kernel("prod.int_out")
-def prod(self: Array, dim: int, keepdim: bool, dtype: int | None) -> Array:
-    x = wide(self)
-    return np.prod(x, axis=axes_of(dim, x.ndim), keepdims=keepdim, dtype=_accumulator(x))
-
-
-@kernel("prod.out")
-def prod_all(self: Array, dtype: int | None) -> Array:
-    x = wide(self)
-    return np.prod(x, dtype=_accumulator(x))
-
-
-@kernel("amax.out")
-def amax(self: Array, dim: Sequence[int], keepdim: bool) -> Array:
-    return np.max(self, axis=axes_of(dim, self.ndim), keepdims=keepdim)
-
-
-@kernel("amin.out")
-def amin(self: Array, dim: Sequence[int], keepdim: bool) -> Array:
-    return np.min(self, axis=axes_of(dim, self.ndim), keepdims=keepdim)
-
-
-@kernel("any.all_out")
-def any_all(self: Array) -> Array:
-    return np.asarray(np.any(self))
-
-
-@kernel("all.all_out")
-def all_all(self: Array) -> Array:
-    return np.asarray(np.all(self))
-
-
-@kernel("any.dims_out", "any.out")
-def any_(self: Array, dim: Sequence[int] | int | None, keepdim: bool) -> Array:
+def _logical(function: Callable[..., Array], x: Array, dim: Dims, keepdim: bool) -> Array:
     if not isinstance(dim, int) and dim is not None and not len(dim):  # no dimension, other than for sums
-        return self != 0
-    return np.any(self, axis=axes_of(dim, self.ndim), keepdims=keepdim)
+        return x != 0
+    return _reduced(function, x, dim, keepdim)
 
 
-@kernel("all.dims_out", "all.out")
-def all_(self: Array, dim: Sequence[int] | int | None, keepdim: bool) -> Array:
-    if not isinstance(dim, int) and dim is not None and not len(dim):  # no dimension, other than for sums
-        return self != 0
-    return np.all(self, axis=axes_of(dim, self.ndim), keepdims=keepdim)
-
-
-def _arg(self: Array, dim: int | None, keepdim: bool, best: Any) -> Array:
+def _position(function: Callable[..., Array], x: Array, dim: int | None, keepdim: bool) -> Array:
     if dim is None:
-        found = np.asarray(best(self.reshape(-1)), np.int64)
-        return found.reshape((1,) * self.ndim) if keepdim else found
-    if self.ndim == 0:
+        found = np.asarray(function(x.reshape(-1)), np.int64)
+        return found.reshape((1,) * x.ndim) if keepdim else found
+    if x.ndim == 0:
         return np.zeros((), np.int64)
-    index = best(self, axis=dim)
+    index = function(x, axis=dim)
     return np.expand_dims(index, dim) if keepdim else index
 
 
-@kernel("argmax.out")
-def argmax(self: Array, dim: int | None, keepdim: bool) -> Array:
-    return _arg(self, dim, keepdim, np.argmax)
-
-
-@kernel("argmin.out")
-def argmin(self: Array, dim: int | None, keepdim: bool) -> Array:
-    return _arg(self, dim, keepdim, np.argmin)
-
-
-@kernel("max.dim_max")
-def max_dim(self: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
-    return amax(self, (dim,), keepdim), argmax(self, dim, keepdim)
-
-
-@kernel("min.dim_min")
-def min_dim(self: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
-    return amin(self, (dim,), keepdim), argmin(self, dim, keepdim)
-
-
-@kernel("max.unary_out")
-def max_all(self: Array) -> Array:
-    return np.max(self)
-
-
-@kernel("min.unary_out")
-def min_all(self: Array) -> Array:
-    return np.min(self)
-
-
-def _variance(x: Array, axes: tuple[int, ...], correction: Number, keepdim: bool) -> Array:
+def _variance(x: Array, dim: Dims, correction: Number | None, keepdim: bool) -> Array:
+    x, axes = wide(x), axes_of(dim, x.ndim)
     count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
     centred = x - np.mean(x, axis=axes, keepdims=True)
-    return np.sum(centred * centred, axis=axes, keepdims=keepdim) / max(count - correction, 0)
+    degrees = count - (1 if correction is None else correction)
+    return np.sum(centred * centred, axis=axes, keepdims=keepdim) / max(degrees, 0)
 
 
-@kernel("var.correction_out")
-def var_correction(self: Array, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Array:
-    x = wide(self)
-    return _variance(x, axes_of(dim, x.ndim), 1 if correction is None else correction, keepdim)
-
-
-@kernel("var.out")
-def var(self: Array, dim: Sequence[int] | None, unbiased: bool, keepdim: bool) -> Array:
-    return _variance(wide(self), axes_of(dim, self.ndim), int(unbiased), keepdim)
-
-
-@kernel("var_mean.correction_out")
-def var_mean(self: Array, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> tuple[Array, Array]:
-    axes = axes_of(dim, self.ndim)
-    return var_correction(self, dim, correction, keepdim), np.mean(wide(self), axis=axes, keepdims=keepdim)
-
-
-@kernel("std.correction_out")
-def std(self: Array, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Array:
-    return np.sqrt(var_correction(self, dim, correction, keepdim))
-
-
-@kernel("cumsum.out")
-def cumsum(self: Array, dim: int, dtype: int | None) -> Array:
-    x = wide(self)
-    return np.cumsum(x, axis=dim, dtype=_accumulator(x)) if x.ndim else x
+kernels(
+    {
+        "sum.IntList_out": lambda x, dim, keepdim, dtype: _reduced(np.sum, x, dim, keepdim, dtype=_accumulator(x)),
+        "prod.int_out": lambda x, dim, keepdim, dtype: _reduced(np.prod, x, dim, keepdim, dtype=_accumulator(x)),
+        "prod.out": lambda x, dtype: np.prod(wide(x), dtype=_accumulator(x)),
+        "mean.out": lambda x, dim, keepdim, dtype: _reduced(np.mean, x, dim, keepdim),
+        "mean.dtype_out": lambda x, dtype: np.asarray(np.mean(wide(x))),
+        "amax.out": lambda x, dim, keepdim: _reduced(np.max, x, dim, keepdim),
+        "amin.out": lambda x, dim, keepdim: _reduced(np.min, x, dim, keepdim),
+        "max.unary_out": lambda x: np.max(x),
+        "min.unary_out": lambda x: np.min(x),
+        "any.all_out": lambda x: np.asarray(np.any(x)),
+        "all.all_out": lambda x: np.asarray(np.all(x)),
+        "any.dims_out any.out": lambda x, dim, keepdim: _logical(np.any, x, dim, keepdim),
+        "all.dims_out all.out": lambda x, dim, keepdim: _logical(np.all, x, dim, keepdim),
+        "argmax.out": lambda x, dim, keepdim: _position(np.argmax, x, dim, keepdim),
+        "argmin.out": lambda x, dim, keepdim: _position(np.argmin, x, dim, keepdim),
+        "max.dim_max": lambda x, dim, keepdim: (
+            _reduced(np.max, x, dim, keepdim),
+            _position(np.argmax, x, dim, keepdim),
+        ),
+        "min.dim_min": lambda x, dim, keepdim: (
+            _reduced(np.min, x, dim, keepdim),
+            _position(np.argmin, x, dim, keepdim),
+        ),
+        "var.correction_out": _variance,
+        "var.out": lambda x, dim, unbiased, keepdim: _variance(x, dim, int(unbiased), keepdim),
+        "var_mean.correction_out": lambda x, dim, correction, keepdim: (
+            _variance(x, dim, correction, keepdim),
+            _reduced(np.mean, x, dim, keepdim),
+        ),
+        "std.correction_out": lambda x, dim, correction, keepdim: np.sqrt(_variance(x, dim, correction, keepdim)),
+        "cumsum.out": lambda x, dim, dtype: np.cumsum(wide(x), axis=dim, dtype=_accumulator(x)) if x.ndim else x,
+        "sort.values_stable": lambda x, stable, dim, descending: sort(x, dim, descending),
+        "nonzero.out": lambda x: np.argwhere(x),
+    }
+)
 
 
 @kernel("topk.values")
@@ -169,19 +102,9 @@ def sort(self: Array, dim: int, descending: bool) -> tuple[Array, Array]:
     return np.take_along_axis(self, index, dim), index
 
 
-@kernel("sort.values_stable")
-def sort_stable(self: Array, stable: bool | None, dim: int, descending: bool) -> tuple[Array, Array]:
-    return sort(self, dim, descending)
-
-
 def _order(x: Array, dim: int, descending: bool) -> Array:
     """Stable positions in order; equal elements stay as they are, also backwards."""
     if not descending:
         return np.argsort(x, axis=dim, kind="stable")
     turned = np.argsort(np.flip(x, dim), axis=dim, kind="stable")
     return x.shape[dim] - 1 - np.flip(turned, dim)
-
-
-@kernel("nonzero.out")
-def nonzero(self: Array) -> Array:
-    return np.argwhere(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,6 +48,12 @@ def kernel(*names: str) -> Callable[[Function], Function]:
         return function
 
     return declare
+
+
+def kernels(table: Mapping[str, Callable[..., Any]]) -> None:
+    """Declare kernels that are one expression each, under names that blanks separate (see `kernel`)."""
+    for names, function in table.items():
+        kernel(*names.split())(function)
 
 
 def wide(array: Array) -> Array:
