@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,9 @@ def masked_select(self: Array, mask: Array) -> Array:
     return everywhere[where]
 
 
-kernels(
-    {
-        "index_select.out": lambda x, dim, index: np.take(x, index.reshape(-1), axis=dim) if x.ndim else x,
-        "embedding.out": lambda weight, indices, padding_idx, scale_grad, sparse: weight[indices],
-        "index.Tensor_out": lambda x, indices: x[_tuple(indices)],
-    }
-)
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "index_select.out": lambda x, dim, index: np.take(x, index.reshape(-1), axis=dim) if x.ndim else x,
+    "embedding.out": lambda weight, indices, padding_idx, scale_grad, sparse: weight[indices],
+    "index.Tensor_out": lambda x, indices: x[_tuple(indices)],
+}
+kernels(_EXPRESSIONS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -119,34 +120,31 @@ def as_strided(self: Array, size: Sequence[int], stride: Sequence[int], offset: 
     return self.reshape(-1)[index]
 
 
-kernels(
-    {
-        "clone.out _to_copy.memory_out": lambda x, memory_format: x,
-        "alias_copy.out detach_copy.out lift_fresh_copy.out et_copy::_h2d_copy.out et_copy::_d2h_copy.out": lambda x: x,
-        "_to_copy.out": lambda x, non_blocking, memory_format: x,
-        "dim_order_ops::_to_dim_order_copy.out dim_order_ops::_clone_dim_order.out": lambda x, non_blocking, dim_order: (
-            x
-        ),
-        "copy.out copy_": lambda x, source, non_blocking: np.broadcast_to(source, x.shape),
-        "permute_copy.out": lambda x, dims: x.transpose([d % x.ndim for d in dims]),
-        "transpose_copy.int_out": lambda x, dim0, dim1: np.swapaxes(x, dim0, dim1) if x.ndim else x,
-        "t_copy.out": lambda x: x.T,
-        "view_copy.out _unsafe_view.out reshape_copy.out": lambda x, size: x.reshape(tuple(size)),
-        "unsqueeze_copy.out": lambda x, dim: np.expand_dims(x, dim),
-        "squeeze_copy.dim_out": lambda x, dim: squeeze_dims(x, (dim,)),
-        "unbind_copy.int_out": lambda x, dim: tuple(select(x, dim, k) for k in range(x.shape[dim])),
-        "stack.out": lambda tensors, dim: np.stack(list(tensors), axis=dim),
-        "repeat.out": lambda x, repeats: np.tile(x, tuple(repeats)),
-        "repeat_interleave.Tensor_out": lambda repeats, output_size: np.repeat(np.arange(len(repeats)), repeats),
-        "flip.out": lambda x, dims: np.flip(x, tuple(dims)),
-        "reflection_pad1d.out reflection_pad2d.out reflection_pad3d.out": (
-            lambda x, padding: np.pad(x, _widths(x, padding), mode="reflect")
-        ),
-        "replication_pad1d.out replication_pad2d.out replication_pad3d.out": (
-            lambda x, padding: np.pad(x, _widths(x, padding), mode="edge")
-        ),
-        "diagonal_copy.out": lambda x, offset, dim1, dim2: np.diagonal(x, offset, dim1, dim2),
-        "tril.out": lambda x, diagonal: np.tril(x, diagonal),
-        "triu.out": lambda x, diagonal: np.triu(x, diagonal),
-    }
-)
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "clone.out _to_copy.memory_out": lambda x, memory_format: x,
+    "alias_copy.out detach_copy.out lift_fresh_copy.out et_copy::_h2d_copy.out et_copy::_d2h_copy.out": lambda x: x,
+    "_to_copy.out": lambda x, non_blocking, memory_format: x,
+    "dim_order_ops::_to_dim_order_copy.out dim_order_ops::_clone_dim_order.out": lambda x, non_blocking, dim_order: x,
+    "copy.out copy_": lambda x, source, non_blocking: np.broadcast_to(source, x.shape),
+    "permute_copy.out": lambda x, dims: x.transpose([d % x.ndim for d in dims]),
+    "transpose_copy.int_out": lambda x, dim0, dim1: np.swapaxes(x, dim0, dim1) if x.ndim else x,
+    "t_copy.out": lambda x: x.T,
+    "view_copy.out _unsafe_view.out reshape_copy.out": lambda x, size: x.reshape(tuple(size)),
+    "unsqueeze_copy.out": lambda x, dim: np.expand_dims(x, dim),
+    "squeeze_copy.dim_out": lambda x, dim: squeeze_dims(x, (dim,)),
+    "unbind_copy.int_out": lambda x, dim: tuple(select(x, dim, k) for k in range(x.shape[dim])),
+    "stack.out": lambda tensors, dim: np.stack(list(tensors), axis=dim),
+    "repeat.out": lambda x, repeats: np.tile(x, tuple(repeats)),
+    "repeat_interleave.Tensor_out": lambda repeats, output_size: np.repeat(np.arange(len(repeats)), repeats),
+    "flip.out": lambda x, dims: np.flip(x, tuple(dims)),
+    "reflection_pad1d.out reflection_pad2d.out reflection_pad3d.out": (
+        lambda x, padding: np.pad(x, _widths(x, padding), mode="reflect")
+    ),
+    "replication_pad1d.out replication_pad2d.out replication_pad3d.out": (
+        lambda x, padding: np.pad(x, _widths(x, padding), mode="edge")
+    ),
+    "diagonal_copy.out": lambda x, offset, dim1, dim2: np.diagonal(x, offset, dim1, dim2),
+    "tril.out": lambda x, diagonal: np.tril(x, diagonal),
+    "triu.out": lambda x, diagonal: np.triu(x, diagonal),
+}
+kernels(_EXPRESSIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -84,22 +85,19 @@ def _scaled(x: Array | Number, like: Array | Number, alpha: Number) -> Array | N
     return number if alpha == 1 else np.multiply(number, alpha)
 
 
-kernels(
-    {
-        "add.out add.Scalar_out": lambda x, other, alpha: np.add(_number(x, other), _scaled(other, x, alpha)),
-        "sub.out sub.Scalar_out": lambda x, other, alpha: np.subtract(_number(x, other), _scaled(other, x, alpha)),
-        "rsub.Scalar_out rsub.Tensor_out": lambda x, other, alpha: np.subtract(
-            _number(other, x), _scaled(x, other, alpha)
-        ),
-        "div.out div.Scalar_out": _binary(np.true_divide),
-        "where.self_out": lambda condition, x, other: np.where(condition != 0, x, other),
-        "hardtanh.out": lambda x, least, most: np.clip(wide(x), least, most),
-        "round.decimals_out": lambda x, decimals: np.round(wide(x), decimals),
-        "masked_fill.Scalar_out masked_fill.Tensor_out": lambda x, mask, value: np.where(
-            mask, np.asarray(value).astype(x.dtype), x
-        ),
-    }
-)
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "add.out add.Scalar_out": lambda x, other, alpha: np.add(_number(x, other), _scaled(other, x, alpha)),
+    "sub.out sub.Scalar_out": lambda x, other, alpha: np.subtract(_number(x, other), _scaled(other, x, alpha)),
+    "rsub.Scalar_out rsub.Tensor_out": lambda x, other, alpha: np.subtract(_number(other, x), _scaled(x, other, alpha)),
+    "div.out div.Scalar_out": _binary(np.true_divide),
+    "where.self_out": lambda condition, x, other: np.where(condition != 0, x, other),
+    "hardtanh.out": lambda x, least, most: np.clip(wide(x), least, most),
+    "round.decimals_out": lambda x, decimals: np.round(wide(x), decimals),
+    "masked_fill.Scalar_out masked_fill.Tensor_out": lambda x, mask, value: np.where(
+        mask, np.asarray(value).astype(x.dtype), x
+    ),
+}
+kernels(_EXPRESSIONS)
 
 
 @kernel("div.out_mode", "div.Scalar_mode_out")

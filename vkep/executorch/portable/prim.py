@@ -34,15 +34,14 @@ def _one(function: Callable[[Any], Any]) -> Callable[[Number], Number]:
 kernels({f"{_P}{name}.Scalar": _two(function) for name, function in _TWO.items()})
 kernels({f"{_P}{name}.int": _two(_TWO[name]) for name in ("mod", "floordiv")})
 kernels({f"{_P}{name}.Scalar": _one(function) for name, function in _ONE.items()})
-kernels(
-    {
-        f"{_P}sym_ite.Scalar": lambda condition, first, second: first if condition else second,
-        "sym_size.int": lambda x, dim: x.shape[dim],
-        "sym_stride.int": lambda x, dim: x.strides[dim] // x.itemsize,
-        "sym_numel": lambda x: x.size,
-        "_local_scalar_dense": lambda x: x.reshape(-1)[0].item(),
-    }
-)
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    f"{_P}sym_ite.Scalar": lambda condition, first, second: first if condition else second,
+    "sym_size.int": lambda x, dim: x.shape[dim],
+    "sym_stride.int": lambda x, dim: x.strides[dim] // x.itemsize,
+    "sym_numel": lambda x: x.size,
+    "_local_scalar_dense": lambda x: x.reshape(-1)[0].item(),
+}
+kernels(_EXPRESSIONS)
 
 
 @kernel("sym_constrain_range", "sym_constrain_range_for_size")

@@ -46,45 +46,6 @@ def _variance(x: Array, dim: Dims, correction: Number | None, keepdim: bool) -> 
     return np.sum(centred * centred, axis=axes, keepdims=keepdim) / max(degrees, 0)
 
 
-kernels(
-    {
-        "sum.IntList_out": lambda x, dim, keepdim, dtype: _reduced(np.sum, x, dim, keepdim, dtype=_accumulator(x)),
-        "prod.int_out": lambda x, dim, keepdim, dtype: _reduced(np.prod, x, dim, keepdim, dtype=_accumulator(x)),
-        "prod.out": lambda x, dtype: np.prod(wide(x), dtype=_accumulator(x)),
-        "mean.out": lambda x, dim, keepdim, dtype: _reduced(np.mean, x, dim, keepdim),
-        "mean.dtype_out": lambda x, dtype: np.asarray(np.mean(wide(x))),
-        "amax.out": lambda x, dim, keepdim: _reduced(np.max, x, dim, keepdim),
-        "amin.out": lambda x, dim, keepdim: _reduced(np.min, x, dim, keepdim),
-        "max.unary_out": lambda x: np.max(x),
-        "min.unary_out": lambda x: np.min(x),
-        "any.all_out": lambda x: np.asarray(np.any(x)),
-        "all.all_out": lambda x: np.asarray(np.all(x)),
-        "any.dims_out any.out": lambda x, dim, keepdim: _logical(np.any, x, dim, keepdim),
-        "all.dims_out all.out": lambda x, dim, keepdim: _logical(np.all, x, dim, keepdim),
-        "argmax.out": lambda x, dim, keepdim: _position(np.argmax, x, dim, keepdim),
-        "argmin.out": lambda x, dim, keepdim: _position(np.argmin, x, dim, keepdim),
-        "max.dim_max": lambda x, dim, keepdim: (
-            _reduced(np.max, x, dim, keepdim),
-            _position(np.argmax, x, dim, keepdim),
-        ),
-        "min.dim_min": lambda x, dim, keepdim: (
-            _reduced(np.min, x, dim, keepdim),
-            _position(np.argmin, x, dim, keepdim),
-        ),
-        "var.correction_out": _variance,
-        "var.out": lambda x, dim, unbiased, keepdim: _variance(x, dim, int(unbiased), keepdim),
-        "var_mean.correction_out": lambda x, dim, correction, keepdim: (
-            _variance(x, dim, correction, keepdim),
-            _reduced(np.mean, x, dim, keepdim),
-        ),
-        "std.correction_out": lambda x, dim, correction, keepdim: np.sqrt(_variance(x, dim, correction, keepdim)),
-        "cumsum.out": lambda x, dim, dtype: np.cumsum(wide(x), axis=dim, dtype=_accumulator(x)) if x.ndim else x,
-        "sort.values_stable": lambda x, stable, dim, descending: sort(x, dim, descending),
-        "nonzero.out": lambda x: np.argwhere(x),
-    }
-)
-
-
 @kernel("topk.values")
 def topk(self: Array, k: int, dim: int, largest: bool, sorted_: bool) -> tuple[Array, Array]:
     if self.ndim == 0:
@@ -108,3 +69,41 @@ def _order(x: Array, dim: int, descending: bool) -> Array:
         return np.argsort(x, axis=dim, kind="stable")
     turned = np.argsort(np.flip(x, dim), axis=dim, kind="stable")
     return x.shape[dim] - 1 - np.flip(turned, dim)
+
+
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "sum.IntList_out": lambda x, dim, keepdim, dtype: _reduced(np.sum, x, dim, keepdim, dtype=_accumulator(x)),
+    "prod.int_out": lambda x, dim, keepdim, dtype: _reduced(np.prod, x, dim, keepdim, dtype=_accumulator(x)),
+    "prod.out": lambda x, dtype: np.prod(wide(x), dtype=_accumulator(x)),
+    "mean.out": lambda x, dim, keepdim, dtype: _reduced(np.mean, x, dim, keepdim),
+    "mean.dtype_out": lambda x, dtype: np.asarray(np.mean(wide(x))),
+    "amax.out": lambda x, dim, keepdim: _reduced(np.max, x, dim, keepdim),
+    "amin.out": lambda x, dim, keepdim: _reduced(np.min, x, dim, keepdim),
+    "max.unary_out": lambda x: np.max(x),
+    "min.unary_out": lambda x: np.min(x),
+    "any.all_out": lambda x: np.asarray(np.any(x)),
+    "all.all_out": lambda x: np.asarray(np.all(x)),
+    "any.dims_out any.out": lambda x, dim, keepdim: _logical(np.any, x, dim, keepdim),
+    "all.dims_out all.out": lambda x, dim, keepdim: _logical(np.all, x, dim, keepdim),
+    "argmax.out": lambda x, dim, keepdim: _position(np.argmax, x, dim, keepdim),
+    "argmin.out": lambda x, dim, keepdim: _position(np.argmin, x, dim, keepdim),
+    "max.dim_max": lambda x, dim, keepdim: (
+        _reduced(np.max, x, dim, keepdim),
+        _position(np.argmax, x, dim, keepdim),
+    ),
+    "min.dim_min": lambda x, dim, keepdim: (
+        _reduced(np.min, x, dim, keepdim),
+        _position(np.argmin, x, dim, keepdim),
+    ),
+    "var.correction_out": _variance,
+    "var.out": lambda x, dim, unbiased, keepdim: _variance(x, dim, int(unbiased), keepdim),
+    "var_mean.correction_out": lambda x, dim, correction, keepdim: (
+        _variance(x, dim, correction, keepdim),
+        _reduced(np.mean, x, dim, keepdim),
+    ),
+    "std.correction_out": lambda x, dim, correction, keepdim: np.sqrt(_variance(x, dim, correction, keepdim)),
+    "cumsum.out": lambda x, dim, dtype: np.cumsum(wide(x), axis=dim, dtype=_accumulator(x)) if x.ndim else x,
+    "sort.values_stable": lambda x, stable, dim, descending: sort(x, dim, descending),
+    "nonzero.out": lambda x: np.argwhere(x),
+}
+kernels(_EXPRESSIONS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,8 @@ def fft_c2r(self: Array, dim: Sequence[int], normalization: int, last_dim_size: 
     return found.astype(np.float64 if self.dtype == np.complex128 else np.float32)
 
 
-kernels(
-    {
-        "view_as_real_copy.out": lambda x: np.stack([x.real, x.imag], -1),
-        "_conj_physical.out": lambda x: np.conj(x),
-    }
-)
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "view_as_real_copy.out": lambda x: np.stack([x.real, x.imag], -1),
+    "_conj_physical.out": lambda x: np.conj(x),
+}
+kernels(_EXPRESSIONS)
