@@ -4,7 +4,21 @@ struct OrtApi {
   OrtStatus *(*CreateStatus)(int code, const char *message);  /* 0 */
   int (*GetErrorCode)(const OrtStatus *status);  /* 1 */
   const char *(*GetErrorMessage)(const OrtStatus *status);  /* 2 */
-  void *unused_3[46];
+  OrtStatus *(*CreateEnv)(int level, const char *name, OrtEnv **out);  /* 3 */
+  void *unused_4[4];
+  OrtStatus *(*CreateSessionFromArray)(const OrtEnv *env, const void *model, size_t bytes,
+      const OrtSessionOptions *options, OrtSession **out);  /* 8 */
+  OrtStatus *(*Run)(OrtSession *session, const OrtRunOptions *options, const char *const *input_names,
+      const OrtValue *const *inputs, size_t input_count, const char *const *output_names, size_t output_count,
+      OrtValue **outputs);  /* 9 */
+  OrtStatus *(*CreateSessionOptions)(OrtSessionOptions **out);  /* 10 */
+  OrtStatus *(*SetOptimizedModelFilePath)(OrtSessionOptions *options, const char *path);  /* 11 */
+  OrtStatus *(*CloneSessionOptions)(const OrtSessionOptions *options, OrtSessionOptions **out);  /* 12 */
+  void *unused_13[2];
+  OrtStatus *(*DisableProfiling)(OrtSessionOptions *options);  /* 15 */
+  void *unused_16[7];
+  OrtStatus *(*SetSessionGraphOptimizationLevel)(OrtSessionOptions *options, int level);  /* 23 */
+  void *unused_24[25];
   OrtStatus *(*CreateTensorWithDataAsOrtValue)(const OrtMemoryInfo *info, void *data, size_t bytes,
       const int64_t *shape, size_t rank, int type, OrtValue **out);  /* 49 */
   void *unused_50[1];
@@ -34,12 +48,18 @@ struct OrtApi {
   OrtStatus *(*KernelContext_GetInput)(const OrtKernelContext *context, size_t index, const OrtValue **out);  /* 90 */
   OrtStatus *(*KernelContext_GetOutput)(OrtKernelContext *context, size_t index, const int64_t *dims, size_t rank,
       OrtValue **out);  /* 91 */
-  void *unused_92[1];
+  void (*ReleaseEnv)(OrtEnv *env);  /* 92 */
   void (*ReleaseStatus)(OrtStatus *status);  /* 93 */
   void (*ReleaseMemoryInfo)(OrtMemoryInfo *info);  /* 94 */
-  void *unused_95[1];
+  void (*ReleaseSession)(OrtSession *session);  /* 95 */
   void (*ReleaseValue)(OrtValue *value);  /* 96 */
-  void *unused_97[65];
+  void *unused_97[3];
+  void (*ReleaseSessionOptions)(OrtSessionOptions *options);  /* 100 */
+  void *unused_101[29];
+  OrtStatus *(*AddSessionConfigEntry)(OrtSessionOptions *options, const char *key, const char *value);  /* 130 */
+  void *unused_131[19];
+  OrtStatus *(*AddInitializer)(OrtSessionOptions *options, const char *name, const OrtValue *value);  /* 150 */
+  void *unused_151[11];
   OrtStatus *(*KernelInfoGetAttributeArray_float)(const OrtKernelInfo *info, const char *name, float *out,
       size_t *size);  /* 162 */
   OrtStatus *(*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo *info, const char *name, int64_t *out,

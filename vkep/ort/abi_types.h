@@ -18,6 +18,8 @@ typedef struct OrtOpAttr OrtOpAttr;
 typedef struct OrtKeyValuePairs OrtKeyValuePairs;
 typedef struct OrtHardwareDevice OrtHardwareDevice;
 typedef struct OrtEpDevice OrtEpDevice;
+typedef struct OrtEnv OrtEnv;
+typedef struct OrtSession OrtSession;
 typedef struct OrtSessionOptions OrtSessionOptions;
 typedef struct OrtRunOptions OrtRunOptions;
 typedef struct OrtKernelContext OrtKernelContext;

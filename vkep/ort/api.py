@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vkep.ort.boundary import API_LEVEL, NULL, OrtError, ffi, use_tables
+from vkep.ort.overrides import Overrides
 
 
 class Ort:
@@ -115,6 +116,7 @@ class Ort:
             self._check_tensor(info)
         finally:
             api.ReleaseMemoryInfo(info)
+        self._check_overrides()
         schema = self.get(ep_api.GetOpSchema, "OrtOpSchema *", b"Relu", 14, b"")
         count = self.get(ep_api.OpSchema_GetTypeConstraintCount, "size_t", schema)
         ep_api.ReleaseOpSchema(schema)
@@ -134,6 +136,17 @@ class Ort:
             self._expect("tensor size", self.get(api.GetTensorSizeInBytes, "size_t", tensor), 24)
         finally:
             api.ReleaseValue(tensor)
+
+    def _check_overrides(self) -> None:
+        options = self.get(self.api.CreateSessionOptions, "OrtSessionOptions *")
+        first = Overrides(self, options)
+        said: Any = "known" in first
+        second = Overrides(self, first.options)
+        said = (said, "known" in second, "other" in second)
+        for copy in (first, second):
+            copy.close()
+        self.api.ReleaseSessionOptions(options)
+        self._expect("initializers of session options", said, (False, True, False))
 
     def _expect(self, what: str, said: Any, expected: Any) -> None:
         if said != expected:

@@ -92,6 +92,7 @@ def claim(
         program = made if static else None
         _judge(view, made, verdicts)
     _keep_packed_together(view, verdicts)
+    _give_up_what_its_driver_reads(view, verdicts)
     others = [n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n)]
     declined = {n.title: verdicts.reasons[n.outputs] for n in others}
     if declined and fallback == "error":
@@ -198,6 +199,20 @@ def _keep_packed_together(view: OrtGraphView, verdicts: _Verdicts) -> None:
                     verdicts.reasons[node.outputs] = (
                         f"{name!r} is packed, and ONNX Runtime has no copy of it to other providers"
                     )
+
+
+def _give_up_what_its_driver_reads(view: OrtGraphView, verdicts: _Verdicts) -> None:
+    """BeamSearch and its like run their bodies themselves, and take the memory that a body's first output is planned in for
+    the memory of all its outputs: as CPU operators they would read device memory, before the device has written it. Where the
+    CPU provider makes the first output, ONNX Runtime copies the others.
+    """
+    if not view.has_own_driver or not view.outputs:
+        return
+    for node in view.graph.nodes:
+        if view.outputs[0] in node.outputs and verdicts.taken.pop(node.outputs, None) is not None:
+            verdicts.reasons[node.outputs] = (
+                f"its driver reads the output {view.outputs[0]!r} of its body in host memory"
+            )
 
 
 def _info(view: OrtGraphView, name: str) -> ValueInfo | None:

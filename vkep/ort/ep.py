@@ -21,6 +21,7 @@ from vkep.ort.graph import OrtGraphView
 from vkep.ort.kernels import KernelRegistry
 from vkep.ort.operators import OperatorKernel, offer_kernels, operator_entries
 from vkep.ort.options import EP_NAME, EpOptions
+from vkep.ort.overrides import Overrides, are_being_read
 from vkep.ort.profiler import Profiler
 from vkep.ort.runtime import Runtime
 from vkep.ort.streams import SyncStream
@@ -48,6 +49,7 @@ class Ep(CStruct, struct="OrtEp"):
         device: DeviceCapabilities,
         options: EpOptions,
         context: ContextSettings,
+        session: Any,
     ) -> None:
         self.ort, self._devices, self.options = ort, devices, options
         self._context = context
@@ -61,7 +63,9 @@ class Ep(CStruct, struct="OrtEp"):
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
             single = operator_entries() if options.kernels == "registry" else ()
-            self._kernels = KernelRegistry(ort, single, partial(OperatorKernel, ort, self.runtime), self.runtime.checks)
+            self._overrides = Overrides(ort, session)
+            make = partial(OperatorKernel, ort, self.runtime, self._overrides)
+            self._kernels = KernelRegistry(ort, single, make, self.runtime.checks)
         except BaseException:
             self.runtime.close()
             raise
@@ -89,7 +93,9 @@ class Ep(CStruct, struct="OrtEp"):
             raise
 
     def _claim(self, graph: Any, info: Any) -> None:
-        view = OrtGraphView(self.ort, graph)
+        if are_being_read():
+            return
+        view = OrtGraphView(self.ort, graph, self._overrides)
         if not view.in_body:
             self._model_inputs = view.formal_inputs
         if view.is_expanded_later:
@@ -128,7 +134,7 @@ class Ep(CStruct, struct="OrtEp"):
         made: list[FusedNode] = []
         try:
             for index in range(count):
-                island = OrtSubgraph(self.ort, graphs[index], fused[index])
+                island = OrtSubgraph(self.ort, graphs[index], fused[index], self._overrides)
                 program = self._program(island)
                 if self._context.enabled:
                     context_nodes[index] = island.context_node(self._context, program, self.runtime.device)
@@ -167,6 +173,7 @@ class Ep(CStruct, struct="OrtEp"):
     def OnSessionInitializationEnd(self) -> None:
         if self._failure is not None:
             raise self._failure
+        self._overrides.close()
         self._claims.clear()  # and with them the host's copies of packed weights
 
     # ---- memory and order
@@ -254,6 +261,7 @@ class Ep(CStruct, struct="OrtEp"):
         super().release()
         self.runtime.captures.close()
         self._claims.clear()
+        self._overrides.close()
         self._kernels.close()
         self._stream.Release()
         self.runtime.close()

@@ -76,7 +76,8 @@ class Factory(CStruct, struct="OrtEpFactory"):
         entries = self.ort.take_pairs(self.ort.api.GetSessionOptionsConfigEntries, options)
         chosen = EpOptions.from_entries(entries, self._environment())
         chosen = self._interop_of(device).applied(chosen)
-        out[0] = Ep(self.ort, self.devices, device, chosen, ContextSettings.from_entries(entries)).pointer
+        compiled = ContextSettings.from_entries(entries)
+        out[0] = Ep(self.ort, self.devices, device, chosen, compiled, options).pointer
 
     @value(None)
     def ReleaseEp(self, ep: Any) -> None:

@@ -13,12 +13,13 @@ import onnx
 from vkep import dtypes
 from vkep.graph.load import read_graph
 from vkep.graph.model import Dim, Graph, Node, ValueInfo
-from vkep.graph.weights import Weight, unpack
+from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ort.boundary import NULL, OrtError, ffi, lib
-from vkep.ort.tensors import byte_count, describe, host_bytes, shape_of
+from vkep.ort.tensors import byte_count, describe, shape_of, tensor_array
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
+    from vkep.ort.overrides import Overrides
 
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 6, 7, 8  # OrtOpAttrType
 
@@ -74,8 +75,9 @@ class OrtGraphView:
     graph included).
     """
 
-    def __init__(self, ort: Ort, pointer: Any) -> None:
-        self.ort, self.pointer = ort, pointer
+    def __init__(self, ort: Ort, pointer: Any, overrides: Overrides) -> None:
+        """``overrides``: the initializers that the session's options replace."""
+        self.ort, self.pointer, self._overrides = ort, pointer, overrides
         api = ort.api
         self.ir_version = ort.get(api.Graph_GetOnnxIRVersion, "int64_t", pointer)
         self.opsets = self._opsets()
@@ -108,6 +110,11 @@ class OrtGraphView:
     def in_body(self) -> bool:
         """Whether this is the body of another graph's node."""
         return bool(self._parent != NULL)
+
+    @property
+    def has_own_driver(self) -> bool:
+        """Whether this is the body of an operator other than ONNX's If, Loop and Scan, which runs it by itself (BeamSearch)."""
+        return self.in_body and bool(self.ort.text(self.ort.api.Node_GetDomain, self._parent))
 
     @property
     def is_expanded_later(self) -> bool:
@@ -278,6 +285,8 @@ class OrtGraphView:
         if value == NULL:
             raise OrtError(f"the constant {name!r} has no value")
         tensor = describe(ort, value)
+        if name in self._overrides:
+            return ArrayWeight(name, self._overrides.value(name, tensor.type, shape_of(tensor)))
         external = ort.get(api.ValueInfo_GetExternalInitializerInfo, "OrtExternalInitializerInfo *", info)
         if external == NULL:
             return OrtWeight(name, tensor)
@@ -303,13 +312,3 @@ _PROTO_TYPES = {
     _STRINGS: onnx.AttributeProto.STRINGS,
     _TENSOR: onnx.AttributeProto.TENSOR,
 }
-
-
-def tensor_array(tensor: Any) -> np.ndarray:
-    """A copy of a described host tensor. Raises `TypeError` for strings."""
-    dtype = dtypes.from_onnx(tensor.type)
-    data = host_bytes(tensor.data, byte_count(tensor))
-    assert dtype is not None
-    if dtype.sub_byte_bits:
-        return unpack(data, dtype, shape_of(tensor))
-    return data.copy().view(dtype.numpy).reshape(shape_of(tensor))

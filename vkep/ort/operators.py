@@ -23,13 +23,14 @@ from vkep.graph.weights import ArrayWeight, Weight, unpack
 from vkep.ops import registry
 from vkep.ort.boundary import NULL, CStruct, ffi, status, value
 from vkep.ort.fused import FusedNode
-from vkep.ort.graph import OrtGraphView, tensor_array
+from vkep.ort.graph import OrtGraphView
 from vkep.ort.kernels import KernelEntry
 from vkep.ort.memory import domain_of
-from vkep.ort.tensors import address, byte_count, describe, shape_of
+from vkep.ort.tensors import address, byte_count, describe, shape_of, tensor_array
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
+    from vkep.ort.overrides import Overrides
     from vkep.ort.runtime import Runtime
 
 logger = logging.getLogger("vkep.ort")
@@ -87,7 +88,7 @@ def offer_kernels(
 class OperatorKernel(CStruct, struct="OrtKernelImpl"):
     """One node of ONNX Runtime's graph as a fused node of one. Its constant inputs are planned into it."""
 
-    def __init__(self, ort: Ort, runtime: Runtime, entry: KernelEntry, info: Any) -> None:
+    def __init__(self, ort: Ort, runtime: Runtime, overrides: Overrides, entry: KernelEntry, info: Any) -> None:
         api = ort.api
         proto = onnx.GraphProto()
         node = proto.node.add(
@@ -96,9 +97,12 @@ class OperatorKernel(CStruct, struct="OrtKernelImpl"):
         read_attributes(ort, info, onnx.defs.get_schema(entry.op_type, entry.since, entry.domain), node)
         weights: dict[str, Weight] = {}
         for index in range(ort.get(api.KernelInfo_GetInputCount, "size_t", info)):
-            name = f"input {index}" if _text(ort, api.KernelInfo_GetInputName, info, index) else ""
+            given = _text(ort, api.KernelInfo_GetInputName, info, index)
+            name = f"input {index}" if given else ""
             node.input.append(name)
             constant = _constant(ort, info, index) if name else None
+            if constant is not None and given in overrides:
+                constant = overrides.value(given, dtypes.from_numpy(constant.dtype).onnx, constant.shape)
             if constant is not None:
                 weights[name] = ArrayWeight(name, constant)
         for index in range(ort.get(api.KernelInfo_GetOutputCount, "size_t", info)):

@@ -22,15 +22,16 @@ from vkep.placement.partition import lower
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
+    from vkep.ort.overrides import Overrides
     from vkep.ort.runtime import Runtime
 
 
 class OrtSubgraph:
     """An OrtGraph to compile, and the node that will stand for it."""
 
-    def __init__(self, ort: Ort, graph: Any, fused: Any) -> None:
+    def __init__(self, ort: Ort, graph: Any, fused: Any, overrides: Overrides) -> None:
         self._ort = ort
-        self.view = OrtGraphView(ort, graph)
+        self.view = OrtGraphView(ort, graph, overrides)
         api = ort.api
         self.inputs = self._names(api.Node_GetNumInputs, api.Node_GetInputs, fused)
         self.outputs = self._names(api.Node_GetNumOutputs, api.Node_GetOutputs, fused)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vkep import dtypes
+from vkep.graph.weights import unpack
 from vkep.ort.boundary import ffi, lib
 
 if TYPE_CHECKING:
@@ -53,3 +54,13 @@ def host_array(pointer: Any, dtype: dtypes.DType, shape: tuple[int, ...], nbytes
 def address(pointer: Any) -> int:
     """A pointer as a number."""
     return int(ffi.cast("uintptr_t", pointer))
+
+
+def tensor_array(tensor: Any) -> np.ndarray:
+    """A copy of a described host tensor. Raises `TypeError` for strings."""
+    dtype = dtypes.from_onnx(tensor.type)
+    data = host_bytes(tensor.data, byte_count(tensor))
+    assert dtype is not None
+    if dtype.sub_byte_bits:
+        return unpack(data, dtype, shape_of(tensor))
+    return data.copy().view(dtype.numpy).reshape(shape_of(tensor))
