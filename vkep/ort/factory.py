@@ -20,6 +20,7 @@ from vkep.ort.ep import Ep
 from vkep.ort.importer import Importer
 from vkep.ort.interop import Interop, make_interop
 from vkep.ort.options import EP_NAME, EpOptions, arena_options, session_options
+from vkep.ort.overrides import check_known_answers
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
 
@@ -198,7 +199,9 @@ def _create_factories(name: Any, base: Any, log: Any, factories: Any, room: int,
     made[0] = 0
     if room < 1:
         raise OrtError("ONNX Runtime has no room for an execution provider's factory")
-    factories[0] = Factory(Ort(base)).pointer
+    ort = Ort(base)
+    check_known_answers(ort)
+    factories[0] = Factory(ort).pointer
     made[0] = 1
 
 

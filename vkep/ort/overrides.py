@@ -102,6 +102,19 @@ class Overrides:
             return tensor_array(describe(ort, value[0]))
 
 
+def check_known_answers(ort: Ort) -> None:
+    """As `Ort` does for the rest of the tables: a call at a wrong place would answer otherwise. Raises `OrtError`."""
+    options = ort.get(ort.api.CreateSessionOptions, "OrtSessionOptions *")
+    first = Overrides(ort, options)
+    said: Any = "known" in first
+    second = Overrides(ort, first.options)
+    said = (said, "known" in second, "other" in second)
+    first.close()
+    second.close()
+    ort.api.ReleaseSessionOptions(options)
+    ort.expect("initializers of session options", said, (False, True, False))
+
+
 def are_being_read() -> bool:
     """Whether this thread makes the session that gives a replacement: the provider claims nothing in it."""
     return getattr(_reading, "now", False)
