@@ -1,9 +1,6 @@
 """vkep: ONNX models on Vulkan, in a GPU context that delegates share."""
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from gpu_shared import (
     ClosedError,
@@ -25,13 +22,24 @@ from gpu_shared import (
     make_shared_gpu_compile_specs,
     parse_shared_gpu_compile_spec,
 )
-from vkep.errors import Decline, InvalidInputError, InvalidModelError, UnsupportedModelError, VkepError
+from vkep.errors import (
+    Decline,
+    InvalidInputError,
+    InvalidModelError,
+    RunTerminatedError,
+    UnsupportedModelError,
+    VkepError,
+)
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from gpu_shared import DelegateLease, SharedGpuContext, live_counts
     from vkep.device.tensor import DeviceTensor
+    from vkep.graph.model import ModelMetadata
     from vkep.memory import ArenaOutOfMemory
-    from vkep.session import InferenceSession, IOBinding, Report, SessionOptions
+    from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
+    from vkep.session.ort_options import ExecutionMode, GraphOptimizationLevel
+    from vkep.session.ort_value import OrtValue
+    from vkep.session.run_options import RunOptions
 
 __version__ = "0.1.0"
 
@@ -40,9 +48,15 @@ _LAZY = {
     "ArenaOutOfMemory": "vkep.memory",
     "DelegateLease": "gpu_shared",
     "DeviceTensor": "vkep.device.tensor",
+    "ExecutionMode": "vkep.session.ort_options",
+    "GraphOptimizationLevel": "vkep.session.ort_options",
     "IOBinding": "vkep.session",
     "InferenceSession": "vkep.session",
+    "ModelMetadata": "vkep.graph.model",
+    "NodeArg": "vkep.session",
+    "OrtValue": "vkep.session.ort_value",
     "Report": "vkep.session",
+    "RunOptions": "vkep.session.run_options",
     "SessionOptions": "vkep.session",
     "SharedGpuContext": "gpu_shared",
     "live_counts": "gpu_shared",
@@ -63,14 +77,21 @@ __all__ = [
     "DeviceNotFoundError",
     "DeviceTensor",
     "DriverNotFoundError",
+    "ExecutionMode",
     "ForkedProcessError",
     "GpuError",
+    "GraphOptimizationLevel",
     "IOBinding",
     "InferenceSession",
     "InvalidInputError",
     "InvalidModelError",
+    "ModelMetadata",
+    "NodeArg",
+    "OrtValue",
     "OutOfDeviceMemoryError",
     "Report",
+    "RunOptions",
+    "RunTerminatedError",
     "SessionOptions",
     "SharedGpuCompileSpec",
     "SharedGpuContext",
@@ -79,6 +100,9 @@ __all__ = [
     "UnsupportedModelError",
     "VkepError",
     "devices",
+    "get_all_providers",
+    "get_available_providers",
+    "get_device",
     "live_counts",
     "make_shared_gpu_compile_specs",
     "parse_shared_gpu_compile_spec",
@@ -92,10 +116,31 @@ def devices() -> list[DeviceInfo]:
     return list(list_devices())
 
 
-def __getattr__(name: str) -> Any:
+def get_available_providers() -> list[str]:
+    """Who runs nodes in a session, in ONNX Runtime's names: Vulkan, and the CPU for what Vulkan declines."""
+    from vkep.session.ort_options import CPU, VULKAN
+
+    return [VULKAN, CPU]
+
+
+get_all_providers = get_available_providers
+
+
+def get_device() -> str:
+    """What sessions run on, as ``onnxruntime.get_device`` has it: ``GPU``."""
+    return "GPU"
+
+
+def __getattr__(name: str) -> _typing.Any:
+    import importlib
+
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -44,6 +44,10 @@ class InvalidInputError(VkepError, ValueError):
     """
 
 
+class RunTerminatedError(VkepError):
+    """A run ended because ``terminate`` of its `RunOptions` was set."""
+
+
 class KernelBoundsError(VkepError):
     """A planned kernel may leave the memory of an operand: a mistake of vkep's own, found before anything runs."""
 

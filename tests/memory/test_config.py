@@ -84,10 +84,17 @@ def test_misspelt_key_names_its_neighbour():
         ArenaConfig.from_options({"arena.max_memory": "1"})
 
 
+def test_a_size_of_minus_one_is_its_default():
+    sizes = [key for key in ArenaConfig().to_options() if key not in ("arena.extend_strategy", "arena.mode")]
+    assert len(sizes) == 5
+    for value in ("-1", -1):
+        assert ArenaConfig.from_options(dict.fromkeys(sizes, value)) == ArenaConfig()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "error", "match"),
     [
-        ("arena.max_mem", "-1", ValueError, r"'arena.max_mem': got '-1', expected a whole number of bytes"),
+        ("arena.max_mem", "-2", ValueError, r"'arena.max_mem': got '-2', expected a whole number of bytes"),
         ("arena.max_mem", "4GB", ValueError, "whole number"),
         ("arena.max_mem", "", ValueError, "whole number"),
         ("arena.max_mem", 1.5, TypeError, "expected a string or an int, got float"),

@@ -51,8 +51,52 @@ def test_unknown_options_name_the_nearest() -> None:
         TypeError, match=r"'fallbak' of InferenceSession \(did you mean 'fallback'\?\); known: context, "
     ):
         InferenceSession(ADD_RELU, fallbak="cpu")
-    with pytest.raises(TypeError, match="unknown option 'providers' of InferenceSession; known: "):
-        InferenceSession(ADD_RELU, providers=["CPUExecutionProvider"])
+    with pytest.raises(TypeError, match="unknown option 'no_such_thing' of InferenceSession; known: "):
+        InferenceSession(ADD_RELU, no_such_thing=1)
+    options = SessionOptions()
+    with pytest.raises(
+        AttributeError, match=r"SessionOptions has no 'intra_op_num_thread' \(did you mean 'intra_op_num_threads'\?\)"
+    ):
+        options.intra_op_num_thread = 4
+    with pytest.raises(NotImplementedError, match="vkep writes no model"):
+        options.optimized_model_filepath = "x.onnx"
+    with pytest.raises(
+        ValueError, match=r"unknown option 'fallbak' of VulkanExecutionProvider \(did you mean 'fallback'\?\)"
+    ):
+        options.add_session_config_entry("ep.vulkanexecutionprovider.fallbak", "error")
+    options.add_session_config_entry("ep.vulkanexecutionprovider.fallback", "error")
+    assert options.fallback == "error"
+
+
+@pytest.mark.parametrize(
+    ("providers", "options", "message"),
+    [
+        ("VulkanExecutionProvider", None, "expected a list of names"),
+        ([5], None, "providers has 5, expected a name"),
+        (["VulkanExecutionProvider"], [{}, {}], "expected a dict for each of 1 providers"),
+        (["VulkanExecutionProvider"], [{"concurency": 1}], "did you mean 'concurrency'"),
+        (
+            ["VulkanExecutionProvider"],
+            [{"device_id": "first"}],
+            "option 'device_id' is 'first', expected a whole number",
+        ),
+        (["VulkanExecutionProvider"], [{"user_compute_stream": "140000"}], "a CUDA stream orders no Vulkan work"),
+        (["VulkanExecutionProvider"], [{"gpu_mem_limit": 1, "arena.max_mem": 2}], "'arena.max_mem' by another name"),
+        (None, [{}], "provider_options without providers"),
+    ],
+)
+def test_providers_of_the_wrong_kind(providers: Any, options: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        InferenceSession(ADD_RELU, providers=providers, provider_options=options)
+
+
+def test_options_of_cuda_without_a_meaning_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    from vkep.session.ort_options import session_overrides
+
+    with caplog.at_level("WARNING", logger="vkep.session"):
+        made = session_overrides({"use_tf32": "1", "gpu_mem_limit": str(2**64 - 1), "has_user_compute_stream": "0"})
+    assert made == {"arena": {"arena.max_mem": "0"}}
+    assert "option use_tf32=1 has no effect on Vulkan: float32 is computed in float32" in caplog.text
 
 
 @pytest.mark.parametrize("options", [{"fallback": "cpu"}, {}, object()])

@@ -77,8 +77,9 @@ class ArenaConfig:
     def from_options(cls, options: Mapping[str, object] | None, *, strict: bool = False) -> ArenaConfig:
         """Read the bare ``arena.*`` keys of ``options``; absent keys keep their defaults.
 
-        Keys outside ``arena.`` are other components' and are ignored; an unknown ``arena.*`` key is an error. ``strict``:
-        all of ``options`` is the arena's, so that its names may go without ``arena.``, and any other key is an error.
+        Keys outside ``arena.`` are other components' and are ignored; an unknown ``arena.*`` key is an error. A size of -1 is
+        its default. ``strict``: all of ``options`` is the arena's, so that its names may go without ``arena.``, and any other
+        key is an error.
 
         Raises:
             TypeError: a key that is no string, or a value that is neither a string nor an integer.
@@ -117,6 +118,7 @@ class ArenaConfig:
 
 
 _FIELD_NAMES = tuple(field.name for field in fields(ArenaConfig))
+_DEFAULTS = {field.name: field.default for field in fields(ArenaConfig)}
 _SIZE_FIELDS = tuple(name for name in _FIELD_NAMES if name not in ("extend_strategy", "mode"))
 
 
@@ -173,6 +175,8 @@ def _parse(key: str, name: str, value: object) -> object:
             modes = " or ".join(repr(mode.value) for mode in ArenaMode)
             raise ValueError(f"option {key!r}: got {value!r}, expected {modes}") from None
     text = str(value).strip()
+    if text == "-1":  # as OrtArenaCfg has it: the default
+        return _DEFAULTS[name]
     if isinstance(value, Enum) or not _DECIMAL.fullmatch(text):
         raise ValueError(f"option {key!r}: got {value!r}, expected a whole number of bytes, such as '1048576'")
     number = int(text)

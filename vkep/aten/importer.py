@@ -269,7 +269,7 @@ class _Importer:
         outputs = [ValueInfo(n, r.elem, r.dims) for n, r in zip(names, results, strict=True)]
         weights = {name: w for name, w in self.b.weights.items() if name in read}
         graph = Graph("delegate", tuple(nodes), tuple(self.inputs), tuple(outputs), weights)
-        model = Model(graph, OPSETS, _IR_VERSION, "ExecuTorch's Vulkan backend", {}, source)
+        model = Model(graph, OPSETS, _IR_VERSION, source)
         first = len(self.graph.input_ids)
         states = [
             State(self.inputs[first + k].name, names[count + k], self._constant(i, self.graph.values[i]))  # type: ignore[arg-type]

@@ -100,8 +100,8 @@ class ProgramSession:
 
         info = meta.input_tensor_meta(index)
         kind = dtypes.DTYPES[info.numpy_dtype].onnx_name
-        sizes: list[int | str] = [f"{name}_{k}" if info.is_dynamic else n for k, n in enumerate(info.sizes())]
-        return NodeArg(name, f"tensor({kind})", tuple(sizes))
+        sizes: list[int | str | None] = [f"{name}_{k}" if info.is_dynamic else n for k, n in enumerate(info.sizes())]
+        return NodeArg(name, f"tensor({kind})", sizes)
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
         """Run the method; all its outputs, whatever ``names`` are."""

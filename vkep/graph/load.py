@@ -17,7 +17,7 @@ from onnx import helper
 
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import wire
-from vkep.graph.model import Dim, Graph, Model, Node, ValueInfo
+from vkep.graph.model import Dim, Graph, Model, ModelMetadata, Node, ValueInfo
 from vkep.graph.normalize import bodies, captured, normalize
 from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, last_write, make_weight
 
@@ -58,9 +58,16 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
         graph=graph,
         opsets=opsets,
         ir_version=proto.ir_version,
-        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
-        metadata={p.key: p.value for p in proto.metadata_props},
         source=name,
+        metadata=ModelMetadata(
+            producer_name=proto.producer_name,
+            graph_name=proto.graph.name,
+            domain=proto.domain,
+            description=proto.doc_string,
+            graph_description=proto.graph.doc_string,
+            version=proto.model_version,
+            custom_metadata_map={p.key: p.value for p in proto.metadata_props},
+        ),
         file_identity=read.identity,
     )
 
@@ -106,7 +113,9 @@ def read_graph(
     inputs = tuple(_value_info(v) for v in proto.input if v.name not in weights)
     outputs = tuple(_value_info(v) for v in proto.output)
     _check_names_once(nodes, inputs, weights, where)
-    graph = Graph(proto.name, tuple(nodes), inputs, outputs, weights)
+    # Before IR version 4 every initializer was listed as an input, and none could be replaced.
+    replaceable = tuple(_value_info(v) for v in proto.input if v.name in weights) if ir_version >= 4 else ()
+    graph = Graph(proto.name, tuple(nodes), inputs, outputs, weights, replaceable)
     known = {v.name for v in inputs} | set(weights) | {o for n in graph.nodes for o in n.outputs}
     for output in outputs:
         if output.name not in known and where:

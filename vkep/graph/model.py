@@ -80,6 +80,20 @@ class Graph:
     inputs: tuple[ValueInfo, ...]  #: without initializers that old models also list as inputs
     outputs: tuple[ValueInfo, ...]
     weights: Mapping[str, Weight]
+    overridable: tuple[ValueInfo, ...] = ()  #: inputs that have a weight of their name, which a run may replace
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a model says of itself; the names are those of ``onnxruntime.ModelMetadata``."""
+
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = 0
+    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,9 +103,8 @@ class Model:
     graph: Graph
     opsets: Mapping[str, int]  #: domain ("" is ai.onnx) to version
     ir_version: int
-    producer: str
-    metadata: Mapping[str, str]
     source: str  #: where it came from, for messages
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
     file_identity: str = (
         ""  #: of the file that it was read from (`weights.file_identity`); empty where it is not a file's
     )

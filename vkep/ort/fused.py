@@ -128,7 +128,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
     ) -> None:
         self.runtime, self.name = runtime, name
         session = session_options(runtime.device, runtime.options)
-        model = Model(graph, opsets, ir_version, "", {}, name)
+        model = Model(graph, opsets, ir_version, name)
         self._planner = Planner(runtime.delegate, session, model, runtime.policy, runtime.graphs)
         self.planned = self._planner.graph(graph.nodes, graph.weights, [o for o in outputs if o], name=name)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)

@@ -2,67 +2,178 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vkep.device.tensor import DeviceTensor
+from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
+from vkep.session.ort_value import OrtValue, element_dtype, on_gpu, value_at
 
 if TYPE_CHECKING:
     from vkep.session.session import InferenceSession
+
+Array = np.ndarray[Any, Any]
 
 
 class IOBinding:
     """Names bound to arrays or device tensors, for `InferenceSession.run_with_iobinding`.
 
     A run whose inputs and outputs are all bound to device tensors moves nothing between host and device, and returns
-    without waiting for the GPU.
+    without waiting for the GPU. To bind one costs the same however many are bound.
+
+    `bind_input` and `bind_output` take a device's name in place of a tensor too, with the arguments of ONNX Runtime's.
     """
 
     def __init__(self, session: InferenceSession) -> None:
-        self._session = session
-        self.inputs: dict[str, np.ndarray[Any, Any] | DeviceTensor] = {}
-        self.outputs: dict[str, DeviceTensor | str] = {}
-        self.results: list[np.ndarray[Any, Any] | DeviceTensor] = []
+        self._owner = session  # stays open for as long as the binding is there
+        self._session = session._parts
+        self.inputs: dict[str, Array | DeviceTensor] = {}
+        self.outputs: dict[str, DeviceTensor | Array | str] = {}
+        self.results: list[Array | DeviceTensor] = []
+        self._as_values: dict[str, OrtValue | None] = {}  # outputs bound in ONNX Runtime's words
 
-    def bind_cpu_input(self, name: str, array: np.ndarray[Any, Any]) -> None:
+    # ---- inputs
+
+    def bind_cpu_input(self, name: str, array: Array) -> None:
         """Feed an array, uploaded at each run."""
-        self._check(name, [a.name for a in self._session.get_inputs()], "input")
+        self._check(name, self._session.inputs, "input")
         self.inputs[name] = array
 
-    def bind_input(self, name: str, tensor: DeviceTensor) -> None:
-        """Feed a tensor that lies on the session's device."""
-        self._check(name, [a.name for a in self._session.get_inputs()], "input")
-        self._session.check_tensor(tensor, f"input {name!r}")
-        self.inputs[name] = tensor
-
-    def bind_output(self, name: str, tensor: DeviceTensor | None = None, *, device: str = "gpu") -> None:
-        """Have an output written to ``tensor``; without one, to a new tensor of each run (``device="gpu"``) or an
-        array (``device="cpu"``).
+    def bind_input(
+        self,
+        name: str,
+        tensor: DeviceTensor | OrtValue | str | None = None,
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+        *,
+        device_type: str | None = None,
+    ) -> None:
+        """Feed a tensor that lies on the session's device; or the ``shape`` and ``element_type`` at ``buffer_ptr``, an address of
+        the host (``device_type="cpu"``), or the `OrtValue.data_ptr` of one for the GPU.
         """
-        self._check(name, [a.name for a in self._session.get_outputs()], "output")
+        self._check(name, self._session.inputs, "input")
+        what = f"input {name!r}"
+        where = tensor if isinstance(tensor, str) else device_type
+        if where is not None:
+            self.inputs[name] = self._at(where, element_type, shape, buffer_ptr, what)
+        elif isinstance(tensor, OrtValue):
+            self.inputs[name] = tensor.on(self._session.delegate, what)
+        else:
+            self._session.check_tensor(tensor, what)  # type: ignore[arg-type]  # it says what it got
+            self.inputs[name] = tensor  # type: ignore[assignment]
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Feed a value."""
+        self.bind_input(name, ortvalue)
+
+    # ---- outputs
+
+    def bind_output(
+        self,
+        name: str,
+        tensor: DeviceTensor | OrtValue | str | None = None,
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+        *,
+        device: str = "gpu",
+        device_type: str | None = None,
+    ) -> None:
+        """Have an output written to ``tensor``; without one, to a new tensor of each run (``device="gpu"``) or an
+        array (``device="cpu"``). With a device's name, as ONNX Runtime has it: `get_outputs` gives an `OrtValue` then, and
+        ``buffer_ptr`` is as for `bind_input`.
+        """
+        self._check(name, self._session.output_names, "output")
         if device not in ("gpu", "cpu"):
             raise ValueError(f"device is {device!r}, expected 'gpu' or 'cpu'")
-        if tensor is not None:
-            self._session.check_tensor(tensor, f"output {name!r}")
-        self.outputs[name] = tensor if tensor is not None else device
+        what = f"output {name!r}"
+        where = tensor if isinstance(tensor, str) else device_type
+        self._as_values.pop(name, None)
+        if isinstance(tensor, OrtValue):
+            self.outputs[name] = tensor.on(self._session.delegate, what)
+            self._as_values[name] = tensor
+        elif where is not None and buffer_ptr:
+            self.outputs[name] = self._at(where, element_type, shape, buffer_ptr, what)
+            self._as_values[name] = None
+        elif where is not None:
+            self.outputs[name] = "gpu" if on_gpu(where) else "cpu"
+            self._as_values[name] = None
+        elif tensor is not None:
+            assert not isinstance(tensor, str)
+            self._session.check_tensor(tensor, what)
+            self.outputs[name] = tensor
+        else:
+            self.outputs[name] = device
 
-    def get_outputs(self) -> list[np.ndarray[Any, Any] | DeviceTensor]:
-        """The bound outputs of the last run, in binding order."""
-        return self.results
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Have an output written to a value."""
+        self.bind_output(name, ortvalue)
 
-    def copy_outputs_to_cpu(self) -> list[np.ndarray[Any, Any]]:
+    # ---- results
+
+    def get_outputs(self) -> list[Any]:
+        """The bound outputs of the last run, in binding order: device tensors and arrays; an `OrtValue` for an output that was
+        bound by a device's name or an `OrtValue`.
+        """
+        if not self._as_values:
+            return list(self.results)
+        pairs = zip(self.outputs, self.results, strict=False)
+        return [(self._as_values[n] or OrtValue.of(r)) if n in self._as_values else r for n, r in pairs]
+
+    def copy_outputs_to_cpu(self) -> list[Array]:
         """The bound outputs of the last run as arrays."""
         return [r.numpy() if isinstance(r, DeviceTensor) else r for r in self.results]
 
+    def synchronize_inputs(self) -> None:
+        """Nothing: what is bound is in order with the runs that read it."""
+
+    def synchronize_outputs(self) -> None:
+        """Wait for the runs that write the bound outputs. Raises `InvalidInputError` where one of them failed."""
+        for result in self.results:
+            if isinstance(result, DeviceTensor):
+                self._session.delegate.lease.wait(result.written_at)
+                result.check()
+
     def clear(self) -> None:
         """Unbind all inputs and outputs, and drop the last run's results."""
+        self.clear_binding_inputs()
+        self.clear_binding_outputs()
+
+    def clear_binding_inputs(self) -> None:
+        """Unbind all inputs."""
         self.inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Unbind all outputs, and drop the last run's results."""
         self.outputs.clear()
+        self._as_values.clear()
         self.results = []
 
+    # ---- inside
+
+    def _at(self, where: str, element_type: Any, shape: Any, pointer: int | None, what: str) -> Array | DeviceTensor:
+        """The tensor at an address."""
+        gpu = on_gpu(where)
+        if element_type is None or shape is None or not pointer:
+            raise ValueError(f"{what}: element_type, shape and buffer_ptr belong together")
+        dtype, sizes = element_dtype(element_type), checked_shape(shape)
+        if not gpu:
+            size = int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize
+            memory = memoryview((ctypes.c_uint8 * size).from_address(pointer))
+            return np.frombuffer(memory, dtype.numpy).reshape(sizes)
+        value = value_at(pointer, what).on(self._session.delegate, what)
+        assert isinstance(value, DeviceTensor)
+        if value.dtype is not dtype:
+            raise InvalidInputError(f"{what}: {dtype} at the address of an OrtValue of {value.dtype}")
+        return value if value.shape == sizes else value.reshaped(sizes)
+
     @staticmethod
-    def _check(name: str, names: list[str], what: str) -> None:
+    def _check(name: str, names: Collection[str], what: str) -> None:
         if name not in names:
-            raise InvalidInputError(f"the model has no {what} named {name!r}; it has {names}")
+            raise InvalidInputError(f"the model has no {what} named {name!r}; it has {list(names)}")

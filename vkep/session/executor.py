@@ -15,6 +15,7 @@ from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.ir.program import IslandStep, Program
 from vkep.plan.records import Port
+from vkep.session.run_options import stop_if_told
 from vkep.session.shared_values import BufferSets
 from vkep.session.submit_batch import Region, Staged, SubmitBatch
 from vkep.session.vgf_executor import VgfExecutor
@@ -80,6 +81,7 @@ class Executable:
 
     def _run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None) -> None:
         for step in self._runs:
+            stop_if_told()
             if times is not None and isinstance(step, SubmitBatch):
                 titles = [region.title for region in step.regions]
                 times += zip(titles, step.profile(values, targets), strict=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
 from vkep.placement.policy import PREFERENCES
+from vkep.session.ort_options import OrtSessionOptions
 
 if TYPE_CHECKING:
     from vkep.arena.config import ArenaConfig
@@ -28,11 +29,14 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "base_dir": ((str, os.PathLike, NoneType), "a path or None"),
     "validation": ((bool, NoneType), "True, False or None"),
     "progress": ((Callable, NoneType), "a function or None"),
+    "enable_profiling": (bool, "True or False"),
+    "profile_file_prefix": (str, "a path's beginning"),
+    "free_dimensions": (Mapping, "a dict from names to sizes"),
 }
 
 
 @dataclass
-class SessionOptions:
+class SessionOptions(OrtSessionOptions):
     """Options of an `InferenceSession`.
 
     device: index, UUID or part of the name of a device; None: ``VKEP_DEVICE`` or the best there is.
@@ -57,6 +61,11 @@ class SessionOptions:
     check_data: raise `InvalidInputError` where an index, a length or an integer divisor in a run's data is outside what the
         operator's specification allows. False: an index is clamped, and the rest gives some number.
     progress: called while shaders are compiled and weights uploaded.
+    enable_profiling, profile_file_prefix: see `InferenceSession.end_profiling`.
+    free_dimensions: sizes of the model's symbolic dimensions, by name; with all of them the model is planned when it is opened.
+
+    Attributes of ``onnxruntime.SessionOptions`` that ask for nothing here (threads, optimization level ...) may be set and are
+    kept; one that neither knows raises ``AttributeError``.
     """
 
     device: int | str | None = None
@@ -77,6 +86,9 @@ class SessionOptions:
     validation: bool | None = None
     check_data: bool = True
     progress: Progress | None = None
+    enable_profiling: bool = False
+    profile_file_prefix: str = "vkep_profile"
+    free_dimensions: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.fallback not in _FALLBACKS:
@@ -94,6 +106,9 @@ class SessionOptions:
         for problem, tiling in (self.tuned or {}).items():
             if not isinstance(tiling, tuple) or not all(isinstance(size, int) for size in tiling):
                 raise TypeError(f"tuned[{problem!r}] is {tiling!r}, expected a tuple of integers")
+        for symbol, size in self.free_dimensions.items():
+            if not isinstance(size, int) or size < 0:
+                raise ValueError(f"free_dimensions[{symbol!r}] is {size!r}, expected a size of 0 or more")
 
     @property
     def wants_graphs(self) -> bool:
@@ -131,6 +146,7 @@ def merged_options(options: SessionOptions | None, overrides: Mapping[str, Any])
     """
     if options is not None and not isinstance(options, SessionOptions):
         raise TypeError(f"options is of {type(options)}, expected vkep.SessionOptions")
+    options = options or SessionOptions()
     known = SessionOptions.__dataclass_fields__
     for name in overrides:
         if name not in known:
@@ -139,7 +155,9 @@ def merged_options(options: SessionOptions | None, overrides: Mapping[str, Any])
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise TypeError(f"unknown option {name!r} of InferenceSession{hint}; known: context, {', '.join(known)}")
-    return SessionOptions(**{**(vars(options) if options else {}), **overrides})
+    merged = SessionOptions(**{name: overrides.get(name, getattr(options, name)) for name in known})
+    vars(merged).update({name: value for name, value in vars(options).items() if name not in known})
+    return merged
 
 
 def spirv_folder(options: SessionOptions) -> Path | None:

@@ -6,8 +6,10 @@ device of the first session.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from vkep.device.gc_safe_finalizer import on_end
 from vkep.errors import InvalidInputError
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
+from vkep.session.ort_options import CPU, PROVIDER_OPTIONS, VULKAN, provider_overrides
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,21 +27,28 @@ if TYPE_CHECKING:
     from vkep.device.external import ExternalMemory
     from vkep.device.tensor import DeviceTensor
     from vkep.graph.load import ModelSource
-    from vkep.graph.model import Dim, Model, ValueInfo
+    from vkep.graph.model import Dim, Model, ModelMetadata, ValueInfo
     from vkep.session.binding import IOBinding
     from vkep.session.executor import IslandExecutor
     from vkep.session.external import ExternalSemaphore
+    from vkep.session.ort_value import OrtValue
+    from vkep.session.profiling import SessionProfile
     from vkep.session.report import MemoryReport, Report
+    from vkep.session.run_options import RunOptions
     from vkep.session.session_state import Array, Feed
+
+logger = logging.getLogger("vkep.session")
 
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output of the model: ``type`` as ONNX writes it (``tensor(float)``), symbolic dimensions by name."""
+    """An input or output of the model: ``type`` as ONNX writes it (``tensor(float)``), symbolic dimensions by name; ``shape`` is
+    None where the model gives no rank.
+    """
 
     name: str
     type: str
-    shape: tuple[Dim, ...] | None
+    shape: list[Dim] | None
 
 
 class InferenceSession:
@@ -46,7 +56,9 @@ class InferenceSession:
 
     Args:
         model: a path, the model's bytes, or an ``onnx.ModelProto``.
-        options: see `SessionOptions`; keyword arguments override its fields.
+        options: see `SessionOptions`; keyword arguments override its fields. ``sess_options`` is the same.
+        providers, provider_options: as ``onnxruntime.InferenceSession`` takes them: the options of ``VulkanExecutionProvider``
+            count, and another provider than this and the CPU's is warned of.
         context: a `SharedGpuContext` to use instead of the one that the options name.
 
     Static shapes are planned, compiled and uploaded at once; dynamic ones at the first run of each signature. Safe to
@@ -61,11 +73,18 @@ class InferenceSession:
         self,
         model: ModelSource,
         options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
         *,
+        sess_options: SessionOptions | None = None,
         context: SharedGpuContext | None = None,
         **overrides: Any,
     ) -> None:
-        self.options = merged_options(options, overrides)
+        started = time.perf_counter_ns()
+        if options is not None and sess_options is not None:
+            raise TypeError("InferenceSession got options and sess_options, expected one of them")
+        overrides = {**provider_overrides(providers, provider_options), **overrides}
+        self.options = merged_options(sess_options if options is None else options, overrides)
         there = not isinstance(model, (str, os.PathLike)) or os.path.isfile(model)  # else the driver stays closed
         with ContextAhead(self.options, context, start=there) as ahead:
             from vkep.session.session_state import SessionState
@@ -74,6 +93,9 @@ class InferenceSession:
         self._finalizer = on_end(self, self._parts.close)
         try:
             self._parts.plan_static()
+            if self._parts.profile is not None:
+                profile = self._parts.profile
+                profile.add("Session", "session_initialization", started, time.perf_counter_ns() - started)
         except BaseException:
             self.close()
             raise
@@ -93,6 +115,32 @@ class InferenceSession:
         """The model's outputs in order."""
         return [_node_arg(v) for v in self.model.graph.outputs]
 
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """The weights that a run's feeds may replace: those that are also inputs, from IR version 4 on."""
+        return [_node_arg(v) for v in self.model.graph.overridable]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model says of itself."""
+        return self.model.metadata
+
+    def get_session_options(self) -> SessionOptions:
+        """The options of this session."""
+        return self.options
+
+    def get_providers(self) -> list[str]:
+        """Who runs nodes here, in ONNX Runtime's names."""
+        return [VULKAN] if self.options.fallback == "error" else [VULKAN, CPU]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """The options that count here, by provider, as texts."""
+        device = self._delegate.capabilities
+        mine = {"device_id": str(device.index), "device_name": device.name}
+        for name, value in vars(self.options).items():
+            if name in PROVIDER_OPTIONS and value is not None:
+                mine[name] = str(int(value)) if isinstance(value, bool) else str(value)
+        mine |= {f"arena.{k.removeprefix('arena.')}": str(v) for k, v in self.options.arena.items()}
+        return {VULKAN: mine, CPU: {}} if CPU in self.get_providers() else {VULKAN: mine}
+
     @property
     def context(self) -> SharedGpuContext:
         """The shared context that the session runs on."""
@@ -100,17 +148,60 @@ class InferenceSession:
 
     # ---- running
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Feed]) -> list[Array]:
-        """Run the model; arrays of ``output_names`` (None: all) in order.
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Feed], run_options: RunOptions | None = None
+    ) -> list[Array]:
+        """Run the model; arrays of ``output_names`` (None, or none: all) in order.
 
-        Inputs are numpy arrays (any strides) or `DeviceTensor`. Raises `InvalidInputError` for a wrong name, rank, shape or
-        dtype, `TypeError` for other kinds of arguments, `ClosedError`, `DeviceLostError`.
+        Inputs are numpy arrays (any strides), `DeviceTensor` or `OrtValue`. Raises `InvalidInputError` for a wrong name, rank,
+        shape or dtype, `TypeError` for other kinds of arguments, `RunTerminatedError`, `ClosedError`, `DeviceLostError`.
         """
         parts = self._parts
         names = parts.outputs if output_names is None else self._wanted(output_names)
         values = parts.inputs_of(feeds)
-        parts.graph.run(values, {})
+        parts.execute(values, {}, run_options)
         return [parts.result(values[name], name) for name in names]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Feed],
+        callback: Callable[[list[Array], Any, str], None],
+        user_data: Any = None,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """`run` in a thread of the session's (``concurrency`` of them), which then calls ``callback(results, user_data,
+        error)``: an empty list and the error's text where the run failed. What the callback raises is logged.
+
+        `close`, and the end of the interpreter, wait for it. Arrays in ``feeds`` must stay as they are until then. Raises
+        ``TypeError``, `InvalidInputError` and `ClosedError` at once for arguments that are wrong in any run.
+        """
+        if not callable(callback):
+            raise TypeError(f"callback is {callback!r}, expected a function of results, user_data and an error's text")
+        names = self._parts.outputs if output_names is None else self._wanted(output_names)
+        values = self._parts.inputs_of(feeds)
+
+        def work() -> None:
+            results, error = [], ""
+            try:
+                self._parts.execute(values, {}, run_options)
+                results = [self._parts.result(values[name], name) for name in names]
+            except Exception as raised:
+                error = f"{type(raised).__name__}: {raised}"
+            try:
+                callback(results, user_data, error)
+            except Exception:
+                logger.exception("the callback of run_async raised")
+
+        self._parts.later(work)
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, OrtValue], run_options: RunOptions | None = None
+    ) -> list[OrtValue]:
+        """`run` with and to `OrtValue`; the results are on the host."""
+        from vkep.session.ort_value import OrtValue
+
+        return [OrtValue.of(result) for result in self.run(output_names, feeds, run_options)]
 
     def io_binding(self) -> IOBinding:
         """A new binding for `run_with_iobinding`."""
@@ -118,12 +209,12 @@ class InferenceSession:
 
         return IOBinding(self)
 
-    def run_with_iobinding(self, binding: IOBinding) -> None:
-        """Run with bound inputs and outputs; results are in the binding."""
+    def run_with_iobinding(self, binding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run with bound inputs and outputs; results are in the binding. Raises as `run`."""
         parts = self._parts
         targets = parts.targets(binding.inputs, binding.outputs)
         values = parts.inputs_of(binding.inputs)
-        parts.graph.run(values, targets)
+        parts.execute(values, targets, run_options)
         binding.results = [parts.bound_result(values[n], n, target) for n, target in binding.outputs.items()]
 
     def device_tensor(self, array: Array) -> DeviceTensor:
@@ -221,7 +312,7 @@ class InferenceSession:
         from vkep.session.introspection import flatten
 
         values = self._parts.inputs_of(feeds)
-        with self._parts.graph.use(values) as executable:
+        with self._parts.graph_of(values).use(values) as executable:
             executable.run(values, {})
             return [i.runner.profile([values[n] for n in i.inputs]) for i in flatten(executable).islands]
 
@@ -231,7 +322,7 @@ class InferenceSession:
         """
         times: list[tuple[str, float]] = []
         values = self._parts.inputs_of(feeds)
-        with self._parts.graph.use(values) as executable:
+        with self._parts.graph_of(values).use(values) as executable:
             executable.run(values, {}, times)
         return times
 
@@ -257,11 +348,34 @@ class InferenceSession:
         self._delegate.results.trim()
         return self._delegate.arena.shrink()
 
+    def end_profiling(self) -> str:
+        """Write what ``enable_profiling`` gathered, as a list of trace events that Perfetto opens, and return the file's name:
+        ``<profile_file_prefix>_<date>_<time>.json``. While a profile is gathered each run is followed by a second one that
+        times its dispatches. Raises ``ValueError`` where ``enable_profiling`` was not set, ``OSError``.
+        """
+        return self._profile().end()
+
+    def get_profiling_start_time_ns(self) -> int:
+        """`time.perf_counter_ns` when the profile began. Raises as `end_profiling`."""
+        return self._profile().start_ns
+
+    def _profile(self) -> SessionProfile:
+        if self._parts.profile is None:
+            raise ValueError("this session has no profile: open it with enable_profiling=True")
+        return self._parts.profile
+
     # ---- closing
 
     def close(self) -> None:
         """Wait for the GPU and give everything back; idempotent."""
         self._finalizer()
+
+    def __repr__(self) -> str:
+        parts = self._parts
+        nodes = f"{len(parts.model.graph.nodes)} nodes"
+        if parts.closed:
+            return f"<vkep.InferenceSession of {parts.model.source}, {nodes}, closed>"
+        return f"<vkep.InferenceSession of {parts.model.source}, {nodes}, on {parts.delegate.capabilities.name}>"
 
     def __enter__(self) -> InferenceSession:
         self._check_open()
@@ -284,12 +398,13 @@ class InferenceSession:
             raise TypeError(f"output_names is a {type(names).__name__}, expected a list of names (None: all)")
         names = list(names)  # it may be an iterator, and is gone through twice
         for name in names:
-            if name not in self._parts.outputs:
+            if name not in self._parts.output_names:
                 raise InvalidInputError(f"the model has no output named {name!r}; it has {self._parts.outputs}")
-        return names
+        return names or self._parts.outputs
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:
     from vkep.dtypes import onnx_name
 
-    return NodeArg(info.name, f"tensor({onnx_name(info.elem_type)})" if info.elem_type else "other", info.shape)
+    shape = None if info.shape is None else list(info.shape)
+    return NodeArg(info.name, f"tensor({onnx_name(info.elem_type)})" if info.elem_type else "other", shape)

@@ -6,7 +6,11 @@ Importing this brings numpy, onnx and most of vkep: `vkep.session.session` does 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +23,21 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.graph import load_model
 from vkep.graph.load import ModelSource
-from vkep.session.executor import own_array, own_tensor
+from vkep.graph.model import Model, ValueInfo
+from vkep.session.executor import Targets, check_target, own_array, own_tensor
 from vkep.session.inputs import check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
-from vkep.session.planned_graph import Use
+from vkep.session.ort_value import OrtValue
+from vkep.session.planned_graph import PlannedGraph, Use
 from vkep.session.planner import Planner
+from vkep.session.profiling import SessionProfile
+from vkep.session.run_options import RunOptions, checked_run_options, running
 from vkep.session.saved import made_by
 from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
 Array = np.ndarray[Any, Any]
-Feed = Array | DeviceTensor
+Feed = Array | DeviceTensor | OrtValue
 
 
 class SessionState:
@@ -37,9 +45,15 @@ class SessionState:
 
     def __init__(self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext]) -> None:
         """``context`` is called after the work that needs no device. Raises as `InferenceSession`, leaving nothing open."""
-        self.model = load_model(source, base_dir=options.base_dir)
+        self.model = with_sizes(load_model(source, base_dir=options.base_dir), options.free_dimensions)
         self.inputs = {v.name: v for v in self.model.graph.inputs}
         self.outputs = [v.name for v in self.model.graph.outputs]
+        self.output_names = dict.fromkeys(self.outputs)
+        self.overridable = {v.name: v for v in self.model.graph.overridable}
+        self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the weights that a run brings
+        self._pool: ThreadPoolExecutor | None = None
+        self._options = options
+        self.profile = SessionProfile(options.profile_file_prefix) if options.enable_profiling else None
         arena = options.arena_config()
         library = ShaderLibrary(cache_dir=spirv_folder(options))
         if options.save_plans and self.model.file_identity:
@@ -47,6 +61,7 @@ class SessionState:
         tuned = options.tuned
         self.delegate = VulkanDelegate(context(), library, arena, sync_mode=options.sync_mode, tuned=tuned)
         self.closed = False
+        self._lock = threading.Lock()
         policy = session_policy(options, self.delegate.context)
         self.graphs = vgf_delegate(self.delegate, options.sync_mode) if policy.graphs else None
         self.planner = Planner(self.delegate, options, self.model, policy, self.graphs)
@@ -60,7 +75,10 @@ class SessionState:
             if self.delegate.forked:  # the device objects belong to the parent process
                 return
             try:
-                self.graph.close()
+                if self._pool is not None:  # a callback may close the session
+                    self._pool.shutdown(wait=threading.current_thread() not in self._pool._threads)
+                for graph in (self.graph, *self._overriding.values()):
+                    graph.close()
             finally:
                 if self.graphs is not None:
                     self.graphs.close()
@@ -96,14 +114,55 @@ class SessionState:
             value: Any = feeds.get(name)
             if value is None:
                 raise wrong_names(self.inputs, feeds)
-            if isinstance(value, DeviceTensor):
-                self.check_tensor(value, f"input {name!r}")
-            elif not isinstance(value, np.ndarray) and info.elem_type:
-                value = np.asarray(value)  # a list or a scalar
-            values[name] = value
+            values[name] = value if isinstance(value, np.ndarray) else self._fed(name, value, info)
         if len(feeds) != len(values):
-            raise wrong_names(self.inputs, feeds)
+            more = [name for name in feeds if name not in values]
+            if not self.overridable.keys() >= set(more):
+                raise wrong_names(self.inputs, feeds)
+            values |= {name: self._fed(name, feeds[name], self.overridable[name]) for name in more}
         return values
+
+    def _fed(self, name: str, value: Any, info: ValueInfo) -> Any:
+        if isinstance(value, OrtValue):
+            value = value.on(self.delegate, f"input {name!r}")
+        if isinstance(value, DeviceTensor):
+            self.check_tensor(value, f"input {name!r}")
+        elif not isinstance(value, np.ndarray) and info.elem_type:
+            value = np.asarray(value)  # a list, a scalar, or what has an array
+        return value
+
+    def graph_of(self, values: Mapping[str, Any]) -> PlannedGraph:
+        """What runs these inputs: the model, or the model with the weights as inputs that ``values`` brings."""
+        if len(values) == len(self.inputs):
+            return self.graph
+        names = frozenset(name for name in values if name not in self.inputs)
+        with self._lock:
+            graph = self._overriding.get(names)
+            if graph is None:
+                model = without_weights(self.model, names)
+                check = functools.partial(check_inputs, {v.name: v for v in model.graph.inputs})
+                graph = self._overriding[names] = self.planner.model_graph(model, self.outputs, check)
+        return graph
+
+    def execute(self, values: dict[str, Any], targets: Targets, run_options: RunOptions | None) -> None:
+        """Run; the results are added to ``values``. Raises as `InferenceSession.run`."""
+        graph = self.graph_of(values)
+        if run_options is None and self.profile is None:
+            graph.run(values, targets)
+            return
+        with running(checked_run_options(run_options)), graph.use(values) as executable:
+            start = time.perf_counter_ns()
+            executable.run(values, targets)
+            if self.profile is not None:
+                self.profile.add_run(executable, values, start, run_options.logid if run_options else "")
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do something in a thread of the session's. At the interpreter's end, and in `close`, it is waited for."""
+        self.check_open()
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._options.concurrency, thread_name_prefix="vkep-run")
+        self._pool.submit(work)
 
     def plan_static(self) -> None:
         """Plan for the only signature there is, where no shape is dynamic. Raises `InvalidModelError` where a node breaks its
@@ -125,12 +184,13 @@ class SessionState:
                 raise InvalidInputError(f"plan: no shape for the dynamic input {name!r}")
             dtype = dtypes.from_onnx(info.elem_type)
             feeds[name] = np.zeros(tuple(int(d) for d in shape), dtype.numpy if dtype else np.float32)  # type: ignore[arg-type]
-        return self.graph.use(self.inputs_of(feeds))
+        values = self.inputs_of(feeds)
+        return self.graph_of(values).use(values)
 
     # ---- results
 
     def targets(
-        self, inputs: Mapping[str, Feed], outputs: Mapping[str, DeviceTensor | str]
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, DeviceTensor | Array | str]
     ) -> dict[str, DeviceTensor | None]:
         """The outputs that are to lie on the device. Two names never share memory that a run writes."""
         targets: dict[str, DeviceTensor | None] = {}
@@ -142,17 +202,54 @@ class SessionState:
                 if other != f"output {name!r}":
                     raise InvalidInputError(f"output {name!r}: its device tensor is also bound to {other}")
                 targets[name] = target
-            elif target == "gpu":
+            elif isinstance(target, str) and target == "gpu":
                 targets[name] = None
         return targets
 
     def result(self, value: Any, name: str) -> Any:
         """A value of a run as the caller's own array."""
-        return own_array(value, name in self.inputs)
+        return own_array(value, self._is_fed(name))
 
-    def bound_result(self, value: Any, name: str, target: DeviceTensor | str) -> Any:
+    def bound_result(self, value: Any, name: str, target: DeviceTensor | Array | str) -> Any:
         """A result at the binding's target. Values that no island wrote there (constants, inputs, a CPU node's) are copied."""
+        if isinstance(target, np.ndarray):
+            value = self.result(value, name)
+            check_target(name, dtypes.from_numpy(value.dtype), value.shape, target)
+            np.copyto(target, value)
+            return target
         bound = target if isinstance(target, DeviceTensor) else None
         if target == "cpu" or (bound is None and not isinstance(value, (np.ndarray, DeviceTensor))):
             return self.result(value, name)
-        return own_tensor(self.delegate, name, value, bound, name in self.inputs)
+        return own_tensor(self.delegate, name, value, bound, self._is_fed(name))
+
+    def _is_fed(self, name: str) -> bool:
+        """Whether an output may be what a caller gave: it is copied then."""
+        return name in self.inputs or name in self.overridable
+
+
+def with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
+    """The model with symbolic dimensions of its inputs and outputs replaced. Raises ``ValueError`` for one that it has not."""
+    if not sizes:
+        return model
+    graph = model.graph
+    symbols = {d for v in graph.inputs for d in v.shape or () if isinstance(d, str)}
+    unknown = [name for name in sizes if name not in symbols]
+    if unknown:
+        raise ValueError(
+            f"free_dimensions: the inputs of {model.source} have no {unknown[0]!r}; they have {sorted(symbols)}"
+        )
+
+    def sized(info: ValueInfo) -> ValueInfo:
+        shape = None if info.shape is None else tuple(sizes.get(d, d) if isinstance(d, str) else d for d in info.shape)
+        return replace(info, shape=shape)
+
+    inputs, outputs = tuple(map(sized, graph.inputs)), tuple(map(sized, graph.outputs))
+    return replace(model, graph=replace(graph, inputs=inputs, outputs=outputs))
+
+
+def without_weights(model: Model, names: Collection[str]) -> Model:
+    """The model with some of its overridable weights as inputs."""
+    graph = model.graph
+    inputs = (*graph.inputs, *(v for v in graph.overridable if v.name in names))
+    weights = {name: weight for name, weight in graph.weights.items() if name not in names}
+    return replace(model, graph=replace(graph, inputs=inputs, weights=weights), file_identity="")

@@ -1,0 +1,197 @@
+"""The part of `SessionOptions` that only programs written for ONNX Runtime use: its attributes, and how providers are named."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+logger = logging.getLogger("vkep.session")
+
+VULKAN, CPU = "VulkanExecutionProvider", "CPUExecutionProvider"
+_PREFIX = "ep.vulkanexecutionprovider."
+
+
+class GraphOptimizationLevel(IntEnum):
+    """Taken, and without a meaning: vkep always fuses what it can."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(IntEnum):
+    """Taken, and without a meaning: dispatches that do not wait for each other overlap."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class OrtSessionOptions:
+    """Attributes of ``onnxruntime.SessionOptions`` that ask for nothing here. Messages go through the standard library's
+    logging, whose levels are set there.
+    """
+
+    free_dimensions: Mapping[str, int]
+
+    graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+    execution_mode = ExecutionMode.ORT_SEQUENTIAL
+    execution_order = 0
+    intra_op_num_threads = 0
+    inter_op_num_threads = 0
+    enable_cpu_mem_arena = True
+    enable_mem_pattern = True
+    enable_mem_reuse = True
+    use_deterministic_compute = False
+    use_per_session_threads = True
+    log_severity_level = -1
+    log_verbosity_level = 0
+    logid = ""
+    optimized_model_filepath = ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name) and name not in _fields(self):
+            known = [*_fields(self), *(n for n in vars(OrtSessionOptions) if not n.startswith("_"))]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise AttributeError(f"SessionOptions has no {name!r}{hint}")
+        if name == "optimized_model_filepath" and value:
+            raise NotImplementedError(
+                "optimized_model_filepath: vkep writes no model; `vkep explain` shows what it runs"
+            )
+        object.__setattr__(self, name, value)
+
+    def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
+        """Set a symbolic dimension's size (``free_dimensions``)."""
+        self.free_dimensions = {**self.free_dimensions, name: size}
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Set an option by ``ep.vulkanexecutionprovider.<option>``; another entry is kept, without a meaning. Raises
+        ``ValueError`` for an option that is not known, ``NotImplementedError`` for a model to be compiled.
+        """
+        if key.startswith("ep.context_"):
+            raise NotImplementedError(f"session entry {key!r}: compiled models are made by ONNX Runtime with vkep.ort")
+        if key.startswith(_PREFIX):
+            for name, option in session_overrides({key.removeprefix(_PREFIX): value}).items():
+                setattr(self, name, option)
+        entries = self.__dict__.setdefault("_entries", {})
+        entries[key] = value
+
+    def get_session_config_entry(self, key: str) -> str:
+        """An entry's value. Raises ``KeyError``."""
+        return str(self.__dict__.get("_entries", {})[key])
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Raises ``NotImplementedError``: operators of your own are Python functions here."""
+        raise NotImplementedError(
+            f"register_custom_ops_library({path!r}): such a library has kernels for ONNX Runtime's memory; "
+            "docs/adding-an-operator.md says how vkep takes an operator of your own"
+        )
+
+
+def _fields(options: object) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = getattr(type(options), "__dataclass_fields__", {})
+    return fields
+
+
+# ---- providers
+
+
+def provider_overrides(providers: object, provider_options: object = None) -> dict[str, Any]:
+    """What ``providers=`` of a session asks for, as overrides of `SessionOptions`. Warns of a provider that vkep is not.
+
+    Raises ``TypeError`` and ``ValueError`` for arguments that are not what ONNX Runtime's are.
+    """
+    if providers is None:
+        if provider_options:
+            raise ValueError("provider_options without providers")
+        return {}
+    pairs = _pairs(providers, provider_options)
+    others = [name for name, _ in pairs if name not in (VULKAN, CPU)]
+    if others or not any(name == VULKAN for name, _ in pairs):
+        warnings.warn(
+            f"providers are {[name for name, _ in pairs]}; this is vkep, whose providers are {[VULKAN, CPU]}: the model runs on "
+            f"{VULKAN}" + (f", and the options of {', '.join(others)} are left out" if others else ""),
+            UserWarning,
+            stacklevel=3,
+        )
+    options: dict[str, Any] = {}
+    for name, given in pairs:
+        if name == VULKAN:
+            options |= session_overrides({key: _text(value) for key, value in given.items()})
+    return options
+
+
+def _pairs(providers: object, provider_options: object) -> list[tuple[str, Mapping[str, Any]]]:
+    if isinstance(providers, str) or not isinstance(providers, Sequence):
+        raise TypeError(f"providers is {providers!r}, expected a list of names, or of (name, options)")
+    pairs: list[tuple[str, Mapping[str, Any]]] = []
+    for entry in providers:
+        name, options = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
+        if not isinstance(name, str) or not isinstance(options, Mapping):
+            raise TypeError(f"providers has {entry!r}, expected a name, or (name, options)")
+        pairs.append((name, options))
+    if provider_options is not None:
+        if not isinstance(provider_options, Sequence) or len(provider_options) != len(pairs):
+            raise ValueError(
+                f"provider_options is {provider_options!r}, expected a dict for each of {len(pairs)} providers"
+            )
+        pairs = [(name, {**own, **(more or {})}) for (name, own), more in zip(pairs, provider_options, strict=True)]
+    return pairs
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+#: options of a session that provider options may give, and how their texts are read
+_TRUTH = {"1": True, "true": True, "0": False, "false": False}
+PROVIDER_OPTIONS: dict[str, Any] = {
+    "token": str,
+    "group_id": int,
+    "context_mode": str,
+    "sync_mode": str,
+    "prefer": str,
+    "min_partition_size": int,
+    "fallback": str,
+    "plan_cache_size": int,
+    "concurrency": int,
+    "check_data": lambda text: _TRUTH[text.strip().lower()],
+}
+#: options of the provider in ONNX Runtime that a plain session has no need of
+_ONLY_THERE = ("io", "kernels", "prefer_nhwc", "enable_graph_capture")
+
+
+def session_overrides(options: Mapping[str, str]) -> dict[str, Any]:
+    """Provider options as overrides of `SessionOptions`. Raises ``ValueError`` for one that is not known or does not parse."""
+    from vkep.session.foreign_options import translated
+
+    made: dict[str, Any] = {}
+    for name, text in translated(options).items():
+        if name == "device_id":
+            made["device"] = _read(name, int, text)
+        elif name.startswith("arena."):
+            made.setdefault("arena", {})[name] = text
+        elif name in PROVIDER_OPTIONS:
+            made[name] = _read(name, PROVIDER_OPTIONS[name], text)
+        elif name in _ONLY_THERE:
+            logger.info("option %s=%s is for ONNX Runtime's sessions: left out", name, text)
+        else:
+            known = ["device_id", *PROVIDER_OPTIONS, *_ONLY_THERE]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(f"unknown option {name!r} of {VULKAN}{hint}; known: {', '.join(known)} and arena.*")
+    return made
+
+
+def _read(name: str, read: Any, text: str) -> Any:
+    try:
+        return read(text)
+    except (ValueError, KeyError):
+        expected = "a whole number" if read is int else "1 or 0"
+        raise ValueError(f"option {name!r} is {text!r}, expected {expected}") from None

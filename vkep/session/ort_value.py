@@ -1,0 +1,187 @@
+"""`OrtValue`: a tensor in the words of ``onnxruntime.OrtValue``, on the host or on a session's device."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.device.tensor import DeviceTensor, checked_shape
+from vkep.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
+Array = np.ndarray[Any, Any]
+#: what callers write for a GPU
+GPU_NAMES = ("gpu", "vulkan", "cuda")
+_FIRST_HANDLE = 0x7E00_0000_0000_0000  # beyond every address that a host or a device has
+
+
+class OrtValue:
+    """A tensor to bind or to feed. One for the GPU lies on the host until the first session that uses it takes it to its
+    device, and there from then on; ``device_id``, where it is not 0, must be the index of that device.
+    """
+
+    def __init__(self, value: Array | DeviceTensor | None, *, device_id: int = -1, shape: Any = (), dtype: Any = None):
+        """Use `ortvalue_from_numpy` or `ortvalue_from_shape_and_type`. ``device_id`` below 0: stays on the host; ``shape`` and
+        ``dtype`` are for a value without content.
+        """
+        self._value, self._device_id = value, device_id
+        self._shape: tuple[int, ...] = tuple(value.shape) if value is not None else shape
+        self._dtype: Any = dtypes.from_numpy(value.dtype) if isinstance(value, np.ndarray) else dtype
+        if isinstance(value, DeviceTensor):
+            self._dtype = value.dtype
+        self._handle = 0
+
+    @classmethod
+    def ortvalue_from_numpy(
+        cls, array: Array, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """A value with the array's content: for the host the array's own memory, where it is contiguous, for the GPU a copy.
+        Raises ``ValueError`` for a device that is neither.
+        """
+        if on_gpu(device_type):
+            return cls(np.array(array, order="C"), device_id=device_id)
+        return cls(np.asarray(array, order="C"))
+
+    @classmethod
+    def ortvalue_from_shape_and_type(
+        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """A value whose content is not set. ``element_type``: a numpy type, or a number of ``onnx.TensorProto``."""
+        dtype, sizes = element_dtype(element_type), checked_shape(shape)
+        if on_gpu(device_type):
+            return cls(None, device_id=device_id, shape=sizes, dtype=dtype)
+        return cls(np.empty(sizes, dtype.numpy))
+
+    @classmethod
+    def of(cls, result: Any) -> Any:
+        """A run's result as a value; itself, where it is no tensor of numbers."""
+        if isinstance(result, DeviceTensor):
+            return cls(result, device_id=0)
+        return cls(result) if isinstance(result, np.ndarray) and result.dtype.kind not in "OUS" else result
+
+    # ---- what it is
+
+    def shape(self) -> list[int]:
+        """The sizes."""
+        return list(self._shape)
+
+    def data_type(self) -> str:
+        """As ONNX writes it: ``tensor(float)``."""
+        return f"tensor({dtypes.onnx_name(self.element_type())})"
+
+    def element_type(self) -> int:
+        """The number of ``onnx.TensorProto.DataType``."""
+        return int(self._dtype.onnx)
+
+    def device_name(self) -> str:
+        """``cpu`` or ``gpu``."""
+        return "gpu" if self._device_id >= 0 else "cpu"
+
+    def has_value(self) -> bool:
+        return True
+
+    def is_tensor(self) -> bool:
+        return True
+
+    def is_sparse_tensor(self) -> bool:
+        return False
+
+    def is_tensor_sequence(self) -> bool:
+        return False
+
+    def tensor_size_in_bytes(self) -> int:
+        """The content's bytes."""
+        return int(np.prod(self._shape, dtype=np.int64)) * int(self._dtype.itemsize)
+
+    def data_ptr(self) -> int:
+        """The address of the host's memory; of a value for the GPU a number that only `IOBinding.bind_input` and
+        `IOBinding.bind_output` take.
+        """
+        if isinstance(self._value, np.ndarray) and self._device_id < 0:
+            return self._value.ctypes.data
+        if not self._handle:
+            self._handle = next(_handles)
+            _by_handle[self._handle] = self
+        return self._handle
+
+    # ---- its content
+
+    def numpy(self) -> Array:
+        """The content: the host's own memory, or a copy of the device's."""
+        if self._value is None:
+            raise InvalidInputError(f"OrtValue {self.data_type()} {self.shape()}: nothing was written to it yet")
+        return self._value.numpy() if isinstance(self._value, DeviceTensor) else self._value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        array = self.numpy()
+        return np.array(array, dtype) if copy else np.asarray(array, dtype)
+
+    def update_inplace(self, array: Array) -> None:
+        """Replace the content. Raises ``ValueError`` for another shape or dtype."""
+        if array.shape != self._shape or array.dtype != self._dtype.numpy:
+            raise ValueError(
+                f"OrtValue {self.data_type()} {self.shape()}: got an array of {array.dtype} {list(array.shape)}"
+            )
+        if isinstance(self._value, DeviceTensor):
+            self._value.write(array)
+        elif self._value is None:
+            self._value = np.array(array, order="C")
+        else:
+            self._value[...] = array
+
+    def on(self, delegate: VulkanDelegate, what: str) -> Array | DeviceTensor:
+        """The value as a session's run takes it. Raises `InvalidInputError` where it is for another device."""
+        if self._device_id < 0 or isinstance(self._value, DeviceTensor):
+            return self._value  # type: ignore[return-value]  # one for the host has its content
+        caps = delegate.capabilities
+        if self._device_id not in (0, caps.index):
+            raise InvalidInputError(
+                f"{what} is an OrtValue for device {self._device_id}; the session runs on device {caps.index}, {caps.name}"
+            )
+        if self._value is None:
+            self._value = DeviceTensor(delegate, self._dtype, self._shape)
+        else:
+            self._value = DeviceTensor.from_numpy(delegate, self._value)
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"<OrtValue {self.data_type()} {self.shape()} on the {self.device_name()}>"
+
+
+_handles = itertools.count(_FIRST_HANDLE)
+_by_handle: weakref.WeakValueDictionary[int, OrtValue] = weakref.WeakValueDictionary()
+
+
+def value_at(pointer: int, what: str) -> OrtValue:
+    """The value whose `OrtValue.data_ptr` is ``pointer``. Raises `InvalidInputError`."""
+    value = _by_handle.get(pointer)
+    if value is None:
+        raise InvalidInputError(
+            f"{what}: {pointer:#x} is no data_ptr() of a vkep.OrtValue for the GPU; memory of other libraries comes in as an "
+            "array, or by session.import_memory()"
+        )
+    return value
+
+
+def on_gpu(device_type: str) -> bool:
+    """Whether a caller's name for a device means a GPU. Raises ``ValueError`` for other names than the host's and a GPU's."""
+    if device_type not in ("cpu", *GPU_NAMES):
+        raise ValueError(f"device_type is {device_type!r}, expected 'cpu' or one of {GPU_NAMES}")
+    return device_type != "cpu"
+
+
+def element_dtype(element_type: Any) -> dtypes.DType:
+    """A numpy type, or a number of ``onnx.TensorProto``, as ours. Raises ``TypeError``."""
+    dtype = (
+        dtypes.from_onnx(element_type) if isinstance(element_type, int) else dtypes.from_numpy(np.dtype(element_type))
+    )
+    if dtype is None:
+        raise TypeError(f"element_type is {element_type!r}, which no device buffer holds")
+    return dtype

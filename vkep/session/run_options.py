@@ -1,0 +1,123 @@
+"""What one run may be told: `RunOptions`, in the words of ONNX Runtime's."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from vkep.errors import RunTerminatedError
+
+#: the standard library's levels by ONNX Runtime's severities: verbose, info, warning, error, fatal
+LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+#: the loggers that a run may write to
+_LOGGERS = ("vkep.session", "vkep.cpu", "vkep.kompute", "vkep.device", "vkep.memory", "vkep.shaders.library")
+
+
+class RunOptions:
+    """Options of one run, or of several.
+
+    terminate: set it, from any thread, and the runs that use these options raise `RunTerminatedError`: before their next
+        step, or their next turn of a loop. What was handed to the GPU is finished first.
+    logid (``tag`` is the same): stands before what the runs log, and in their profile's events.
+    log_severity_level: 0 (verbose) to 4 (fatal); what is less severe is not logged in these runs. -1: all is.
+    log_verbosity_level, only_execute_path_to_fetches, the entries of `add_run_config_entry`: kept, without a meaning here.
+    """
+
+    log_verbosity_level = 0
+    only_execute_path_to_fetches = False
+
+    def __init__(self, *, terminate: bool = False, logid: str = "", log_severity_level: int = -1) -> None:
+        self.terminate = terminate
+        self.logid = logid
+        self.log_severity_level = log_severity_level
+        self._entries: dict[str, str] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and name not in _KINDS:
+            raise AttributeError(f"RunOptions has no {name!r}; it has {', '.join(_KINDS)}")
+        if name in _KINDS and not isinstance(value, _KINDS[name]):
+            raise TypeError(f"RunOptions.{name} is {value!r}, expected {_KINDS[name].__name__}")
+        if name == "log_severity_level" and value not in range(-1, len(LEVELS)):
+            raise ValueError(f"RunOptions.log_severity_level is {value!r}, expected -1 to {len(LEVELS) - 1}")
+        object.__setattr__(self, name, value)
+
+    @property
+    def tag(self) -> str:
+        """The same as ``logid``."""
+        return self.logid
+
+    @tag.setter
+    def tag(self, value: str) -> None:
+        self.logid = value
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry."""
+        self._entries[key] = value
+
+    def get_run_config_entry(self, key: str) -> str:
+        """An entry's value. Raises ``KeyError``."""
+        return self._entries[key]
+
+    def __repr__(self) -> str:
+        return f"<RunOptions {self.logid!r} terminate={self.terminate} log_severity_level={self.log_severity_level}>"
+
+
+_KINDS: dict[str, type] = {
+    "terminate": bool,
+    "logid": str,
+    "tag": str,
+    "log_severity_level": int,
+    "log_verbosity_level": int,
+    "only_execute_path_to_fetches": bool,
+}
+
+
+class _Running(threading.local):
+    options: RunOptions | None = None  #: of the run that this thread is in
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def running(options: RunOptions | None) -> Iterator[None]:
+    """Within it, this thread's run has these options. Raises `RunTerminatedError` where they say so already, or at the end."""
+    before, _running.options = _running.options, options
+    try:
+        stop_if_told()
+        yield
+        stop_if_told()
+    finally:
+        _running.options = before
+
+
+def stop_if_told() -> None:
+    """Raise `RunTerminatedError` where this thread's run was told to end."""
+    options = _running.options
+    if options is not None and options.terminate:
+        raise RunTerminatedError(f"run {options.logid!r}: ended, as terminate of its RunOptions is set")
+
+
+def checked_run_options(options: object) -> RunOptions | None:
+    """``options``, where they are a run's. Raises ``TypeError``."""
+    if options is not None and not isinstance(options, RunOptions):
+        raise TypeError(f"run_options is of {type(options)}, expected vkep.RunOptions or None")
+    return options
+
+
+def _tagged(record: logging.LogRecord) -> bool:
+    """A filter: drops what the run's severity leaves out, and puts its tag before the rest."""
+    options = _running.options
+    if options is None:
+        return True
+    if options.log_severity_level >= 0 and record.levelno < LEVELS[options.log_severity_level]:
+        return False
+    if options.logid:
+        record.msg, record.args = f"{options.logid}: {record.getMessage()}", None
+    return True
+
+
+for _name in _LOGGERS:
+    logging.getLogger(_name).addFilter(_tagged)
