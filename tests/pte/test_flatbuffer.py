@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -31,18 +30,15 @@ class Kind(IntEnum):
     FIRST, SECOND = 0, 5
 
 
-@dataclass(frozen=True, slots=True)
 class Leaf(Table):
     number: Int64
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class Other(Table):
     flag: Bool
 
 
-@dataclass(frozen=True, slots=True)
 class Root(Table):
     small: UInt16
     size: Annotated[int, INT32.with_default(7)]
@@ -59,22 +55,18 @@ class Root(Table):
     order: tuple[UInt8, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Strict(Table):
     leaf: Leaf
 
 
-@dataclass(frozen=True, slots=True)
 class Nested(Table):
     inner: Nested | None
 
 
-@dataclass(frozen=True, slots=True)
 class Wide(Table):
     numbers: tuple[UInt8, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Many(Table):
     items: tuple[Wide, ...]
 
@@ -213,7 +205,6 @@ def test_every_byte_changed() -> None:
 
 
 def test_a_hint_that_is_no_field() -> None:
-    @dataclass(frozen=True, slots=True)
     class Wrong(Table):
         field: dict[str, int]
 

@@ -1,8 +1,7 @@
 """Reading flatbuffers that nobody has checked: tables are declared once as dataclasses, readers are made from the hints.
 
-A table is a frozen dataclass whose fields stand in the order of their ids::
+A table is a frozen dataclass, by its base class, whose fields stand in the order of their ids::
 
-    @dataclass(frozen=True, slots=True)
     class Node(Table):
         kind: UInt32                                # absent: 0
         size: Annotated[int, INT32.with_default(1)] # absent: 1
@@ -30,6 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from typing_extensions import dataclass_transform
 
 from vkep.errors import InvalidPteError
 
@@ -126,7 +127,16 @@ class FlatBuffer:
 Read = Union[Callable[[FlatBuffer, int], Any], "_UnionReader"]
 
 
-class Table:
+@dataclass_transform(frozen_default=True)
+class _Declared(type):
+    """Makes every table a frozen dataclass with slots."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        made = super().__new__(cls, name, bases, namespace)
+        return made if "__slots__" in namespace else dataclass(frozen=True, slots=True)(made)
+
+
+class Table(metaclass=_Declared):
     """Base of declared tables; see the module."""
 
     __slots__ = ()
@@ -191,7 +201,7 @@ def _layout(cls: type[Table]) -> list[tuple[int, Read | None, Any, str]]:
     namespace = {**globals(), **vars(sys.modules[cls.__module__])}
     hints = get_type_hints(cls, namespace, include_extras=True)
     layout, slot = [], 0
-    for field in fields(cls):  # type: ignore[arg-type]
+    for field in fields(cls):
         read, default = _reader(hints[field.name])
         slot += isinstance(read, _UnionReader)
         layout.append((slot, read, default, field.name))

@@ -5,7 +5,6 @@ Fields stand in the order of their ids; see `vkep.pte.flatbuffer`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
@@ -85,13 +84,11 @@ class DeviceType(IntEnum):
     CPU, CUDA = range(2)
 
 
-@dataclass(frozen=True, slots=True)
 class ContainerMetadata(Table):
     encoded_inp_str: str
     encoded_out_str: str
 
 
-@dataclass(frozen=True, slots=True)
 class AllocationDetails(Table):
     memory_id: UInt32
     memory_offset_low: UInt32
@@ -102,7 +99,6 @@ class AllocationDetails(Table):
         return self.memory_offset_high << 32 | self.memory_offset_low
 
 
-@dataclass(frozen=True, slots=True)
 class ExtraTensorInfo(Table):
     mutable_data_segments_idx: UInt64
     fully_qualified_name: str
@@ -111,27 +107,22 @@ class ExtraTensorInfo(Table):
     device_index: Int8
 
 
-@dataclass(frozen=True, slots=True)
 class Null(Table):
     pass
 
 
-@dataclass(frozen=True, slots=True)
 class Int(Table):
-    int_val: Int64
+    value: Int64
 
 
-@dataclass(frozen=True, slots=True)
 class BoolValue(Table):
-    bool_val: Bool
+    value: Bool
 
 
-@dataclass(frozen=True, slots=True)
 class Double(Table):
-    double_val: Float64
+    value: Float64
 
 
-@dataclass(frozen=True, slots=True)
 class Tensor(Table):
     scalar_type: Annotated[ScalarType, EnumField(INT8, ScalarType)]
     storage_offset: Int32
@@ -145,34 +136,28 @@ class Tensor(Table):
     extra_tensor_info: ExtraTensorInfo | None
 
 
-@dataclass(frozen=True, slots=True)
 class String(Table):
-    string_val: str
+    value: str
 
 
-@dataclass(frozen=True, slots=True)
 class IntList(Table):
-    items: tuple[Int64, ...]  #: numbers of values that hold the integers
+    value: tuple[Int64, ...]  #: numbers of values that hold the integers
 
 
-@dataclass(frozen=True, slots=True)
 class DoubleList(Table):
-    items: tuple[Float64, ...]
+    value: tuple[Float64, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class BoolList(Table):
-    items: tuple[Bool, ...]
+    value: tuple[Bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class TensorList(Table):
-    items: tuple[Int32, ...]
+    value: tuple[Int32, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class OptionalTensorList(Table):
-    items: tuple[Int32, ...]  #: -1: None
+    value: tuple[Int32, ...]  #: -1: None
 
 
 KernelTypes = (
@@ -190,12 +175,10 @@ KernelTypes = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class EValue(Table):
     val: Annotated[KernelTypes | None, UNION]
 
 
-@dataclass(frozen=True, slots=True)
 class Operator(Table):
     name: str
     overload: str
@@ -206,31 +189,26 @@ class Operator(Table):
         return f"{self.name}.{self.overload}" if self.overload else self.name
 
 
-@dataclass(frozen=True, slots=True)
 class KernelCall(Table):
     op_index: Int32
     args: tuple[Int32, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class DelegateCall(Table):
     delegate_index: Int32
     args: tuple[Int32, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class MoveCall(Table):
     move_from: Int32
     move_to: Int32
 
 
-@dataclass(frozen=True, slots=True)
 class JumpFalseCall(Table):
     cond_value_index: Int32
     destination_instruction: Int32
 
 
-@dataclass(frozen=True, slots=True)
 class FreeCall(Table):
     value_index: Int32
 
@@ -238,45 +216,38 @@ class FreeCall(Table):
 InstructionArguments = KernelCall | DelegateCall | MoveCall | JumpFalseCall | FreeCall
 
 
-@dataclass(frozen=True, slots=True)
 class Instruction(Table):
     instr_args: Annotated[InstructionArguments | None, UNION]
 
 
-@dataclass(frozen=True, slots=True)
 class BackendDelegateDataReference(Table):
     location: Annotated[DataLocation, EnumField(INT8, DataLocation)]
     index: UInt32
 
 
-@dataclass(frozen=True, slots=True)
 class CompileSpec(Table):
     key: str
     value: Bytes
 
 
-@dataclass(frozen=True, slots=True)
 class BackendDelegate(Table):
     id: str
     processed: BackendDelegateDataReference
     compile_specs: tuple[CompileSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Chain(Table):
     inputs: tuple[Int32, ...]
     outputs: tuple[Int32, ...]
     instructions: tuple[Instruction, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class NonConstBufferDevice(Table):
     buffer_idx: Int32
     device_type: Annotated[DeviceType, EnumField(INT8, DeviceType)]
     device_index: Int8
 
 
-@dataclass(frozen=True, slots=True)
 class ExecutionPlan(Table):
     name: str
     container_meta_type: ContainerMetadata | None
@@ -290,35 +261,29 @@ class ExecutionPlan(Table):
     non_const_buffer_device: tuple[NonConstBufferDevice, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Buffer(Table):
     storage: Bytes
 
 
-@dataclass(frozen=True, slots=True)
 class BackendDelegateInlineData(Table):
     data: Bytes
 
 
-@dataclass(frozen=True, slots=True)
 class DataSegment(Table):
     offset: UInt64
     size: UInt64
 
 
-@dataclass(frozen=True, slots=True)
 class SubsegmentOffsets(Table):
     segment_index: UInt32
     offsets: tuple[UInt64, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class NamedData(Table):
     key: str
     segment_index: UInt32
 
 
-@dataclass(frozen=True, slots=True)
 class Program(Table):
     version: UInt32
     execution_plan: tuple[ExecutionPlan, ...]
@@ -330,21 +295,18 @@ class Program(Table):
     named_data: tuple[NamedData, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class TensorLayout(Table):
     scalar_type: Annotated[ScalarType, EnumField(INT8, ScalarType)]
     sizes: tuple[Int32, ...]
     dim_order: tuple[UInt8, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class NamedTensor(Table):
     key: str
     segment_index: UInt32
     tensor_layout: TensorLayout | None
 
 
-@dataclass(frozen=True, slots=True)
 class FlatTensor(Table):
     version: UInt32
     segments: tuple[DataSegment, ...]

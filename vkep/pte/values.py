@@ -104,14 +104,12 @@ def decode_values(file: PteFile, plan: schema.ExecutionPlan, data: Mapping[str, 
         value = entry.val
         if isinstance(value, schema.Tensor):
             values.append(_tensor(file, plan, index, value, data, f"{where}, value {index}", missing))
-        elif isinstance(value, schema.IntList):
-            values.append(ListValue(_indices(value.items, plan, f"{where}, list {index}"), tensors=False))
-        elif isinstance(value, schema.TensorList):
-            values.append(ListValue(_indices(value.items, plan, f"{where}, list {index}"), tensors=True))
-        elif isinstance(value, schema.OptionalTensorList):
-            values.append(ListValue(_indices(value.items, plan, f"{where}, list {index}", -1), tensors=True))
+        elif isinstance(value, schema.IntList | schema.TensorList | schema.OptionalTensorList):
+            least = -1 if isinstance(value, schema.OptionalTensorList) else 0
+            numbers = _indices(value.value, plan, f"{where}, list {index}", least)
+            values.append(ListValue(numbers, tensors=not isinstance(value, schema.IntList)))
         else:
-            values.append(_plain(value))
+            values.append(None if value is None or isinstance(value, schema.Null) else value.value)
     if missing:
         lines = "\n  ".join(missing)
         raise UnsupportedProgramError(f"{where} lacks data or types:\n  {lines}", missing)
@@ -123,20 +121,6 @@ def decode_values(file: PteFile, plan: schema.ExecutionPlan, data: Mapping[str, 
                 if number >= 0 and not isinstance(held, kinds) and not (item.tensors and held is None):
                     raise InvalidPteError(f"{where}, list {index} has value {number}, a {type(held).__name__}")
     return values
-
-
-def _plain(value: schema.KernelTypes | None) -> Value:
-    if isinstance(value, schema.Int):
-        return value.int_val
-    if isinstance(value, schema.BoolValue):
-        return value.bool_val
-    if isinstance(value, schema.Double):
-        return value.double_val
-    if isinstance(value, schema.String):
-        return value.string_val
-    if isinstance(value, (schema.DoubleList, schema.BoolList)):
-        return value.items
-    return None
 
 
 def _indices(items: tuple[int, ...], plan: schema.ExecutionPlan, where: str, least: int = 0) -> tuple[int, ...]:

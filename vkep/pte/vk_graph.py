@@ -19,15 +19,13 @@ from vkep.pte.flatbuffer import (
     INT32,
     UINT8,
     UNION,
-    Bool,
     EnumField,
-    Float64,
     Int32,
-    Int64,
     Table,
     UInt32,
     UInt64,
 )
+from vkep.pte.schema import BoolList, BoolValue, Double, DoubleList, Int, IntList, Null, String
 
 _HEADER = struct.Struct("<4x4sHIIIQ")
 _WHAT = "a Vulkan delegate's data"
@@ -58,7 +56,6 @@ class VkDataType(IntEnum):
 # ---- the flatbuffer's tables
 
 
-@dataclass(frozen=True, slots=True)
 class OperatorCall(Table):
     """One operator: ``args`` are value ids in the order of the ATen schema, defaults filled in, the output last."""
 
@@ -67,7 +64,6 @@ class OperatorCall(Table):
     args: tuple[Int32, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class VkTensor(Table):
     """A tensor value. ``dims`` are the greatest ones where the program's shapes are dynamic."""
 
@@ -81,21 +77,18 @@ class VkTensor(Table):
     staging_datatype: Annotated[VkDataType, EnumField(INT8.with_default(127), VkDataType)] = VkDataType.UNSET
 
 
-@dataclass(frozen=True, slots=True)
 class SymInt(Table):
     """An integer that a run computes."""
 
     value: Int32 = 0
 
 
-@dataclass(frozen=True, slots=True)
 class ValueList(Table):
     """Ids of other values: the outputs of an operator that has several, or a list with symbolic integers in it."""
 
     items: tuple[Int32, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class VkBytes(Table):
     """Where a constant's bytes lie: in the named data (``offset`` is `NAMED`), or behind the flatbuffer."""
 
@@ -104,66 +97,15 @@ class VkBytes(Table):
     named_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Null(Table):
-    pass
+_Kinds = (
+    Null | Int | Double | BoolValue | VkTensor | IntList | DoubleList | BoolList | ValueList | String | SymInt
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Int(Table):
-    value: Int64
-
-
-@dataclass(frozen=True, slots=True)
-class _Bool(Table):
-    value: Bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Double(Table):
-    value: Float64
-
-
-@dataclass(frozen=True, slots=True)
-class _String(Table):
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class _IntList(Table):
-    value: tuple[Int64, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _DoubleList(Table):
-    value: tuple[Float64, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _BoolList(Table):
-    value: tuple[Bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _VkValue(Table):
-    value: Annotated[
-        _Null
-        | _Int
-        | _Double
-        | _Bool
-        | VkTensor
-        | _IntList
-        | _DoubleList
-        | _BoolList
-        | ValueList
-        | _String
-        | SymInt
-        | None,
-        UNION,
-    ]
+    value: Annotated[_Kinds | None, UNION]
 
 
-@dataclass(frozen=True, slots=True)
 class _VkGraph(Table):
     version: str
     chain: tuple[OperatorCall, ...]
@@ -245,12 +187,10 @@ def decode_vk_graph(blob: bytes | memoryview) -> VkGraph:
     return graph
 
 
-def _plain(value: object) -> Value:
-    if value is None or isinstance(value, _Null):
+def _plain(value: _Kinds | None) -> Value:
+    if value is None or isinstance(value, Null):
         return None
-    if isinstance(value, VkTensor | ValueList | SymInt):
-        return value
-    return value.value  # type: ignore[attr-defined]
+    return value if isinstance(value, VkTensor | ValueList | SymInt) else value.value
 
 
 def check_graph(graph: VkGraph) -> None:
