@@ -26,7 +26,7 @@ from vkep.kernels.attention import (
 )
 from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.select import Emission, candidates, choose, emit
+from vkep.kernels.select import Choice, Emission, candidates, choose, emit
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def run(
         key = " ".join(map(str, ("attention", kernel, *sizes)))
         tuned = {key: dataclasses.astuple(tile)}
         e = Emission(NumpyWorkspace(gpu.caps, tuned), {})
-        [call] = next(c for c in candidates(AttentionProblem) if c.name == kernel).emit(problem, e)
+        [call] = Choice(next(c for c in candidates(AttentionProblem) if c.name == kernel)).emit(problem, e)
         assert (call["BLOCK_Q"], call["BLOCK_K"]) == (tile.queries, tile.keys)
     gpu.compute(problem, gpu.caps, [t for t in given if t is not None], [y], candidate=kernel, tuned=tuned)
     return y.array.swapaxes(1, 2) if case.merged else y.array
@@ -177,7 +177,7 @@ def emission(caps: DeviceCapabilities) -> Emission:
 
 
 def chosen(problem: AttentionProblem, caps: DeviceCapabilities = GPU) -> KernelCall:
-    [call] = choose(problem, caps).candidate.emit(problem, emission(caps))
+    [call] = choose(problem, caps).emit(problem, emission(caps))
     return call
 
 
@@ -337,7 +337,7 @@ class TestSelection:
         wanted = {n.name: n.extent * DTYPES[n.dtype].itemsize for n in (*problem.needs(), *problem.makes())}
         for candidate in candidates(AttentionProblem):
             assert candidate.when(problem, GPU) == ""
-            [call] = candidate.emit(problem, emission(GPU))
+            [call] = Choice(candidate).emit(problem, emission(GPU))
             assert {name: call.reaches()[name] for name in wanted} == wanted
 
     def test_keys_that_nobody_sees_cost_nothing(self) -> None:

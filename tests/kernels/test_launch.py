@@ -18,7 +18,7 @@ from vkep.kernels.launch import grid, lanes, row_vectors, share_columns, unit_fo
 from vkep.kernels.norm import LP_NORM, LRN, NORM, LayerNormProblem
 from vkep.kernels.pool import POOL, PoolProblem
 from vkep.kernels.reduce import REDUCE, REDUCE_OPS, ReduceProblem
-from vkep.kernels.select import Emission, bind, candidates, choose, emit
+from vkep.kernels.select import Choice, Emission, bind, candidates, choose, emit
 from vkep.kernels.softmax import SOFTMAX, SoftmaxProblem
 
 DEVICES = st.builds(
@@ -135,7 +135,7 @@ def test_common_problems_use_variants_built_ahead(device_type: str, dtype: str) 
     for op in REDUCE_OPS.keys() - {"all", "any"}:
         for shape in ((64, 700, 1), (64, 768, 1), (64, 49, 512)):
             problem = ReduceProblem(*shape, dtype, op, alignment=16)
-            calls += reductions["one pass"].emit(problem, Emission(target, bind(problem, [1], [2])))
+            calls += Choice(reductions["one pass"]).emit(problem, Emission(target, bind(problem, [1], [2])))
     for length, alignment in ((768, 16), (77, 1)):
         calls += emit(SoftmaxProblem(64, length, 1, dtype, alignment=alignment), target, [1], [2])
         calls += emit(LayerNormProblem(64, length, dtype, alignment=alignment, bias=False), target, [1, 3], [2])

@@ -43,18 +43,15 @@ def _takes(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:
     return ""
 
 
-def _arg_reduce(problem: ArgReduceProblem, e: Emission) -> list[KernelCall]:
+def _arg_reduce(problem: ArgReduceProblem, e: Emission) -> KernelCall:
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
-    return [
-        ARGREDUCE.call(
-            **share.launch,
-            operands=e.operands,
-            params=problem.params,
-            spec={**share.spec, "MAXIMUM": int(problem.greatest), "LAST": int(problem.last)},
-            defines=element_defines(problem.dtype) | key_defines(problem.dtype),
-            flops=problem.flops,
-        )
-    ]
+    return ARGREDUCE.call(
+        **share.launch,
+        operands=e.operands,
+        params=problem.params,
+        spec={**share.spec, "MAXIMUM": int(problem.greatest), "LAST": int(problem.last)},
+        defines=element_defines(problem.dtype) | key_defines(problem.dtype),
+    )
 
 
 implement(ArgReduceProblem, Candidate("argreduce", _arg_reduce, when=_takes))

@@ -264,7 +264,7 @@ def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> st
     return _no_tile(problem, _cooperative_tile(problem, caps))
 
 
-def _cooperative(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
+def _cooperative(problem: AttentionProblem, e: Emission) -> KernelCall:
     shape, tile = _shape(problem, e.caps), _cooperative_tile(problem, e.caps, e.target.tuned)
     assert shape is not None and tile is not None, "asked by _cooperative_when"
     spec = {
@@ -277,20 +277,20 @@ def _cooperative(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
     }
     defines = {"BIAS_T": element_type(problem.bias_dtype if problem.bias_strides else "float16").glsl}
     lanes = tile.queries // tile.rows * e.caps.subgroup_size
-    return [_call(ATTENTION_COOPERATIVE, problem, tile, e, spec, defines, lanes, e.caps.subgroup_size)]
+    return _call(ATTENTION_COOPERATIVE, problem, tile, e, spec, defines, lanes, e.caps.subgroup_size)
 
 
 def _tiled_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
     return _no_tile(problem, _tiled_tile(problem, caps))
 
 
-def _tiled(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
+def _tiled(problem: AttentionProblem, e: Emission) -> KernelCall:
     tile = _tiled_tile(problem, e.caps, e.target.tuned)
     assert tile is not None, "asked by _tiled_when"
     spec = {"MICRO_ROWS": tile.rows, "LANE_COLUMNS": _LANE_COLUMNS, "VECTORS": int(problem.in_units(4))}
     defines = _tiled_defines(problem.dtype, problem.bias_dtype if problem.bias_strides else problem.dtype)
     lanes = tile.queries // tile.rows * _LANE_COLUMNS
-    return [_call(ATTENTION_TILED, problem, tile, e, spec, defines, lanes, None)]
+    return _call(ATTENTION_TILED, problem, tile, e, spec, defines, lanes, None)
 
 
 def _call(

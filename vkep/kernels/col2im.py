@@ -72,7 +72,7 @@ class Col2ImProblem(Problem):
         return self.needs()[0].extent
 
 
-def _col2im(problem: Col2ImProblem, e: Emission) -> list[KernelCall]:
+def _col2im(problem: Col2ImProblem, e: Emission) -> KernelCall:
     missing = _SPATIAL - len(problem.out)
     ones, zeros = (1,) * missing, (0,) * missing
     sizes = {
@@ -83,19 +83,16 @@ def _col2im(problem: Col2ImProblem, e: Emission) -> list[KernelCall]:
         "pad": (*zeros, *problem.begins),
     }
     total = math.prod((*problem.lead, *problem.out))
-    return [
-        COL2IM.call(
-            **flat_lanes(e.caps, total),
-            operands=e.operands,
-            params={
-                "total": total,
-                **magic_dims((*problem.lead, *ones, *problem.out)),
-                **{f"{name}{axis}": value for name, values in sizes.items() for axis, value in enumerate(values)},
-            },
-            flops=problem.flops,
-            **call_arguments(e.epilogue, element_defines(problem.dtype)),
-        )
-    ]
+    return COL2IM.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params={
+            "total": total,
+            **magic_dims((*problem.lead, *ones, *problem.out)),
+            **{f"{name}{axis}": value for name, values in sizes.items() for axis, value in enumerate(values)},
+        },
+        **call_arguments(e.epilogue, element_defines(problem.dtype)),
+    )
 
 
 def _takes(problem: Col2ImProblem, caps: DeviceCapabilities) -> str:

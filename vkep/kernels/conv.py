@@ -110,7 +110,7 @@ def _no_subgroup(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     return no_tiles(problem, caps) or no_subgroup_tile(problem.pixels, channels, batch, caps, problem.w_constant)
 
 
-def _subgroup(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+def _subgroup(problem: ConvProblem, e: Emission) -> KernelCall:
     channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.taps
     pixels, batch, packed = problem.pixels, problem.n * problem.groups, problem.w_constant
     tile = subgroup_tile(pixels, out_channels, batch, e.caps, packed, e.target.tuned)
@@ -140,24 +140,21 @@ def _subgroup(problem: ConvProblem, e: Emission) -> list[KernelCall]:
             "w_channel": taps,
         }
     walk_rows = rows_first(row_tiles, column_tiles, channels * problem.h * problem.w, out_channels * channels * taps)
-    return [
-        CONV_SUBGROUP.call(
-            grid=tile_grid(row_tiles, column_tiles, batch, e.caps),
-            operands={"x": e["x"], "w": w, "y": e["y"]},
-            params={
-                **plane_params(problem),
-                **strides,
-                "kernel_h": problem.kh,
-                "kernel_w": problem.kw,
-                "rows_first": int(walk_rows),
-            },
-            spec=spec,
-            local_size=(tile.lanes, 1, 1),
-            subgroup_size=tile.required_subgroup_size,
-            flops=problem.flops,
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
-        )
-    ]
+    return CONV_SUBGROUP.call(
+        grid=tile_grid(row_tiles, column_tiles, batch, e.caps),
+        operands={"x": e["x"], "w": w, "y": e["y"]},
+        params={
+            **plane_params(problem),
+            **strides,
+            "kernel_h": problem.kh,
+            "kernel_w": problem.kw,
+            "rows_first": int(walk_rows),
+        },
+        spec=spec,
+        local_size=(tile.lanes, 1, 1),
+        subgroup_size=tile.required_subgroup_size,
+        **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+    )
 
 
 def pack_weights(

@@ -93,7 +93,7 @@ def no_depthwise(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     return "an input without elements" if 0 in (problem.h, problem.w) else ""
 
 
-def depthwise(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+def depthwise(problem: ConvProblem, e: Emission) -> KernelCall:
     """The dispatch of a convolution of one input channel a group."""
     # Longer strips load less, shorter ones make more lanes for a GPU.
     strip = min(8 if is_cpu_driver(e.caps) else 4, 1 << (problem.oh - 1).bit_length())
@@ -101,54 +101,48 @@ def depthwise(problem: ConvProblem, e: Emission) -> list[KernelCall]:
     total = problem.n * problem.oc * strips * problem.ow
     local = 128
     plane = plane_params(problem)
-    return [
-        CONV_DEPTHWISE.call(
-            grid=flat_grid(total, local, e.caps),
-            operands=e.operands,
-            params={
-                **{name: plane[name] for name, _ in CONV_DEPTHWISE.params if name in plane},
-                **magic_params("out_width", problem.ow),
-                **magic_params("strips", strips),
-                **magic_params("out_channels", problem.oc),
-                "multiplier": problem.oc // problem.groups,
-                "total": total,
-            },
-            spec={
-                "KERNEL_H": problem.kh,
-                "KERNEL_W": problem.kw,
-                "STRIDE_H": problem.stride[0],
-                "DILATION_H": problem.dilation[0],
-                "STRIP": strip,
-            },
-            local_size=(local, 1, 1),
-            flops=problem.flops,
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
-        )
-    ]
+    return CONV_DEPTHWISE.call(
+        grid=flat_grid(total, local, e.caps),
+        operands=e.operands,
+        params={
+            **{name: plane[name] for name, _ in CONV_DEPTHWISE.params if name in plane},
+            **magic_params("out_width", problem.ow),
+            **magic_params("strips", strips),
+            **magic_params("out_channels", problem.oc),
+            "multiplier": problem.oc // problem.groups,
+            "total": total,
+        },
+        spec={
+            "KERNEL_H": problem.kh,
+            "KERNEL_W": problem.kw,
+            "STRIDE_H": problem.stride[0],
+            "DILATION_H": problem.dilation[0],
+            "STRIP": strip,
+        },
+        local_size=(local, 1, 1),
+        **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+    )
 
 
-def direct(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+def direct(problem: ConvProblem, e: Emission) -> KernelCall:
     """The dispatch of any convolution."""
     total = problem.n * problem.oc * problem.od * problem.pixels
     local = e.caps.subgroup_size if is_cpu_driver(e.caps) else 64
-    return [
-        CONV_DIRECT.call(
-            grid=flat_grid(total, local, e.caps),
-            operands=e.operands,
-            params={
-                **plane_params(problem),
-                "depth": problem.d,
-                "out_depth": problem.od,
-                "kernel_d": problem.kd,
-                "kernel_h": problem.kh,
-                "kernel_w": problem.kw,
-                "stride_d": problem.stride_d,
-                "dilation_d": problem.dilation_d,
-                "pad_front": problem.pads_d[0],
-                "total": total,
-            },
-            local_size=(local, 1, 1),
-            flops=problem.flops,
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
-        )
-    ]
+    return CONV_DIRECT.call(
+        grid=flat_grid(total, local, e.caps),
+        operands=e.operands,
+        params={
+            **plane_params(problem),
+            "depth": problem.d,
+            "out_depth": problem.od,
+            "kernel_d": problem.kd,
+            "kernel_h": problem.kh,
+            "kernel_w": problem.kw,
+            "stride_d": problem.stride_d,
+            "dilation_d": problem.dilation_d,
+            "pad_front": problem.pads_d[0],
+            "total": total,
+        },
+        local_size=(local, 1, 1),
+        **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+    )

@@ -179,42 +179,39 @@ def conv_last(
     )
 
 
-def depthwise_last(problem: ConvProblem, e: Emission) -> list[KernelCall]:
+def depthwise_last(problem: ConvProblem, e: Emission) -> KernelCall:
     """The dispatch of a depthwise convolution with channels last."""
     strip = min(4, 1 << (problem.ow - 1).bit_length())
     strips, units = ceil_div(problem.ow, strip), problem.c // VECTOR
     total = problem.n * problem.oh * strips * units
-    return [
-        CONV_DEPTHWISE_LAST.call(
-            grid=flat_grid(total, _LANES, e.caps),
-            operands={"x": e["x"], "w": _packed(problem, e, AS_THEY_ARE), "y": e["y"]},
-            params={
-                "height": problem.h,
-                "width": problem.w,
-                "out_width": problem.ow,
-                "total": total,
-                "channels": problem.c,
-                **magic_params("units", units),
-                **magic_params("strips", strips),
-                **magic_params("out_height", problem.oh),
-                "stride_h": problem.stride[0],
-                "dilation_h": problem.dilation[0],
-                "pad_top": problem.pads[0],
-                "pad_left": problem.pads[1],
-            },
-            spec={
-                "KERNEL_H": problem.kh,
-                "KERNEL_W": problem.kw,
-                "STRIDE_W": problem.stride[1],
-                "DILATION_W": problem.dilation[1],
-                "STRIP": strip,
-                "STORE_VECTOR": int(_in_units(problem)),
-            },
-            local_size=(_LANES, 1, 1),
-            flops=problem.flops,
-            **call_arguments(e.epilogue, {}),
-        )
-    ]
+    return CONV_DEPTHWISE_LAST.call(
+        grid=flat_grid(total, _LANES, e.caps),
+        operands={"x": e["x"], "w": _packed(problem, e, AS_THEY_ARE), "y": e["y"]},
+        params={
+            "height": problem.h,
+            "width": problem.w,
+            "out_width": problem.ow,
+            "total": total,
+            "channels": problem.c,
+            **magic_params("units", units),
+            **magic_params("strips", strips),
+            **magic_params("out_height", problem.oh),
+            "stride_h": problem.stride[0],
+            "dilation_h": problem.dilation[0],
+            "pad_top": problem.pads[0],
+            "pad_left": problem.pads[1],
+        },
+        spec={
+            "KERNEL_H": problem.kh,
+            "KERNEL_W": problem.kw,
+            "STRIDE_W": problem.stride[1],
+            "DILATION_W": problem.dilation[1],
+            "STRIP": strip,
+            "STORE_VECTOR": int(_in_units(problem)),
+        },
+        local_size=(_LANES, 1, 1),
+        **call_arguments(e.epilogue, {}),
+    )
 
 
 def pack_taps_then_channels(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:

@@ -28,18 +28,15 @@ class ScanProblem(ColumnProblem):
     product: bool = False
 
 
-def _scan(problem: ScanProblem, e: Emission) -> list[KernelCall]:
+def _scan(problem: ScanProblem, e: Emission) -> KernelCall:
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
-    return [
-        CUMSUM.call(
-            **share.launch,
-            operands=e.operands,
-            params=problem.params | {"segment": ceil_div(problem.axis, share.split)},
-            spec={"SPLIT": share.split, "EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)},
-            defines=element_defines(problem.dtype) | ({"PRODUCT": "1"} if problem.product else {}),
-            flops=problem.flops,
-        )
-    ]
+    return CUMSUM.call(
+        **share.launch,
+        operands=e.operands,
+        params=problem.params | {"segment": ceil_div(problem.axis, share.split)},
+        spec={"SPLIT": share.split, "EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)},
+        defines=element_defines(problem.dtype) | ({"PRODUCT": "1"} if problem.product else {}),
+    )
 
 
 implement(ScanProblem, Candidate("cumsum", _scan))

@@ -81,32 +81,29 @@ class DeformColumnsProblem(Problem):
         return 12 * self.makes()[0].extent
 
 
-def _columns(problem: DeformColumnsProblem, e: Emission) -> list[KernelCall]:
+def _columns(problem: DeformColumnsProblem, e: Emission) -> KernelCall:
     dims = (*problem.shape[:2], *problem.kernel, *problem.out)
     total = math.prod(dims)
-    return [
-        DEFORM_COLUMNS.call(
-            **flat_lanes(e.caps, total),
-            operands={**e.operands, "mask": e.get("mask")},
-            params={
-                "total": total,
-                "height": problem.shape[2],
-                "width": problem.shape[3],
-                "offset_groups": problem.offset_groups,
-                "group_channels": problem.shape[1] // problem.offset_groups,
-                "stride_h": problem.strides[0],
-                "stride_w": problem.strides[1],
-                "dilation_h": problem.dilations[0],
-                "dilation_w": problem.dilations[1],
-                "pad_top": problem.begins[0],
-                "pad_left": problem.begins[1],
-                **magic_dims(dims),
-            },
-            spec={"HAS_MASK": int(problem.masked)},
-            defines=element_defines(problem.dtype),
-            flops=problem.flops,
-        )
-    ]
+    return DEFORM_COLUMNS.call(
+        **flat_lanes(e.caps, total),
+        operands={**e.operands, "mask": e.get("mask")},
+        params={
+            "total": total,
+            "height": problem.shape[2],
+            "width": problem.shape[3],
+            "offset_groups": problem.offset_groups,
+            "group_channels": problem.shape[1] // problem.offset_groups,
+            "stride_h": problem.strides[0],
+            "stride_w": problem.strides[1],
+            "dilation_h": problem.dilations[0],
+            "dilation_w": problem.dilations[1],
+            "pad_top": problem.begins[0],
+            "pad_left": problem.begins[1],
+            **magic_dims(dims),
+        },
+        spec={"HAS_MASK": int(problem.masked)},
+        defines=element_defines(problem.dtype),
+    )
 
 
 implement(DeformColumnsProblem, Candidate("deformed columns", _columns))

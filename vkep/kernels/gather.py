@@ -170,7 +170,7 @@ class GatherProblem(Problem):
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
 
-def _gather(problem: GatherProblem, e: Emission) -> list[KernelCall]:
+def _gather(problem: GatherProblem, e: Emission) -> KernelCall:
     itemsize = element_type(problem.dtype).itemsize
     unit = unit_for(problem.inner * itemsize, max(problem.alignment, itemsize))
     units = problem.inner * itemsize // unit
@@ -178,22 +178,20 @@ def _gather(problem: GatherProblem, e: Emission) -> list[KernelCall]:
     per_lane = _units_per_lane(total, e.caps)
     local = lanes(e.caps, total // per_lane)
     fault, code = noting(e, problem.fault)
-    return [
-        GATHER.call(
-            grid=grid(ceil_div(total, local * per_lane)),
-            operands={**e.operands, "fault": fault},
-            params={
-                "total": total,
-                "axis": problem.axis,
-                **magic_params("inner", units),
-                **magic_params("count", problem.count),
-                "fault_code": code,
-            },
-            spec={"PER_LANE": per_lane, "FROM_END": int(problem.from_end)},
-            defines=_defines(unit, problem.index_dtype),
-            local_size=(local,),
-        )
-    ]
+    return GATHER.call(
+        grid=grid(ceil_div(total, local * per_lane)),
+        operands={**e.operands, "fault": fault},
+        params={
+            "total": total,
+            "axis": problem.axis,
+            **magic_params("inner", units),
+            **magic_params("count", problem.count),
+            "fault_code": code,
+        },
+        spec={"PER_LANE": per_lane, "FROM_END": int(problem.from_end)},
+        defines=_defines(unit, problem.index_dtype),
+        local_size=(local,),
+    )
 
 
 implement(GatherProblem, Candidate("gather", _gather))
@@ -233,24 +231,22 @@ def check_along(shape: tuple[int, ...], indices_shape: tuple[int, ...], axis: in
         raise InvalidNode(f"{told}: indices into an empty axis")
 
 
-def _gather_elements(problem: GatherElementsProblem, e: Emission) -> list[KernelCall]:
+def _gather_elements(problem: GatherElementsProblem, e: Emission) -> KernelCall:
     total = math.prod(problem.indices_shape)
     fault, code = noting(e, problem.fault)
-    return [
-        GATHER_ELEMENTS.call(
-            **flat_lanes(e.caps, total),
-            operands={**e.operands, "fault": fault},
-            params={
-                "total": total,
-                "extent": problem.shape[problem.axis],
-                **magic_dims(problem.indices_shape),
-                **numbered("stride", contiguous_strides(problem.shape), 0),
-                "fault_code": code,
-            },
-            spec={"RANK": len(problem.shape), "AXIS": problem.axis},
-            defines=_defines(element_type(problem.dtype).itemsize, problem.index_dtype),
-        )
-    ]
+    return GATHER_ELEMENTS.call(
+        **flat_lanes(e.caps, total),
+        operands={**e.operands, "fault": fault},
+        params={
+            "total": total,
+            "extent": problem.shape[problem.axis],
+            **magic_dims(problem.indices_shape),
+            **numbered("stride", contiguous_strides(problem.shape), 0),
+            "fault_code": code,
+        },
+        spec={"RANK": len(problem.shape), "AXIS": problem.axis},
+        defines=_defines(element_type(problem.dtype).itemsize, problem.index_dtype),
+    )
 
 
 implement(
@@ -308,29 +304,27 @@ class GatherNDProblem(Problem):
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
 
-def _gather_nd(problem: GatherNDProblem, e: Emission) -> list[KernelCall]:
+def _gather_nd(problem: GatherNDProblem, e: Emission) -> KernelCall:
     itemsize, extents = element_type(problem.dtype).itemsize, problem.indexed
     row_bytes = math.prod(problem.shape[problem.batch_dims + problem.keys :]) * itemsize
     unit = unit_for(row_bytes, max(problem.alignment, itemsize))
     inner, rows = row_bytes // unit, math.prod(problem.indices_shape[:-1])
     fault, code = noting(e, problem.fault)
-    return [
-        GATHER_ND.call(
-            **flat_lanes(e.caps, rows * inner),
-            operands={**e.operands, "fault": fault},
-            params={
-                "total": rows * inner,
-                **magic_params("inner", inner),
-                **magic_params("count", rows // math.prod(problem.shape[: problem.batch_dims])),
-                "batch_stride": math.prod(extents) * inner,
-                **numbered("extent", extents, 1),
-                **numbered("stride", [s * inner for s in contiguous_strides(extents)], 0),
-                "fault_code": code,
-            },
-            spec={"KEYS": problem.keys},
-            defines=_defines(unit, problem.index_dtype),
-        )
-    ]
+    return GATHER_ND.call(
+        **flat_lanes(e.caps, rows * inner),
+        operands={**e.operands, "fault": fault},
+        params={
+            "total": rows * inner,
+            **magic_params("inner", inner),
+            **magic_params("count", rows // math.prod(problem.shape[: problem.batch_dims])),
+            "batch_stride": math.prod(extents) * inner,
+            **numbered("extent", extents, 1),
+            **numbered("stride", [s * inner for s in contiguous_strides(extents)], 0),
+            "fault_code": code,
+        },
+        spec={"KEYS": problem.keys},
+        defines=_defines(unit, problem.index_dtype),
+    )
 
 
 def _takes_gather_nd(problem: GatherNDProblem, caps: DeviceCapabilities) -> str:

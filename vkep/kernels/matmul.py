@@ -99,7 +99,7 @@ def _no_subgroup(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
     )
 
 
-def _subgroup(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
+def _subgroup(problem: MatMulProblem, e: Emission) -> KernelCall:
     packed, b = _packs(problem), e["b"]
     tile = subgroup_tile(problem.m, problem.n, problem.products, e.caps, packed, e.target.tuned)
     if packed:
@@ -107,18 +107,15 @@ def _subgroup(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
         tag = f"matmul-{k}-{n}-{row}-{col}-{tile.columns}"
         b = e.target.prepack(b, lambda flat: pack_panels(flat, k, n, row, col, tile.columns), tag)
     row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)
-    return [
-        MATMUL_SUBGROUP.call(
-            grid=tile_grid(row_tiles, column_tiles, problem.products, e.caps),
-            operands={"a": e["a"], "b": b, "y": e["y"]},
-            params=_subgroup_params(problem, tile, packed),
-            spec=tile.spec,
-            local_size=(tile.lanes, 1, 1),
-            subgroup_size=tile.required_subgroup_size,
-            flops=problem.flops,
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
-        )
-    ]
+    return MATMUL_SUBGROUP.call(
+        grid=tile_grid(row_tiles, column_tiles, problem.products, e.caps),
+        operands={"a": e["a"], "b": b, "y": e["y"]},
+        params=_subgroup_params(problem, tile, packed),
+        spec=tile.spec,
+        local_size=(tile.lanes, 1, 1),
+        subgroup_size=tile.required_subgroup_size,
+        **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+    )
 
 
 @functools.lru_cache(1024)

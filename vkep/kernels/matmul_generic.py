@@ -106,33 +106,30 @@ def _no_product(problem: GenericProductProblem, caps: DeviceCapabilities) -> str
     return f"matmul: strides of {longest} elements, expected less than {LIMIT}" if longest >= LIMIT else ""
 
 
-def _generic(problem: GenericProductProblem, e: Emission) -> list[KernelCall]:
+def _generic(problem: GenericProductProblem, e: Emission) -> KernelCall:
     m, n = problem.m, problem.n
     micro_m, micro_n = min(4, 1 << (m - 1).bit_length()), min(4, 1 << (n - 1).bit_length())
     tiles_m, tiles_n = ceil_div(m, micro_m), ceil_div(n, micro_n)
     total = problem.batch[0] * problem.batch[1] * tiles_m * tiles_n
     local = lanes(e.caps, total)
     names = (f"{operand}_{axis}" for operand in "ab" for axis in _STRIDES)
-    return [
-        MATMUL_GENERIC.call(
-            grid=grid(ceil_div(total, local)),
-            operands=e.operands,
-            params={
-                "m": m,
-                "n": n,
-                "k": problem.k,
-                "total": total,
-                **magic_params("tiles_n", tiles_n),
-                **magic_params("tiles_m", tiles_m),
-                "batch1": problem.batch[1],
-                **dict(zip(names, (*problem.a_strides, *problem.b_strides), strict=True)),
-            },
-            spec={"MICRO_M": micro_m, "MICRO_N": micro_n},
-            defines=_defines(*problem.dtypes),
-            local_size=(local,),
-            flops=problem.flops,
-        )
-    ]
+    return MATMUL_GENERIC.call(
+        grid=grid(ceil_div(total, local)),
+        operands=e.operands,
+        params={
+            "m": m,
+            "n": n,
+            "k": problem.k,
+            "total": total,
+            **magic_params("tiles_n", tiles_n),
+            **magic_params("tiles_m", tiles_m),
+            "batch1": problem.batch[1],
+            **dict(zip(names, (*problem.a_strides, *problem.b_strides), strict=True)),
+        },
+        spec={"MICRO_M": micro_m, "MICRO_N": micro_n},
+        defines=_defines(*problem.dtypes),
+        local_size=(local,),
+    )
 
 
 implement(GenericProductProblem, Candidate("generic", _generic, when=_no_product))

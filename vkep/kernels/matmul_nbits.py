@@ -94,29 +94,26 @@ def _no_bits(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
     return f"{weights} weights, expected fewer than {LIMIT}" if weights >= LIMIT else ""
 
 
-def _nbits(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
+def _nbits(problem: MatMulNBitsProblem, e: Emission) -> KernelCall:
     bits, block, blocks = problem.bits, problem.block, problem.blocks
     rows = min(4, 1 << (problem.m - 1).bit_length())
     local = e.caps.subgroup_size if is_cpu(e.caps) else 64
     local = min(local, 1 << (blocks * block * bits // 32 - 1).bit_length())
-    return [
-        MATMUL_NBITS.call(
-            grid=grid(problem.n, ceil_div(problem.m, rows)),
-            operands={"zeros": None, **e.operands},
-            params={
-                "m": problem.m,
-                "n": problem.n,
-                "k": problem.k,
-                "blocks": blocks,
-                "block_words": block * bits // 32,
-                "zero_bytes": problem.zero_bytes,
-            },
-            spec={"BITS": bits, "ROWS": rows, "BLOCK": block, "HAS_ZEROS": int(problem.has_zeros)},
-            defines={"T": element_type(problem.dtype).glsl},
-            local_size=(local,),
-            flops=problem.flops,
-        )
-    ]
+    return MATMUL_NBITS.call(
+        grid=grid(problem.n, ceil_div(problem.m, rows)),
+        operands={"zeros": None, **e.operands},
+        params={
+            "m": problem.m,
+            "n": problem.n,
+            "k": problem.k,
+            "blocks": blocks,
+            "block_words": block * bits // 32,
+            "zero_bytes": problem.zero_bytes,
+        },
+        spec={"BITS": bits, "ROWS": rows, "BLOCK": block, "HAS_ZEROS": int(problem.has_zeros)},
+        defines={"T": element_type(problem.dtype).glsl},
+        local_size=(local,),
+    )
 
 
 implement(MatMulNBitsProblem, Candidate("nbits", _nbits, when=_no_bits))

@@ -49,26 +49,23 @@ def no_product_of_rows(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
     return unaddressable(problem, caps)
 
 
-def matmul_rows(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
+def matmul_rows(problem: MatMulProblem, e: Emission) -> KernelCall:
     """The dispatch of a product of few rows."""
     wide = problem.in_groups("b", 3, 4)
     width = 4 if wide else 1
     columns = _COLUMNS if wide or problem.b_along_k else 32
     rows = next(r for r in (1, 2, 4, 8) if r >= problem.m)
-    return [
-        MATMUL_ROWS.call(
-            grid=(ceil_div(problem.n, columns * width), ceil_div(problem.m, rows), problem.products),
-            operands=e.operands,
-            params=problem.params,
-            spec={
-                "ROWS": rows,
-                "COLUMNS": columns,
-                "SLICES": _LANES // columns,
-                "K_FASTEST": int(problem.b_along_k),
-                "B_WIDE": int(wide),
-            },
-            local_size=(_LANES, 1, 1),
-            flops=problem.flops,
-            **call_arguments(e.epilogue, TILED_DEFINES[problem.dtype]),
-        )
-    ]
+    return MATMUL_ROWS.call(
+        grid=(ceil_div(problem.n, columns * width), ceil_div(problem.m, rows), problem.products),
+        operands=e.operands,
+        params=problem.params,
+        spec={
+            "ROWS": rows,
+            "COLUMNS": columns,
+            "SLICES": _LANES // columns,
+            "K_FASTEST": int(problem.b_along_k),
+            "B_WIDE": int(wide),
+        },
+        local_size=(_LANES, 1, 1),
+        **call_arguments(e.epilogue, TILED_DEFINES[problem.dtype]),
+    )

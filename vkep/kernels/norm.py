@@ -166,12 +166,12 @@ class GroupNormProblem(ColumnProblem):
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
 
-def _layer_norm(problem: LayerNormProblem, e: Emission) -> list[KernelCall]:
+def _layer_norm(problem: LayerNormProblem, e: Emission) -> KernelCall:
     vectors = row_vectors(problem.axis, problem.dtype, problem.alignment)
     return _norm(problem, e, problem.rows, problem.axis, vectors, center=not problem.rms)
 
 
-def _group_norm(problem: GroupNormProblem, e: Emission) -> list[KernelCall]:
+def _group_norm(problem: GroupNormProblem, e: Emission) -> KernelCall:
     channels, spatial = problem.axis // problem.groups, problem.inner
     vectors = row_vectors(spatial, problem.dtype, problem.alignment)
     by_channel = (problem.groups, spatial, channels)
@@ -186,37 +186,34 @@ def _norm(
     vectors: dict[str, str],
     center: bool = True,
     by_channel: tuple[int, int, int] | None = None,
-) -> list[KernelCall]:
+) -> KernelCall:
     period, spatial, channels = by_channel or (1, 1, axis)
     width = 4 if vectors else 1
     steps = axis // width
     share = share_columns(rows, steps, 1, e.caps)
     optional = ("scale", "bias", "mean", "inv_std")
-    return [
-        NORM.call(
-            **share.launch,
-            operands={operand.name: e.get(operand.name) for operand in NORM.operands},
-            params={
-                "rows": rows,
-                "axis": steps,
-                "inv_axis": 1.0 / axis,
-                "epsilon": problem.epsilon,
-                **magic_params("period", period),
-                **magic_params("spatial", max(spatial // width, 1)),
-                "channels": channels,
-            },
-            spec={
-                "SPLIT": share.split,
-                "SUBGROUP_LANES": share.shuffle or 1,
-                **register_spec(steps, share.split, e.caps),
-                "CENTER": int(center),
-                **{f"HAS_{name.upper()}": int(name in e.operands) for name in optional},
-                "BY_CHANNEL": int(by_channel is not None),
-            },
-            defines=element_defines(problem.dtype) | vectors | share.defines,
-            flops=problem.flops,
-        )
-    ]
+    return NORM.call(
+        **share.launch,
+        operands={operand.name: e.get(operand.name) for operand in NORM.operands},
+        params={
+            "rows": rows,
+            "axis": steps,
+            "inv_axis": 1.0 / axis,
+            "epsilon": problem.epsilon,
+            **magic_params("period", period),
+            **magic_params("spatial", max(spatial // width, 1)),
+            "channels": channels,
+        },
+        spec={
+            "SPLIT": share.split,
+            "SUBGROUP_LANES": share.shuffle or 1,
+            **register_spec(steps, share.split, e.caps),
+            "CENTER": int(center),
+            **{f"HAS_{name.upper()}": int(name in e.operands) for name in optional},
+            "BY_CHANNEL": int(by_channel is not None),
+        },
+        defines=element_defines(problem.dtype) | vectors | share.defines,
+    )
 
 
 @dataclass(frozen=True)
@@ -231,18 +228,15 @@ class LpNormProblem(ColumnProblem):
             raise InvalidNode(f"p is {self.p}, expected 1 or 2")
 
 
-def _lp_norm(problem: LpNormProblem, e: Emission) -> list[KernelCall]:
+def _lp_norm(problem: LpNormProblem, e: Emission) -> KernelCall:
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps)
-    return [
-        LP_NORM.call(
-            **share.launch,
-            operands=e.operands,
-            params=problem.params,
-            spec={**share.lane_spec, "P": problem.p},
-            defines=element_defines(problem.dtype) | share.defines,
-            flops=problem.flops,
-        )
-    ]
+    return LP_NORM.call(
+        **share.launch,
+        operands=e.operands,
+        params=problem.params,
+        spec={**share.lane_spec, "P": problem.p},
+        defines=element_defines(problem.dtype) | share.defines,
+    )
 
 
 @dataclass(frozen=True)
@@ -261,26 +255,24 @@ class LocalResponseNormProblem(ColumnProblem):
             raise InvalidNode(f"size is {self.size}, expected at least 1")
 
 
-def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> list[KernelCall]:
+def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> KernelCall:
     total = problem.elements
-    return [
-        LRN.call(
-            **flat_lanes(e.caps, total),
-            operands=e.operands,
-            params={
-                "total": total,
-                **magic_params("inner", problem.inner),
-                **magic_params("channels", problem.axis),
-                "before": (problem.size - 1) // 2,
-                "after": problem.size // 2,
-                "alpha_over_size": problem.alpha / problem.size,
-                "beta": problem.beta,
-                "bias": problem.bias,
-            },
-            defines=element_defines(problem.dtype),
-            flops=(2 * problem.size + 4) * total,
-        )
-    ]
+    return LRN.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params={
+            "total": total,
+            **magic_params("inner", problem.inner),
+            **magic_params("channels", problem.axis),
+            "before": (problem.size - 1) // 2,
+            "after": problem.size // 2,
+            "alpha_over_size": problem.alpha / problem.size,
+            "beta": problem.beta,
+            "bias": problem.bias,
+        },
+        defines=element_defines(problem.dtype),
+        flops=(2 * problem.size + 4) * total,
+    )
 
 
 implement(LayerNormProblem, Candidate("norm", _layer_norm, when=takes_floats))

@@ -108,29 +108,27 @@ class PadProblem(Problem):
         return (Need("y", self.dtype, self.out_shape),)
 
 
-def _pad(problem: PadProblem, e: Emission) -> list[KernelCall]:
+def _pad(problem: PadProblem, e: Emission) -> KernelCall:
     dims, extents, strides, begins = zip(*problem.axes, strict=True)
     crops = zip(problem.begins, contiguous_strides(problem.shape), strict=True)
     low, high = value_words(problem.value, problem.dtype)
     total = math.prod(problem.out_shape)
-    return [
-        PAD.call(
-            **flat_lanes(e.caps, total),
-            operands={"x": None if 0 in problem.shape else e["x"], "y": e["y"]},
-            params={
-                "total": total,
-                "start": sum(-min(begin, 0) * step for begin, step in crops),
-                "value_low": low,
-                "value_high": high,
-                **magic_dims(dims),
-                **numbered("extent", extents, 1),
-                **numbered("stride", strides, 0),
-                **numbered("begin", begins, 0),
-            },
-            spec={"RANK": len(dims), "MODE": MODES[problem.mode]},
-            defines=unit_defines(element_type(problem.dtype).itemsize),
-        )
-    ]
+    return PAD.call(
+        **flat_lanes(e.caps, total),
+        operands={"x": None if 0 in problem.shape else e["x"], "y": e["y"]},
+        params={
+            "total": total,
+            "start": sum(-min(begin, 0) * step for begin, step in crops),
+            "value_low": low,
+            "value_high": high,
+            **magic_dims(dims),
+            **numbered("extent", extents, 1),
+            **numbered("stride", strides, 0),
+            **numbered("begin", begins, 0),
+        },
+        spec={"RANK": len(dims), "MODE": MODES[problem.mode]},
+        defines=unit_defines(element_type(problem.dtype).itemsize),
+    )
 
 
 def _takes(problem: PadProblem, caps: DeviceCapabilities) -> str:

@@ -169,7 +169,7 @@ def _takes(problem: PoolProblem, caps: DeviceCapabilities) -> str:
     return ""
 
 
-def _pool(problem: PoolProblem, e: Emission) -> list[KernelCall]:
+def _pool(problem: PoolProblem, e: Emission) -> KernelCall:
     window, rank = problem.window, len(problem.spatial)
     ones, zeros = (1,) * (3 - rank), (0,) * (3 - rank)
     taps, total = (*ones, *window.kernel), problem.results
@@ -182,49 +182,43 @@ def _pool(problem: PoolProblem, e: Emission) -> list[KernelCall]:
         params[f"dilation_{axis}"] = (*ones, *window.dilations)[i]
         params[f"pad_{axis}"] = (*zeros, *window.pads[:rank])[i]
         params[f"pad_end_{axis}"] = (*zeros, *window.pads[rank:])[i]
-    return [
-        POOL.call(
-            **flat_lanes(e.caps, total),
-            operands={"x": e["x"], "y": e["y"], "indices": e.get("indices")},
-            params=params,
-            spec={
-                **{f"KERNEL_{axis}": size for axis, size in zip("DHW", taps, strict=True)},
-                "COUNT_INCLUDE_PAD": int(problem.count_include_pad),
-                "COLUMN_MAJOR": int(problem.column_major),
-            },
-            defines=pool_defines(problem.op, problem.dtype, problem.indices),
-            flops=problem.flops,
-        )
-    ]
+    return POOL.call(
+        **flat_lanes(e.caps, total),
+        operands={"x": e["x"], "y": e["y"], "indices": e.get("indices")},
+        params=params,
+        spec={
+            **{f"KERNEL_{axis}": size for axis, size in zip("DHW", taps, strict=True)},
+            "COUNT_INCLUDE_PAD": int(problem.count_include_pad),
+            "COLUMN_MAJOR": int(problem.column_major),
+        },
+        defines=pool_defines(problem.op, problem.dtype, problem.indices),
+    )
 
 
-def _pool_last(problem: PoolProblem, e: Emission) -> list[KernelCall]:
+def _pool_last(problem: PoolProblem, e: Emission) -> KernelCall:
     window, (height, width), total = problem.window, problem.spatial, problem.results // UNIT
-    return [
-        POOL_LAST.call(
-            **flat_lanes(e.caps, total),
-            operands=e.operands,
-            params={
-                "total": total,
-                "height": height,
-                "width": width,
-                **magic_params("units", problem.channels // UNIT),
-                **magic_params("out_width", window.out[1]),
-                **magic_params("out_height", window.out[0]),
-                **dict(zip(("stride_h", "stride_w"), window.strides, strict=True)),
-                **dict(zip(("dilation_h", "dilation_w"), window.dilations, strict=True)),
-                **dict(zip(("pad_h", "pad_w", "pad_end_h", "pad_end_w"), window.pads, strict=True)),
-            },
-            spec={
-                "KERNEL_H": window.kernel[0],
-                "KERNEL_W": window.kernel[1],
-                "COUNT_INCLUDE_PAD": int(problem.count_include_pad),
-                "ALIGNED": int(problem.alignment % 16 == 0),
-            },
-            defines=pool_defines(problem.op, "float16"),
-            flops=problem.flops,
-        )
-    ]
+    return POOL_LAST.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params={
+            "total": total,
+            "height": height,
+            "width": width,
+            **magic_params("units", problem.channels // UNIT),
+            **magic_params("out_width", window.out[1]),
+            **magic_params("out_height", window.out[0]),
+            **dict(zip(("stride_h", "stride_w"), window.strides, strict=True)),
+            **dict(zip(("dilation_h", "dilation_w"), window.dilations, strict=True)),
+            **dict(zip(("pad_h", "pad_w", "pad_end_h", "pad_end_w"), window.pads, strict=True)),
+        },
+        spec={
+            "KERNEL_H": window.kernel[0],
+            "KERNEL_W": window.kernel[1],
+            "COUNT_INCLUDE_PAD": int(problem.count_include_pad),
+            "ALIGNED": int(problem.alignment % 16 == 0),
+        },
+        defines=pool_defines(problem.op, "float16"),
+    )
 
 
 implement(

@@ -47,21 +47,19 @@ def _takes(problem: RandomProblem, caps: DeviceCapabilities) -> str:
     return f"{beyond[0]} is no float32" if beyond else ""
 
 
-def _random(problem: RandomProblem, e: Emission) -> list[KernelCall]:
-    return [
-        RANDOM.call(
-            **flat_lanes(e.caps, ceil_div(problem.count, 4)),
-            operands={"y": e["y"], "fresh": e.get("fresh")},
-            params={
-                "total": problem.count,
-                "seed_low": problem.seed & 0xFFFFFFFF,
-                "seed_high": (problem.seed >> 32) & 0xFFFFFFFF,
-                "shift": problem.shift,
-                "scale": problem.scale,
-            },
-            spec={"NORMAL": int(problem.normal), "HAS_FRESH": int(problem.fresh)},
-        )
-    ]
+def _random(problem: RandomProblem, e: Emission) -> KernelCall:
+    return RANDOM.call(
+        **flat_lanes(e.caps, ceil_div(problem.count, 4)),
+        operands={"y": e["y"], "fresh": e.get("fresh")},
+        params={
+            "total": problem.count,
+            "seed_low": problem.seed & 0xFFFFFFFF,
+            "seed_high": (problem.seed >> 32) & 0xFFFFFFFF,
+            "shift": problem.shift,
+            "scale": problem.scale,
+        },
+        spec={"NORMAL": int(problem.normal), "HAS_FRESH": int(problem.fresh)},
+    )
 
 
 implement(RandomProblem, Candidate("random", _random, when=_takes))

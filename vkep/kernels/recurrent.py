@@ -143,36 +143,33 @@ def _shared_bytes(problem: RecurrentProblem, split: int) -> int:
     return 4 * problem.hidden * 4 + 4 * (split * CELLS[problem.cell] * problem.hidden if split > 1 else 1)
 
 
-def _recurrent(problem: RecurrentProblem, e: Emission) -> list[KernelCall]:
+def _recurrent(problem: RecurrentProblem, e: Emission) -> KernelCall:
     split = _split(problem, e.caps)
     most = floor_power_of_two(e.caps.max_workgroup_invocations)
     local = min(most, split * max(ceil_power_of_two(problem.hidden), min(e.caps.subgroup_size, most)))
-    return [
-        RECURRENT.call(
-            grid=grid(problem.batches),
-            operands={operand.name: e.get(operand.name) for operand in RECURRENT.operands},
-            params={
-                "steps": problem.steps,
-                "batches": problem.batches,
-                "backwards": int(problem.backwards),
-                **dict(zip(("y_step", "y_batch", "y_unit"), problem.y_strides, strict=True)),
-                "clip": problem.clip,
-            },
-            spec={
-                "HIDDEN": problem.hidden,
-                "SPLIT": split,
-                "INPUT_FORGET": int(problem.input_forget),
-                **{f"HAS_{name.upper()}": int(name in problem.optional) for name in _OPTIONAL},
-            },
-            defines={
-                f"CELL_{problem.cell}": "1",
-                "ACTIVATIONS": problem.activations,
-                "T": element_type(problem.dtype).glsl,
-            },
-            local_size=(local,),
-            flops=problem.flops,
-        )
-    ]
+    return RECURRENT.call(
+        grid=grid(problem.batches),
+        operands={operand.name: e.get(operand.name) for operand in RECURRENT.operands},
+        params={
+            "steps": problem.steps,
+            "batches": problem.batches,
+            "backwards": int(problem.backwards),
+            **dict(zip(("y_step", "y_batch", "y_unit"), problem.y_strides, strict=True)),
+            "clip": problem.clip,
+        },
+        spec={
+            "HIDDEN": problem.hidden,
+            "SPLIT": split,
+            "INPUT_FORGET": int(problem.input_forget),
+            **{f"HAS_{name.upper()}": int(name in problem.optional) for name in _OPTIONAL},
+        },
+        defines={
+            f"CELL_{problem.cell}": "1",
+            "ACTIVATIONS": problem.activations,
+            "T": element_type(problem.dtype).glsl,
+        },
+        local_size=(local,),
+    )
 
 
 implement(RecurrentProblem, Candidate("recurrent", _recurrent, when=_takes))

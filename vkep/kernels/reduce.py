@@ -174,8 +174,8 @@ def _takes_two(problem: ReduceProblem, caps: DeviceCapabilities) -> str:
     return _takes(problem, caps) or ("one pass keeps the device busy" if _Pass(problem, caps).parts() == 1 else "")
 
 
-def _one_pass(problem: ReduceProblem, e: Emission) -> list[KernelCall]:
-    return [_Pass(problem, e.caps).call(REDUCE_OPS[problem.op], problem.dtype, problem.axis, e["x"], e["y"])]
+def _one_pass(problem: ReduceProblem, e: Emission) -> KernelCall:
+    return _Pass(problem, e.caps).call(REDUCE_OPS[problem.op], problem.dtype, problem.axis, e["x"], e["y"])
 
 
 def _two_passes(problem: ReduceProblem, e: Emission) -> list[KernelCall]:

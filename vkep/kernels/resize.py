@@ -282,7 +282,7 @@ def _takes_nearest(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
     return beyond_rank(len(problem.runs))
 
 
-def _nearest(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
+def _nearest(problem: ResizeProblem, e: Emission) -> KernelCall:
     strides, changed = contiguous_strides(problem.shape), problem.changed
     tables: list[np.ndarray] = []
     for run in problem.runs:
@@ -297,22 +297,20 @@ def _nearest(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
     firsts = np.cumsum([0, *map(len, tables)])[:-1]
     total = math.prod(problem.out_shape)
     low, high = value_words(problem.mode.extrapolation, problem.dtype)
-    return [
-        RESIZE_NEAREST.call(
-            **flat_lanes(e.caps, total),
-            operands={"x": e["x"], "offsets": e.target.constant(np.concatenate(tables).astype(np.int32)), "y": e["y"]},
-            params={
-                "total": total,
-                "last": math.prod(problem.shape) - 1,
-                "value_low": low,
-                "value_high": high,
-                **magic_dims([len(table) for table in tables]),
-                **numbered("first", [int(f) for f in firsts], 0),
-            },
-            spec={"RANK": len(tables)},
-            defines=unit_defines(element_type(problem.dtype).itemsize),
-        )
-    ]
+    return RESIZE_NEAREST.call(
+        **flat_lanes(e.caps, total),
+        operands={"x": e["x"], "offsets": e.target.constant(np.concatenate(tables).astype(np.int32)), "y": e["y"]},
+        params={
+            "total": total,
+            "last": math.prod(problem.shape) - 1,
+            "value_low": low,
+            "value_high": high,
+            **magic_dims([len(table) for table in tables]),
+            **numbered("first", [int(f) for f in firsts], 0),
+        },
+        spec={"RANK": len(tables)},
+        defines=unit_defines(element_type(problem.dtype).itemsize),
+    )
 
 
 def _shrunk_first(problem: ResizeProblem) -> list[tuple[int, tuple[int, ...]]]:

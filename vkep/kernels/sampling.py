@@ -146,31 +146,29 @@ def _in_float32(*dtypes: str) -> str:
     return "float64; the kernel computes in float32" if "float64" in dtypes else ""
 
 
-def _grid_sample(problem: GridSampleProblem, e: Emission) -> list[KernelCall]:
+def _grid_sample(problem: GridSampleProblem, e: Emission) -> KernelCall:
     count = math.prod(problem.points)
     total = problem.makes()[0].extent
     sizes = [*problem.shape[2:], 1, 1]
-    return [
-        GRID_SAMPLE.call(
-            **flat_lanes(e.caps, total),
-            operands=e.operands,
-            params={
-                "total": total,
-                **magic_params("channels", problem.shape[1]),
-                **magic_params("points", count),
-                "size0": sizes[0],
-                "size1": sizes[1],
-                "size2": sizes[2],
-            },
-            spec={
-                "RANK": problem.rank,
-                "METHOD": METHODS.index(problem.method),
-                "PADDING": PADDINGS.index(problem.padding),
-                "ALIGN": int(problem.align_corners),
-            },
-            defines=_grid_defines(problem.dtype, problem.grid_dtype),
-        )
-    ]
+    return GRID_SAMPLE.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params={
+            "total": total,
+            **magic_params("channels", problem.shape[1]),
+            **magic_params("points", count),
+            "size0": sizes[0],
+            "size1": sizes[1],
+            "size2": sizes[2],
+        },
+        spec={
+            "RANK": problem.rank,
+            "METHOD": METHODS.index(problem.method),
+            "PADDING": PADDINGS.index(problem.padding),
+            "ALIGN": int(problem.align_corners),
+        },
+        defines=_grid_defines(problem.dtype, problem.grid_dtype),
+    )
 
 
 implement(GridSampleProblem, Candidate("grid sample", _grid_sample, when=_takes_grid))
@@ -231,23 +229,21 @@ def _takes_roi_align(problem: RoiAlignProblem, caps: DeviceCapabilities) -> str:
     return _in_float32(problem.dtype)
 
 
-def _roi_align(problem: RoiAlignProblem, e: Emission) -> list[KernelCall]:
+def _roi_align(problem: RoiAlignProblem, e: Emission) -> KernelCall:
     fault, code = noting(e, problem.fault)
-    return [
-        ROI_ALIGN.call(
-            **flat_lanes(e.caps, problem.sizes["total"]),
-            operands={**e.operands, "fault": fault},
-            params={
-                **problem.sizes,
-                "sampling_ratio": problem.sampling_ratio,
-                "spatial_scale": problem.spatial_scale,
-                "offset": 0.5 if problem.half_pixel else 0.0,
-                "fault_code": code,
-            },
-            spec={"MAXIMUM": int(problem.maximum)},
-            defines={**element_defines(problem.dtype), **index_defines(problem.index_dtype)},
-        )
-    ]
+    return ROI_ALIGN.call(
+        **flat_lanes(e.caps, problem.sizes["total"]),
+        operands={**e.operands, "fault": fault},
+        params={
+            **problem.sizes,
+            "sampling_ratio": problem.sampling_ratio,
+            "spatial_scale": problem.spatial_scale,
+            "offset": 0.5 if problem.half_pixel else 0.0,
+            "fault_code": code,
+        },
+        spec={"MAXIMUM": int(problem.maximum)},
+        defines={**element_defines(problem.dtype), **index_defines(problem.index_dtype)},
+    )
 
 
 implement(RoiAlignProblem, Candidate("roi align", _roi_align, when=_takes_roi_align))
@@ -261,16 +257,14 @@ class MaxRoiPoolProblem(_Regions):
         return Need("x", self.dtype, self.shape), Need("rois", self.dtype, (self.regions, 5))
 
 
-def _max_roi_pool(problem: MaxRoiPoolProblem, e: Emission) -> list[KernelCall]:
+def _max_roi_pool(problem: MaxRoiPoolProblem, e: Emission) -> KernelCall:
     fault, code = noting(e, problem.fault)
-    return [
-        MAX_ROI_POOL.call(
-            **flat_lanes(e.caps, problem.sizes["total"]),
-            operands={**e.operands, "fault": fault},
-            params={**problem.sizes, "spatial_scale": problem.spatial_scale, "fault_code": code},
-            defines=element_defines(problem.dtype),
-        )
-    ]
+    return MAX_ROI_POOL.call(
+        **flat_lanes(e.caps, problem.sizes["total"]),
+        operands={**e.operands, "fault": fault},
+        params={**problem.sizes, "spatial_scale": problem.spatial_scale, "fault_code": code},
+        defines=element_defines(problem.dtype),
+    )
 
 
 implement(MaxRoiPoolProblem, Candidate("max roi pool", _max_roi_pool))
@@ -299,18 +293,16 @@ def _takes_determinant(problem: DeterminantProblem, caps: DeviceCapabilities) ->
     return f"{n} x {n} matrices; a lane takes up to {LARGEST_MATRIX}" if n > LARGEST_MATRIX else ""
 
 
-def _determinant(problem: DeterminantProblem, e: Emission) -> list[KernelCall]:
+def _determinant(problem: DeterminantProblem, e: Emission) -> KernelCall:
     count, n = math.prod(problem.shape[:-2]), problem.shape[-1]
     work = e.target.scratch("float64" if problem.dtype == "float64" else "float32", (count, n, n))
-    return [
-        DETERMINANT.call(
-            **flat_lanes(e.caps, count),
-            operands={"x": e["x"], "work": work, "y": e["y"]},
-            params={"total": count, "n": n},
-            defines=element_defines(problem.dtype),
-            flops=count * n**3,
-        )
-    ]
+    return DETERMINANT.call(
+        **flat_lanes(e.caps, count),
+        operands={"x": e["x"], "work": work, "y": e["y"]},
+        params={"total": count, "n": n},
+        defines=element_defines(problem.dtype),
+        flops=count * n**3,
+    )
 
 
 implement(DeterminantProblem, Candidate("determinant", _determinant, when=_takes_determinant))

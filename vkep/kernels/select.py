@@ -90,7 +90,8 @@ class Candidate(Generic[P]):
 
     Attributes:
         name: as `vkep explain` prints it.
-        emit: makes the dispatches. It refuses nothing that ``when`` lets pass.
+        emit: makes the dispatches. It refuses nothing that ``when`` lets pass. A dispatch that is in no list does all of the
+            problem's arithmetic, where it does not say how much itself.
         when: why it does not take a problem on a device ("" where it does): the problem's shape, what the device lacks, limits
             of shared memory and arguments (of grids there are none: `KernelCall.folded`). Where the problem lies in memory is
             not known yet.
@@ -100,7 +101,7 @@ class Candidate(Generic[P]):
     """
 
     name: str
-    emit: Callable[[P, Emission], list[KernelCall]]
+    emit: Callable[[P, Emission], KernelCall | list[KernelCall]]
     when: When = always
     worth: When = always
     layout: str = "nchw"
@@ -118,7 +119,11 @@ class Choice(Generic[P]):
         its problem by another problem, by both tables.
         """
         name = self.candidate.name
-        calls = [call.folded(e.caps.max_workgroup_count) for call in self.candidate.emit(problem, e)]
+        made = self.candidate.emit(problem, e)
+        if isinstance(made, KernelCall):
+            made.flops = made.flops or problem.flops
+            made = [made]
+        calls = [call.folded(e.caps.max_workgroup_count) for call in made]
         for call in calls:
             call.candidate = f"{name}: {call.candidate}" if call.candidate else name
             call.turned_down = self.turned_down + call.turned_down

@@ -66,10 +66,8 @@ class CompactProblem(Problem):
         return Need("positions", "int64", (self.total,)), Need("count", "int64", (1,))
 
 
-def _compact(problem: CompactProblem, e: Emission) -> list[KernelCall]:
-    return [
-        COMPACT.call(**flat_lanes(e.caps, problem.total), operands=e.operands, params={"total": problem.total}),
-    ]
+def _compact(problem: CompactProblem, e: Emission) -> KernelCall:
+    return COMPACT.call(**flat_lanes(e.caps, problem.total), operands=e.operands, params={"total": problem.total})
 
 
 implement(CompactProblem, Candidate("compact", _compact))
@@ -109,25 +107,22 @@ class NonMaxSuppressionProblem(Problem):
         return 12 * self.pairs * self.most * self.box_count
 
 
-def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> list[KernelCall]:
+def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> KernelCall:
     threshold = problem.score_threshold
-    return [
-        NMS.call(
-            grid=grid(problem.pairs),
-            operands={**e.operands, "live": e.target.scratch("float32", (problem.pairs, problem.box_count))},
-            params={
-                "pairs": problem.pairs,
-                "classes": problem.classes,
-                "box_count": problem.box_count,
-                "most": problem.most,
-                "iou_threshold": problem.iou_threshold,
-                "score_threshold": 0.0 if threshold is None else threshold,
-            },
-            spec={"CENTERED": int(problem.centered), "HAS_THRESHOLD": int(threshold is not None)},
-            local_size=(floor_power_of_two(min(64, e.caps.max_workgroup_invocations)),),
-            flops=problem.flops,
-        )
-    ]
+    return NMS.call(
+        grid=grid(problem.pairs),
+        operands={**e.operands, "live": e.target.scratch("float32", (problem.pairs, problem.box_count))},
+        params={
+            "pairs": problem.pairs,
+            "classes": problem.classes,
+            "box_count": problem.box_count,
+            "most": problem.most,
+            "iou_threshold": problem.iou_threshold,
+            "score_threshold": 0.0 if threshold is None else threshold,
+        },
+        spec={"CENTERED": int(problem.centered), "HAS_THRESHOLD": int(threshold is not None)},
+        local_size=(floor_power_of_two(min(64, e.caps.max_workgroup_invocations)),),
+    )
 
 
 implement(NonMaxSuppressionProblem, Candidate("non-max suppression", _non_max_suppression))

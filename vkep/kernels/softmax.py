@@ -56,23 +56,20 @@ class SoftmaxProblem(ColumnProblem):
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
 
-def _softmax(problem: SoftmaxProblem, e: Emission) -> list[KernelCall]:
+def _softmax(problem: SoftmaxProblem, e: Emission) -> KernelCall:
     axis, inner, dtype = problem.axis, problem.inner, problem.dtype
     vectors = row_vectors(axis, dtype, problem.alignment) if inner == 1 else {}
     steps = axis // 4 if vectors else axis
     share = share_columns(problem.columns, steps, inner, e.caps)
     registers = register_spec(steps, share.split, e.caps)
     keep_powers = not problem.log and dtype == "float32" and not registers["IN_REGISTERS"]
-    return [
-        SOFTMAX.call(
-            **share.launch,
-            operands=e.operands,
-            params=problem.params | {"axis": steps, "alpha": problem.alpha},
-            spec={**share.lane_spec, **registers, "LOG": int(problem.log), "KEEP_POWERS": int(keep_powers)},
-            defines=element_defines(dtype) | vectors | share.defines,
-            flops=problem.flops,
-        )
-    ]
+    return SOFTMAX.call(
+        **share.launch,
+        operands=e.operands,
+        params=problem.params | {"axis": steps, "alpha": problem.alpha},
+        spec={**share.lane_spec, **registers, "LOG": int(problem.log), "KEEP_POWERS": int(keep_powers)},
+        defines=element_defines(dtype) | vectors | share.defines,
+    )
 
 
 implement(SoftmaxProblem, Candidate("softmax", _softmax, when=takes_floats))

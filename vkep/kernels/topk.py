@@ -62,15 +62,15 @@ def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:
     return _takes(problem, caps) or ("k rounds compare less" if problem.k * 8 <= problem.axis else "")
 
 
-def _ranks(problem: TopKProblem, e: Emission) -> list[KernelCall]:
+def _ranks(problem: TopKProblem, e: Emission) -> KernelCall:
     """Each lane ranks one element: about as many comparisons as k rounds, but no rounds."""
-    return [_call(problem, e, flat_lanes(e.caps, problem.elements), {}, {"RANK": "1"}, problem.axis)]
+    return _call(problem, e, flat_lanes(e.caps, problem.elements), {}, {"RANK": "1"}, problem.axis)
 
 
-def _rounds(problem: TopKProblem, e: Emission) -> list[KernelCall]:
+def _rounds(problem: TopKProblem, e: Emission) -> KernelCall:
     """In each of k rounds, the lanes of a column find the next element together."""
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
-    return [_call(problem, e, share.launch, share.spec, {}, problem.k)]
+    return _call(problem, e, share.launch, share.spec, {}, problem.k)
 
 
 def _call(
