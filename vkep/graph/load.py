@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import mmap
 import os
 from collections.abc import Mapping, Sequence
@@ -19,15 +20,20 @@ from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import wire
 from vkep.graph.model import Dim, Graph, Model, ModelMetadata, Node, ValueInfo
 from vkep.graph.normalize import bodies, captured, normalize
+from vkep.graph.unchecked import ignored_attributes, with_ignored_attributes
 from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, last_write, make_weight
 
+logger = logging.getLogger("vkep.graph")
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
 
-def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None = None) -> Model:
+def load_model(
+    source: ModelSource, *, base_dir: str | os.PathLike[str] | None = None, unknown_attributes: str = "warn"
+) -> Model:
     """Read a model from a path, its bytes, or a ``ModelProto``.
 
-    Weights in external files are looked for beside the model, or in ``base_dir``. Raises `FileNotFoundError`,
+    Weights in external files are looked for beside the model, or in ``base_dir``. Attributes that are ignored (`unchecked`) are
+    warned of, or with ``unknown_attributes="error"`` an `InvalidModelError`. Raises `FileNotFoundError`,
     `InvalidModelError` (no ONNX model, or one that breaks the specification), `UnsupportedModelError` (compiled for ONNX
     Runtime) or `TypeError`.
     """
@@ -51,6 +57,11 @@ def load_model(source: ModelSource, *, base_dir: str | os.PathLike[str] | None =
         contents = {}
         proto = inliner.inline_local_functions(proto)
     proto = normalize(proto, name)
+    for node, unknown in with_ignored_attributes(proto.graph):
+        text = f"{name}: {node.op_type} {node.name!r} has no attribute {', '.join(map(repr, sorted(unknown)))}"
+        if unknown_attributes == "error":
+            raise InvalidModelError(text)
+        logger.warning("%s: ignored", text)
     graph = read_graph(proto.graph, opsets, read.folder, proto.ir_version, name, contents)
     if _COMPILED[0] in opsets:
         _refuse_compiled(graph, name)
@@ -311,7 +322,10 @@ def _graph_around(node: onnx.NodeProto, captures: Sequence[str]) -> onnx.GraphPr
 
 def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
     values = {}
+    ignored = ignored_attributes(proto)
     for attribute in proto.attribute:
+        if attribute.name in ignored:
+            continue
         value = helper.get_attribute_value(attribute)
         if attribute.type == onnx.AttributeProto.STRING:
             value = value.decode("utf-8", "replace")

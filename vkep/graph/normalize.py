@@ -23,11 +23,11 @@ def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     Where nodes are in order, they keep their places. Raises `InvalidModelError` where nodes wait for each other or a sparse
     initializer is no valid one.
     """
-    if all(_is_normal(graph) for graph in _graphs(model.graph)):
+    if all(_is_normal(graph) for graph in graphs(model.graph)):
         return model
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
-    for graph in _graphs(copied.graph):
+    for graph in graphs(copied.graph):
         _densify(graph, name)
         _sort(graph, name)
         for node in [n for n in graph.node if _is_idle(n)]:
@@ -38,11 +38,11 @@ def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return copied
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graph and the bodies of its nodes, the innermost first."""
     for node in graph.node:
         for body in bodies(node):
-            yield from _graphs(body)
+            yield from graphs(body)
     yield graph
 
 

@@ -14,11 +14,14 @@ from vkep.placement.policy import PREFERENCES
 from vkep.session.ort_options import OrtSessionOptions
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vkep.arena.config import ArenaConfig
 
 #: ``progress(phase, done, total, what)``: phases "shaders" (pipelines) and "weights" (bytes)
 Progress = Callable[[str, int, int, str], None]
 _FALLBACKS = ("cpu", "error")
+_UNKNOWN_ATTRIBUTES = ("warn", "error")
 #: types by option, and how an error names them
 _KINDS: dict[str, tuple[Any, str]] = {
     "arena": (Mapping, "a dict of settings"),
@@ -28,6 +31,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "tuned": ((Mapping, NoneType), "a dict from problems to tilings, or None"),
     "base_dir": ((str, os.PathLike, NoneType), "a path or None"),
     "validation": ((bool, NoneType), "True, False or None"),
+    "initializers": (Mapping, "a dict from names to arrays"),
     "progress": ((Callable, NoneType), "a function or None"),
     "enable_profiling": (bool, "True or False"),
     "profile_file_prefix": (str, "a path's beginning"),
@@ -60,6 +64,9 @@ class SessionOptions(OrtSessionOptions):
     validation: turn Vulkan's validation layers on when this session creates the context.
     check_data: raise `InvalidInputError` where an index, a length or an integer divisor in a run's data is outside what the
         operator's specification allows. False: an index is clamped, and the rest gives some number.
+    initializers: arrays to use in place of the model's initializers, by name.
+    unknown_attributes: "warn": attributes that no engine knows are ignored with a warning where ONNX Runtime does so
+        (`vkep.graph.unchecked`); "error": such a model is refused. On other operators they are an error always.
     progress: called while shaders are compiled and weights uploaded.
     enable_profiling, profile_file_prefix: see `InferenceSession.end_profiling`.
     free_dimensions: sizes of the model's symbolic dimensions, by name; with all of them the model is planned when it is opened.
@@ -85,6 +92,8 @@ class SessionOptions(OrtSessionOptions):
     base_dir: str | os.PathLike[str] | None = None
     validation: bool | None = None
     check_data: bool = True
+    initializers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    unknown_attributes: str = "warn"
     progress: Progress | None = None
     enable_profiling: bool = False
     profile_file_prefix: str = "vkep_profile"
@@ -95,6 +104,10 @@ class SessionOptions(OrtSessionOptions):
             raise ValueError(f"fallback is {self.fallback!r}, expected one of {_FALLBACKS}")
         if self.prefer not in PREFERENCES:
             raise ValueError(f"prefer is {self.prefer!r}, expected one of {PREFERENCES}")
+        if self.unknown_attributes not in _UNKNOWN_ATTRIBUTES:
+            raise ValueError(
+                f"unknown_attributes is {self.unknown_attributes!r}, expected one of {_UNKNOWN_ATTRIBUTES}"
+            )
         for name in ("plan_cache_size", "concurrency", "min_partition_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

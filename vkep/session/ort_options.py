@@ -38,6 +38,7 @@ class OrtSessionOptions:
     """
 
     free_dimensions: Mapping[str, int]
+    initializers: Mapping[str, Any]
 
     graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
     execution_mode = ExecutionMode.ORT_SEQUENTIAL
@@ -69,6 +70,10 @@ class OrtSessionOptions:
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Set a symbolic dimension's size (``free_dimensions``)."""
         self.free_dimensions = {**self.free_dimensions, name: size}
+
+    def add_initializer(self, name: str, value: Any) -> None:
+        """Replace an initializer (``initializers``) by an array, or an ``OrtValue`` of vkep's or ONNX Runtime's."""
+        self.initializers = {**self.initializers, name: value.numpy() if hasattr(value, "numpy") else value}
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Set an option by ``ep.vulkanexecutionprovider.<option>``; another entry is kept, without a meaning. Raises

@@ -22,6 +22,7 @@ from vkep.device.delegate import VulkanDelegate
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.graph import load_model
+from vkep.graph.initializers import with_initializers
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Model, ValueInfo
 from vkep.session.executor import Targets, check_target, own_array, own_tensor
@@ -45,7 +46,10 @@ class SessionState:
 
     def __init__(self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext]) -> None:
         """``context`` is called after the work that needs no device. Raises as `InferenceSession`, leaving nothing open."""
-        self.model = with_sizes(load_model(source, base_dir=options.base_dir), options.free_dimensions)
+        model = load_model(source, base_dir=options.base_dir, unknown_attributes=options.unknown_attributes)
+        if options.initializers:
+            model = with_initializers(model, options.initializers)
+        self.model = with_sizes(model, options.free_dimensions)
         self.inputs = {v.name: v for v in self.model.graph.inputs}
         self.outputs = [v.name for v in self.model.graph.outputs]
         self.output_names = dict.fromkeys(self.outputs)

@@ -1,0 +1,92 @@
+"""Initializers that the options replace, and attributes that no engine knows."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+
+import vkep
+from vkep.errors import InvalidModelError
+
+TEXT = """<ir_version: 9, opset_import: ["":18]> g (float[2,3] x) => (float[2,3] y)
+    <float[3] w = {1,2,3}, float[3] v = {5,5,5}> { a = Mul(x, w) y = Add(a, v) }"""
+X = np.ones((2, 3), np.float32)
+GIVEN = np.array([10, 20, 30], np.float32)
+
+
+def test_arrays_take_the_place_of_initializers(open_session: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model(TEXT), path)
+    for given in ({}, {"w": GIVEN}, {}):  # a plan that is kept of the one is not taken for the other
+        session = open_session(path, initializers=given, cache_dir=tmp_path)
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], X * given.get("w", np.float32([1, 2, 3])) + 5)
+
+
+def test_they_are_given_as_to_onnx_runtime(open_session: Any) -> None:
+    options = vkep.SessionOptions()
+    options.add_initializer("w", vkep.OrtValue.ortvalue_from_numpy(GIVEN))
+    options.add_initializer("v", GIVEN)
+    np.testing.assert_array_equal(
+        open_session(parser.parse_model(TEXT), options=options).run(None, {"x": X})[0], X * GIVEN + GIVEN
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"u": GIVEN}, ValueError, "no initializer named 'u'"),
+        (
+            {"w": GIVEN[:2]},
+            ValueError,
+            r"'w' is given as float32 of shape \(2,\), and the model's is float32 of shape \(3,\)",
+        ),
+        ({"w": GIVEN.astype(np.int32)}, ValueError, "'w' is given as int32"),
+        ([GIVEN], TypeError, "a dict from names to arrays"),
+    ],
+)
+def test_what_does_not_fit_is_said(open_session: Any, given: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        open_session(parser.parse_model(TEXT), initializers=given)
+
+
+def with_attribute(opset: int, op_type: str = "LayerNormalization") -> onnx.ModelProto:
+    """``epsion``: as ONNX Runtime's own test models misspell it."""
+    node = helper.make_node(op_type, ["x", "s"], ["y"], epsion=0.5)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in (("x", [2, 3]), ("s", [3]))],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 3])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+@pytest.mark.parametrize("opset", [12, 17])
+def test_attributes_that_no_engine_knows_are_warned_of(
+    open_session: Any, caplog: pytest.LogCaptureFixture, opset: int
+) -> None:
+    caplog.set_level(logging.WARNING, "vkep.graph")
+    session = open_session(with_attribute(opset))
+    assert len(session.islands()[0].plan.dispatches) == 1  # by vkep's operator, not ONNX's function body
+    assert "LayerNormalization '' has no attribute 'epsion': ignored" in caplog.text
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(session.run(None, {"x": x, "s": np.ones(3, np.float32)})[0], expected, rtol=1e-5)
+
+
+def test_an_option_makes_them_errors(open_session: Any) -> None:
+    with pytest.raises(InvalidModelError, match="LayerNormalization '' has no attribute 'epsion'"):
+        open_session(with_attribute(12), unknown_attributes="error")
+    with pytest.raises(ValueError, match="unknown_attributes is 'ignore', expected one of"):
+        open_session(with_attribute(12), unknown_attributes="ignore")
+
+
+def test_elsewhere_they_are_errors_always(open_session: Any) -> None:
+    with pytest.raises(InvalidModelError, match="Unrecognized attribute: epsion"):
+        open_session(with_attribute(12, "Mul"))
