@@ -48,14 +48,17 @@ void main() {
 #else
     float total = 0.0;
 #endif
-    for (uint kd = 0u; kd < KERNEL_D; ++kd) {
+    uvec2 taps_d = taps_of(d0, KERNEL_D, args.dilation_d, args.depth);
+    uvec2 taps_h = taps_of(h0, KERNEL_H, args.dilation_h, args.height);
+    uvec2 taps_w = taps_of(w0, KERNEL_W, args.dilation_w, args.width);
+    for (uint kd = taps_d.x; kd < taps_d.y; ++kd) {
         uint d = uint(d0 + int(kd * args.dilation_d));  // a negative position becomes a huge one
         if (d >= args.depth) continue;
-        for (uint kh = 0u; kh < KERNEL_H; ++kh) {
+        for (uint kh = taps_h.x; kh < taps_h.y; ++kh) {
             uint h = uint(h0 + int(kh * args.dilation_h));
             if (h >= args.height) continue;
             uint line = base + (d * args.height + h) * args.width;
-            for (uint kw = 0u; kw < KERNEL_W; ++kw) {
+            for (uint kw = taps_w.x; kw < taps_w.y; ++kw) {
                 uint w = uint(w0 + int(kw * args.dilation_w));
                 if (w >= args.width) continue;
                 COMPUTE_T v = load_element(x.v[line + w]);

@@ -68,11 +68,13 @@ void main() {
     [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] = 0.0;
 #endif
     // Taps outside of the image load a pixel inside, which then does not count: without branches between them, loads overlap.
-    for (uint kh = 0u; kh < KERNEL_H; ++kh) {
+    uvec2 taps_h = taps_of(h0, KERNEL_H, args.dilation_h, args.height);
+    uvec2 taps_w = taps_of(w0, KERNEL_W, args.dilation_w, args.width);
+    for (uint kh = taps_h.x; kh < taps_h.y; ++kh) {
         uint h = uint(h0 + int(kh * args.dilation_h));  // a negative position becomes a huge one
         bool row_inside = h < args.height;
         uint line = (image * args.height + (row_inside ? h : 0u)) * args.width;
-        for (uint kw = 0u; kw < KERNEL_W; ++kw) {
+        for (uint kw = taps_w.x; kw < taps_w.y; ++kw) {
             uint w = uint(w0 + int(kw * args.dilation_w));
             bool inside = row_inside && w < args.width;
             float eight[8];

@@ -14,6 +14,17 @@
 #include "workgroup.glsl"
 
 layout(constant_id = 4) const uint MAXIMUM = 0;
+// most samples of a bin along an axis where the region's size gives their number
+const float MOST_SAMPLES = 65536.0;
+
+// The range [first, end) of `samples` at low + (i + 0.5) * bin / samples that may lie on an axis of `size`, with a few beside it;
+// the others are 0.
+ivec2 samples_on(float low, float bin, int samples, uint size) {
+    if (!(bin > 0.0) || samples <= 256) return ivec2(0, samples);
+    float each = float(samples) / bin;
+    vec2 range = clamp(vec2(-1.0 - low, float(size) - low) * each + vec2(-3.0, 3.0), 0.0, float(samples));
+    return ivec2(range);
+}
 
 void main() {
     uint id = flat_lane();
@@ -32,15 +43,25 @@ void main() {
         roi_height = max(roi_height, 1.0);
     }
     float bin_height = roi_height / float(args.out_height), bin_width = roi_width / float(args.out_width);
-    int rows = args.sampling_ratio > 0 ? args.sampling_ratio : int(ceil(roi_height / float(args.out_height)));
-    int cols = args.sampling_ratio > 0 ? args.sampling_ratio : int(ceil(roi_width / float(args.out_width)));
+    vec2 counts = vec2(float(args.sampling_ratio));
+    if (args.sampling_ratio <= 0) {
+        counts = ceil(vec2(bin_height, bin_width));
+        bool few = counts.x <= MOST_SAMPLES && counts.y <= MOST_SAMPLES;
+        if (!few || isnan(counts.x) || isnan(counts.y)) {
+            note_fault(operand(args.fault, FAULT), args.fault_code);
+            counts = vec2(0.0);
+        }
+    }
+    int rows = int(max(counts.x, 0.0)), cols = int(max(counts.y, 0.0));
+    ivec2 on_rows = samples_on(box.y + float(ph) * bin_height, bin_height, rows, args.height);
+    ivec2 on_cols = samples_on(box.x + float(pw) * bin_width, bin_width, cols, args.width);
     uint image = read_index(IndexWords(operand(args.indices, 2)), region, args.batches);
     uint base = (image * args.channels + channel) * args.height * args.width;
 
     float result = 0.0;
-    bool first = true;
-    for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < cols; ++j) {
+    bool first = on_rows == ivec2(0, rows) && on_cols == ivec2(0, cols);  // what is left out is 0
+    for (int i = on_rows.x; i < on_rows.y; ++i) {
+        for (int j = on_cols.x; j < on_cols.y; ++j) {
             float v = box.y + float(ph) * bin_height + (float(i) + 0.5) * bin_height / float(rows);
             float u = box.x + float(pw) * bin_width + (float(j) + 0.5) * bin_width / float(cols);
             vec4 value = vec4(0.0);
@@ -64,6 +85,6 @@ void main() {
             first = false;
         }
     }
-    if (MAXIMUM == 0u) result /= float(max(rows * cols, 1));
+    if (MAXIMUM == 0u) result /= max(float(rows) * float(cols), 1.0);
     OutTensor(operand(args.y, 3)).v[id] = store_element(COMPUTE_T(result));
 }

@@ -82,6 +82,10 @@ CASES = [
     ((11, 11), (3, 3), (3, 2), (2, 0, 1, 2), (2, 1), True),
     ((8, 8), (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), False),
     ((5, 6, 7), (2, 3, 2), (2, 1, 2), (1, 1, 0, 0, 1, 1), (1, 1, 2), False),
+    # more taps than are unrolled
+    ((9, 20), (21, 33), (1, 3), (12, 14, 11, 13), (1, 1), False),
+    ((70,), (19,), (3,), (5, 7), (3,), False),
+    ((3, 4, 30), (1, 17, 18), (1, 1, 2), (0, 16, 10, 0, 15, 11), (1, 1, 2), True),
 ]
 
 
@@ -128,6 +132,17 @@ def test_nan_and_minus_infinity(gpu: Harness, caps: DeviceCapabilities) -> None:
     gpu.compute(problem, caps, [Tensor(x)], [y, indices])
     np.testing.assert_array_equal(y.array.ravel(), [-np.inf, np.nan])
     np.testing.assert_array_equal(indices.array.ravel(), [0, 6])
+
+
+@pytest.mark.parametrize("op", ["max", "average", "lp"])
+def test_a_huge_window_costs_what_lies_in_the_image(gpu: Harness, caps: DeviceCapabilities, op: str) -> None:
+    """2**60 taps a window, of which 16 are inside."""
+    x, half = np.arange(1, 17, dtype=np.float32).reshape(1, 1, 4, 4), 1 << 29
+    wide = Window((2 * half, 2 * half), (1, 1), (1, 1), (half,) * 4, (5, 5))
+    y = Tensor.empty((1, 1, 5, 5), np.float32)
+    gpu.compute(PoolProblem(op, 1, 1, (4, 4), wide, "float32"), caps, [Tensor(x)], [y])
+    want = {"max": 16, "average": 8.5, "lp": np.sqrt((x**2).sum())}[op]
+    np.testing.assert_allclose(y.array, np.full((1, 1, 5, 5), want), rtol=1e-6)
 
 
 def test_what_is_turned_down(caps: DeviceCapabilities) -> None:

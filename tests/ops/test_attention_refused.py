@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import by_onnxruntime, check, model_of, on_vulkan
-from vkep import InvalidModelError
+from vkep import InferenceSession, InvalidInputError, InvalidModelError
 
 RNG = np.random.default_rng(3)
 MS = {"domain": "com.microsoft", "opset": 21}
@@ -123,7 +123,7 @@ GROUPED: dict[str, Any] = {"outputs": ("y", "nk", "nv"), "constants": ("t",), "n
         ({"t": (2,)}, r"total_sequence_length has shape \[2\]"),
         ({"pk": (2, 2, 8, 7)}, r"past of shape \[2, 2, 8, 7\] and new of shape \[2, 2, 3, 8\]"),
         ({"pv": (1, 2, 8, 8)}, r"past of shape \[1, 2, 8, 8\] and new of shape \[2, 2, 3, 8\]"),
-        ({**dict.fromkeys(("c", "s", "p")), "ab": (1, 4, 3, 2)}, r"attention_bias has shape \[1, 4, 3, 2\] for 3 keys"),
+        ({**dict.fromkeys(("c", "s", "p")), "ab": (1, 4, 3, 2)}, r"attention_bias of shape \[1, 4, 3, 2\]"),
         ({**dict.fromkeys(("c", "s", "p", "ab")), "sink": (3,)}, r"sink has shape \[3\], expected \[4\]"),
     ],
 )
@@ -134,6 +134,30 @@ def test_group_query_attention(changes: Shapes, message: str) -> None:
         on_vulkan(model, values)
     with pytest.raises(Exception, match=r"\[ONNXRuntimeError\]"):
         by_onnxruntime(model, values)
+
+
+def test_more_keys_than_a_bias_has_columns_in_a_run() -> None:
+    sizes: Shapes = {
+        "q": (1, 3, 32),
+        "k": (1, 3, 16),
+        "v": (1, 3, 16),
+        "pk": (1, 2, 8, 8),
+        "pv": (1, 2, 8, 8),
+        "n": (1,),
+    }
+    values = _grouped({**sizes, **dict.fromkeys(("c", "s", "p")), "ab": (1, 4, 3, 6)})
+    model = model_of("GroupQueryAttention", values, **{**GROUPED, "constants": ()})
+    given = {name: value for name, value in values.items() if value is not None}
+    with InferenceSession(model, fallback="error") as session:
+        for total in (3, 6):
+            feeds = given | {"t": np.array([total], np.int32), "n": np.full(1, total - 1, np.int32)}
+            narrow = feeds | {"ab": given["ab"][..., :total]}  # onnxruntime wants as many columns as keys
+            expected = by_onnxruntime(model_of("GroupQueryAttention", {**values, **narrow}, **GROUPED), narrow)
+            for ours, theirs in zip(session.run(None, feeds), expected, strict=True):
+                np.testing.assert_allclose(ours[:, :, :total], theirs[:, :, :total], atol=1e-5)
+        feeds = given | {"t": np.array([7], np.int32), "n": np.full(1, 6, np.int32)}
+        with pytest.raises(InvalidInputError, match=r"an attention_bias of shape \[1, 4, 3, 6\], is outside \[1, 6\]"):
+            session.run(None, feeds)
 
 
 DEFAULTS: dict[str, Any] = {

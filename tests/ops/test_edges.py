@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.ops.cases import by_onnxruntime, by_reference, check, model_of, on_vulkan
+from vkep import InferenceSession, InvalidInputError, InvalidModelError
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 Array = np.ndarray[Any, Any]
@@ -68,6 +69,46 @@ def test_error_function_and_gelu_at_all_sizes(op_type: str, dtype: Any) -> None:
     np.testing.assert_allclose(got.astype(np.float64), exact, rtol=rtol, atol=atol)
     near = np.abs(wide) < 0.25
     np.testing.assert_allclose(got[near].astype(np.float64), exact[near], rtol=rtol, atol=atol / 50)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("version", [10, 16])
+def test_regions_far_larger_than_their_image(mode: str, version: int) -> None:
+    """Only samples on the image are computed where there are many."""
+    boxes = np.array([[-900, -40, 800, 90], [-3, -2000, 700, 3], [1, 1, 3, 2], [3e3, 3e3, 6e3, 9e3]], np.float32)
+    x = np.random.default_rng(5).normal(size=(2, 2, 5, 7)).astype(np.float32)
+    inputs = {"x": x, "boxes": boxes, "of": np.array([0, 1, 1, 0], np.int64)}
+    for ratio in (0, 2, 700):
+        attributes: dict[str, Any] = {"output_height": 2, "output_width": 3, "sampling_ratio": ratio, "mode": mode}
+        check("RoiAlign", inputs, opset=version, against="onnxruntime", atol=1e-4, rtol=1e-4, **attributes)
+
+
+def test_a_zero_point_for_each_row_of_an_integer_product() -> None:
+    rng = np.random.default_rng(3)
+    for shape, zero in (((4, 5), (4,)), ((2, 3, 4, 5), (2, 3, 4, 1))):
+        x, y = (rng.integers(0, 256, s, dtype=np.uint8) for s in (shape, (*shape[:-2], 5, 6)))
+        at, of = (rng.integers(0, 256, s, dtype=np.uint8) for s in (zero, (6,) if len(shape) == 2 else (2, 3, 1, 6)))
+        got = _run("MatMulInteger", {"x": x, "y": y, "at": at, "of": of})
+        rows = at.reshape(*shape[:-1], 1)
+        np.testing.assert_array_equal(got, (x.astype(np.int32) - rows) @ (y.astype(np.int32) - of))
+
+
+def test_what_the_specification_says_of_nothing() -> None:
+    """No axes to squeeze are none; the mean of no elements is undefined, and numpy's (`docs/operators.md`)."""
+    x, none = np.ones((1, 2, 1), np.float32), np.zeros(0, np.int64)
+    assert check("Squeeze", {"x": x, "axes": none}, constants=["axes"])[0].shape == (1, 2, 1)
+    empty = {"x": np.ones((2, 0), np.float32), "axes": np.array([1], np.int64)}
+    assert np.isnan(_run("ReduceMean", empty, constants=("axes",))).all()
+
+
+def test_a_shape_of_no_array() -> None:
+    for constants, error in (((), InvalidInputError), (("s",), InvalidModelError)):
+        given = {"s": np.array([2**62, 0], np.int64)}
+        with (
+            pytest.raises(error, match="is of no array"),
+            InferenceSession(model_of("ConstantOfShape", given, constants=constants)) as session,
+        ):
+            session.run(None, {} if constants else given)
 
 
 @pytest.mark.parametrize("op_type", ["Max", "Min"])

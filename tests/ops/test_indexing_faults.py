@@ -106,6 +106,8 @@ FAULTS: list[tuple[str, tuple[Array | None, ...], int, list[Array], dict[str, An
     ("ScatterElements", (f(5), i(-5, 4), f(2)), 1, [i(5, 0), i(0, -6)], {}, r"outside \[-5, 4\] of axis 0"),
     ("ScatterND", (f(5, 2), i([-5, 1]), f(1)), 1, [i([5, 0]), i([0, -3])], {}, r"outside of its axis of \[5, 2\]"),
     ("RoiAlign", (f(2, 1, 4, 4), f(2, 4), i(0, 1)), 2, [i(2, 0), i(0, -1)], {}, r"outside \[0, 1\]"),
+    ("RoiAlign", (f(1, 1, 4, 4), np.float32([[-4e4, 0, 2e4, 4]]), i(0)), 1,
+     [np.float32([[0, 0, 1, y]]) for y in (3e5, 1e30, np.inf, np.nan)], {"output_height": 2}, "more than 65536"),
     ("MaxRoiPool", (f(2, 1, 4, 4), f(1, 5)), 1, [f(1, 5) + 2, f(1, 5) - 1], {"pooled_shape": [1, 1]}, r"outside \[0, 1\]"),
     ("ReverseSequence", (f(2, 3), i(0, 1, 2)), 1, [i(0, 3, 2), i(-1, 2, 2)], {}, r"a length is outside \[0, 2\]"),
     ("MaxUnpool", (f(1, 1, 2), i([[0, 3]])), 1, [i([[0, 4]]), i([[-1, 3]])], {"kernel_shape": [2], "strides": [2]},

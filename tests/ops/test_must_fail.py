@@ -67,6 +67,15 @@ CASES: dict[str, tuple[Any, ...]] = {
         1,
         MICROSOFT,
     ),
+    "heads beyond 32 bits": (
+        "RotaryEmbedding", [np.zeros((0, 32768, 1, 65536), np.float32), i64(0), f(1, 32768), f(1, 32768)], {}, 1, MICROSOFT,
+    ),
+    "heads beyond 32 bits, of the standard": (
+        "RotaryEmbedding",
+        [np.zeros((0, 32768, 1, 65536), np.float32), np.zeros((0, 1, 32768), np.float32), np.zeros((0, 1, 32768), np.float32)],
+        {},
+        23,
+    ),
     "depth to space": ("DepthToSpace", [f(1, 6, 2, 2)], {"blocksize": 2}, 21),
     "flatten": ("Flatten", [f(2, 3)], {"axis": 3}, 21),
     "softmax axis": ("Softmax", [f(2, 3)], {"axis": 2}, 21),
@@ -125,6 +134,13 @@ CASES: dict[str, tuple[Any, ...]] = {
     "zero points of other blocks": nbits(f(2, 32), _W, _S, u8(6, 3)),
     "groups": nbits(f(2, 32), _W, _S, None, np.zeros(31, np.int32)),
     "bias of blocks": nbits(f(2, 32), _W, _S, None, None, f(5)),
+    "strings of no column": ("StringNormalizer", [np.zeros((1, 0), object)], {"case_change_action": "NONE"}, 10),
+    "an unknown locale": (
+        "StringNormalizer",
+        [np.array(["a"], object)],
+        {"case_change_action": "UPPER", "locale": "not_a_locale"},
+        10,
+    ),
     "columns of the input": nbits(f(2, 31), _W, _S),
     "blocks of 12": nbits(f(2, 32), _W, _S, block_size=12),
 }  # fmt: skip

@@ -3,7 +3,8 @@
 A recording whose plan has faults (`vkep.plan.records.Plan.faults`) has one word that its kernels write a code to. The word lies
 where the host sees it, so that a run without a fault costs a look at it. A run that the host waits for is checked then. One
 that it does not wait for leaves a `RunCheck` with the device tensors that it wrote: whoever brings their content to the host,
-or computes from it, asks that check first.
+or computes from it, asks that check first. Of a run that writes no device tensor only its own thread asks: it needs no
+`RunCheck`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,19 @@ class FaultWord:
         self._reasons = dict(faults)
         self._lock = Lock()
         self._latest: RunCheck | None = None
+        self.unread = False  #: a run was submitted, and nobody has looked at what it met
         self._clear()
 
     def submitted(self, value: int) -> RunCheck:
         """The check of a run that is done at a timeline value."""
-        self._latest = RunCheck(self, value)
+        self._latest, self.unread = RunCheck(self, value), True
         return self._latest
+
+    def verify(self) -> None:
+        """Look at what the run met that has just ended and has no `RunCheck`. Raises `InvalidInputError` as that."""
+        code = self._taken()
+        if code:
+            raise InvalidInputError(self._reasons[code])
 
     def settle(self, check: RunCheck | None = None, *, ended: bool = False) -> None:
         """Wait for the run of ``check`` (None: the latest one) unless it has ``ended``, and write down what it met. Raises
@@ -46,19 +54,28 @@ class FaultWord:
         """
         check = check or self._latest
         if check is None:
+            if self.unread:  # what nobody asked, as an exception came first
+                self._taken()
             return
         if not ended:
             self._lease.wait(check.value)
         with self._lock:
             if check is not self._latest:
                 return  # another thread was faster
-            if self._incoherent is not None:
-                self._incoherent.invalidate()
-            code = self._word[0]
+            code = self._taken()
             if code:
-                self._clear()
                 check.reason = self._reasons[code]
             check.word = self._latest = None
+
+    def _taken(self) -> int:
+        """The code of the run that ended; the word is clear then."""
+        if self._incoherent is not None:
+            self._incoherent.invalidate()
+        code = self._word[0]
+        if code:
+            self._clear()
+        self.unread = False
+        return code
 
     def _clear(self) -> None:
         self._word[0] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import struct
@@ -182,7 +183,7 @@ class RecordedPlan:
             commands.dispatch(*dispatch.grid)
             if queries is not None:
                 commands.write_timestamp(queries, index + 1)
-        if self._delegate.unified or self.plan.faults:
+        if self._delegate.unified:
             commands.barrier_to_host()
         commands.end()
         return commands
@@ -193,7 +194,9 @@ class RecordedPlan:
             commands = self._delegate.allocate_commands(f"plan {name}")
             self._held.append(commands)
             commands.begin()
-            if name == "download":
+            if name == "fault":  # where no download follows, whose barrier is for all that was written
+                commands.barrier_to_host()
+            elif name == "download":
                 ports = self._host_ports[1]
                 commands.barrier_before_transfer()
                 _copy(commands, ports.block, ports.staging, ports.size)
@@ -283,7 +286,7 @@ class RecordedPlan:
     def _wait(self) -> None:
         """Until the recording and its memory are free: a run with bound outputs does not wait for its end."""
         self._delegate.lease.wait(self._last)
-        if self._fault is not None:
+        if self._fault is not None and self._fault.unread:
             self._fault.settle(ended=True)
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
@@ -298,13 +301,16 @@ class RecordedPlan:
     def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
         """What `stage` made ready was sent off, and is done at the timeline value."""
         self._last, self._bound = value, self._staged
-        self._checks, self._reading = open_checks(self._reading), []
+        self._checks, self._reading = (open_checks(self._reading) if self._reading else []), []
+        written = [target for target in outputs if isinstance(target, DeviceTensor)]
         if self._fault is not None:
-            self._checks.append(self._fault.submitted(value))
-        for target in outputs:
-            if isinstance(target, DeviceTensor):
-                target.written_at = value
-                target.checks[:] = self._checks
+            if written:
+                self._checks.append(self._fault.submitted(value))
+            else:  # `collect` alone asks
+                self._fault.unread = True
+        for target in written:
+            target.written_at = value
+            target.checks[:] = self._checks
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
         """The results of a run that has ended, where any is for the host; arrays given are filled. Raises
@@ -313,6 +319,8 @@ class RecordedPlan:
         if not all(isinstance(target, DeviceTensor) for target in outputs):
             for check in self._checks:
                 check.verify(ended=True)
+            if self._fault is not None and self._fault.unread:
+                self._fault.verify()
         results: list[Array | DeviceTensor] = []
         for k, target in enumerate(outputs):
             if target is None:
@@ -327,12 +335,11 @@ class RecordedPlan:
         """The command buffers of a run that was staged, in order."""
         slots, up, down = key
         assert self._main is not None
-        buffers = [self._main]
-        if slots or up or down:
-            with self._delegate.lock:
-                buffers[:0] = [self._side(name) for name, wanted in (("slots", slots), ("upload", up)) if wanted]
-                buffers += [self._side("download")] if down else []
-        return buffers
+        told = self._fault is not None and not (down or self._delegate.unified)
+        before, after = (("slots", slots), ("upload", up)), (("download", down), ("fault", told))
+        with self._delegate.lock if slots or up or down or told else contextlib.nullcontext():
+            first, last = ([self._side(name) for name, wanted in sides if wanted] for sides in (before, after))
+        return [*first, self._main, *last]
 
     def _submit_for(self, key: tuple[bool, bool, bool]) -> PreparedSubmit:
         if key not in self._submits:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
-from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
+from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes
@@ -19,6 +19,8 @@ METHODS = ("nearest", "linear", "cubic")
 PADDINGS = ("zeros", "border", "reflection")
 #: matrices whose determinant one lane can be trusted with
 LARGEST_MATRIX = 256
+#: most samples along an axis of a bin that one lane can be trusted with
+LARGEST_SAMPLING_RATIO = 1024
 
 
 def _grid_defines(dtype: str, grid_dtype: str) -> dict[str, str]:
@@ -215,6 +217,11 @@ class RoiAlignProblem(_Regions):
     half_pixel: bool
     maximum: bool
 
+    @property
+    def fault(self) -> str:
+        told = super().fault
+        return f"{told}, or its bins have more than 65536 samples along an axis" if self.sampling_ratio <= 0 else told
+
     def needs(self) -> tuple[Need, ...]:
         return (
             Need("x", self.dtype, self.shape),
@@ -224,8 +231,8 @@ class RoiAlignProblem(_Regions):
 
 
 def _takes_roi_align(problem: RoiAlignProblem, caps: DeviceCapabilities) -> str:
-    if not -LIMIT <= problem.sampling_ratio < LIMIT:
-        return f"sampling_ratio is {problem.sampling_ratio}, beyond 32 bits"
+    if problem.sampling_ratio > LARGEST_SAMPLING_RATIO:
+        return f"sampling_ratio is {problem.sampling_ratio}; the kernel takes up to {LARGEST_SAMPLING_RATIO}"
     return _in_float32(problem.dtype)
 
 

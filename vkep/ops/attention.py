@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from vkep.dtypes import DTYPES
-from vkep.ir.builder import Builder
+from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.gather import rows_at
@@ -136,6 +136,8 @@ def rotated(b: Builder, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) 
     Raises `InvalidNode` where the tables do not fit.
     """
     half = cos.shape[-1] if cos.rank == 3 else 0
+    if x.shape[1] * x.shape[3] >= LARGEST:  # also where there are no sequences
+        b.invalid(f"{x.shape[1]} heads of {x.shape[3]} features; together they must be below 2**31")
     b.expect("sin", sin, cos.shape)
     if not half or cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[2] or 2 * half > x.shape[3]:
         b.invalid(f"cos and sin of shape {list(cos.shape)} do not fit heads of shape {list(x.shape)}")

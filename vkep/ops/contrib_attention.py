@@ -232,7 +232,10 @@ def group_query_attention(
     # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
     if not seqlens_k.rank or seqlens_k.size != batch or not set(seqlens_k.shape) <= {1, batch}:
         b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
-    b.expect_range("total_sequence_length", total_sequence_length, 1, max(used, room))
+    most, what = max(used, room), "total_sequence_length"
+    if attention_bias is not None and attention_bias.shape[-1] < most:
+        most, what = attention_bias.shape[-1], f"{what}, of an attention_bias of shape {list(attention_bias.shape)},"
+    b.expect_range(what, total_sequence_length, 1, most)
     b.expect_range("seqlens_k", seqlens_k, 0, max(used, room) - 1)
     lengths = b.reshape(seqlens_k, (batch,))
     if used > room and length == used:
@@ -255,8 +258,6 @@ def group_query_attention(
     room = max(used, room)
     present_key, present_value = (_cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v)))
     if attention_bias is not None:
-        if total_sequence_length.array is not None and attention_bias.shape[-1] < used:
-            b.invalid(f"attention_bias has shape {list(attention_bias.shape)} for {used} keys")
         used = min(used, attention_bias.shape[-1])
     used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)
     heads = heads_of(b, q, used_key)

@@ -109,6 +109,8 @@ def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | No
     dims = b.ints(shape, "shape") or []
     if min(dims, default=0) < 0:
         b.invalid(f"shape {dims} has a negative size")
+    if math.prod(d or 1 for d in dims) >= 1 << 60:  # numpy counts the bytes of an empty array's strides too
+        b.invalid(f"shape {dims} is of no array: its strides have more than 63 bits")
     if math.prod(dims) >= LARGEST:
         b.decline(f"a result of shape {dims}; the kernels take 0 to 2**31 - 1 elements")
     fill = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,8 @@ logger = logging.getLogger("vkep.cpu")
 #: runs the group: inputs by name to outputs in order
 Evaluate = Callable[[Mapping[str, Any]], Sequence[Any]]
 MakeEvaluator = Callable[[onnx.ModelProto, list[str]], Evaluate]
-#: what onnxruntime's errors say where the sizes of a node's inputs do not fit
-_SHAPES = "ShapeInferenceError"
+#: what onnxruntime's errors say where the sizes of a node's inputs do not fit, and where its attributes do not
+_SHAPES, _ATTRIBUTES = "ShapeInferenceError", "Exception during initialization"
 
 
 class CpuRunner:
@@ -64,7 +65,7 @@ class CpuRunner:
         except ImportError as error:  # what onnx's reference leaves to other packages
             raise VkepError(f"on the CPU ({self.engine}), {self._nodes()}: {error}") from error
         except Exception as error:  # whatever the evaluator raises, with where it came from
-            raise InvalidInputError(f"on the CPU ({self.engine}), {self._nodes()}: {str(error).strip()}") from error
+            raise self._refused(error) from error
         self._run = evaluate
         values.update(zip(self.step.outputs, results, strict=True))
 
@@ -72,24 +73,34 @@ class CpuRunner:
         """Nothing of it lies on a device."""
 
     def _chosen(self, feeds: Mapping[str, Any]) -> Evaluate:
-        """The first evaluator that knows the nodes. One that refuses only these shapes has the last word."""
+        """The first evaluator that knows the nodes. One that refuses only these shapes, or attributes, has the last word."""
         failures = []
         for engine, make in self._engines.items():
             self.engine = engine
             try:
                 return make(self._model(feeds), list(self.step.outputs))
             except Exception as error:
+                if _ATTRIBUTES in str(error):
+                    raise self._refused(error) from error
                 if _SHAPES in str(error):  # of unknown sizes; is it of these?
+                    sized = functools.partial(self._with_sizes, make)
                     try:
-                        make(self._model(feeds, sizes=True), list(self.step.outputs))
+                        sized(feeds)
                     except Exception as refused:
                         if _SHAPES in str(refused):
-                            raise InvalidInputError(
-                                f"on the CPU ({engine}), {self._nodes()}: {str(refused).strip()}"
-                            ) from refused
+                            raise self._refused(refused) from refused
+                    else:
+                        return lambda values: sized(values)(values)
                 failures.append(f"{engine}: {str(error).strip()}")
                 logger.info("%s does not know %s: %s", engine, self._nodes(), error)
         raise VkepError(f"on the CPU, {self._nodes()}:\n  " + "\n  ".join(failures))
+
+    def _with_sizes(self, make: MakeEvaluator, feeds: Mapping[str, Any]) -> Evaluate:
+        """An evaluator of the nodes for inputs of these sizes alone."""
+        return make(self._model(feeds, sizes=True), list(self.step.outputs))
+
+    def _refused(self, error: Exception) -> InvalidInputError:
+        return InvalidInputError(f"on the CPU ({self.engine}), {self._nodes()}: {str(error).strip()}")
 
     def _nodes(self) -> str:
         return ", ".join(n.title for n in self.step.nodes)
