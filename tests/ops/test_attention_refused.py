@@ -122,7 +122,7 @@ GROUPED: dict[str, Any] = {"outputs": ("y", "nk", "nv"), "constants": ("t",), "n
         ({"n": (3,)}, r"seqlens_k has shape \[3\], expected \[2\]"),
         ({"t": (2,)}, r"total_sequence_length has shape \[2\]"),
         ({"pk": (2, 2, 8, 7)}, r"past of shape \[2, 2, 8, 7\] and new of shape \[2, 2, 3, 8\]"),
-        ({"pv": (1, 2, 8, 8)}, r"past of shape \[1, 2, 8, 8\] and new of shape \[2, 2, 3, 8\]"),
+        ({"pv": (1, 2, 8, 8)}, r"past_value has shape \[1, 2, 8, 8\], expected \[2, 2, 8, 8\]"),
         ({**dict.fromkeys(("c", "s", "p")), "ab": (1, 4, 3, 2)}, r"attention_bias of shape \[1, 4, 3, 2\]"),
         ({**dict.fromkeys(("c", "s", "p", "ab")), "sink": (3,)}, r"sink has shape \[3\], expected \[4\]"),
     ],

@@ -132,6 +132,23 @@ CASES: dict[str, tuple[Any, ...]] = {
     "weights of other blocks": nbits(f(2, 32), u8(6, 3, 16), _S),
     "scales of other blocks": nbits(f(2, 32), _W, f(6, 3)),
     "zero points of other blocks": nbits(f(2, 32), _W, _S, u8(6, 3)),
+    "zero points of a convolution": (
+        "QLinearConv",
+        [u8(1, 1, 4, 4), scalar(1), scalar(0, np.uint8), u8(2, 1, 1, 1), f(2) + 2, u8(3), scalar(1), scalar(0, np.uint8)],
+        {},
+        21,
+    ),
+    "bias of a quantized convolution": (
+        "QLinearConv",
+        [u8(1, 1, 4, 4), scalar(1), scalar(0, np.uint8), u8(2, 1, 1, 1), f(2) + 2, u8(2), scalar(1), scalar(0, np.uint8),
+         np.zeros(3, np.int32)],
+        {},
+        21,
+    ),
+    "an axis that is a list": ("CumSum", [f(2, 3), i64(0, 0)], {}, 21),
+    "a negative sample rate": (
+        "MelWeightMatrix", [*(scalar(v, np.int64) for v in (8, 16, -8192)), scalar(0.0), scalar(1e3)], {}, 17,
+    ),
     "groups": nbits(f(2, 32), _W, _S, None, np.zeros(31, np.int32)),
     "bias of blocks": nbits(f(2, 32), _W, _S, None, None, f(5)),
     "strings of no column": ("StringNormalizer", [np.zeros((1, 0), object)], {"case_change_action": "NONE"}, 10),

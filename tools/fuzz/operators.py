@@ -102,7 +102,7 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("Gelu", "refused", "approximate", "ONNX Runtime has no kernel for float16, and its function body takes any text"),
     ("GroupNormalization", "refused", "bias|scale", "ONNX Runtime's function body broadcasts them"),
     ("Reduce.*", "refused", "out of range for rank 0", "ONNX Runtime does not look at the axes of a scalar"),
-    ("ScatterElements", "refused", "reduction is", "ONNX Runtime takes an unknown reduction for none"),
+    ("Scatter(Elements|ND)", "refused", "reduction is", "ONNX Runtime takes an unknown reduction for none"),
     ("MatMulInteger", "accepted", "a_zero_point", "the specification has a zero point for each row"),
     (
         ".*EmbedLayerNormalization",
@@ -129,6 +129,9 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "element 0 is 1.*nan",
         "a window of one is no division by 0",
     ),
+    ("Celu", "differs", "'alpha': 0.0", "a division by an attribute of 0"),
+    ("Attention", "accepted", "attn_mask", "the specification has fewer columns than keys; ONNX Runtime does not"),
+    ("Expand", "accepted", r"new_shape: int64\[\] ", "a number for a list of one"),
     ("MaxRoiPool", ".*", "spatial_scale", "a scale that is no number"),
     ("ArgMax|ArgMin", "refused", "out of range for rank 0", "ONNX Runtime does not look at the axis of a scalar"),
     ("ConstantOfShape|Pad", "refused", "expected one axis", "ONNX Runtime takes a matrix of one row for a list"),

@@ -224,6 +224,8 @@ def group_query_attention(
     for name, t in (("keys", k), ("values", v)):
         b.expect(f"{name} by head", t, (batch, kv_num_heads, length, q.shape[3] if t is k else v.shape[3]))
     room = past_key.shape[2] if past_key is not None else 0
+    if past_key is not None and past_value is not None:
+        b.expect("past_value", past_value, (*past_key.shape[:3], *past_value.shape[3:]))
     used = _used(b, total_sequence_length, room)
     if used < 1:
         b.invalid(f"total_sequence_length is {used}, expected 1 or more")

@@ -125,6 +125,8 @@ def qlinear_where(
     z_scale: Tensor,
     z_zero_point: Tensor,
 ) -> Tensor:
+    for what, one in {"z_scale": z_scale, "z_zero_point": z_zero_point}.items():
+        b.expect(what, one, (), (1,))
     value = b.expr(
         "where", condition, real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point), ctype="float"
     )
@@ -284,7 +286,7 @@ def crop(b: Builder, x: Tensor, *, border: Sequence[int], scale: Sequence[int] |
         b.invalid(f"border {list(border)} and scale {scale} for an input of shape {x.shape}")
     left, top, right, bottom = border[:4]
     height, width = scale or (x.shape[2] - top - bottom, x.shape[3] - left - right)
-    if min(left, top) < 0 or height < 1 or width < 1 or top + height > x.shape[2] or left + width > x.shape[3]:
+    if min(left, top) < 0 or height < 0 or width < 0 or top + height > x.shape[2] or left + width > x.shape[3]:
         b.invalid(f"a part of {height} by {width} from ({top}, {left}) on of an input of shape {x.shape}")
     return x.slice(2, top, height).slice(3, left, width)
 

@@ -169,6 +169,8 @@ def mel_weight_matrix(
         for t, what in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
     ]
     made = numeric(b, output_datatype, DTYPES["float32"])
+    if rate < 1 or length < 1:
+        b.invalid(f"{length} samples at {rate} Hz, expected at least 1 of each")
     low, high = (2595 * math.log10(1 + e / 700) for e in edges)
     mels = low + np.arange(bins + 2) * ((high - low) / (bins + 2))
     centres = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)

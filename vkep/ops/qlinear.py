@@ -93,6 +93,7 @@ def integer_convolution(
     b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, a: ConvAttributes
 ) -> Tensor:
     """A convolution of 8-bit tensors in int32; the padding is the zero point."""
+    b.expect("the weights' zero point", w_zero, (), (1,), w.shape[:1])
     w_shape = () if w_zero is None else _channels(b, w_zero, w.rank, 0).shape
     if x_zero is not None and x_zero.size != 1:
         b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
@@ -131,6 +132,7 @@ def qlinear_conv(
     total = integer_convolution(b, x, w, x_zero_point, w_zero_point, a)
     shape = total.shape
     value = b.expr("same", total)
+    b.expect("the bias", bias, (shape[1],))
     if bias is not None:
         value = b.expr("add", value, _channels(b, bias, len(shape), 1))
     factor = b.expr("({0} * {1} / {2})", x_scale, _channels(b, w_scale, len(shape), 1), y_scale, ctype="float")

@@ -147,7 +147,7 @@ def _hardmax(b: Builder, x: Tensor, axis: int) -> Tensor:
 
 
 def _running(b: Builder, x: Tensor, axis: Tensor, exclusive: int, reverse: int, product: bool) -> Tensor:
-    where = b.axis(int(b.value(axis, "axis").reshape(-1)[0]), x.rank)
+    where = b.axis(int(b.number(axis, "axis")), x.rank)
     dense, sizes = middle(b, x, [where])
     return scan(b, dense, ScanProblem(*sizes, x.dtype.name, bool(exclusive), bool(reverse), product))
 

@@ -29,7 +29,7 @@ _IMPURE = {
     "Dropout",
 }
 #: Operators that are constants by their own functions, which look at more than the reference does.
-_MADE = {"HannWindow", "HammingWindow", "BlackmanWindow"}
+_MADE = {"HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
 #: Results larger than this stay a computation: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
 _GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
