@@ -112,6 +112,30 @@ class ArrayWeight(Weight):
         return self._array
 
 
+class SizesWeight(Weight):
+    """Whole numbers (or truth values) that follow from the sizes of a run: shapes and what is computed from them.
+
+    ``array()`` holds objects, `vkep.sizes.Size` among them. Where the bytes are asked for, the sizes are the ones at hand.
+    """
+
+    def __init__(self, name: str, values: np.ndarray, elem_type: int) -> None:
+        super().__init__(name, values.shape, elem_type)
+        self._values = values
+
+    def array(self) -> np.ndarray:
+        return self._values
+
+    def fixed(self) -> ArrayWeight:
+        """The constant that these numbers are at hand."""
+        dtype = dtypes.from_onnx(self.elem_type)
+        assert dtype is not None
+        plain = [int(value) for value in self._values.reshape(-1).tolist()]
+        return ArrayWeight(self.name, np.array(plain, dtype.numpy).reshape(self.shape))
+
+    def _digest(self) -> str:
+        return self.fixed().key
+
+
 class PackedWeight(Weight):
     """A weight rearranged for a kernel. Where the original is a mapped file, the packed form is made anew when uploaded
     rather than kept, so that a large model is never held in memory as a whole; so is one that was made before (a plan for

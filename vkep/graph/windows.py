@@ -159,8 +159,8 @@ def resolve_transposed_window(
     return Window(kernel, step, spread, tuple(amounts), tuple(out))
 
 
-def slice_span(size: int, start: int, end: int, step: int) -> range:
-    """The indices that ONNX's Slice takes along an axis of ``size``.
+def slice_span(size: int, start: int, end: int, step: int) -> tuple[int, int]:
+    """The first index that ONNX's Slice takes along an axis of ``size``, and how many; 0 and 0 where it takes none.
 
     Not Python's slice: a negative step clamps its start to the axis (Slice-13, "starts"), where Python goes on to
     before its front. Raises `Decline` for a step of 0.
@@ -169,4 +169,6 @@ def slice_span(size: int, start: int, end: int, step: int) -> range:
         raise Decline("a slice step is 0")
     start, end = (index + size if index < 0 else index for index in (start, end))
     last = size if step > 0 else size - 1
-    return range(min(max(start, 0), last), min(max(end, 0 if step > 0 else -1), last), step)
+    first, stop = min(max(start, 0), last), min(max(end, 0 if step > 0 else -1), last)
+    count = -((first - stop) // step)
+    return (first, count) if count > 0 else (0, 0)

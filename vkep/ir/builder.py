@@ -31,6 +31,7 @@ from vkep.ir.tensor import (
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
+from vkep.sizes import wholes
 
 #: device features that storing and loading an element type needs
 STORAGE_FEATURES = {
@@ -118,7 +119,7 @@ class Builder:
         """
         if tensor is not None and tensor.rank != 1 and not (or_one and tensor.rank == 0):
             raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected one axis")
-        return None if tensor is None else [int(v) for v in self.value(tensor, what).reshape(-1).tolist()]
+        return None if tensor is None else list(wholes(self.value(tensor, what).reshape(-1).tolist()))
 
     def rollback(self, count: int) -> None:
         """Forget the operations after the first ``count``, and what later nodes would share of them."""
@@ -267,7 +268,7 @@ class Builder:
     def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
         """A buffer for operations to fill. Declines a negative size, and more elements than kernels count."""
         made = Tensor.contiguous(dtype, shape)
-        if made.size >= LARGEST or min(shape, default=0) < 0:
+        if made.size >= LARGEST or any(d < 0 for d in shape):
             raise Decline(f"a result of shape {tuple(shape)}; the kernels take 0 to 2**31 - 1 elements")
         return made
 
@@ -316,7 +317,11 @@ class Builder:
         if tensor.is_contiguous:
             return tensor
         array = tensor.array
-        return self.constant(array) if array is not None else self.copy(tensor)
+        if array is None:
+            return self.copy(tensor)
+        if array.dtype == object:  # sizes, as the numbers that they are at hand
+            array = np.array([int(value) for value in array.reshape(-1)], tensor.dtype.numpy).reshape(array.shape)
+        return self.constant(array)
 
     def copy(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """A dense copy, or one into the view ``out``."""
@@ -336,7 +341,7 @@ class Builder:
         return self._lain[key]
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        if min(shape, default=0) < 0:
+        if any(d < 0 for d in shape):
             raise InvalidNode(f"shape {tuple(shape)} has a negative size")
         view = tensor.reshape(shape)
         if view is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,8 +12,9 @@ import onnx
 from vkep import dtypes
 from vkep.dtypes import DType
 from vkep.graph.model import Node
-from vkep.graph.weights import Weight
+from vkep.graph.weights import ArrayWeight, SizesWeight, Weight
 from vkep.ir.program import HostValue, ValueSpec
+from vkep.sizes import is_size
 
 Known = Weight | ValueSpec | HostValue
 #: contents of constants up to this size take part in inference
@@ -26,10 +29,12 @@ def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> 
     types, data = {}, {}
     for name in node.reads:
         value = known[name]
+        if isinstance(value, SizesWeight):
+            value = value.fixed()
         dtype = dtype_of(value)
         if dtype is None or isinstance(value, HostValue):
             return nothing
-        types[name] = onnx.helper.make_tensor_type_proto(dtype.onnx, value.shape)
+        types[name] = onnx.helper.make_tensor_type_proto(dtype.onnx, tuple(map(int, value.shape)))
         if isinstance(value, Weight) and value.nbytes <= _LARGEST_DATA:
             data[name] = onnx.numpy_helper.from_array(value.array(), name)
     try:
@@ -51,10 +56,23 @@ def dtype_of(value: Known) -> DType | None:
     return value.dtype if isinstance(value, ValueSpec) else dtypes.from_onnx(value.elem_type)
 
 
-def shape_of(node: Node, shape: tuple[int, ...]) -> np.ndarray:
+def shape_of(node: Node, name: str, shape: tuple[int, ...]) -> Weight:
+    """The result ``name`` of Shape or Size, from the shape of its input."""
     if node.op_type == "Size":
-        return np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
-    return np.array(shape[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+        return sizes_weight(name, math.prod(shape), ())
+    part = shape[node.attributes.get("start", 0) : node.attributes.get("end")]
+    return sizes_weight(name, part, (len(part),))
+
+
+def sizes_weight(name: str, numbers: Any, shape: tuple[int, ...], elem_type: int = onnx.TensorProto.INT64) -> Weight:
+    """A constant of whole numbers (one, or a sequence): of a run's sizes where one is among them."""
+    flat = np.empty(math.prod(shape), object)
+    flat[:] = [numbers] if not shape else list(numbers)
+    if any(map(is_size, flat)):
+        return SizesWeight(name, flat.reshape(shape), elem_type)
+    dtype = dtypes.from_onnx(elem_type)
+    assert dtype is not None
+    return ArrayWeight(name, flat.astype(dtype.numpy).reshape(shape))
 
 
 def _spec(type_proto: onnx.TypeProto | None) -> ValueSpec | None:

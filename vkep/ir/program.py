@@ -13,6 +13,8 @@ from vkep.graph.model import Dim, Node, ValueInfo
 from vkep.graph.weights import Weight
 from vkep.ir.guards import Answers, Guard
 from vkep.plan.records import Plan
+from vkep.plan.sized import PlanSizes
+from vkep.sizes import Formulas
 
 if TYPE_CHECKING:  # programs of other delegates do without TOSA's operators
     from vkep.tosa.lower import TosaGraph
@@ -66,6 +68,7 @@ class IslandStep:
     plan: Plan
     weights: Mapping[str, Weight]
     nodes: tuple[Node, ...]
+    sizes: PlanSizes | None = None  #: what sizes other than those at hand change in the plan
 
 
 @dataclass(frozen=True)
@@ -150,3 +153,5 @@ class Program:
     constants: Mapping[str, Weight]  #: outputs that folding already knows
     placements: tuple[Placement, ...]
     outputs: tuple[str, ...] = ()  #: the values that whoever runs it asks for
+    #: the sizes that the program holds for, as conditions on them; None for those alone that it was planned for
+    conditions: Formulas | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from vkep.dtypes import DType
 from vkep.graph.weights import Weight
 from vkep.ir.guards import Answers
+from vkep.sizes import is_size, power_of_two_in, whole, wholes
 
 #: axes of [n, c, h, w] in the order in which they lie with channels last, and the way back
 CHANNELS_LAST, CHANNELS_SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -54,7 +55,7 @@ class Tensor:
 
     @classmethod
     def contiguous(cls, dtype: DType, shape: Sequence[int], storage: Storage | None = None, label: str = "") -> Tensor:
-        shape = tuple(map(int, shape))
+        shape = wholes(shape)
         storage = storage or Storage(math.prod(shape) * dtype.itemsize, label=label)
         return cls(dtype, shape, storage, contiguous_strides(shape))
 
@@ -86,6 +87,8 @@ class Tensor:
         """The values, where they are known while lowering (a view of a weight), else None."""
         if self.storage.weight is None:
             return None
+        if any(map(is_size, self.shape)):
+            return None  # known content, but not how much of it
         base = self.storage.weight.array()
         if self.size == 0:
             return np.empty(self.shape, self.dtype.numpy)
@@ -131,7 +134,7 @@ class Tensor:
 
     def reshape(self, shape: Sequence[int]) -> Tensor | None:
         """The same elements in row-major order under another shape, or None where no strides can say it."""
-        shape = tuple(map(int, shape))
+        shape = wholes(shape)
         if math.prod(shape) != self.size:
             raise ValueError(f"cannot view {self.size} elements of shape {self.shape} as {shape}")
         strides = contiguous_strides(shape) if self.is_contiguous else reshaped_strides(self.shape, self.strides, shape)
@@ -146,10 +149,11 @@ class Tensor:
     def expand(self, shape: Sequence[int]) -> Tensor:
         """Broadcast to ``shape`` (numpy rules); `ValueError` where it does not fit."""
         shape = tuple(shape)
-        if shape == self.shape and 1 not in shape:
+        same = len(shape) == len(self.shape) and shape == self.shape  # Python compares elements first
+        if same and 1 not in shape:
             return self
         strides = _expanded_strides(self.shape, self.strides, shape)
-        return self if shape == self.shape and strides == self.strides else self._within(shape, strides, self.offset)
+        return self if same and strides == self.strides else self._within(shape, strides, self.offset)
 
     def slice(self, axis: int, start: int, length: int, step: int = 1) -> Tensor:
         """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards).
@@ -167,7 +171,7 @@ class Tensor:
 
 def alignment(*tensors: Tensor) -> int:
     """Bytes, a power of two up to 16, that divide each tensor's address (storages are aligned to more)."""
-    return min(math.gcd(16, t.offset * t.dtype.itemsize) for t in tensors)
+    return min(power_of_two_in(t.offset * t.dtype.itemsize, 16) for t in tensors)
 
 
 @functools.lru_cache(_KEPT)
@@ -175,7 +179,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for dim in reversed(shape):
         strides.append(step)
-        step *= max(int(dim), 1)
+        step *= max(whole(dim), 1)
     return tuple(reversed(strides))
 
 
@@ -193,7 +197,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 @functools.lru_cache(_KEPT)
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
     """How many elements before its first one a view of one or more elements begins, and after it ends."""
-    spans = [(int(d) - 1) * int(s) for d, s in zip(shape, strides, strict=True)]
+    spans = [(d - 1) * s for d, s in zip(shape, strides, strict=True)]
     return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0)
 
 
@@ -205,7 +209,7 @@ def _expanded_strides(shape: tuple[int, ...], strides: tuple[int, ...], target: 
     expanded = [0] * len(target)
     for axis, (dim, stride) in enumerate(zip(shape, strides, strict=True), lead):
         if dim == target[axis]:
-            expanded[axis] = int(stride) if dim != 1 else 0
+            expanded[axis] = stride if dim != 1 else 0
         elif dim != 1:
             raise ValueError(f"cannot broadcast shape {shape} to {target}")
     return tuple(expanded)
@@ -214,7 +218,14 @@ def _expanded_strides(shape: tuple[int, ...], strides: tuple[int, ...], target: 
 @functools.lru_cache(_KEPT)
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that numpy broadcasts these to; `ValueError` where they do not fit."""
-    return tuple(map(int, np.broadcast_shapes(*shapes)))
+    result: list[int] = [1] * max(map(len, shapes), default=0)
+    for shape in shapes:
+        for axis, dim in enumerate(shape, len(result) - len(shape)):
+            if dim != 1:
+                if result[axis] != 1 and result[axis] != dim:
+                    raise ValueError(f"shapes {list(map(list, shapes))} do not broadcast")
+                result[axis] = whole(dim)
+    return tuple(result)
 
 
 def collapse(
@@ -233,10 +244,10 @@ def _collapsed(
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     dims: list[int] = []
     sets: list[list[int]] = [[] for _ in stride_sets]
-    for axis, dim in enumerate(map(int, shape)):
+    for axis, dim in enumerate(shape):
         if dim == 1:
             continue
-        here = [int(s[axis]) for s in stride_sets]
+        here = [s[axis] for s in stride_sets]
         if dims and all(kept[-1] == stride * dim for kept, stride in zip(sets, here, strict=True)):
             dims[-1] *= dim
             for kept, stride in zip(sets, here, strict=True):
@@ -259,7 +270,7 @@ def reshaped_strides(
     result: list[int] = []
     group, left = len(old) - 1, old[-1]
     step = steps[-1]
-    for dim in map(int, reversed(new_shape)):
+    for dim in reversed(new_shape):
         if dim == 1:
             result.append(0)
             continue

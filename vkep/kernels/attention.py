@@ -18,6 +18,7 @@ from vkep.kernels.launch import ceil_div, element_type, is_cpu
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import Tuned, estimated
+from vkep.sizes import divides
 
 #: with fewer queries most of a block is unused, and few workgroups read the keys
 MIN_QUERIES = 16
@@ -175,9 +176,10 @@ class AttentionProblem(Problem):
                 f"expected of {sorted(_UNIT_TYPES)}"
             )
         sizes = (self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.size, self.value_size)
-        if min(sizes) < 1 or self.heads % self.kv_heads:
+        if any(size < 1 for size in sizes) or self.heads % self.kv_heads:
             raise ValueError(f"attention: {self}, expected sizes of 1 and more, and heads that divide into groups")
-        if max(self.queries, self.keys) > LARGEST_LENGTH or min(self._strides) < 0:
+        too_long = self.queries > LARGEST_LENGTH or self.keys > LARGEST_LENGTH
+        if too_long or any(stride < 0 for stride in self._strides):
             raise ValueError(f"attention: {self}, expected lengths up to {LARGEST_LENGTH}, and no negative stride")
         if self.bias_strides is not None and self.bias_strides[3] > 1:
             raise ValueError(f"attention: a bias with strides {self.bias_strides}, expected dense columns, or one")
@@ -191,7 +193,7 @@ class AttentionProblem(Problem):
         """Whether all rows consist of whole groups of ``elements`` elements, aligned to a group's bytes."""
         counts = (self.size, self.value_size, *self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
         unit_bytes = elements * element_type(self.dtype).itemsize
-        return self.alignment % unit_bytes == 0 and not any(count % elements for count in counts)
+        return self.alignment % unit_bytes == 0 and all(divides(elements, count) for count in counts)
 
     @property
     def bounds(self) -> tuple[int, int]:

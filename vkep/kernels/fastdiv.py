@@ -7,22 +7,10 @@ Multiplication" (PLDI 1994), theorem 4.2 with 31-bit numerators.
 
 from __future__ import annotations
 
-import functools
+from vkep.sizes import called, is_size
+from vkep.sizes.magic import LIMIT, magic
 
-#: numerators and divisors are below this
-LIMIT = 1 << 31
-
-
-@functools.lru_cache(maxsize=4096)
-def magic(divisor: int) -> tuple[int, int]:
-    """``(multiplier, shift)``, both 32 bits, such that ``(n * multiplier) >> (31 + shift) == n // divisor``.
-
-    Exact for every ``0 <= n < 2**31``. Raises `ValueError` unless ``1 <= divisor < 2**31``.
-    """
-    if not 1 <= divisor < LIMIT:
-        raise ValueError(f"fastdiv: divisor is {divisor}, expected 1 <= divisor < 2**31")
-    shift = (divisor - 1).bit_length()  # ceil(log2(divisor))
-    return -(-(1 << (31 + shift)) // divisor), shift
+__all__ = ["LIMIT", "fast_div", "magic", "magic_fields", "magic_params"]
 
 
 def fast_div(n: int, multiplier: int, shift: int) -> int:
@@ -35,7 +23,10 @@ def magic_params(name: str, divisor: int) -> dict[str, int]:
 
     A divisor of 0 (a dimension of an empty tensor, which no lane divides by) is passed as 1.
     """
-    multiplier, shift = magic(max(divisor, 1))
+    if is_size(divisor):
+        multiplier, shift = called("magic_multiplier", divisor), called("magic_shift", divisor)
+    else:
+        multiplier, shift = magic(max(divisor, 1))
     return {name: max(divisor, 1), f"{name}_mul": multiplier, f"{name}_shift": shift}
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vkep.plan.records import ShaderVariant
+from vkep.sizes import hint, is_size, whole
 
 #: struct codes of the scalar argument types
 SCALAR_CODES = {"uint": "I", "int": "i", "float": "f"}
@@ -113,26 +114,35 @@ class Kernel:
             defines.setdefault("EXTRA_OPERANDS", " ".join(f"uvec2 {o.name};" for o, _ in extra_operands))
             defines.setdefault("EXTRA_PARAMS", " ".join(f"{kind} {name};" for name, kind, _ in extra_params))
         x, y, z = (*grid, 1, 1)[:3]
+        scalars, sized = self._packed(codes, values, params)
         lx, ly, lz = (*local_size, 1, 1)[:3]
         return KernelCall(
             kernel=self,
             variant=ShaderVariant(self.source, tuple(sorted(defines.items()))),
             spec={**self.spec, **spec, "LOCAL_X": lx, "LOCAL_Y": ly, "LOCAL_Z": lz},
             operands=bound,
-            scalars=self._packed(codes, values, params),
+            scalars=scalars,
+            sized=sized,
             params=params,
-            grid=(int(x), int(y), int(z)),
+            grid=(whole(x), whole(y), whole(z)),
             subgroup_size=subgroup_size,
-            flops=int(flops),
+            flops=int(hint(flops)),
         )
 
     @functools.cached_property
     def _param_codes(self) -> str:
         return "".join([SCALAR_CODES[kind] for _, kind in self.params])
 
-    def _packed(self, codes: str, values: Sequence[int | float], params: Mapping[str, int | float]) -> bytes:
+    def _packed(
+        self, codes: str, values: Sequence[int | float], params: Mapping[str, int | float]
+    ) -> tuple[bytes, tuple[tuple[int, str, Any], ...]]:
+        """The scalars' bytes, and those of them that depend on sizes: (number of the scalar, code, size)."""
+        sized: tuple[tuple[int, str, Any], ...] = ()
         try:
-            return struct.pack("<" + codes, *values)
+            if any(map(is_size, values)):
+                sized = tuple([(k, codes[k], v) for k, v in enumerate(values) if is_size(v)])
+                values = list(map(hint, values))
+            return struct.pack("<" + codes, *values), sized
         except (struct.error, OverflowError) as error:
             raise ValueError(
                 f"{self.source}: an argument does not fit its 32 bits: {error}; got {dict(params)}"
@@ -166,6 +176,7 @@ class KernelCall:
     grid: tuple[int, int, int]
     subgroup_size: int | None = None
     flops: int = 0
+    sized: tuple[tuple[int, str, Any], ...] = ()  #: scalars that depend on sizes: number, struct code, size
     params: Mapping[str, int | float] = field(default_factory=dict)  #: the kernel's own, by name
     candidate: str = (
         ""  #: the one that was chosen for the problem, and those before it in the table with what turned them down
@@ -175,7 +186,7 @@ class KernelCall:
     def __getitem__(self, name: str) -> int:
         """A whole-number argument or a spec constant."""
         found = self.params.get(name)
-        return int(self.spec[name] if found is None else found)
+        return whole(self.spec[name] if found is None else found)
 
     def define(self, name: str) -> str:
         """What a preprocessor name is defined as."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.kernels.kernel import KernelCall
+from vkep.sizes import at_hand, divides, hint, power_of_two_in
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
 #: workgroups below which a GPU is taken to be starved, so that long axes are divided further: a large GPU holds a
@@ -94,6 +95,7 @@ def is_cpu(caps: DeviceCapabilities) -> bool:
     return caps.device_type == "cpu"
 
 
+@at_hand
 def lanes(caps: DeviceCapabilities, total: int) -> int:
     """Lanes a workgroup for kernels whose ``total`` lanes do not cooperate.
 
@@ -126,10 +128,12 @@ def ceil_div(a: int, b: int) -> int:
 
 def grid(groups: int, z: int = 1) -> tuple[int, int, int]:
     """``groups`` workgroups folded into x and y (``flat_group`` in ``shaders/workgroup.glsl``); some may be surplus."""
+    if groups <= MAX_GRID_AXIS:
+        return groups, 1, z
     y = ceil_div(groups, MAX_GRID_AXIS)
     if y > MAX_GRID_AXIS:
         raise ValueError(f"kernels: {groups} workgroups are more than one dispatch can hold ({MAX_GRID_AXIS}**2)")
-    return ceil_div(groups, max(y, 1)), max(y, 1), z
+    return ceil_div(groups, y), y, z
 
 
 def numbered(prefix: str, values: Sequence[int], rest: int) -> dict[str, int]:
@@ -155,7 +159,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def unit_for(row_bytes: int, alignment: int, widest: int = 16) -> int:
     """Bytes of the widest unit that divides rows of ``row_bytes`` and the operands' addresses (``alignment`` bytes)."""
-    return math.gcd(row_bytes or widest, alignment, widest)
+    return math.gcd(power_of_two_in(row_bytes or widest, widest), alignment)
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,14 @@ def share_columns(
     ``inner`` is 1) and enough lanes in flight. A lane by itself reads rows of up to a memory sector (32 bytes); lanes side
     by side fill a line (128).
     """
+    share = _shared_out(columns, axis, 1 if inner == 1 else max(hint(inner), 2), caps, shuffles, load_bytes)
+    return replace(share, groups=ceil_div(columns, share.local // share.split))
+
+
+@at_hand
+def _shared_out(
+    columns: int, axis: int, inner: int, caps: DeviceCapabilities, shuffles: bool, load_bytes: int
+) -> ColumnShare:
     split = 1
     local = lanes(caps, columns)
     if is_cpu(caps):
@@ -218,7 +230,7 @@ def share_columns(
     fixed = caps.min_subgroup_size == caps.max_subgroup_size or control
     usable = shuffles and across and fixed and caps.has("subgroup_shuffle") and 1 < size <= local
     shuffle = size if usable else None
-    return ColumnShare(split, across, local, ceil_div(columns, local // split), shuffle, shuffle if control else None)
+    return ColumnShare(split, across, local, 0, shuffle, shuffle if control else None)
 
 
 def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
@@ -228,7 +240,7 @@ def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
     """
     kind = element_type(dtype)
     vector = {"float32": "vec4", "float16": "f16vec4"}.get(kind.name)
-    if vector is None or row_length % 4 or alignment % (4 * kind.itemsize):
+    if vector is None or not divides(4, row_length) or alignment % (4 * kind.itemsize):
         return {}
     return {"VECTOR_IN_T": vector, "VECTOR_OUT_T": vector}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall, uints
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.tiles import STORAGE
+from vkep.sizes import divides
 
 _AXES = ("batch0", "batch1", "row", "col")
 #: arguments of kernels that restate the problem
@@ -52,12 +54,13 @@ class MatMulProblem(Problem):
     alignment: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.m, self.n, self.k, *self.batches) < 0:
+        if any(size < 0 for size in (self.m, self.n, self.k, *self.batches)):
             raise ValueError(
                 f"matmul: sizes must not be negative, got batch {self.batch}, m {self.m}, n {self.n}, k {self.k}"
             )
         for name in "aby":
-            if min(strides := self.strides(name)) < 0:
+            strides = self.strides(name)
+            if any(stride < 0 for stride in strides):
                 raise ValueError(f"matmul: {name}_strides must not be negative, got {strides}")
 
     def needs(self) -> tuple[Need, ...]:
@@ -127,8 +130,8 @@ class MatMulProblem(Problem):
         return (
             aligned
             and strides[axis] == 1
-            and self.shape(operand)[axis] % group == 0
-            and all(s % group == 0 for s in others)
+            and divides(group, self.shape(operand)[axis])
+            and all(divides(group, s) for s in others)
         )
 
     @functools.cached_property
@@ -150,7 +153,7 @@ def unaddressable(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
     if problem.dtype not in STORAGE:
         return f"no matrix kernel for dtype {problem.dtype!r}; expected one of {sorted(STORAGE)}"
     strides = [problem.strides(name) for name in "aby"]
-    if max(map(max, strides)) >= LIMIT:
+    if any(stride >= LIMIT for stride in itertools.chain(*strides)):
         return f"strides of {strides} elements, the kernels take less than {LIMIT}"
     return ""
 

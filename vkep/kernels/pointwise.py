@@ -12,6 +12,7 @@ from vkep.dtypes import DType, load_code
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.pointwise_tile import extra_operands, generated_reach, pointwise_tile, transposed_axis
+from vkep.sizes import at_hand, divides, hint
 
 _SAMPLE = {
     "EXTRA_BASE": "1u",
@@ -107,7 +108,7 @@ def pointwise(
     unit.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {stored};")
 
     count = total // width
-    pair = caps.device_type != "cpu" and not code.used and count >= _PAIR_UNITS
+    pair = caps.device_type != "cpu" and not code.used and hint(count) >= _PAIR_UNITS
     defines = {"POINTWISE_UNIT": " ".join(part for part in unit if part)}
     if pair:  # the loads of both units come before the first store: the compiler does not reorder them
         first, second = unit[1:-1], [_second(part) for part in unit[1:-1]]
@@ -202,12 +203,12 @@ class _Coordinates:
 
 
 def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[PointwiseOperand]) -> bool:
-    if shape[-1] % VECTOR or out.strides[-1] != 1:
+    if not divides(VECTOR, shape[-1]) or out.strides[-1] != 1:
         return False
     for x in (out, *inputs):
         if x.strides[-1] not in (0, 1):
             return False
-        if x.strides[-1] == 1 and any(s % VECTOR for s in (*x.strides[:-1], x.offset)):
+        if x.strides[-1] == 1 and not all(divides(VECTOR, s) for s in (*x.strides[:-1], x.offset)):
             return False
     return True
 
@@ -216,6 +217,7 @@ def _element(dtype: DType, width: int) -> str:
     return dtype.glsl if width == 1 else _VECTOR_TYPES[dtype.glsl]
 
 
+@at_hand
 def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:
     """Lanes of a workgroup, and units of each lane."""
     limit = caps.max_workgroup_count[0]

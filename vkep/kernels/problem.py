@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from vkep.dtypes import DType
 from vkep.errors import InvalidNode
+from vkep.sizes import power_of_two_in
 
 
 class View(Protocol):
@@ -61,7 +62,7 @@ def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 @functools.lru_cache(4096)  # layers repeat
 def _extent(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    if min(sizes, default=1) <= 0:
+    if any(size <= 0 for size in sizes):
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
 
@@ -141,4 +142,4 @@ def _check(needs: Sequence[Need], views: Sequence[View], problem: Problem) -> No
 
 def alignment_of(*operands: Any) -> int:
     """Bytes, a power of two up to 16, that divide each operand's address (storages are aligned to more)."""
-    return min(math.gcd(16, t.offset * t.dtype.itemsize) for t in operands)
+    return min(power_of_two_in(t.offset * t.dtype.itemsize, 16) for t in operands)

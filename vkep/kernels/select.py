@@ -22,6 +22,7 @@ from vkep.kernels.launch import Workspace, element_type
 from vkep.kernels.problem import Problem
 from vkep.kernels.tuning import Choice as MeasuredChoice
 from vkep.kernels.tuning import Tuned, estimated
+from vkep.sizes import hint, record_at_hand
 
 P = TypeVar("P", bound=Problem)
 
@@ -183,9 +184,9 @@ def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[
 def _not_worth(candidate: Candidate[P], problem: P, caps: DeviceCapabilities, tuned: Tuned) -> str:
     if candidate.worth is always:
         return ""
-    choice = tuned(lambda: [(0,), (1,)], candidate.name, *problem.key)
+    choice = tuned(lambda: [(0,), (1,)], candidate.name, *map(hint, problem.key))
     if choice is None:
-        return candidate.worth(problem, caps)
+        return candidate.worth(record_at_hand(problem), caps)
     return "" if choice[0] else "another one was measured to be faster"
 
 

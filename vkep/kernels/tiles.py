@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.tuning import Choice, Tuned, estimated
+from vkep.sizes import at_hand
 
 #: GLSL storage type of each element type that these kernels take; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
@@ -79,6 +80,7 @@ _SUBGROUP_ROWS_TIGHT = 14
 _SUBGROUP_MIN_TILES = 16
 
 
+@at_hand
 def subgroup_tile(
     m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool, tuned: Tuned = estimated
 ) -> SubgroupTile:
@@ -143,6 +145,7 @@ def _required_size(caps: DeviceCapabilities) -> int | None:
     return caps.subgroup_size if caps.has("subgroup_size_control", "compute_full_subgroups") else None
 
 
+@at_hand
 def rows_first(row_tiles: int, column_tiles: int, row_bytes: int, column_bytes: int) -> bool:
     """Whether consecutive workgroups walk the rows: the operand that is swept again and again should be the smaller."""
     return column_tiles == 1 or (row_tiles > 1 and row_bytes <= column_bytes)
@@ -226,11 +229,19 @@ def shared_tiling(
 
     Expects a device that some tile fits (`no_shared_tile`).
     """
+    tile, splits = _shared_choice(m, n, k, batch, caps, tuned, tiles)
+    return _shared_tiling_of(tile, k, splits)
+
+
+@at_hand
+def _shared_choice(
+    m: int, n: int, k: int, batch: int, caps: DeviceCapabilities, tuned: Tuned, tiles: tuple[SharedTile, ...]
+) -> tuple[SharedTile, int]:
     fitting = _fitting(tiles, caps)
     kind = "matmul" if tiles is SHARED_TILES else "conv"
     choice = tuned(lambda: shared_candidates(k, caps, tiles), "shared", kind, m, n, k, batch)
     if choice is not None:
-        return _shared_tiling_of(SharedTile(*choice[:-1]), k, choice[-1])
+        return SharedTile(*choice[:-1]), choice[-1]
     target = _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
     if m <= 8 and SHARED_TILE_FEW_ROWS in fitting:
         tile = SHARED_TILE_FEW_ROWS
@@ -244,12 +255,12 @@ def shared_tiling(
     splits = 1
     if k >= 2 * _MIN_SPLIT_K:
         splits = max(1, min(target // max(_workgroups(tile, m, n, batch), 1), k // _MIN_SPLIT_K, _MAX_SPLITS))
-    return _shared_tiling_of(tile, k, splits)
+    return tile, splits
 
 
 def _shared_tiling_of(tile: SharedTile, k: int, splits: int) -> SharedTiling:
     split_k = ceil_div(ceil_div(max(k, 1), splits), tile.k) * tile.k
-    return SharedTiling(tile, ceil_div(max(k, 1), split_k), split_k)
+    return SharedTiling(tile, ceil_div(max(k, 1), split_k) if splits > 1 else 1, split_k)
 
 
 def no_shared_tile(caps: DeviceCapabilities, tiles: tuple[SharedTile, ...] = SHARED_TILES) -> str:
@@ -291,6 +302,8 @@ def tile_grid(row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabil
     ``find_tile`` in the GLSL).
     """
     tiles = row_tiles * column_tiles
+    if tiles <= caps.max_workgroup_count[0]:
+        return tiles, 1, batch
     y = ceil_div(tiles, caps.max_workgroup_count[0])
     return ceil_div(tiles, y), y, batch
 

@@ -49,8 +49,9 @@ def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None)
     shape = [*batch_shape, *([] if lead_x else [m]), *([] if lead_y else [n])]
     if k == 0:
         return b.full(shape, 0, dtype)
-    if min(*x.strides, *y.strides, 0) < 0:  # matrices that are read backwards
-        x, y = (b.contiguous(t) if min(t.strides) < 0 else t for t in (x, y))
+    backwards = [any(s < 0 for s in t.strides) for t in (x, y)]
+    if any(backwards):
+        x, y = (b.contiguous(t) if back else t for t, back in zip((x, y), backwards, strict=True))
     return b.reshape(_batched(b, x, y, batch_shape, m, n, k, dtype), shape)
 
 

@@ -5,13 +5,11 @@ Semantics: ONNX Runtime, docs/ContribOperators.md.
 
 from __future__ import annotations
 
-import numpy as np
-
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.weights import PackedWeight, pack
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.kernels.matmul_nbits import FEW_ROWS, MatMulNBitsProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
@@ -272,7 +270,7 @@ def _declare_qlinear(op_type: str, op: str) -> None:
         b.expect("C_zero_point", z_zero_point, (), (1,))
         left, right = real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point)
         value = b.expr("div", b.expr(op, left, right), z_scale, ctype="float")
-        shape = np.broadcast_shapes(x.shape, y.shape)
+        shape = broadcast_shapes(x.shape, y.shape)
         return b.store(rounded_to(b, value, z_zero_point, x.dtype), x.dtype, shape=shape)
 
     lower.__name__ = op_type.lower()

@@ -13,7 +13,7 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import PoolAttributes
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT
@@ -130,7 +130,7 @@ def qlinear_where(
     value = b.expr(
         "where", condition, real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point), ctype="float"
     )
-    shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
+    shape = broadcast_shapes(condition.shape, x.shape, y.shape)
     return b.store(quantized(b, value, z_scale, z_zero_point, x.dtype), x.dtype, shape=shape)
 
 

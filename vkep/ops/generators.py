@@ -14,12 +14,16 @@ from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.registry import operator
+from vkep.sizes import hint, is_size, whole
 
 
 def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
     """0, 1, ... as a constant vector."""
     if size >= LARGEST:
         b.decline(f"{size} positions; the kernels count below 2**31")
+    if is_size(size):  # the first ones of a constant that serves other sizes too
+        many = 1 << max(hint(size).bit_length() + 1, 12)
+        return b.constant(np.arange(many, dtype=dtype)).slice(0, 0, size)
     return b.constant(np.arange(size, dtype=dtype))
 
 
@@ -66,7 +70,7 @@ def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> 
 
 @operator("OneHot", since=9, types={"T1": every("OneHot", "T1", ARITHMETIC), "T3": every("OneHot", "T3")})
 def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
-    count = int(b.number(depth, "depth"))
+    count = whole(b.number(depth, "depth"))
     b.expect("values", values, (2,))
     if count < 1:
         b.invalid(f"depth is {count}, expected at least 1")
@@ -98,7 +102,8 @@ def range_(b: Builder, start: Tensor, limit: Tensor, delta: Tensor, *, stash_typ
     first, last, step = (b.number(t, what) for t, what in ((start, "start"), (limit, "limit"), (delta, "delta")))
     if step == 0:
         b.invalid("delta is 0")
-    count = max(math.ceil((last - first) / step), 0)
+    whole_numbers = start.dtype.kind in ("int", "uint")
+    count: int = max(whole(-((first - last) // step)) if whole_numbers else math.ceil((last - first) / step), 0)
     kind = start.dtype.glsl_compute
     at = b.expr("cast", positions(b, count), ctype=kind)
     return b.store(b.expr("mul_add", at, step, first), start.dtype, shape=[count])
@@ -107,7 +112,7 @@ def range_(b: Builder, start: Tensor, limit: Tensor, delta: Tensor, *, stash_typ
 @operator("ConstantOfShape", since=9, types={"T1": ("int64",)})
 def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | None = None) -> Tensor:
     dims = b.ints(shape, "shape") or []
-    if min(dims, default=0) < 0:
+    if any(d < 0 for d in dims):
         b.invalid(f"shape {dims} has a negative size")
     if math.prod(d or 1 for d in dims) >= 1 << 60:  # numpy counts the bytes of an empty array's strides too
         b.invalid(f"shape {dims} is of no array: its strides have more than 63 bits")

@@ -9,7 +9,7 @@ import numpy as np
 
 from vkep.graph.windows import slice_span
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import every
 from vkep.ops.registry import operator
 
@@ -38,7 +38,7 @@ def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> T
         if not known:
             b.invalid(f"the size that is left open in {dims} does not follow from those of {data.shape}")
         dims[dims.index(-1)] = data.size // known
-    if math.prod(dims) != data.size or min(dims, default=0) < 0:
+    if math.prod(dims) != data.size or any(d < 0 for d in dims):
         b.invalid(f"cannot reshape {data.shape} to {dims}")
     return b.reshape(data, dims)
 
@@ -99,8 +99,8 @@ def unsqueeze(b: Builder, data: Tensor, axes: Tensor) -> Tensor:
 def expand(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
     dims = tuple(b.ints(shape, "shape", or_one=True) or [])
     try:
-        return data.expand(np.broadcast_shapes(data.shape, dims))
-    except (ValueError, RuntimeError):  # the latter beyond numpy's number of axes
+        return data.expand(broadcast_shapes(data.shape, dims))
+    except ValueError:
         b.invalid(f"shape {data.shape} does not broadcast with {dims}")
 
 
@@ -127,7 +127,7 @@ def concat_1(b: Builder, *inputs: Tensor, axis: int = 1) -> Tensor:
 
 def _split(b: Builder, data: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
     axis = b.axis(axis, data.rank)
-    if sum(sizes) != data.shape[axis] or min(sizes, default=0) < 0:
+    if sum(sizes) != data.shape[axis] or any(d < 0 for d in sizes):
         b.invalid(f"split sizes {list(sizes)} do not add up to {data.shape[axis]}")
     if b.node is not None and len(b.node.outputs) != len(sizes):
         b.invalid(f"split sizes {list(sizes)} for {len(b.node.outputs)} outputs")
@@ -178,8 +178,8 @@ def _slice(
     if len({len(starts), len(ends), len(chosen), len(steps)}) > 1 or len(set(chosen)) != len(chosen) or 0 in steps:
         b.invalid(f"starts {starts}, ends {ends}, axes {chosen} and steps {steps} do not agree")
     for start, end, axis, step in zip(starts, ends, chosen, steps, strict=True):
-        span = slice_span(data.shape[axis], start, end, step)
-        data = data.slice(axis, span.start if len(span) else 0, len(span), step)
+        first, count = slice_span(data.shape[axis], start, end, step)
+        data = data.slice(axis, first, count, step)
     return data
 
 
@@ -207,7 +207,7 @@ def slice_(
 @operator("Tile", since=6, types={"T": every("Tile")})
 def tile(b: Builder, data: Tensor, repeats: Tensor) -> Tensor:
     counts = b.ints(repeats, "repeats") or []
-    if len(counts) != data.rank or min(counts, default=0) < 0:
+    if len(counts) != data.rank or any(d < 0 for d in counts):
         b.invalid(f"repeats {counts} of a tensor of shape {data.shape}; expected a count, 0 or more, for each axis")
     spread = b.reshape(data, [d for dim in data.shape for d in (1, dim)])
     wide = spread.expand([d for dim, count in zip(data.shape, counts, strict=True) for d in (count, dim)])

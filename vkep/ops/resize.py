@@ -214,7 +214,7 @@ def col2im_(
         + 1
         for k in range(rank)
     ]
-    if min(counts, default=0) < 1 or x.rank != 3 or x.shape[1] % math.prod(block) or x.shape[2] != math.prod(counts):
+    if any(d < 1 for d in counts) or x.rank != 3 or x.shape[1] % math.prod(block) or x.shape[2] != math.prod(counts):
         b.invalid(f"blocks {block} lie at {counts} places of the image {image}; the columns have shape {x.shape}")
     return sum_of_windows(b, x, (x.shape[0], x.shape[1] // math.prod(block)), counts, window)
 

@@ -100,7 +100,7 @@ def _by_head(y: Tensor, merged: bool) -> Tensor:
 
 
 def _has_dense_rows(t: Tensor) -> bool:
-    return min(t.strides) >= 0 and (t.strides[3] == 1 or t.shape[3] == 1)
+    return all(s >= 0 for s in t.strides) and (t.strides[3] == 1 or t.shape[3] == 1)
 
 
 def _row_strides(t: Tensor) -> tuple[int, int, int]:
@@ -148,7 +148,7 @@ def _bias_strides(bias: Tensor, heads: Heads) -> tuple[int, int, int, int] | Non
     batch, kv_head, head, query, key = (
         stride if dim > 1 else 0 for dim, stride in zip(bias.shape, bias.strides, strict=True)
     )
-    if min(bias.strides) < 0 or key > 1:
+    if any(s < 0 for s in bias.strides) or key > 1:
         return None
     if heads.group == 1:
         head = kv_head

@@ -1,7 +1,8 @@
-"""From operations to a plan: kernels chosen, buffers placed, hazards found, everything turned into plain data."""
+"""From operations to a plan: kernels chosen, buffers placed, barriers set, everything turned into plain data."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import bind
 from vkep.kernels.tuning import Choice
 from vkep.passes.fuse import epilogue_strides
-from vkep.plan.hazards import HazardTracker
+from vkep.passes.sized import SizedNumbers
 from vkep.plan.memory import Lifetime, live_peak, place
 from vkep.plan.records import (
     FAULT,
@@ -35,10 +36,13 @@ from vkep.plan.records import (
     Port,
     Range,
     Relocation,
+    ShaderVariant,
     Slot,
     Space,
 )
 from vkep.plan.schedule import Access, schedule
+from vkep.plan.sized import PlanSizes
+from vkep.sizes import Trace, hint, is_size
 
 #: an enumeration's are slow to get
 _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
@@ -54,6 +58,7 @@ class PlannedIsland:
 
     plan: Plan
     weights: dict[str, Weight]
+    sizes: PlanSizes | None = None  #: what other sizes change, where it was planned with sizes
 
 
 @dataclass
@@ -105,9 +110,10 @@ def emit(
     *,
     check_data: bool = True,
     tuned: Mapping[str, Choice] | None = None,
+    trace: Trace | None = None,
 ) -> PlannedIsland:
     """Choose kernels for the operations, by what was ``tuned`` on the device, and lay out the plan; with ``check_data`` they note
-    faults in their data.
+    faults in their data. Shapes may hold sizes of ``trace``.
     """
     packed: dict[tuple[str, str], Tensor] = {}
     labels = [_label(op) for op in ops]
@@ -134,7 +140,7 @@ def emit(
                 made[k] = found
     calls = [(call, label) for label, found in zip(labels, made, strict=True) for call in found or ()]
     faults = tuple(entry for target in targets for entry in target.faults.items())
-    return _Layout(calls, ports, faults).planned()
+    return _Layout(calls, ports, faults, trace).planned()
 
 
 class _MustPackError(Exception):
@@ -253,6 +259,24 @@ def _accesses(call: KernelCall) -> list[Access]:
     return touched
 
 
+def _at_hand(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
+    """The accesses for the sizes at hand, on the condition that others conflict alike."""
+    sized: dict[Hashable, list[Access]] = {}
+    for access in itertools.chain.from_iterable(accesses):
+        if is_size(access.start) or is_size(access.end):
+            sized.setdefault(access.memory, [])
+    for access in itertools.chain.from_iterable(accesses):
+        known = sized.get(access.memory)
+        if known is not None and access not in known:
+            for other in known:
+                if (access.writes or other.writes) and access.start < other.end:
+                    bool(other.start < access.end)
+                if access.writes and access.start <= other.start:  # who covers all of another stands for it
+                    bool(other.end <= access.end)
+            known.append(access)
+    return [[Access(a.memory, hint(a.start), hint(a.end), a.writes) for a in touched] for touched in accesses]
+
+
 def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tuple[list[Storage], list[Lifetime]]:
     """The temporary buffers, and from which group to which each is needed: those of one group never share memory, for that
     would let one wait for the other.
@@ -263,7 +287,7 @@ def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tu
             if tensor is not None and tensor.storage.weight is None and tensor.storage.port is None:
                 span = spans.setdefault(tensor.storage, [group, group])
                 span[0], span[1] = min(span[0], group), max(span[1], group)
-    return list(spans), [Lifetime(s.nbytes, first, last) for s, (first, last) in spans.items()]
+    return list(spans), [Lifetime(hint(s.nbytes), first, last) for s, (first, last) in spans.items()]
 
 
 def _prove(call: KernelCall, operand: Operand, tensor: Tensor, reach: int, end: int) -> None:
@@ -280,9 +304,17 @@ class _Layout:
     """Turns kernel calls over tensors into dispatches over addresses."""
 
     def __init__(
-        self, calls: Sequence[tuple[KernelCall, str]], ports: Sequence[Port], faults: tuple[tuple[int, str], ...]
+        self,
+        calls: Sequence[tuple[KernelCall, str]],
+        ports: Sequence[Port],
+        faults: tuple[tuple[int, str], ...],
+        trace: Trace | None,
     ) -> None:
-        groups = schedule([_accesses(call) for call, _ in calls], lambda groups: live_peak(_alive(calls, groups)[1]))
+        self.sized = None if trace is None else SizedNumbers(trace)
+        accesses = [_accesses(call) for call, _ in calls]
+        if self.sized is not None:
+            accesses = _at_hand(accesses)
+        groups = schedule(accesses, lambda groups: live_peak(_alive(calls, groups)[1]))
         order = sorted(range(len(calls)), key=groups.__getitem__)
         self.calls = [calls[i] for i in order]
         self.groups = [groups[i] for i in order]
@@ -295,28 +327,37 @@ class _Layout:
         self.offsets, self.slab, self.peak = self._place()
 
     def planned(self) -> PlannedIsland:
-        tracker = HazardTracker()
-        dispatches = [self._dispatch(call, label, tracker) for call, label in self.calls]
+        dispatches = [self._dispatch(k, call, label) for k, (call, label) in enumerate(self.calls)]
+        sized, slots = self.sized, [Slot(port, addend) for port, addend in self.slots]
+        ports, sizes = self.ports, None
+        if sized is not None:
+            ports = tuple([sized.port(k, port) for k, port in enumerate(ports)])
+            slots = [Slot(slot.port, sized.slot(k, slot.addend)) for k, slot in enumerate(slots)]
+            sizes = sized.finished([(s, life.first, life.last) for s, life in self.lifetimes])
         plan = Plan(
-            ports=self.ports,
+            ports=ports,
             constants=tuple(
                 ConstantRef(key, self.weights[key].nbytes, self.weights[key].name) for key in self.constants
             ),
             activation_bytes=self.slab,
-            slots=tuple(Slot(port, addend) for port, addend in self.slots),
+            slots=tuple(slots),
             pipelines=tuple(self.pipelines),
             dispatches=tuple(dispatches),
             live_peak_bytes=self.peak,
             faults=self.faults,
         )
-        return PlannedIsland(plan, self.weights)
+        return PlannedIsland(plan, self.weights, sizes)
 
     def _place(self) -> tuple[dict[Storage, int], int, int]:
         storages, lifetimes = _alive(self.calls, self.groups)
         offsets, total = place(lifetimes)
+        self.lifetimes = list(zip(storages, lifetimes, strict=True))
+        if self.sized is not None:
+            self.sized.buffers(storages)
         return dict(zip(storages, offsets, strict=True)), total, live_peak(lifetimes)
 
-    def _dispatch(self, call: KernelCall, label: str, tracker: HazardTracker) -> Dispatch:
+    def _dispatch(self, k: int, call: KernelCall, label: str) -> Dispatch:
+        sized = self.sized
         relocations: list[Relocation] = []
         reads: list[Range] = []
         writes: list[Range] = []
@@ -331,37 +372,42 @@ class _Layout:
             if tensor is _FAULT_WORD:
                 relocations.append(Relocation(position * ADDRESS_BYTES, _FAULT, 0))
                 continue
-            moved += min(end - start, tensor.nbytes)
             storage = tensor.storage
             at = position * ADDRESS_BYTES
+            if storage.port is not None:
+                slot = self.slots.setdefault((storage.port, addend), len(self.slots))
+            if sized is not None:
+                start, end = hint(start), hint(end)
+                if storage.port is None:
+                    addend = sized.addend(k, len(relocations), addend)
+            moved += min(end - start, hint(tensor.nbytes))
             if storage.weight is not None:
                 index = self._constant(storage.weight)
                 relocations.append(Relocation(at, _CONSTANT, index, addend))
                 touched = Range(_CONSTANT, index, start, end)
             elif storage.port is not None:
-                slot = self.slots.setdefault((storage.port, addend), len(self.slots))
                 relocations.append(Relocation(at, _PORT, slot, 0))
                 touched = Range(_PORT, storage.port, start, end)
                 indirect |= (storage.port != FRESH) << position  # the operand is the slot itself
             else:
                 base = self.offsets[storage]
+                if sized is not None:
+                    sized.place(k, len(relocations), storage, addend)
                 relocations.append(Relocation(at, _ACTIVATION, 0, base + addend))
                 touched = Range(_ACTIVATION, 0, base + start, base + end)
             (writes if operand.writes else reads).append(touched)
         in_memory = call.argument_bytes > PUSH_CONSTANT_BYTES
-        key = PipelineKey(
-            call.variant,
-            tuple(sorted({**call.spec, "INDIRECT": indirect}.items())),
-            call.argument_bytes,
-            in_memory,
-            call.subgroup_size,
-        )
+        variant, spec, grid = call.variant, {**call.spec, "INDIRECT": indirect}, call.grid
+        if sized is not None:
+            variant = ShaderVariant(variant.source, sized.text(variant.defines))
+            spec, grid = sized.spec(spec), sized.call(k, call)
+        key = PipelineKey(variant, tuple(sorted(spec.items())), call.argument_bytes, in_memory, call.subgroup_size)
         return Dispatch(
             pipeline=self.pipelines.setdefault(key, len(self.pipelines)),
             arguments=bytes(ADDRESS_BYTES * len(call.operands)) + call.scalars,
             relocations=tuple(relocations),
-            grid=call.grid,
-            barrier=tracker.needs_barrier(reads, writes),
+            grid=grid,
+            barrier=k > 0 and self.groups[k] != self.groups[k - 1],
             label=label,
             reads=tuple(reads),
             writes=tuple(writes),
@@ -373,7 +419,7 @@ class _Layout:
 
     def _reaches_of(self, call: KernelCall) -> Mapping[str, int]:
         """`KernelCall.reaches`, asked once for calls of the same arguments: layers repeat."""
-        key = (call.variant, call.scalars, call.grid, tuple(call.spec.values()))
+        key = (call.variant, call.scalars, call.grid, tuple(call.spec.values()), call.sized)
         reaches = self.reaches.get(key)
         if reaches is None:
             reaches = self.reaches[key] = call.reaches()

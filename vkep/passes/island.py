@@ -19,6 +19,7 @@ from vkep.passes.attention import lower_attention
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
 from vkep.plan.records import Port
+from vkep.sizes import Trace
 
 
 @dataclass
@@ -52,9 +53,13 @@ class Island:
         return Tensor.contiguous(value.dtype, value.shape, storage)
 
     def step(
-        self, wanted: set[str], caps: DeviceCapabilities, tuned: Mapping[str, Choice] | None = None
+        self,
+        wanted: set[str],
+        caps: DeviceCapabilities,
+        tuned: Mapping[str, Choice] | None = None,
+        trace: Trace | None = None,
     ) -> IslandStep | None:
-        """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` as for `emit`."""
+        """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` and ``trace`` as for `emit`."""
         made = [n for node in self.nodes for n in node.outputs if n in wanted]
         ports, results = list(self.ports), []
         for name in dict.fromkeys(made):
@@ -66,5 +71,7 @@ class Island:
         if not results:
             return None
         ops = lower_attention(self.builder.ops, results, caps)
-        planned = emit(optimize(ops, results), ports, caps, check_data=self.builder.check_data, tuned=tuned)
-        return IslandStep(planned.plan, planned.weights, tuple(self.nodes))
+        planned = emit(
+            optimize(ops, results), ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace
+        )
+        return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes)

@@ -149,7 +149,8 @@ def _sliced(array: np.ndarray, given: Sequence[list[int] | None]) -> np.ndarray 
     for start, end, axis, step in zip(
         starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
     ):
-        array = array.take(slice_span(array.shape[axis], start, end, step), axis)
+        begin, count = slice_span(array.shape[axis], start, end, step)
+        array = array.take(range(begin, begin + count * step, step), axis)
     return array
 
 

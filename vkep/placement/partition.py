@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
-from vkep.graph.weights import ArrayWeight, Weight
+from vkep.graph.weights import SizesWeight, Weight
 from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.guards import Needs
 from vkep.ir.infer import Known, infer, shape_of
@@ -31,13 +31,17 @@ from vkep.ir.tensor import Tensor
 from vkep.passes.island import Island
 from vkep.placement.control import HostDriven, Inlined, expand, is_control
 from vkep.placement.data_dependent import parts
-from vkep.placement.fold import FoldError, can_fold, fold_weights
+from vkep.placement.fold import FoldError, can_fold, fold, fold_weights
+from vkep.placement.fold_sizes import at_hand_array, fold_sizes
 from vkep.placement.graph_islands import GraphIslands
 from vkep.placement.kompute import KOMPUTE, KpRegions
 from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
+from vkep.sizes import Trace
 
+#: numbers that a shape, or a list of axes or pads, has at most
+_LARGEST_SHAPE = 16
 #: the delegates to offer a node to where there are no data graphs
 _ALONE: tuple[str, ...] = (VULKAN,)
 
@@ -52,6 +56,7 @@ def lower(
     *,
     may_postpone: bool = False,
     decline_invalid: bool = False,
+    trace: Trace | None = None,
 ) -> Program:
     """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs).
 
@@ -65,7 +70,7 @@ def lower(
     """
     current: Policy | None = policy or Policy()
     while current is not None:
-        partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current, decline_invalid)
+        partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current, decline_invalid, trace)
         current = partitioner.place()
         if may_postpone and partitioner.asks_inputs:
             return partitioner.postponed()
@@ -82,9 +87,10 @@ class _Partitioner:
         caps: DeviceCapabilities,
         policy: Policy,
         decline_invalid: bool,
+        trace: Trace | None,
     ) -> None:
         self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
-        self.policy, self.decline_invalid = policy, decline_invalid
+        self.policy, self.decline_invalid, self.trace = policy, decline_invalid, trace
         self.graphs = GraphIslands()
         self.kompute = KpRegions()
         self.known: dict[str, Known] = dict(known)
@@ -115,7 +121,8 @@ class _Partitioner:
     def program(self) -> Program:
         steps = self._steps()
         constants = {n: v for n in self.outputs if isinstance(v := self.known.get(n), Weight)}
-        return Program(tuple(steps), constants, tuple(self.placements), tuple(self.outputs))
+        conditions = self.trace.holds() if self.trace is not None else None
+        return Program(tuple(steps), constants, tuple(self.placements), tuple(self.outputs), conditions)
 
     def postponed(self) -> Program:
         """All nodes in one deferred step: planned at once during the run, where a part planned now would end at the guard."""
@@ -188,11 +195,16 @@ class _Partitioner:
             if not can_fold(node):
                 return False
             name = node.outputs[0]
-            results: list[ArrayWeight | None] | None = [ArrayWeight(name, shape_of(node, inputs[0].shape))]
+            results: Sequence[Weight | None] | None = [shape_of(node, name, inputs[0].shape)]
         elif all(isinstance(v, Weight) for v in inputs) and can_fold(node):
             weights = [v if isinstance(v := self.known.get(n), Weight) else None for n in node.inputs]
             try:
-                results = fold_weights(node, weights, self.opsets)
+                results = fold_sizes(node, weights)
+                if results is None and self._is_data(node, weights):
+                    return False
+                if results is None:
+                    weights = [w.fixed() if isinstance(w, SizesWeight) else w for w in weights]
+                    results = fold_weights(node, weights, self.opsets)
             except FoldError:
                 return False
         else:
@@ -202,6 +214,15 @@ class _Partitioner:
         self.known.update({r.name: r for r in results if r is not None})
         self.placements.append(Placement(node, "folded"))
         return True
+
+    def _is_data(self, node: Node, weights: Sequence[Weight | None]) -> bool:
+        """Whether a constant node whose result follows from sizes makes data rather than a shape: more numbers than a shape
+        has. Kernels make them then, for every size.
+        """
+        if not any(isinstance(w, SizesWeight) for w in weights):
+            return False
+        made = fold(node, [None if w is None else at_hand_array(w) for w in weights], self.opsets)
+        return any(result is not None and result.size > _LARGEST_SHAPE for result in made)
 
     def _offer(self, node: Node) -> None:
         """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, `NeedsValue` where one
@@ -324,7 +345,7 @@ class _Partitioner:
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
-            step = island.step(later | read_outside | elsewhere, self.caps, self.policy.tuned)
+            step = island.step(later | read_outside | elsewhere, self.caps, self.policy.tuned, self.trace)
             if step is not None:
                 steps.append((stage, step))
         ports = {p.name for island in self.islands.values() for p in island.ports}

@@ -92,8 +92,8 @@ def _slice(
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(int(axis), x.rank)
         size = x.shape[axis]
-        span = slice_span(size, int(start), int(end), int(step))
-        first, step, count = span.start, span.step, len(span)
+        step = int(step)
+        first, count = slice_span(size, int(start), int(end), step)
         if step < 0:
             x = reversed_along(b, x, axis)
             first, step = size - 1 - first, -step

@@ -1,0 +1,87 @@
+"""Collects the numbers of a plan that sizes change, while the plan is laid out for the sizes at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vkep.ir.tensor import Storage
+from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall
+from vkep.plan.records import Port
+from vkep.plan.sized import Buffer, PlanSizes
+from vkep.sizes import Trace, fixed_text, hint, is_size
+
+
+class SizedNumbers:
+    """The numbers of one plan. Each method returns what the plan for the sizes at hand has in their place."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._values: dict[Any, int] = {}
+        self._arguments: list[tuple[int, int, str, int]] = []
+        self._grids: list[tuple[int, int, int]] = []
+        self._addends: list[tuple[int, int, int]] = []
+        self._slots: list[tuple[int, int]] = []
+        self._shapes: list[tuple[int, int, int]] = []
+        self._places: list[tuple[int, int, int, int]] = []
+        self._buffers: dict[Storage, int] = {}
+
+    def _value(self, number: Any) -> int:
+        return self._values.setdefault(number, len(self._values))
+
+    def call(self, k: int, call: KernelCall) -> tuple[int, int, int]:
+        """The arguments and the grid of dispatch ``k``; its grid for the sizes at hand."""
+        base = ADDRESS_BYTES * len(call.operands)
+        self._arguments += [(k, base + 4 * place, code, self._value(number)) for place, code, number in call.sized]
+        self._grids += [(k, axis, self._value(n)) for axis, n in enumerate(call.grid) if is_size(n)]
+        x, y, z = map(hint, call.grid)
+        return x, y, z
+
+    def addend(self, k: int, relocation: int, number: Any) -> int:
+        """The addend of a relocation, without the place of its buffer."""
+        if is_size(number):
+            self._addends.append((k, relocation, self._value(number)))
+        return int(hint(number))
+
+    def place(self, k: int, relocation: int, storage: Storage, within: int) -> None:
+        """A relocation that points into a temporary buffer."""
+        self._places.append((k, relocation, self._buffers[storage], within))
+
+    def buffers(self, storages: Sequence[Storage]) -> None:
+        """The temporary buffers, in the order of their lifetimes."""
+        self._buffers = {storage: k for k, storage in enumerate(storages)}
+
+    def slot(self, k: int, number: Any) -> int:
+        """The addend of a slot."""
+        if is_size(number):
+            self._slots.append((k, self._value(number)))
+        return int(hint(number))
+
+    def port(self, k: int, port: Port) -> Port:
+        """A port's shape."""
+        self._shapes += [(k, axis, self._value(dim)) for axis, dim in enumerate(port.shape) if is_size(dim)]
+        return Port(port.name, port.dtype, tuple(map(hint, port.shape)), hint(port.nbytes), port.is_input)
+
+    def text(self, defines: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+        """Definitions of a shader, which hold no size."""
+        return tuple([(name, fixed_text(text, self._trace)) for name, text in defines])
+
+    def spec(self, spec: Mapping[str, Any]) -> dict[str, int]:
+        """Specialization constants, which are no sizes."""
+        return {name: int(value) for name, value in spec.items()}
+
+    def finished(self, lifetimes: Sequence[tuple[Storage, int, int]]) -> PlanSizes:
+        """All of it. ``lifetimes``: each buffer, and from which group to which it is needed."""
+        buffers = tuple([Buffer(self._value(storage.nbytes), first, last) for storage, first, last in lifetimes])
+        numbers: list[tuple[Any, ...]] = [*self._arguments, *self._grids, *self._addends]
+        return PlanSizes(
+            values=self._trace.formulas(list(self._values)),
+            arguments=tuple(self._arguments),
+            grids=tuple(self._grids),
+            addends=tuple(self._addends),
+            slots=tuple(self._slots),
+            shapes=tuple(self._shapes),
+            buffers=buffers,
+            places=tuple(self._places),
+            dispatches=frozenset([number[0] for number in numbers]),
+        )

@@ -1,0 +1,161 @@
+"""Shape arithmetic on sizes: nodes whose inputs follow from the sizes of a run become formulas."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from vkep import dtypes
+from vkep.errors import Decline
+from vkep.graph.model import Node
+from vkep.graph.weights import SizesWeight, Weight
+from vkep.graph.windows import slice_span
+from vkep.ir.infer import sizes_weight
+from vkep.sizes import hint, is_size
+
+_WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
+_BOOL = onnx.TensorProto.BOOL
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """ONNX's Div of whole numbers, which rounds towards zero."""
+    if b == 0:
+        raise ZeroDivisionError("a size divided by 0")
+    quotient = abs(a) // abs(b)
+    return quotient if (a >= 0) == (b >= 0) else -quotient
+
+
+#: elementwise operators of two whole numbers, those that tell a truth value last
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": _quotient,
+    "Mod": operator.mod,
+    "Min": min,
+    "Max": max,
+}
+_TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "Equal": operator.eq,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+}
+
+
+def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | None] | None:
+    """The node's only output, where a size is among its inputs and no value has to be known for it; else None."""
+    if node.domain or len(node.outputs) != 1 or not any(isinstance(w, SizesWeight) for w in inputs):
+        return None
+    arrays = [None if w is None else _objects(w) for w in inputs]
+    try:
+        found = _folded(node, [w.elem_type if w is not None else 0 for w in inputs], arrays)
+    except (TypeError, ValueError, LookupError, ArithmeticError, Decline):
+        return None  # the plain way says what is wrong
+    if found is None:
+        return None
+    values, elem_type = found
+    return [
+        sizes_weight(node.outputs[0], values.reshape(-1) if values.shape else values.item(), values.shape, elem_type)
+    ]
+
+
+def at_hand_array(weight: Weight) -> np.ndarray[Any, Any]:
+    """A weight's numbers, as they are in the case at hand."""
+    array = weight.array()
+    if not isinstance(weight, SizesWeight):
+        return array
+    dtype = dtypes.from_onnx(weight.elem_type)
+    assert dtype is not None
+    return np.array(list(map(hint, array.reshape(-1).tolist())), dtype.numpy).reshape(array.shape)
+
+
+def _objects(weight: Weight) -> np.ndarray[Any, Any]:
+    return weight.array().astype(object)
+
+
+def _folded(
+    node: Node, types: Sequence[int], arrays: Sequence[np.ndarray[Any, Any] | None]
+) -> tuple[np.ndarray[Any, Any], int] | None:
+    op, first, kind = node.op_type, arrays[0], types[0]
+    if first is None:
+        return None
+    if op in _BINARY and kind in _WHOLE and len(arrays) == 2:
+        if op == "Mod" and node.attributes.get("fmod"):
+            return None
+        return _each(_BINARY[op], first, arrays[1]), kind
+    if op in _TESTS and len(arrays) == 2:
+        return _each(_TESTS[op], first, arrays[1]), _BOOL
+    if op == "Where":
+        return _each(lambda c, x, y: x if c else y, first, arrays[1], arrays[2]), types[1]
+    if op == "Cast":
+        to = int(node.attributes["to"])
+        return (first, to) if kind in _WHOLE and to in _WHOLE else None
+    if op == "Identity":
+        return first, kind
+    if op == "Concat":
+        return np.concatenate([a for a in arrays if a is not None], axis=int(node.attributes["axis"])), kind
+    if op == "Gather":
+        indices = _plain(arrays[1])
+        return None if indices is None else (_object(first.take(indices, axis=node.attributes.get("axis", 0))), kind)
+    if op in ("Unsqueeze", "Squeeze"):
+        axes = _plain(arrays[1]) if len(arrays) > 1 else node.attributes.get("axes")
+        axes = None if axes is None else tuple(int(a) for a in np.reshape(axes, -1))
+        if op == "Unsqueeze":
+            return (np.expand_dims(first, axes), kind) if axes is not None else None
+        return first.squeeze(axes), kind
+    if op == "Slice":
+        return _sliced(first, [_plain(a) for a in arrays[1:]], kind)
+    if op == "ReduceProd" and first.ndim == 1 and not node.attributes.get("noop_with_empty_axes"):
+        product = _object(np.multiply.reduce(first))
+        return (product.reshape(1) if node.attributes.get("keepdims", 1) else product), kind
+    if op == "Reshape":
+        shape = _plain(arrays[1])
+        return None if shape is None else (first.reshape([int(d) for d in shape]), kind)
+    return None
+
+
+def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    parts = np.broadcast_arrays(*[a for a in arrays if a is not None])
+    made = np.empty(parts[0].size, object)
+    made[:] = [function(*row) for row in zip(*[p.reshape(-1).tolist() for p in parts], strict=True)]
+    return made.reshape(parts[0].shape)
+
+
+def _plain(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+    """Numbers that are no sizes, as int64."""
+    if array is None or any(map(is_size, array.reshape(-1).tolist())):
+        return None
+    return array.astype(np.int64)
+
+
+def _object(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    made = np.empty((), object)
+    made[()] = value
+    return made
+
+
+def _sliced(
+    first: np.ndarray[Any, Any], given: Sequence[np.ndarray[Any, Any] | None], kind: int
+) -> tuple[np.ndarray[Any, Any], int] | None:
+    starts, ends, axes, steps = [*given, None, None][:4]
+    if starts is None or ends is None:
+        return None
+    listed = [list(map(int, a)) if a is not None else None for a in (starts, ends, axes, steps)]
+    for start, end, axis, step in zip(
+        listed[0] or [],
+        listed[1] or [],
+        listed[2] or range(len(starts)),
+        listed[3] or [1] * len(starts),
+        strict=True,
+    ):
+        begin, count = slice_span(first.shape[axis], start, end, step)
+        first = first.take(range(begin, begin + count * step, step), axis)
+    return first, kind

@@ -1,0 +1,108 @@
+"""What of a plan depends on the sizes of a run, and the plan for given sizes.
+
+A plan that was lowered with sizes (`vkep.sizes.Size`) is kept as a `Plan` for the sizes at hand, and a `PlanSizes`: where in it
+numbers stand that other sizes change, and their formulas. `instance` makes the plan for other sizes; the device side writes the
+same numbers into its argument table.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vkep.plan.memory import Lifetime, live_peak, place
+from vkep.plan.records import Dispatch, Plan, Port, Relocation, Slot
+from vkep.sizes import Formulas
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A temporary buffer of a plan: the number of the value that is its size in bytes, and the groups of dispatches from
+    which to which it is needed.
+    """
+
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class PlanSizes:
+    """Numbers of a plan by where they stand; each names one of ``values`` by its index.
+
+    ``values`` gives them for the sizes of a run.
+    """
+
+    values: Formulas
+    arguments: tuple[tuple[int, int, str, int], ...] = ()  #: dispatch, byte of its arguments, struct code, value
+    grids: tuple[tuple[int, int, int], ...] = ()  #: dispatch, axis, value
+    addends: tuple[tuple[int, int, int], ...] = ()  #: dispatch, relocation, value: the addend (of a buffer: within it)
+    slots: tuple[tuple[int, int], ...] = ()  #: slot, value: its addend
+    shapes: tuple[tuple[int, int, int], ...] = ()  #: port, axis, value
+    buffers: tuple[Buffer, ...] = ()
+    places: tuple[
+        tuple[int, int, int, int], ...
+    ] = ()  #: dispatch, relocation, buffer, byte within it for sizes at hand
+    dispatches: frozenset[int] = frozenset()  #: those with arguments or a grid that sizes change, buffers' places aside
+
+    def lifetimes(self, values: Sequence[int]) -> list[Lifetime]:
+        """The buffers' sizes, and when they are needed."""
+        return [Lifetime(values[b.nbytes], b.first, b.last) for b in self.buffers]
+
+
+def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
+    """The plan for the sizes of a run, in the order of the formulas' symbols. Ranges that dispatches touch, flops and bytes
+    (for reports) stay those at hand.
+    """
+    values = sizes.values(run)
+    lifetimes = sizes.lifetimes(values)
+    offsets, slab = place(lifetimes)
+    arguments = [bytearray(d.arguments) for d in plan.dispatches]
+    grids = [list(d.grid) for d in plan.dispatches]
+    relocations = [list(d.relocations) for d in plan.dispatches]
+    for k, byte, code, value in sizes.arguments:
+        struct.pack_into("<" + code, arguments[k], byte, values[value])
+    for k, axis, value in sizes.grids:
+        grids[k][axis] = values[value]
+    within = {(k, at): values[value] for k, at, value in sizes.addends}
+    for (k, at), addend in within.items():
+        relocations[k][at] = replace(relocations[k][at], addend=addend)
+    for k, at, buffer, byte in sizes.places:
+        relocations[k][at] = replace(relocations[k][at], addend=offsets[buffer] + within.get((k, at), byte))
+    slots = list(plan.slots)
+    for k, value in sizes.slots:
+        slots[k] = Slot(slots[k].port, values[value])
+    return replace(
+        plan,
+        ports=ports(plan, sizes, values),
+        slots=tuple(slots),
+        activation_bytes=slab,
+        live_peak_bytes=live_peak(lifetimes),
+        dispatches=tuple(
+            [
+                _dispatch(d, bytes(a), tuple(r), (g[0], g[1], g[2]))
+                for d, a, r, g in zip(plan.dispatches, arguments, relocations, grids, strict=True)
+            ]
+        ),
+    )
+
+
+def ports(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[Port, ...]:
+    """The plan's ports, with the shapes that they have for the values of `PlanSizes.values`."""
+    changed: dict[int, list[int]] = {}
+    for k, axis, value in sizes.shapes:
+        changed.setdefault(k, list(plan.ports[k].shape))[axis] = values[value]
+    found = list(plan.ports)
+    for k, shape in changed.items():
+        port = found[k]
+        each = port.nbytes // max(math.prod(port.shape), 1)
+        found[k] = replace(port, shape=tuple(shape), nbytes=each * math.prod(shape))
+    return tuple(found)
+
+
+def _dispatch(
+    dispatch: Dispatch, arguments: bytes, relocations: tuple[Relocation, ...], grid: tuple[int, int, int]
+) -> Dispatch:
+    return replace(dispatch, arguments=arguments, relocations=relocations, grid=grid)

@@ -1,0 +1,41 @@
+"""Whole numbers that a plan is given when it runs: sizes of inputs, and what is computed from them.
+
+`Size` stands for such a number while a model is lowered, `Trace` keeps the conditions that lowering decided on, `Formulas` is
+what both become in a plan: plain data, computed for other sizes at once.
+"""
+
+from vkep.sizes.formulas import Formulas
+from vkep.sizes.size import (
+    Real,
+    Size,
+    at_hand,
+    called,
+    divides,
+    fixed_text,
+    hint,
+    is_size,
+    plain_text,
+    power_of_two_in,
+    record_at_hand,
+    whole,
+    wholes,
+)
+from vkep.sizes.trace import Trace
+
+__all__ = [
+    "Formulas",
+    "Real",
+    "Size",
+    "Trace",
+    "at_hand",
+    "called",
+    "divides",
+    "fixed_text",
+    "hint",
+    "is_size",
+    "plain_text",
+    "power_of_two_in",
+    "record_at_hand",
+    "whole",
+    "wholes",
+]

@@ -1,0 +1,140 @@
+"""`Formulas`: numbers as functions of a run's sizes, as plain data, and computed all at once."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vkep.sizes.magic import magic
+
+#: what a node takes: a number, ("sum", terms, const) over nodes before it, or ("node", k) for a float
+Operand = Any
+Node = tuple[str, tuple[Operand, ...]]
+BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": operator.pow,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+#: functions of whole numbers
+CALLS: Mapping[str, Callable[..., int]] = {
+    "bit_length": lambda n: int(n).bit_length(),
+    "power": lambda base, n: base << n,
+    "magic_multiplier": lambda n: magic(n)[0],
+    "magic_shift": lambda n: magic(n)[1],
+}
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """Results over ``symbols`` whole numbers.
+
+    ``nodes`` in order: ("symbol", (k,)), a name of `BINARY` with two operands, or one of `CALLS`. With ``relations`` ("==",
+    "!=" or ">=", one a result) the results are conditions: each must relate to 0 so.
+    """
+
+    symbols: int
+    nodes: tuple[Node, ...]
+    results: tuple[Operand, ...]
+    relations: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, nodes: Sequence[Node], symbols: int, results: Sequence[Operand], relations: tuple[str, ...] = ()
+    ) -> Formulas:
+        """The formulas with those nodes only that the results need."""
+        needed: set[int] = set()
+        waiting = [node for result in results for node in _nodes_of(result)]
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting += [n for o in nodes[node][1] for n in _nodes_of(o)]
+        number = {node: k for k, node in enumerate(sorted(needed))}
+        kept = tuple([(nodes[n][0], tuple([_renumbered(o, number) for o in nodes[n][1]])) for n in sorted(needed)])
+        return cls(symbols, kept, tuple([_renumbered(r, number) for r in results]), relations)
+
+    def __call__(self, sizes: Sequence[int]) -> tuple[Any, ...]:
+        """The results for these sizes, in the order of the symbols."""
+        values: tuple[Any, ...] = self._compiled(sizes)
+        return values
+
+    def hold(self, sizes: Sequence[int]) -> bool:
+        """Whether the conditions hold for these sizes."""
+        return bool(self._compiled(sizes))
+
+    def failed(self, sizes: Sequence[int]) -> list[str]:
+        """The conditions that do not hold for these sizes, as text."""
+        values = Formulas(self.symbols, self.nodes, self.results)(sizes)
+        return [
+            f"{self.text(result)} {relation} 0"
+            for result, relation, value in zip(self.results, self.relations, values, strict=True)
+            if not {"==": value == 0, "!=": value != 0, ">=": value >= 0}[relation]
+        ]
+
+    def text(self, operand: Operand) -> str:
+        """A formula as Python writes it, with symbols s0, s1 and so on."""
+        return _text(operand, [self._node_text(k) for k in range(len(self.nodes))])
+
+    def _node_text(self, k: int) -> str:
+        op, operands = self.nodes[k]
+        if op == "symbol":
+            return f"s{operands[0]}"
+        inner = [self._node_text(j) for j in range(k)]
+        parts = [_text(o, inner) for o in operands]
+        return f"({parts[0]} {op} {parts[1]})" if op in BINARY else f"{op}({', '.join(parts)})"
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[[Sequence[int]], Any]:
+        """All of it as one Python function: every name in it is made here, every number a whole one or a float."""
+        names = [f"n{k}" for k in range(len(self.nodes))]
+        lines = ["def compute(sizes):"]
+        for k, (op, operands) in enumerate(self.nodes):
+            if op == "symbol":
+                code = f"sizes[{int(operands[0])}]"
+            else:
+                parts = [_text(o, names[:k]) for o in operands]
+                code = f"{parts[0]} {op} {parts[1]}" if op in BINARY else f"CALLS[{op!r}]({', '.join(parts)})"
+            lines.append(f"    n{k} = {code}")
+        parts = [_text(r, names) for r in self.results]
+        if self.relations:
+            parts = [f"{part} {relation} 0" for part, relation in zip(parts, self.relations, strict=True)]
+            lines.append(f"    return {' and '.join(parts) or 'True'}")
+        else:
+            lines.append(f"    return ({''.join(part + ', ' for part in parts)})")
+        space: dict[str, Any] = {"CALLS": CALLS, "inf": math.inf, "nan": math.nan}
+        exec(compile("\n".join(lines), "<formulas>", "exec"), space)
+        return space["compute"]
+
+
+def _nodes_of(operand: Operand) -> list[int]:
+    if not isinstance(operand, tuple):
+        return []
+    return [operand[1]] if operand[0] == "node" else [n for product, _ in operand[1] for n in product]
+
+
+def _renumbered(operand: Operand, number: Mapping[int, int]) -> Operand:
+    if not isinstance(operand, tuple):
+        return operand
+    if operand[0] == "node":
+        return ("node", number[operand[1]])
+    _, terms, const = operand
+    return ("sum", tuple([(tuple([number[n] for n in product]), count) for product, count in terms]), const)
+
+
+def _text(operand: Operand, names: Sequence[str]) -> str:
+    if not isinstance(operand, tuple):
+        return repr(float(operand)) if isinstance(operand, float) else f"({int(operand)})"
+    if operand[0] == "node":
+        return names[operand[1]]
+    _, terms, const = operand
+    parts = ["*".join([*([str(count)] if count != 1 else []), *[names[n] for n in p]]) for p, count in terms]
+    text = " + ".join([*parts, *([str(const)] if const else [])])
+    return text if len(terms) == 1 and not const and terms[0][1] == 1 and len(terms[0][0]) == 1 else f"({text})"

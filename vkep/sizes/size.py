@@ -1,0 +1,380 @@
+"""`Size`: a whole number that is known by a formula, with the value that it has in the case at hand (its hint).
+
+A size is a polynomial over nodes: the sizes that a trace was given, and what integer division and other functions make of
+them. Polynomials have one form each, so that equal ones are found equal without asking for a value. Wherever Python asks for a
+decision (a comparison, a truth value), the size decides as its hint does, and the trace notes the condition under which that
+holds. Wherever a plain number is asked for (`int`, an index, a hash of text), the condition is that the size equals its hint:
+whatever cannot be said in sizes is right for one value at least.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+#: nodes multiplied with each other, in ascending order
+Product = tuple[int, ...]
+#: products with their coefficients, in ascending order of products
+Terms = tuple[tuple[Product, int], ...]
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+#: a size within text is its value between these: text for people loses them, text for compilers asks for the value
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MARKED = re.compile(f"{_OPEN}([0-9]+):(-?[0-9]+){_CLOSE}")
+
+
+class Tracing(Protocol):
+    """What a size asks of its `vkep.sizes.trace.Trace`."""
+
+    shown: list[Size]
+
+    def product(self, product: Product) -> int: ...
+    def is_positive(self, value: Any) -> bool: ...
+    def is_zero(self, value: Any) -> bool: ...
+    def fixed(self, value: Size) -> int: ...
+    def fixed_real(self, value: Real) -> float: ...
+    def divided(self, a: Any, b: Any) -> Any: ...
+    def remainder(self, a: Any, b: Any) -> Any: ...
+    def called(self, name: str, *arguments: Any) -> Any: ...
+    def real(self, op: str, a: Any, b: Any) -> Real: ...
+    def marked(self, size: Size, begin: str, end: str) -> str: ...
+
+
+class Size:
+    """A whole number of a trace. Arithmetic with whole numbers gives sizes, or a plain `int` where the formula is constant."""
+
+    __slots__ = ("const", "hint", "terms", "trace")
+
+    def __init__(self, trace: Tracing, terms: Terms, const: int, hint: int) -> None:
+        self.trace, self.terms, self.const, self.hint = trace, terms, const, hint
+
+    # ---- arithmetic
+
+    def __add__(self, other: Any) -> Any:
+        kind = other.__class__
+        if kind is int:
+            return Size(self.trace, self.terms, self.const + other, self.hint + other)
+        if kind is Size:
+            terms = dict(self.terms)
+            for product, count in other.terms:
+                terms[product] = terms.get(product, 0) + count
+            return made(self.trace, terms, self.const + other.const)
+        return _other(self, other, "+", lambda x: self + x)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Size:
+        return Size(self.trace, tuple([(p, -c) for p, c in self.terms]), -self.const, -self.hint)
+
+    def __pos__(self) -> Size:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        if other.__class__ is int:
+            return Size(self.trace, self.terms, self.const - other, self.hint - other)
+        if other.__class__ is Size:
+            return self + -other
+        return _other(self, other, "-", lambda x: self - x)
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other if other.__class__ is int else _other(other, self, "-", lambda x: x - self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        kind = other.__class__
+        if kind is int:
+            if other == 0:
+                return 0
+            if other == 1:
+                return self
+            terms = tuple([(p, c * other) for p, c in self.terms])
+            return Size(self.trace, terms, self.const * other, self.hint * other)
+        if kind is Size:
+            product: dict[Product, int] = {}
+            for a, x in (*self.terms, ((), self.const)) if self.const else self.terms:
+                for b, y in (*other.terms, ((), other.const)) if other.const else other.terms:
+                    key = tuple(sorted(a + b))
+                    product[key] = product.get(key, 0) + x * y
+            const = product.pop((), 0)
+            return made(self.trace, product, const)
+        return _other(self, other, "*", lambda x: self * x)
+
+    __rmul__ = __mul__
+
+    def __pow__(self, other: Any) -> Any:
+        if other.__class__ is int and 0 <= other <= 4:
+            return math.prod([self] * other)
+        return _real(self.trace, "**", self, other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        if other.__class__ in (int, Size):
+            return self.trace.divided(self, other)
+        return _other(self, other, "//", lambda x: self // x)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        if other.__class__ is int:
+            return self.trace.divided(other, self)
+        return _other(other, self, "//", lambda x: x // self, other)
+
+    def __mod__(self, other: Any) -> Any:
+        if other.__class__ in (int, Size):
+            return self.trace.remainder(self, other)
+        return _other(self, other, "%", lambda x: self % x)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self.trace.remainder(whole(other), self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __lshift__(self, count: int) -> Any:
+        return self * (1 << whole(count))
+
+    def __rlshift__(self, base: int) -> Any:
+        return self.trace.called("power", base, self)
+
+    def __rshift__(self, count: int) -> Any:
+        return self // (1 << whole(count))
+
+    def __abs__(self) -> Size:
+        return self if self >= 0 else -self
+
+    def __truediv__(self, other: Any) -> Real:
+        return _real(self.trace, "/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Real:
+        return _real(self.trace, "/", other, self)
+
+    def bit_length(self) -> Any:
+        """As `int.bit_length`."""
+        return self.trace.called("bit_length", self)
+
+    # ---- decisions
+
+    def __lt__(self, other: Any) -> bool:
+        return self.trace.is_positive(_difference(other, self))
+
+    def __gt__(self, other: Any) -> bool:
+        return self.trace.is_positive(_difference(self, other))
+
+    def __le__(self, other: Any) -> bool:
+        return not self.trace.is_positive(_difference(self, other))
+
+    def __ge__(self, other: Any) -> bool:
+        return not self.trace.is_positive(_difference(other, self))
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is Size and other.trace is not self.trace:
+            return False
+        difference = self - other if isinstance(other, (int, Size)) else NotImplemented
+        return NotImplemented if difference is NotImplemented else self.trace.is_zero(difference)
+
+    def __bool__(self) -> bool:
+        return not self.trace.is_zero(self)
+
+    def __hash__(self) -> int:
+        # What is looked up by sizes in a dictionary is found where their formulas are equal.
+        return hash((id(self.trace), self.terms, self.const))
+
+    # ---- plain numbers
+
+    def __index__(self) -> int:
+        return self.trace.fixed(self)
+
+    __int__ = __index__
+    __trunc__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.trace.fixed(self))
+
+    def __repr__(self) -> str:
+        return self.trace.marked(self, _OPEN, _CLOSE)
+
+    def __format__(self, spec: str) -> str:
+        return repr(self) if not spec else format(self.trace.fixed(self), spec)
+
+
+class Real:
+    """A float that is computed from sizes; it is written to a plan's arguments, and decides as its value does."""
+
+    __slots__ = ("hint", "node", "trace")
+
+    def __init__(self, trace: Tracing, node: int, hint: float) -> None:
+        self.trace, self.node, self.hint = trace, node, hint
+
+    def __add__(self, other: Any) -> Real:
+        return _real(self.trace, "+", self, other)
+
+    def __radd__(self, other: Any) -> Real:
+        return _real(self.trace, "+", other, self)
+
+    def __sub__(self, other: Any) -> Real:
+        return _real(self.trace, "-", self, other)
+
+    def __rsub__(self, other: Any) -> Real:
+        return _real(self.trace, "-", other, self)
+
+    def __mul__(self, other: Any) -> Real:
+        return _real(self.trace, "*", self, other)
+
+    def __rmul__(self, other: Any) -> Real:
+        return _real(self.trace, "*", other, self)
+
+    def __truediv__(self, other: Any) -> Real:
+        return _real(self.trace, "/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Real:
+        return _real(self.trace, "/", other, self)
+
+    def __pow__(self, other: Any) -> Real:
+        return _real(self.trace, "**", self, other)
+
+    def __neg__(self) -> Real:
+        return _real(self.trace, "-", 0.0, self)
+
+    def __float__(self) -> float:
+        return self.trace.fixed_real(self)
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is Real:
+            return other.node == self.node or float(self) == float(other)
+        return float(self) == other
+
+    def __hash__(self) -> int:
+        return hash((id(self.trace), self.node))
+
+    def __lt__(self, other: Any) -> bool:
+        return float(self) < float(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return float(self) > float(other)
+
+    def __le__(self, other: Any) -> bool:
+        return float(self) <= float(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return float(self) >= float(other)
+
+    def __repr__(self) -> str:
+        return repr(self.hint)
+
+
+def made(trace: Tracing, terms: dict[Product, int], const: int) -> Any:
+    """The size of a polynomial; an `int` where it is constant."""
+    kept = tuple(sorted([(product, count) for product, count in terms.items() if count]))
+    if not kept:
+        return const
+    return Size(trace, kept, const, const + sum([count * trace.product(product) for product, count in kept]))
+
+
+def is_size(value: object) -> bool:
+    """Whether a number depends on the sizes of a run."""
+    return value.__class__ is Size or value.__class__ is Real
+
+
+def called(name: str, size: Any) -> Any:
+    """A function of `vkep.sizes.formulas.CALLS` of a size."""
+    return size.trace.called(name, size)
+
+
+def hint(value: Any) -> Any:
+    """The value at hand, without a condition: for choices that are right whatever the size is (a tile, an order)."""
+    return value.hint if value.__class__ is Size or value.__class__ is Real else value
+
+
+def at_hand(choose: F) -> F:
+    """A function that chooses among what is right for every size: it is asked with the sizes' values at hand."""
+
+    @functools.wraps(choose)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        if any(a.__class__ is Size for a in args):
+            args = tuple([a.hint if a.__class__ is Size else a for a in args])
+        return choose(*args, **{k: hint(v) for k, v in kwargs.items()} if kwargs else kwargs)
+
+    return asked  # type: ignore[return-value]
+
+
+def record_at_hand(record: T) -> T:
+    """A dataclass with the values at hand in place of its sizes; itself where it has none."""
+    changed = {}
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        found = _values_at_hand(value)
+        if found is not value:
+            changed[field.name] = found
+    return dataclasses.replace(record, **changed) if changed else record  # type: ignore[type-var]
+
+
+def _values_at_hand(value: Any) -> Any:
+    if value.__class__ is tuple:
+        found = tuple(map(_values_at_hand, value))
+        return value if all(a is b for a, b in zip(found, value, strict=True)) else found
+    return hint(value)
+
+
+def whole(value: Any) -> Any:
+    """A whole number as an `int` or a `Size`: what ``int`` is for code that takes sizes too."""
+    return value if value.__class__ is int or value.__class__ is Size else int(value)
+
+
+def wholes(values: Iterable[Any]) -> tuple[Any, ...]:
+    """A shape, as `whole` numbers."""
+    return tuple([v if v.__class__ is int or v.__class__ is Size else int(v) for v in values])
+
+
+def divides(divisor: int, value: Any) -> bool:
+    """Whether a number divides another, for what is faster then and right anyway: of a size that it does not divide in the case
+    at hand the answer is False whatever the size is.
+    """
+    if value.__class__ is Size and value.hint % divisor:
+        return False
+    return not value % divisor
+
+
+def power_of_two_in(value: Any, most: int) -> int:
+    """The largest power of two up to ``most`` (one itself) that divides a whole number; of a size, one that always does."""
+    if value.__class__ is Size:
+        return math.gcd(most, value.const, *[count for _, count in value.terms])
+    return math.gcd(most, value)
+
+
+def plain_text(text: str) -> str:
+    """Text for people: sizes in it are their values at hand."""
+    return _MARKED.sub(r"\2", text) if _OPEN in text else text
+
+
+def fixed_text(text: str, trace: Tracing) -> str:
+    """Text for a compiler: sizes in it are asked for their values."""
+    return _MARKED.sub(lambda found: str(trace.fixed(trace.shown[int(found[1])])), text) if _OPEN in text else text
+
+
+def _difference(a: Any, b: Any) -> Any:
+    if a.__class__ not in (int, Size) or b.__class__ not in (int, Size):
+        a, b = (x if x.__class__ is Size or not isinstance(x, float) else _bound(x) for x in (a, b))
+    return a - b
+
+
+def _bound(x: float) -> Any:
+    if not math.isinf(x):
+        raise TypeError(f"a size is compared with {x}; expected a whole number or an infinity")
+    return (1 << 200) if x > 0 else -(1 << 200)
+
+
+def _other(a: Any, b: Any, op: str, again: Callable[[int], Any], other: Any = None) -> Any:
+    """Arithmetic of a size with something that is neither `int` nor `Size`."""
+    other = b if other is None else other
+    trace = (a if a.__class__ is Size else b).trace
+    if other.__class__ is Real or isinstance(other, float):
+        return _real(trace, op, a, b)
+    try:
+        return again(other.__index__())  # numpy's whole numbers, bool
+    except AttributeError:
+        return NotImplemented
+
+
+def _real(trace: Tracing, op: str, a: Any, b: Any) -> Real:
+    return trace.real(op, a, b)

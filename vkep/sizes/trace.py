@@ -1,0 +1,298 @@
+"""`Trace`: the sizes that one lowering was given, what was computed from them, and what was decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from vkep.sizes.formulas import BINARY, CALLS, Formulas, Operand
+from vkep.sizes.size import Real, Size, Terms, made
+
+#: conditions: the relation of a polynomial to 0
+ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
+_MOST = 1 << 62
+
+
+class Trace:
+    """Sizes, nodes and conditions of one lowering. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[str, tuple[Operand, ...]]] = []
+        self.conditions: dict[tuple[str, Terms, int], None] = {}
+        self.symbols = 0
+        self.shown: list[Size] = []  #: sizes that were written into text
+        self._hints: list[int | float] = []
+        self._low: list[int] = []
+        self._high: list[int] = []
+        self._ids: dict[tuple[str, tuple[Operand, ...]], int] = {}
+
+    def symbol(self, value: int) -> int | Size:
+        """The next size that a run gives, with the value that it has now. Sizes of 0 and 1 decide too much to stand for
+        others: they are plain numbers, and the condition is that they are so.
+        """
+        node = self._node("symbol", (self.symbols,), value, 0, _MOST)
+        self.symbols += 1
+        size = Size(self, (((node,), 1),), 0, value)
+        if value in (0, 1):
+            self.fixed(size)
+            return value
+        self._condition(AT_LEAST, size.terms, -2)
+        return size
+
+    # ---- what sizes ask
+
+    def product(self, product: tuple[int, ...]) -> int:
+        """The value at hand of nodes multiplied with each other."""
+        return math.prod([int(self._hints[node]) for node in product])
+
+    def is_positive(self, value: Any) -> bool:
+        """Decide whether ``value > 0``."""
+        if value.__class__ is int:
+            return bool(value > 0)
+        low, high = self._tight_bounds(value)
+        if low > 0 or high <= 0:
+            return low > 0
+        if value.hint > 0:
+            self._condition(AT_LEAST, value.terms, value.const - 1)
+            return True
+        flipped = -value
+        self._condition(AT_LEAST, flipped.terms, flipped.const)
+        return False
+
+    def is_zero(self, value: Any) -> bool:
+        """Decide whether ``value == 0``."""
+        if value.__class__ is int:
+            return bool(value == 0)
+        low, high = self._tight_bounds(value)
+        if low > 0 or high < 0:
+            return False
+        if low == high == 0:
+            return True
+        common = math.gcd(*[count for _, count in value.terms])
+        if value.const % common:
+            return False
+        self._condition(NONZERO if value.hint else ZERO, value.terms, value.const)
+        return not value.hint
+
+    def fixed(self, value: Size) -> int:
+        """The value at hand, under the condition that it is this one."""
+        if self.bounds(value) != (value.hint, value.hint):
+            self._condition(ZERO, value.terms, value.const - value.hint)
+        return value.hint
+
+    def fixed_real(self, value: Real) -> float:
+        """The same for a float: every size that it is computed from is the one at hand."""
+        waiting, seen = [value.node], set[int]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if self.nodes[node][0] == "symbol":
+                self.fixed(Size(self, (((node,), 1),), 0, int(self._hints[node])))
+            for operand in self.nodes[node][1]:
+                if isinstance(operand, tuple):
+                    waiting += [operand[1]] if operand[0] == "node" else [n for p, _ in operand[1] for n in p]
+        return value.hint
+
+    def divided(self, a: Any, b: Any) -> Any:
+        """``a // b``, where one is a size."""
+        if b == 0:
+            raise ZeroDivisionError("a size divided by 0")
+        if b.__class__ is Size:
+            exact = _divided_exactly(self, a, b) if a.__class__ is Size else None
+            if exact is not None:
+                return exact
+            low, high = (self.bounds(a) if a.__class__ is Size else (a, a)), self.bounds(b)
+            known = (0, low[1]) if low[0] >= 0 and high[0] > 0 else (-_MOST, _MOST)
+            return self._of("//", a, b, hint_of(a) // b.hint, *known)
+        if b < 0:
+            return self.divided(-a, -b)
+        if a.terms[0][1] < 0:  # towards positive numbers: -n // 8 is -((n + 7) // 8)
+            return -self.divided(-a + (b - 1), b)
+        # whole multiples of b leave the division: (4n + 3) // 4 is n
+        outside = {p: c // b for p, c in a.terms}
+        inside = made(self, {p: c % b for p, c in a.terms}, a.const % b)
+        whole_part = made(self, outside, a.const // b)
+        if inside.__class__ is int:
+            return whole_part + inside // b
+        low_in, high_in = self.bounds(inside)
+        if low_in >= 0 and high_in < b:
+            return whole_part
+        common = math.gcd(b, *[c for _, c in inside.terms])
+        if common > 1:
+            inside = made(self, {p: c // common for p, c in inside.terms}, inside.const // common)
+            b //= common
+            low_in, high_in = self.bounds(inside)
+        return whole_part + self._of("//", inside, b, inside.hint // b, low_in // b, high_in // b)
+
+    def remainder(self, a: Any, b: Any) -> Any:
+        """``a % b``, where one is a size."""
+        if b == 0:
+            raise ZeroDivisionError("a size modulo 0")
+        if b.__class__ is Size:
+            if a.__class__ is Size and _divided_exactly(self, a, b) is not None:
+                return 0
+            known = (0, self.bounds(b)[1]) if self.bounds(b)[0] > 0 else (-_MOST, _MOST)
+            return self._of("%", a, b, hint_of(a) % b.hint, *known)
+        if b < 0:
+            return a - self.divided(a, b) * b
+        inside = made(self, {p: c % b for p, c in a.terms}, a.const % b)
+        if inside.__class__ is int:
+            return inside % b
+        low, high = self.bounds(inside)
+        if low >= 0 and high < b:
+            return inside
+        return self._of("%", inside, b, inside.hint % b, 0, b - 1)
+
+    def called(self, name: str, *arguments: Any) -> Any:
+        """A function of `vkep.sizes.formulas.CALLS`, of whole numbers to a whole number."""
+        if not any(a.__class__ is Size for a in arguments):
+            return CALLS[name](*arguments)
+        value = CALLS[name](*map(hint_of, arguments))
+        return self._size(self._node(name, tuple(map(operand, arguments)), value, 0, _MOST))
+
+    def real(self, op: str, a: Any, b: Any) -> Real:
+        """A float of two numbers."""
+        value = BINARY[op](hint_of(a), hint_of(b))
+        return Real(self, self._node(op, (operand(a), operand(b)), value, -_MOST, _MOST), value)
+
+    def marked(self, size: Size, begin: str, end: str) -> str:
+        """A size within text: see `vkep.sizes.size.plain_text`."""
+        self.shown.append(size)
+        return f"{begin}{len(self.shown) - 1}:{size.hint}{end}"
+
+    # ---- bounds
+
+    def bounds(self, size: Size) -> tuple[int, int]:
+        """Between which values a size lies whatever the run's sizes are."""
+        low = high = size.const
+        for product, count in size.terms:
+            least = most = count
+            for node in product:
+                if self._low[node] < 0:
+                    return -_MOST, _MOST
+                least, most = least * self._low[node], most * self._high[node]
+            low, high = (low + least, high + most) if count > 0 else (low + most, high + least)
+        return low, high
+
+    def _tight_bounds(self, size: Size) -> tuple[int, int]:
+        """As `bounds`, also where terms of both signs meet: 4nn - n is positive, as (n - 2) and its square have no other
+        signs in it.
+        """
+        low, high = self.bounds(size)
+        if low > 0 or high < 0 or len(size.terms) < 2:
+            return low, high
+        shifted: dict[tuple[int, ...], int] = {(): size.const}
+        for product, count in size.terms:
+            parts: dict[tuple[int, ...], int] = {(): count}
+            for node in product:
+                if self._low[node] < 0:
+                    return low, high
+                parts = {
+                    **{(*p, node): c for p, c in parts.items()},
+                    **{p: c * self._low[node] for p, c in parts.items()},
+                }
+            for part, times in parts.items():
+                shifted[part] = shifted.get(part, 0) + times
+        base = shifted.pop(())
+        if all(c >= 0 for c in shifted.values()):
+            low = max(low, base)
+        if all(c <= 0 for c in shifted.values()):
+            high = min(high, base)
+        return low, high
+
+    def _condition(self, relation: str, terms: Terms, const: int) -> None:
+        common = math.gcd(*[count for _, count in terms])
+        if common > 1:  # rounds towards what whole numbers can reach
+            terms, const = tuple([(p, c // common) for p, c in terms]), const // common
+        if relation != AT_LEAST and terms[0][1] < 0:
+            terms, const = tuple([(p, -c) for p, c in terms]), -const
+        self.conditions.setdefault((relation, terms, const))
+        if len(terms) == 1 and len(terms[0][0]) == 1 and abs(terms[0][1]) == 1:
+            [((node,), sign)] = terms
+            if relation == ZERO:
+                self._low[node] = self._high[node] = -const * sign
+            elif relation == AT_LEAST and sign > 0:
+                self._low[node] = max(self._low[node], -const)
+            elif relation == AT_LEAST:
+                self._high[node] = min(self._high[node], const)
+
+    # ---- nodes
+
+    def _of(self, op: str, a: Any, b: Any, value: int, low: int, high: int) -> Size:
+        return self._size(self._node(op, (operand(a), operand(b)), value, low, high))
+
+    def _size(self, node: int) -> Size:
+        return Size(self, (((node,), 1),), 0, int(self._hints[node]))
+
+    def _node(self, op: str, operands: tuple[Any, ...], value: int | float, low: int, high: int) -> int:
+        key = (op, operands)
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = len(self.nodes)
+            self.nodes.append(key)
+            self._hints.append(value)
+            self._low.append(low)
+            self._high.append(high)
+        return found
+
+    # ---- the end
+
+    def formulas(self, results: list[Any]) -> Formulas:
+        """Formulas for these numbers (sizes, floats or plain ones)."""
+        return Formulas.of(self.nodes, self.symbols, [operand(r) for r in results])
+
+    def holds(self) -> Formulas:
+        """Formulas for the conditions: each a number that must relate to 0 as `relations` says."""
+        return Formulas.of(self.nodes, self.symbols, [("sum", t, c) for _, t, c in self.conditions], self.relations)
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        return tuple([relation for relation, _, _ in self.conditions])
+
+
+def operand(value: Any) -> Operand:
+    """A number as nodes refer to it."""
+    if value.__class__ is Size:
+        return ("sum", value.terms, value.const)
+    if value.__class__ is Real:
+        return ("node", value.node)
+    return value if isinstance(value, float) else int(value)
+
+
+def hint_of(value: Any) -> Any:
+    return value.hint if value.__class__ is Size or value.__class__ is Real else value
+
+
+def _divided_exactly(trace: Trace, a: Size, b: Size) -> Any:
+    """``a / b`` where that is a polynomial found by looking at one product; else None."""
+    if a.terms == b.terms and a.const == b.const:
+        return 1
+    if len(b.terms) == 1 and not b.const and not a.const:
+        [(divisor, count)] = b.terms
+        quotient: dict[tuple[int, ...], int] = {}
+        for product, times in a.terms:
+            left = list(product)
+            if times % count or any(not _removed(left, node) for node in divisor):
+                return None
+            quotient[tuple(left)] = times // count
+        const = quotient.pop((), 0)
+        return made(trace, quotient, const)
+    factor = a.terms[0][1] // b.terms[0][1] if b.terms else 0
+    return factor if factor and (b * factor) is not None and _same(b * factor, a) else None
+
+
+def _removed(nodes: list[int], node: int) -> bool:
+    if node not in nodes:
+        return False
+    nodes.remove(node)
+    return True
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a.__class__ is Size and b.__class__ is Size and a.terms == b.terms and a.const == b.const
+
+
+Decide = Callable[[Any], bool]
