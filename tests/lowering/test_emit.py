@@ -148,10 +148,10 @@ def test_element_types_that_a_device_lacks_matter_where_a_kernel_touches_them(te
 
 def test_what_is_rolled_back_is_shared_with_no_later_node() -> None:
     b = Builder(CAPS)
-    lengths, image = Tensor.contiguous(dtypes.DTYPES["int32"], (4,)), Tensor.contiguous(FLOAT, (1, 8, 4, 4))
+    lengths = Tensor.contiguous(dtypes.DTYPES["int32"], (4,))
     for _ in range(2):
         b.expect_range("lengths", lengths, 0, 3)
-        copy = b.channels_last(image)
-        assert len(b.ops) == 2 and b.ops[1].outputs[0].storage is copy.storage
+        b.expect_range("lengths", lengths, 0, 3)
+        assert len(b.ops) == 1
         b.rollback(0)
         assert not b.ops

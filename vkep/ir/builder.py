@@ -19,15 +19,7 @@ from vkep.ir import float8
 from vkep.ir.custom import CustomProblem, Emit
 from vkep.ir.guards import Guard
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
-from vkep.ir.tensor import (
-    CHANNELS_LAST,
-    CHANNELS_SECOND,
-    Storage,
-    Tensor,
-    alignment,
-    broadcast_shapes,
-    contiguous_strides,
-)
+from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
@@ -62,7 +54,6 @@ class Builder:
         self.ops: list[Op] = []
         self.node: Node | None = None
         self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}  #: by what they check: layers share lengths
-        self._lain: dict[tuple[object, ...], Tensor] = {}  #: copies with channels last, by what they copy
         self._lacking = _lacking(caps)
 
     # ---- declining
@@ -128,7 +119,6 @@ class Builder:
             del self.ops[count:]
             storages = {t.storage for op in gone for t in op.outputs}
             self._ranges = {key: check for key, check in self._ranges.items() if check.out.storage not in storages}
-            self._lain = {key: copy for key, copy in self._lain.items() if copy.storage not in storages}
 
     def expect_range(self, name: str, values: Tensor | None, low: int, high: int) -> None:
         """Integers of an input, where it is there, from ``low`` to ``high``: `InvalidNode` for known ones that are not, and for
@@ -243,10 +233,7 @@ class Builder:
     def store(
         self, result: ex.Expr, dtype: DType, *, shape: Sequence[int] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves.
-
-        A new tensor has channels last in memory if an operand of its size has.
-        """
+        """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves."""
         if shape is None and out is None:
             shape = _broadcast(ex.tensors(result))
         shape = out.shape if out is not None else tuple(shape or ())
@@ -256,11 +243,6 @@ class Builder:
             return ex.leaf(view) if view is not None and view is not leaf.tensor else None
 
         result = ex.substitute(result, expanded)
-        if out is None and any(t.is_channels_last for t in ex.tensors(result)):
-            lain = self.empty_channels_last(dtype, shape)
-            moved = lambda node: ex.leaf(node.tensor.transpose(CHANNELS_LAST)) if node.tensor else None  # noqa: E731
-            self._add(Pointwise(lain.transpose(CHANNELS_LAST), ex.substitute(result, moved)))
-            return lain
         out = out if out is not None else self.empty(dtype, shape)
         self._add(Pointwise(out, result))
         return out
@@ -271,12 +253,6 @@ class Builder:
         if made.size >= LARGEST or any(d < 0 for d in shape):
             raise Decline(f"a result of shape {tuple(shape)}; the kernels take 0 to 2**31 - 1 elements")
         return made
-
-    def empty_channels_last(self, dtype: DType, shape: Sequence[int]) -> Tensor:
-        """A buffer for a [n, c, h, w] that lies as [n, h, w, c]."""
-        lain = self.empty(dtype, [shape[axis] for axis in CHANNELS_LAST])
-        lain.storage.channels_last = True
-        return lain.transpose(CHANNELS_SECOND)
 
     def full(self, shape: Sequence[int], value: float | int | bool, dtype: DType) -> Tensor:
         """A constant of one value, broadcast without memory."""
@@ -327,18 +303,6 @@ class Builder:
         """A dense copy, or one into the view ``out``."""
         out = out if out is not None else self.empty(tensor.dtype, tensor.shape)
         return self.store(ex.leaf(tensor), tensor.dtype, out=out)
-
-    def channels_last(self, tensor: Tensor) -> Tensor:
-        """A [n, c, h, w] that lies as [n, h, w, c], aligned to 16 bytes: the tensor itself, or its only such copy."""
-        if tensor.is_channels_last and alignment(tensor) == 16:
-            return tensor
-        key = (tensor.storage, tensor.shape, tensor.strides, tensor.offset)
-        if key not in self._lain:
-            lain = self.empty_channels_last(tensor.dtype, tensor.shape)
-            self._lain[key] = self.copy(tensor.transpose(CHANNELS_LAST), lain.transpose(CHANNELS_LAST)).transpose(
-                CHANNELS_SECOND
-            )
-        return self._lain[key]
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         if any(d < 0 for d in shape):

@@ -14,8 +14,6 @@ from vkep.graph.weights import Weight
 from vkep.ir.guards import Answers
 from vkep.sizes import is_size, power_of_two_in, whole, wholes
 
-#: axes of [n, c, h, w] in the order in which they lie with channels last, and the way back
-CHANNELS_LAST, CHANNELS_SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
 #: shapes recur within a model and from plan to plan: what follows from them alone is kept for so many
 _KEPT = 4096
 
@@ -31,7 +29,6 @@ class Storage:
     weight: Weight | None = None
     port: int | None = None
     label: str = ""
-    channels_last: bool = False  #: made by a kernel that puts the channels last: what is computed from it stays so
     answers: Answers = ()  #: what is known of an input's content
 
     @property
@@ -71,11 +68,6 @@ class Tensor:
     def is_contiguous(self) -> bool:
         """Elements lie densely in row-major order (from any offset)."""
         return not self.size or _is_dense(self.shape, self.strides)
-
-    @property
-    def is_channels_last(self) -> bool:
-        """Elements of a [n, c, h, w] lie as [n, h, w, c], because the kernel that made them wants it so."""
-        return self.storage.channels_last and self.rank == 4 and self.transpose(CHANNELS_LAST).is_contiguous
 
     @property
     def is_whole(self) -> bool:

@@ -1,8 +1,7 @@
 """Convolutions in float16 with channels last (NHWC), for devices with cooperative matrices.
 
 There a tap's channels lie side by side, so that an implicit product reads its rows in vectors, whatever the image's size, and
-a 1x1 convolution is a plain product. Between convolutions the layout costs nothing: lowering keeps it as a view
-(`vkep.ir.builder.Builder.store`).
+a 1x1 convolution is a plain product. Between convolutions the layout costs nothing (`vkep.passes.layout`).
 """
 
 from __future__ import annotations

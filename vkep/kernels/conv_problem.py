@@ -24,7 +24,7 @@ class ConvProblem(Problem):
 
     ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. Three dimensions: ``d``, ``kd``, ``stride_d``,
     ``dilation_d`` and ``pads_d`` (front, back), x then being [n, c, d, h, w]. ``dtype`` is float32 or float16 (sums are
-    float32). ``layout`` says how x and y lie ("": as the chosen candidate wants; its operands are [n, c, h, w] until then),
+    float32). ``layout`` says how x and y lie ("": not decided yet, its operands are [n, c, h, w]; see `vkep.passes.layout`),
     ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be repacked.
     ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a
     larger tensor. ``alignment`` (bytes) divides the addresses of x and y, and of w where it is not repacked.
@@ -164,6 +164,12 @@ class ConvProblem(Problem):
 @functools.lru_cache(1024)
 def _placed(problem: ConvProblem, alignment: int, y_batch_stride: int | None = None) -> ConvProblem:
     return replace(problem, alignment=alignment, y_batch_stride=y_batch_stride)
+
+
+@functools.lru_cache(1024)
+def lying_as(problem: ConvProblem, x_last: bool, layout: str) -> ConvProblem:
+    """The problem for operands that lie so."""
+    return replace(problem, x_last=x_last, layout=layout)
 
 
 def is_depthwise(problem: ConvProblem) -> bool:

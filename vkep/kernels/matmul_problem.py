@@ -80,6 +80,9 @@ class MatMulProblem(Problem):
         strides = tuple(s if dim > 1 else 0 for dim, s in zip(y.shape[:2], y.strides, strict=False)) + y.strides[2:]
         return _placed(self, strides if isinstance(self.batch, tuple) else strides[1:], alignment_of(a, b, y))
 
+    def restrided(self, name: str, strides: tuple[int, ...]) -> MatMulProblem:
+        return replace(self, **{f"{name}_strides": strides if isinstance(self.batch, tuple) else strides[1:]})  # type: ignore[arg-type]
+
     @property
     def batches(self) -> tuple[int, int]:
         """(outer, inner) batch sizes."""

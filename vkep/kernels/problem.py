@@ -110,6 +110,10 @@ class Problem:
         """The problem with what only its operands' places tell: their alignment, the strides of its output."""
         return self
 
+    def restrided(self: P, name: str, strides: tuple[int, ...]) -> P | None:
+        """The problem with other strides in the need of an input; None where the kernels want those that it has."""
+        return None
+
 
 def check(problem: Problem, inputs: Sequence[View], outputs: Sequence[View]) -> None:
     """Compare what a problem needs with its operands. Raises `InvalidNode`, saying which operand differs, and how."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -11,11 +10,10 @@ from vkep.dtypes import DTYPES, DType
 from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
 from vkep.graph.windows import Window, resolve_window
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import CHANNELS_LAST, Tensor
+from vkep.ir.tensor import Tensor
 from vkep.kernels.col2im import Col2ImProblem
-from vkep.kernels.conv import NCHW, NHWC, ConvProblem
+from vkep.kernels.conv import ConvProblem
 from vkep.kernels.deform import DeformColumnsProblem
-from vkep.kernels.select import choose
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
 from vkep.ops.registry import FLOATS, operator
@@ -45,23 +43,12 @@ def convolution(b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DTyp
 
 
 def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
-    constant = w.storage.is_constant
     try:
-        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, constant, x.is_channels_last)
+        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.is_constant)
     except ValueError as error:
         b.decline(str(error))
-    layout = choose(problem, b.caps).candidate.layout if x.rank == 4 else NCHW
-    problem = _lying(problem, layout)
-    weights = b.contiguous(w)
-    if layout == NCHW:
-        out = b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
-        b.compute(problem, [b.contiguous(x), weights], [out])
-        return out
-    source = b.channels_last(x).transpose(CHANNELS_LAST) if layout == NHWC else b.contiguous(x)
-    out = b.empty_channels_last(x.dtype, (problem.n, problem.oc, problem.oh, problem.ow))
-    rows = out.transpose(CHANNELS_LAST).reshape((problem.n * problem.pixels, problem.oc))
-    assert rows is not None
-    b.compute(problem, [source, weights], [rows])
+    weights, out = b.contiguous(w), b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
+    b.compute(problem, [b.contiguous(x), weights], [out])
     return out
 
 
@@ -106,7 +93,7 @@ def conv_(
 
 @functools.lru_cache(1024)
 def _conv_problem(
-    x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool, x_last: bool
+    x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool
 ) -> ConvProblem:
     """The window as three axes; one and two axes are three with leading axes of one element."""
     lead = 3 - len(window.kernel)
@@ -133,13 +120,7 @@ def _conv_problem(
         dilation_d=dilation[0],
         pads_d=(begins[0], ends[0]),
         w_constant=w_constant,
-        x_last=x_last,
     )
-
-
-@functools.lru_cache(1024)
-def _lying(problem: ConvProblem, layout: str) -> ConvProblem:
-    return dataclasses.replace(problem, layout=layout)
 
 
 def transposed_convolution(

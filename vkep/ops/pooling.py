@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import PoolAttributes
 from vkep.graph.windows import Window, resolve_window
 from vkep.ir.builder import LARGEST, Builder
-from vkep.ir.tensor import CHANNELS_LAST, Tensor
-from vkep.kernels.pool import PoolProblem, takes_channels_last
+from vkep.ir.tensor import Tensor
+from vkep.kernels.pool import PoolProblem
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.gather import padded, scatter_elements_
 from vkep.ops.reduction import reduce_axes
@@ -26,11 +25,6 @@ def _pool(
     problem = PoolProblem(
         op, images, channels, tuple(spatial), window, x.dtype.name, count_include_pad, p, indices, column_major
     )
-    last = replace(problem, channels_last=True)
-    if x.is_channels_last and not takes_channels_last(last, b.caps):  # the result lies as the input does
-        out = b.empty_channels_last(x.dtype, [images, channels, *window.out])
-        b.compute(last, [x.transpose(CHANNELS_LAST)], [out.transpose(CHANNELS_LAST)])
-        return [out]
     dtypes = [x.dtype, *([DTYPES["int64"]] if indices else [])]
     outs = [b.empty(dtype, [images, channels, *window.out]) for dtype in dtypes]
     b.compute(problem, [b.contiguous(x)], outs)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import CHANNELS_LAST, Tensor
+from vkep.ir.tensor import Tensor
 from vkep.kernels.argreduce import ArgReduceProblem
 from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.reduce import ReduceProblem
@@ -21,8 +21,6 @@ from vkep.ops.registry import INDICES, operator
 def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, tuple[int, int, int]]:
     """``x`` laid out as [outer, axis, inner] with ``axes`` in the middle: the dense tensor and the sizes."""
     axes = sorted(axes)
-    if x.is_channels_last and axes == [2, 3]:  # [n, h, w, c]: h and w are in the middle as they lie
-        return x.transpose(CHANNELS_LAST), (x.shape[0], x.shape[2] * x.shape[3], x.shape[1])
     if axes and axes != list(range(axes[0], axes[-1] + 1)):  # not neighbours: bring them to the end
         kept = [i for i in range(x.rank) if i not in axes]
         x = x.transpose([*kept, *axes])

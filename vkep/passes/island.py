@@ -18,6 +18,7 @@ from vkep.kernels.tuning import Choice
 from vkep.passes.attention import lower_attention
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
+from vkep.passes.layout import lay_out
 from vkep.plan.records import Port
 from vkep.sizes import Trace
 
@@ -70,7 +71,7 @@ class Island:
             results.append(self.builder.copy(tensor, out=Tensor.contiguous(tensor.dtype, tensor.shape, storage)))
         if not results:
             return None
-        ops = lower_attention(self.builder.ops, results, caps)
+        ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
         planned = emit(
             optimize(ops, results), ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace
         )

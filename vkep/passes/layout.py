@@ -1,0 +1,247 @@
+"""How images lie in memory: with channels last where convolutions and pools are faster so, and between these.
+
+Operator functions know one order, [n, c, h, w]. This pass asks the tables of candidates what each convolution wants, in the order
+of the operations. What is computed from an image with channels last lies so too; all other operations read it through strides,
+or as a copy that those which need the same elements share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.ir import expr as ex
+from vkep.ir.ops import KernelOp, Op, Pointwise
+from vkep.ir.tensor import Storage, Tensor, alignment, collapse
+from vkep.kernels.conv_problem import NCHW, NHWC, ConvProblem, lying_as
+from vkep.kernels.pool import PoolProblem
+from vkep.kernels.problem import Problem
+from vkep.kernels.reduce import ReduceProblem
+from vkep.kernels.select import choose
+
+#: axes of [n, c, h, w] in the order in which they lie with channels last, and the way back
+_LAST, _SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
+    """The operations with every convolution's layout decided. Operations that change are replaced, not changed."""
+    if not any(isinstance(op, KernelOp) and isinstance(op.problem, ConvProblem) for op in ops):
+        return list(ops)
+    layout = _Layout(ops, caps)
+    for op in ops:
+        layout.place(op)
+    return layout.ops
+
+
+class _Layout:
+    def __init__(self, ops: Iterable[Op], caps: DeviceCapabilities) -> None:
+        self.caps = caps
+        self.ops: list[Op] = []
+        self._labels: list[str] = []  #: of the operation that is placed
+        self._to_write = Counter(t.storage for op in ops for t in op.outputs)
+        self._last: set[Storage] = set()  #: made with channels last: what is computed from it stays so
+        self._moved: dict[Storage, tuple[Tensor, Tensor]] = {}  #: the whole of it, and where the same elements lie now
+        self._restored: set[Storage] = set()  #: those of them that are filled after all
+        self._sources: dict[Storage, Tensor] = {}  #: what the storages of plain copies hold
+        self._copies: dict[Storage, list[tuple[Tensor, bool, Tensor]]] = defaultdict(list)
+
+    def place(self, op: Op) -> None:
+        """Add an operation, after the copies that it needs."""
+        self._labels = op.labels
+        if isinstance(op, Pointwise):
+            self._pointwise(op)
+        elif isinstance(op.problem, ConvProblem) and not op.problem.layout:
+            self._convolution(op, op.problem)
+        elif not (self._moved and self._with_channels_last(op)):
+            self._kernel(op)
+        self._to_write.subtract(t.storage for t in op.outputs)
+
+    # ---- operations
+
+    def _pointwise(self, op: Pointwise) -> None:
+        given, out = op.inputs, op.out
+        views = list(map(self._read, given)) if self._moved else given
+        whole = self._is_made_at_once(out)
+        if whole and isinstance(op.expr, ex.Leaf) and (source := views[0]).dtype is out.dtype:
+            if source is not given[0] and source.is_contiguous:  # it was made dense, which it is now
+                self._moved[out.storage] = out, source
+                return
+            if not self._to_write[source.storage]:
+                self._sources[out.storage] = source
+        elif whole and any(map(self._is_last, views)):
+            out = self._moved_to_last(out)
+            views = [view.transpose(_LAST) for view in views]
+        if views != given:
+            read = iter(views)  # in the order of the leaves
+            expr = ex.substitute(op.expr, lambda leaf: ex.leaf(next(read)) if leaf.tensor else None)
+            op = Pointwise(out, expr, op.labels, op.is_check)
+        self.ops.append(op)
+
+    def _convolution(self, op: KernelOp, problem: ConvProblem) -> None:
+        (given, weights), [out] = op.inputs, op.outputs
+        x = self._source(given)
+        problem, is_image = lying_as(problem, self._is_last(x), ""), x.rank == 4 and self._is_made_at_once(out)
+        layout = choose(problem, self.caps).candidate.layout if is_image else NCHW
+        problem, weights = lying_as(problem, problem.x_last, layout), self._dense(weights)
+        x = self._as_last(x) if layout == NHWC else self._dense(given)
+        if problem.lies_last:
+            rows = self._moved_to_last(out).reshape((problem.n * problem.pixels, problem.oc))
+            assert rows is not None
+            out = rows
+        self._replace(op, problem, [x, weights], [out])
+
+    def _with_channels_last(self, op: KernelOp) -> bool:
+        """Add a pool or a reduction of images that lie with channels last, if its kernels take them so."""
+        problem = op.problem
+        if not isinstance(problem, (PoolProblem, ReduceProblem)) or not self._is_last(x := self._source(op.inputs[0])):
+            return False
+        out = op.outputs[0]
+        if isinstance(problem, PoolProblem):
+            changed: Problem = replace(problem, channels_last=True)
+            fits = self._is_made_at_once(out)
+        else:  # [n, h, w, c]: h and w are in the middle
+            changed = replace(problem, outer=x.shape[0], inner=x.shape[1])
+            fits = problem.inner == 1 and problem.axis == x.shape[2] * x.shape[3]
+        if not (fits and self._takes(changed)):
+            return False
+        if isinstance(problem, PoolProblem):
+            out = self._moved_to_last(out)
+        self._replace(op, changed, [x.transpose(_LAST)], [out])
+        return True
+
+    def _kernel(self, op: KernelOp) -> None:
+        problem, inputs = op.problem, list(op.inputs)
+        for position, (need, view) in enumerate(zip(problem.operands[0], inputs, strict=True)):
+            if view.storage not in self._moved:
+                continue
+            if need.strides is None:
+                inputs[position] = self._dense(view)
+                continue
+            found = self._lying(Tensor(view.dtype, need.shape, view.storage, need.strides, view.offset))
+            changed = problem.restrided(need.name, found.strides) if found else None
+            if found and changed and self._takes(changed):
+                problem, inputs[position] = changed, found
+            else:
+                self._restore(view.storage)
+        if inputs == op.inputs:
+            self.ops.append(op)
+        else:
+            self._replace(op, problem, inputs, op.outputs)
+
+    def _replace(self, op: KernelOp, problem: Problem, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        self.ops.append(KernelOp(problem, inputs, outputs, op.labels, op.node))
+
+    def _takes(self, problem: Problem) -> bool:
+        try:
+            choose(problem, self.caps)
+        except Decline:
+            return False
+        return True
+
+    # ---- where elements lie
+
+    def _is_made_at_once(self, out: Tensor) -> bool:
+        """An operation fills its whole buffer, and none after it does: another buffer may stand for it."""
+        return out.storage.port is None and self._to_write[out.storage] == 1 and out.is_whole
+
+    def _is_last(self, view: Tensor) -> bool:
+        """Its elements, of a [n, c, h, w], lie as [n, h, w, c], because a kernel put them so."""
+        return view.storage in self._last and view.rank == 4 and view.transpose(_LAST).is_contiguous
+
+    def _moved_to_last(self, out: Tensor) -> Tensor:
+        """A buffer in place of that of a [n, c, h, w], as [n, h, w, c]."""
+        made = self._empty_last(out)
+        self._moved[out.storage] = out, made
+        return made.transpose(_LAST)
+
+    def _lying(self, view: Tensor) -> Tensor | None:
+        """The view's elements where they lie now; None where no strides say it."""
+        found = self._moved.get(view.storage)
+        return view if found is None else relaid(view, *found)
+
+    def _read(self, view: Tensor) -> Tensor:
+        """For what reads with any strides."""
+        found = self._lying(view)
+        if found is None:
+            self._restore(view.storage)
+        return found or view
+
+    def _source(self, view: Tensor) -> Tensor:
+        """What to read for a dense image: where it is the copy of a view, that view."""
+        source = self._sources.get(view.storage)
+        return source if source is not None and view.shape == source.shape else self._read(view)
+
+    def _dense(self, view: Tensor) -> Tensor:
+        """The view's elements densely, in the order of its own axes."""
+        found = self._lying(view)
+        if found is None or (view.is_whole and not found.is_contiguous):
+            self._restore(view.storage)
+            return view
+        return found if found.is_contiguous else self._copy(found, last=False)
+
+    def _as_last(self, x: Tensor) -> Tensor:
+        """The [n, h, w, c] of a [n, c, h, w], aligned to 16 bytes."""
+        aligned = self._is_last(x) and alignment(x) == 16
+        return (x if aligned else self._copy(x, last=True)).transpose(_LAST)
+
+    def _restore(self, storage: Storage) -> None:
+        """Fill a storage whose elements lie elsewhere."""
+        if storage not in self._restored:
+            self._restored.add(storage)
+            whole, moved = self._moved[storage]
+            self.ops.append(Pointwise(whole, ex.leaf(moved), list(self._labels)))
+
+    def _copy(self, view: Tensor, last: bool) -> Tensor:
+        """The only copy of a view that is dense, or has its channels last."""
+        for copied, lies_last, made in self._copies[view.storage]:
+            if copied == view and lies_last == last:
+                return made
+        made = self._empty_last(view) if last else Tensor.contiguous(view.dtype, view.shape)
+        order = _LAST if last else range(view.rank)
+        self.ops.append(Pointwise(made.transpose(order), ex.leaf(view.transpose(order)), list(self._labels)))
+        if not self._to_write[view.storage]:
+            self._copies[view.storage].append((view, last, made))
+        return made
+
+    def _empty_last(self, like: Tensor) -> Tensor:
+        """A [n, c, h, w] of the same sizes in a buffer of [n, h, w, c]."""
+        made = Tensor.contiguous(like.dtype, [like.shape[axis] for axis in _LAST])
+        self._last.add(made.storage)
+        return made.transpose(_SECOND)
+
+
+def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
+    """The elements of a view in another place: it views the storage of ``whole`` (dense), whose elements ``moved``, of the same
+    shape, has in their new one. None where strides over the new one cannot say it.
+    """
+    if view == whole:
+        return moved
+    if view.dtype is not whole.dtype:
+        return None
+    sizes, (before, after) = collapse(whole.shape, [whole.strides, moved.strides])
+    if before == after:
+        return Tensor(view.dtype, view.shape, moved.storage, view.strides, view.offset + moved.offset)
+    left, offset = view.offset, moved.offset
+    low: list[int] = []  # along each axis of the whole, from where to where the view goes
+    for old, new in zip(before, after, strict=True):
+        start, left = divmod(left, old) if left else (0, 0)
+        low.append(start)
+        offset += start * new
+    high, strides = list(low), []
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        axis = next((a for a, old in enumerate(before) if old <= abs(stride)), None)
+        if size == 1 or axis is None:  # it does not move: strides over the whole are 1 or more
+            strides.append(0)
+            continue
+        if stride % before[axis]:
+            return None
+        steps = stride // before[axis]
+        strides.append(steps * after[axis])
+        low[axis] += min(steps, 0) * (size - 1)
+        high[axis] += max(steps, 0) * (size - 1)
+    if any(first < 0 or end >= size for first, end, size in zip(low, high, sizes, strict=True)):
+        return None
+    return Tensor(view.dtype, view.shape, moved.storage, tuple(strides), offset)
