@@ -96,8 +96,11 @@ class BatchNormAttributes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resize11Attributes:
-    """Of Resize, in versions 11 to 17."""
+class ResizeAttributes:
+    """Of Resize, from version 11 on."""
+
+    antialias: int = 0
+    axes: Ints = None
 
     coordinate_transformation_mode: str = "half_pixel"
     cubic_coeff_a: float = -0.75
@@ -105,14 +108,6 @@ class Resize11Attributes:
     extrapolation_value: float = 0.0
     mode: str = "nearest"
     nearest_mode: str = "round_prefer_floor"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResizeAttributes(Resize11Attributes):
-    """Of Resize, from version 18 on."""
-
-    antialias: int = 0
-    axes: Ints = None
     keep_aspect_ratio_policy: str = "stretch"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vkep import dtypes
 from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
-from vkep.ops.registry import operator
+from vkep.ops.registry import onnx_history, operator
 
 _BOOL = dtypes.DTYPES["bool"]
 
@@ -21,14 +23,16 @@ def _legacy(b: Builder, x: Tensor, y: Tensor, axis: int | None, broadcast: int) 
     return b.reshape(y, [*y.shape, *[1] * (x.rank - start - y.rank)])
 
 
-def _declare_binary(op_type: str, op: str, among: tuple[str, ...], boolean: bool = False) -> None:
-    dtype = _BOOL if boolean else None
+def _declare_binary(
+    op_type: str, op: str | Callable[[Builder, Tensor, Tensor], Tensor], among: tuple[str, ...], boolean: bool = False
+) -> None:
+    """An operator of two tensors, by an expression or a function, with its form before opset 7 where it had one."""
 
     def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-        return b.pointwise(op, x, y, dtype=dtype)
+        return op(b, x, y) if callable(op) else b.pointwise(op, x, y, dtype=_BOOL if boolean else None)
 
     def lower_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
-        return b.pointwise(op, x, _legacy(b, x, y, axis, broadcast), dtype=dtype)
+        return lower(b, x, _legacy(b, x, y, axis, broadcast))
 
     def lower_1_consuming(
         b: Builder,
@@ -44,29 +48,9 @@ def _declare_binary(op_type: str, op: str, among: tuple[str, ...], boolean: bool
     lower.__name__ = op_type.lower()
     types = {"T": every(op_type, among=among)}
     operator(op_type, since=7, types=types)(lower)
-    consuming = op_type in ("Add", "Sub", "Mul", "Div")
-    operator(op_type, since=1, until=6, types=types)(lower_1_consuming if consuming else lower_1)
-
-
-_declare_binary("Add", "add", ARITHMETIC)
-_declare_binary("Sub", "sub", ARITHMETIC)
-_declare_binary("Mul", "mul", ARITHMETIC)
-_declare_binary("And", "and", ("bool",))
-_declare_binary("Or", "or", ("bool",))
-_declare_binary("Xor", "ne", ("bool",))
-_declare_binary("Equal", "eq", (*ARITHMETIC, "bool"), boolean=True)
-_declare_binary("Greater", "gt", ARITHMETIC, boolean=True)
-_declare_binary("Less", "lt", ARITHMETIC, boolean=True)
-
-
-@operator("GreaterOrEqual", since=12, types={"T": every("GreaterOrEqual", among=ARITHMETIC)})
-def greater_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    return b.pointwise("ge", x, y, dtype=_BOOL)
-
-
-@operator("LessOrEqual", since=12, types={"T": every("LessOrEqual", among=ARITHMETIC)})
-def less_or_equal(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    return b.pointwise("le", x, y, dtype=_BOOL)
+    if onnx_history(op_type, "")[-1].since_version < 7:
+        consuming = op_type in ("Add", "Sub", "Mul", "Div")
+        operator(op_type, since=1, until=6, types=types)(lower_1_consuming if consuming else lower_1)
 
 
 def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
@@ -91,24 +75,6 @@ def _divisor(b: Builder, y: Tensor) -> Operand:
     return b.require(y, "ne", "an integer is divided by zero", 0)
 
 
-@operator("Div", since=7, types={"T": every("Div", among=ARITHMETIC)})
-def div(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    return _divide(b, x, y)
-
-
-@operator("Div", since=1, until=6, types={"T": every("Div", among=ARITHMETIC)})
-def div_1(
-    b: Builder,
-    x: Tensor,
-    y: Tensor,
-    *,
-    axis: int | None = None,
-    broadcast: int = 0,
-    consumed_inputs: list[int] | None = None,
-) -> Tensor:
-    return _divide(b, x, _legacy(b, x, y, axis, broadcast))
-
-
 @operator("PRelu", since=7, types={"T": every("PRelu", among=(*FLOATING, *SIGNED, *UNSIGNED))})
 def prelu(b: Builder, x: Tensor, slope: Tensor) -> Tensor:
     return b.pointwise("({0} < {2} ? {0} * {1} : {0})", x, slope, 0)
@@ -124,8 +90,7 @@ def prelu_1(b: Builder, x: Tensor, slope: Tensor, *, consumed_inputs: list[int] 
 # ---- powers and remainders
 
 
-@operator("Pow", since=7, types={"T": every("Pow", among=(*SINGLE, "int32", "int64"))})
-def pow_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+def _power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     exponent = y.array if y.size == 1 else None
     if exponent is not None and x.dtype.kind == "float":
         value = float(exponent.reshape(-1)[0])
@@ -157,9 +122,19 @@ def _integer_power(b: Builder, x: Tensor, left: Expr) -> Expr:
     return result
 
 
-@operator("Pow", since=1, until=6, types={"T": every("Pow", among=SINGLE)})
-def pow_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
-    return pow_(b, x, _legacy(b, x, y, axis, broadcast))
+_declare_binary("Add", "add", ARITHMETIC)
+_declare_binary("Sub", "sub", ARITHMETIC)
+_declare_binary("Mul", "mul", ARITHMETIC)
+_declare_binary("Div", _divide, ARITHMETIC)
+_declare_binary("Pow", _power, (*SINGLE, "int32", "int64"))
+_declare_binary("And", "and", ("bool",))
+_declare_binary("Or", "or", ("bool",))
+_declare_binary("Xor", "ne", ("bool",))
+_declare_binary("Equal", "eq", (*ARITHMETIC, "bool"), boolean=True)
+_declare_binary("Greater", "gt", ARITHMETIC, boolean=True)
+_declare_binary("GreaterOrEqual", "ge", ARITHMETIC, boolean=True)
+_declare_binary("Less", "lt", ARITHMETIC, boolean=True)
+_declare_binary("LessOrEqual", "le", ARITHMETIC, boolean=True)
 
 
 @operator("Mod", types={"T": every("Mod", among=ARITHMETIC)})

@@ -18,12 +18,7 @@ def _target(b: Builder, to: int) -> dtypes.DType:
     return dtype
 
 
-@operator("Cast", since=6, until=18, types={"T1": every("Cast", "T1")})
-def cast_6(b: Builder, x: Tensor, *, to: int) -> Tensor:
-    return b.cast(x, _target(b, to))
-
-
-@operator("Cast", since=19, types={"T1": every("Cast", "T1")})
+@operator("Cast", since=6, types={"T1": every("Cast", "T1")})
 def cast(b: Builder, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     return _cast(b, x, _target(b, to), bool(saturate), round_mode)
 

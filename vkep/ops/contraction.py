@@ -101,21 +101,20 @@ def matmul_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     return matrix_product(b, x, y)
 
 
-def general_product(
-    b: Builder, x: Tensor, y: Tensor, c: Tensor | None, alpha: float, beta: float, trans_a: int, trans_b: int
-) -> Tensor:
-    """ONNX Gemm: ``alpha * x @ y + beta * c``."""
+@operator("Gemm", types={"T": PRODUCT_TYPES})
+def gemm(b: Builder, x: Tensor, y: Tensor, c: Tensor | None = None, *, a: GemmAttributes, broadcast: int = 0) -> Tensor:
+    """``alpha * x @ y + beta * c``; without ``broadcast``, before version 7, c has the product's shape."""
     if x.rank != 2 or y.rank != 2:
         b.decline(f"Gemm of shapes {x.shape} and {y.shape}; it takes matrices")
     dtype = x.dtype
     if dtype.name == "bfloat16":
         x, y = b.cast(x, DTYPES["float32"]), b.cast(y, DTYPES["float32"])
         c = None if c is None else b.cast(c, DTYPES["float32"])
-    product = matrix_product(b, x.transpose((1, 0)) if trans_a else x, y.transpose((1, 0)) if trans_b else y)
-    if alpha != 1.0:
-        product = scaled(b, product, alpha)
-    if c is not None and beta != 0.0:
-        product = b.pointwise("add", product, c if beta == 1.0 else scaled(b, c, beta), shape=product.shape)
+    product = matrix_product(b, x.transpose((1, 0)) if a.transA else x, y.transpose((1, 0)) if a.transB else y)
+    if a.alpha != 1.0:
+        product = scaled(b, product, a.alpha)
+    if c is not None and a.beta != 0.0:
+        product = b.pointwise("add", product, c if a.beta == 1.0 else scaled(b, c, a.beta), shape=product.shape)
     return b.cast(product, dtype)
 
 
@@ -128,42 +127,3 @@ def scaled(b: Builder, x: Tensor, factor: float) -> Tensor:
     wide = b.expr("(double({0}) * {1})", b.expr("same", x), b.constant(np.array(factor, np.float64)), ctype="double")
     kind = x.dtype.glsl_compute
     return b.store(b.expr("cast", wide, ctype=kind), x.dtype)
-
-
-@operator("Gemm", since=1, until=6, types={"T": PRODUCT_TYPES})
-def gemm_1(
-    b: Builder,
-    x: Tensor,
-    y: Tensor,
-    c: Tensor,
-    *,
-    a: GemmAttributes,
-    broadcast: int = 0,
-) -> Tensor:
-    return general_product(
-        b, x, y, c, a.alpha, a.beta, a.transA, a.transB
-    )  # with broadcast 0, c has the product's shape
-
-
-@operator("Gemm", since=7, until=10, types={"T": PRODUCT_TYPES})
-def gemm_7(
-    b: Builder,
-    x: Tensor,
-    y: Tensor,
-    c: Tensor,
-    *,
-    a: GemmAttributes,
-) -> Tensor:
-    return general_product(b, x, y, c, a.alpha, a.beta, a.transA, a.transB)
-
-
-@operator("Gemm", since=11, types={"T": PRODUCT_TYPES})
-def gemm(
-    b: Builder,
-    x: Tensor,
-    y: Tensor,
-    c: Tensor | None = None,
-    *,
-    a: GemmAttributes,
-) -> Tensor:
-    return general_product(b, x, y, c, a.alpha, a.beta, a.transA, a.transB)

@@ -13,7 +13,8 @@ from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes, GemmAttributes, LayerNormAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.ops.contraction import matrix_product, scaled
+from vkep.ops.contraction import gemm, matrix_product, scaled
+from vkep.ops.convolution import conv_
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import rows_at
 from vkep.ops.normalization import row_norm
@@ -240,11 +241,8 @@ def fused_gemm(
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
 ) -> Tensor:
-    from vkep.ops.contraction import general_product
-
-    out = general_product(b, x, y, c, a.alpha, a.beta, a.transA, a.transB)
     given = [v for v in (activation_alpha, activation_beta, activation_gamma) if v is not None]
-    return activated(b, out, activation, given)
+    return activated(b, gemm(b, x, y, c, a=a), activation, given)
 
 
 def activated(b: Builder, x: Tensor, activation: str, values: Sequence[float]) -> Tensor:
@@ -276,8 +274,6 @@ def fused_conv(
     activation: str = "",
     activation_params: Sequence[float] = (),
 ) -> Tensor:
-    from vkep.ops.convolution import conv_
-
     out = conv_(b, x, w, bias, a=a)
     if z is not None:
         out = b.pointwise("add", out, z)

@@ -113,19 +113,15 @@ def scatter_elements_(
     return out
 
 
-@operator("ScatterElements", since=11, until=15, types={"T": every("ScatterElements"), "Tind": INDICES})
-def scatter_elements_11(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0) -> Tensor:
-    return scatter_elements_(b, data, indices, updates, axis, "none")
-
-
-@operator("ScatterElements", since=16, types={"T": every("ScatterElements"), "Tind": INDICES})
+@operator("ScatterElements", since=11, types={"T": every("ScatterElements"), "Tind": INDICES})
 def scatter_elements(
     b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
     return scatter_elements_(b, data, indices, updates, axis, reduction)
 
 
-def _scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
+@operator("ScatterND", since=11, types={"T": every("ScatterND")})
+def scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
     types = data.dtype.name, indices.dtype.name
     problem = ScatterNDProblem(data.shape, indices.shape, *types, reduction)
     extents = data.shape[: problem.keys]
@@ -133,16 +129,6 @@ def _scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, redu
     out = b.empty(data.dtype, data.shape)
     b.compute(replace(problem, fault=fault), [b.contiguous(t) for t in (data, indices, updates)], [out])
     return out
-
-
-@operator("ScatterND", since=11, until=13, types={"T": every("ScatterND")})
-def scatter_nd_11(b: Builder, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return _scatter_nd(b, data, indices, updates, "none")
-
-
-@operator("ScatterND", since=16, types={"T": every("ScatterND")})
-def scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
-    return _scatter_nd(b, data, indices, updates, reduction)
 
 
 def padded(

@@ -92,12 +92,7 @@ def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis:
     return b.store(chosen, values.dtype, shape=shape)
 
 
-@operator("Range", until=26, types={"T": every("Range", among=ARITHMETIC)})
-def range_11(b: Builder, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    return range_(b, start, limit, delta)
-
-
-@operator("Range", since=27, types={"T": every("Range", among=ARITHMETIC)})
+@operator("Range", types={"T": every("Range", among=ARITHMETIC)})
 def range_(b: Builder, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
     first, last, step = (b.number(t, what) for t, what in ((start, "start"), (limit, "limit"), (delta, "delta")))
     if step == 0:

@@ -21,12 +21,7 @@ def reshape_1(
     return reshape(b, data, b.constant(np.array(shape or [], np.int64)))
 
 
-@operator("Reshape", since=5, until=13, types={"T": every("Reshape")})
-def reshape_5(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
-    return reshape(b, data, shape)
-
-
-@operator("Reshape", since=14, types={"T": every("Reshape")})
+@operator("Reshape", since=5, types={"T": every("Reshape")})
 def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
     dims = b.ints(shape, "shape") or []
     if not allowzero:
@@ -149,13 +144,7 @@ def split_2(b: Builder, data: Tensor, *, axis: int = 0, split: Sequence[int] | N
     return _split(b, data, axis, split or _even(b, data.shape[axis], parts))
 
 
-@operator("Split", since=13, until=13, types={"T": every("Split")})
-def split_13(b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0) -> list[Tensor]:
-    parts = len(b.node.outputs) if b.node else 1
-    return _split(b, data, axis, b.ints(split, "split") or _even(b, data.shape[axis], parts))
-
-
-@operator("Split", since=18, types={"T": every("Split")})
+@operator("Split", since=13, types={"T": every("Split")})
 def split(
     b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> list[Tensor]:
@@ -214,12 +203,7 @@ def tile(b: Builder, data: Tensor, repeats: Tensor) -> Tensor:
     return b.reshape(wide, [dim * count for dim, count in zip(data.shape, counts, strict=True)])
 
 
-@operator("DepthToSpace", since=1, until=10, types={"T": every("DepthToSpace")})
-def depth_to_space_1(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
-    return depth_to_space(b, data, blocksize=blocksize)
-
-
-@operator("DepthToSpace", since=11, types={"T": every("DepthToSpace")})
+@operator("DepthToSpace", types={"T": every("DepthToSpace")})
 def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     if mode not in ("DCR", "CRD"):
         b.invalid(f"mode is {mode!r}, expected 'DCR' or 'CRD'")
@@ -236,7 +220,8 @@ def depth_to_space(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR
     return b.reshape(split, (n, out, h * blocksize, w * blocksize))
 
 
-def _space_to_depth(b: Builder, data: Tensor, blocksize: int, mode: str) -> Tensor:
+@operator("SpaceToDepth", types={"T": every("SpaceToDepth")})
+def space_to_depth(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     if mode not in ("DCR", "CRD"):
         b.invalid(f"mode is {mode!r}, expected 'DCR' or 'CRD'")
     if data.rank != 4 or blocksize < 1 or data.shape[2] % blocksize or data.shape[3] % blocksize:
@@ -245,13 +230,3 @@ def _space_to_depth(b: Builder, data: Tensor, blocksize: int, mode: str) -> Tens
     split = b.reshape(data, (n, c, h // blocksize, blocksize, w // blocksize, blocksize))
     moved = split.transpose((0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4))
     return b.reshape(moved, (n, c * blocksize**2, h // blocksize, w // blocksize))
-
-
-@operator("SpaceToDepth", until=27, types={"T": every("SpaceToDepth")})
-def space_to_depth_1(b: Builder, data: Tensor, *, blocksize: int) -> Tensor:
-    return _space_to_depth(b, data, blocksize, "DCR")
-
-
-@operator("SpaceToDepth", since=28, types={"T": every("SpaceToDepth")})
-def space_to_depth(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
-    return _space_to_depth(b, data, blocksize, mode)

@@ -71,7 +71,7 @@ def _batch_norm(
     return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
 
 
-@operator("BatchNormalization", since=1, until=8, types={"T": every("BatchNormalization", among=SINGLE)})
+@operator("BatchNormalization", since=1, until=13, types={"T": every("BatchNormalization", among=SINGLE)})
 def batch_normalization_1(
     b: Builder,
     x: Tensor,
@@ -85,27 +85,12 @@ def batch_normalization_1(
     is_test: int = 0,
     spatial: int = 1,
     consumed_inputs: list[int] | None = None,
-    opset: int = 7,
+    opset: int,
 ) -> Tensor:
     if opset < 7 and not is_test:
         b.decline("training mode of a version before 7")
     if not spatial and scale.shape != x.shape[1:2]:
         b.decline("statistics of every element (spatial 0)")
-    return _batch_norm(b, x, scale, bias, mean, var, epsilon)
-
-
-@operator("BatchNormalization", since=9, until=13, types={"T": every("BatchNormalization", among=SINGLE)})
-def batch_normalization_9(
-    b: Builder,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-) -> Tensor:
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import PoolAttributes
-from vkep.graph.windows import Window, resolve_window
+from vkep.graph.windows import Window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.pool import PoolProblem
@@ -44,7 +44,7 @@ def max_pool(
     return _pool(b, "max", x, window, indices=wanted, column_major=bool(storage_order))
 
 
-@operator("AveragePool", since=7, types={"T": every("AveragePool", among=SINGLE)})
+@operator("AveragePool", types={"T": every("AveragePool", among=SINGLE)})
 def average_pool(
     b: Builder,
     x: Tensor,
@@ -54,20 +54,6 @@ def average_pool(
 ) -> Tensor:
     window = a.window(x.shape)
     return _pool(b, "average", x, window, count_include_pad=bool(count_include_pad))[0]
-
-
-@operator("AveragePool", since=1, until=6, types={"T": every("AveragePool", among=SINGLE)})
-def average_pool_1(
-    b: Builder,
-    x: Tensor,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    window = resolve_window(x.shape[2:], kernel_shape, strides, pads, None, auto_pad)
-    return _pool(b, "average", x, window)[0]
 
 
 @operator("LpPool", since=2, types={"T": every("LpPool", among=SINGLE)})
@@ -98,23 +84,14 @@ def global_max_pool(b: Builder, x: Tensor) -> Tensor:
     return reduce_axes(b, "max", x, _spatial(b, x), keepdims=True)
 
 
-def _global_lp_pool(b: Builder, x: Tensor, p: float) -> Tensor:
+@operator("GlobalLpPool", types={"T": every("GlobalLpPool", among=SINGLE)})
+def global_lp_pool(b: Builder, x: Tensor, *, p: float = 2) -> Tensor:
     axes = _spatial(b, x)
     if p in (1, 2):
         return reduce_axes(b, "l1" if p == 1 else "l2", x, axes, keepdims=True)
     powers = b.cast(b.pointwise("pow(abs({0}), {1})", x, float(p), dtype=DTYPES["float32"]), DTYPES["float32"])
     total = reduce_axes(b, "sum", powers, axes, keepdims=True)
     return b.pointwise("pow({0}, {1})", total, 1.0 / p, dtype=x.dtype)
-
-
-@operator("GlobalLpPool", since=1, until=1, types={"T": every("GlobalLpPool", among=SINGLE)})
-def global_lp_pool_1(b: Builder, x: Tensor, *, p: float = 2.0) -> Tensor:
-    return _global_lp_pool(b, x, p)
-
-
-@operator("GlobalLpPool", since=2, types={"T": every("GlobalLpPool", among=SINGLE)})
-def global_lp_pool(b: Builder, x: Tensor, *, p: int = 2) -> Tensor:
-    return _global_lp_pool(b, x, p)
 
 
 @operator("MaxUnpool", types={"T1": every("MaxUnpool", "T1", SINGLE), "T2": ("int64",)})

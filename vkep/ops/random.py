@@ -153,14 +153,9 @@ def training_rate(b: Builder, ratio: Tensor | None, training_mode: Tensor | None
 
 
 # For inference only: what the mask holds is not said, and ONNX Runtime leaves it 0.
-@operator("Dropout", since=7, until=9, types={"T": every("Dropout", among=FLOATING)})
-def dropout_7(b: Builder, x: Tensor, *, ratio: float = 0.5) -> list[Tensor]:
-    return [x, b.full(x.shape, 0, x.dtype)]
-
-
-@operator("Dropout", since=10, until=11, types={"T": every("Dropout", among=FLOATING)})
-def dropout_10(b: Builder, x: Tensor, *, ratio: float = 0.5) -> list[Tensor]:
-    return [x, b.full(x.shape, False, _BOOL)]
+@operator("Dropout", since=7, until=11, types={"T": every("Dropout", among=FLOATING)})
+def dropout_7(b: Builder, x: Tensor, *, opset: int, ratio: float = 0.5) -> list[Tensor]:
+    return [x, b.full(x.shape, 0, x.dtype if opset < 10 else _BOOL)]
 
 
 @operator("Dropout", since=1, until=6, types={"T": every("Dropout", among=FLOATING)})

@@ -190,11 +190,6 @@ def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
     return top_k_of(b, x, k, axis, 1)
 
 
-@operator("TopK", since=10, until=10, types={"T": every("TopK", among=_COMPARED)})
-def top_k_10(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1) -> list[Tensor]:
-    return top_k_of(b, x, _count(b, k), axis, 1)
-
-
-@operator("TopK", since=11, types={"T": every("TopK", among=_COMPARED)})
+@operator("TopK", since=10, types={"T": every("TopK", among=_COMPARED)})
 def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
     return top_k_of(b, x, _count(b, k), axis, largest)  # sorted also where it need not be

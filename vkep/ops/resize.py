@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.graph.attributes import Resize11Attributes, ResizeAttributes
+from vkep.graph.attributes import ResizeAttributes
 from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
 from vkep.ir.builder import Builder
@@ -48,21 +48,8 @@ def resize_10(b: Builder, x: Tensor, scales: Tensor, *, mode: str = "nearest") -
     return upsample(b, x, scales, mode=mode)
 
 
-@operator("Resize", since=11, until=17, types={"T1": every("Resize", "T1", _RESIZED)})
-def resize_11(
-    b: Builder,
-    x: Tensor,
-    roi: Tensor | None = None,
-    scales: Tensor | None = None,
-    sizes: Tensor | None = None,
-    *,
-    a: Resize11Attributes,
-) -> Tensor:
-    return resize_18(b, x, roi, scales, sizes, a=ResizeAttributes(**vars(a)))
-
-
-@operator("Resize", since=18, types={"T1": every("Resize", "T1", _RESIZED)})
-def resize_18(
+@operator("Resize", since=11, types={"T1": every("Resize", "T1", _RESIZED)})
+def resize(
     b: Builder,
     x: Tensor,
     roi: Tensor | None = None,
@@ -134,50 +121,31 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
     return b.store(total, theta.dtype, shape=[batch, *spatial, rank])
 
 
-def _roi_align(
-    b: Builder, x: Tensor, rois: Tensor, indices: Tensor, half_pixel: bool, mode: str, height: int, width: int,
-    sampling_ratio: int, spatial_scale: float,
-) -> Tensor:  # fmt: skip
-    if sampling_ratio < 0:
-        b.invalid(f"sampling_ratio is {sampling_ratio}")
-    if mode not in ("avg", "max"):
-        b.invalid(f"mode is {mode!r}, expected 'avg' or 'max'")
-    return _of_regions(
-        b,
-        RoiAlignProblem(
-            x.shape, math.prod(rois.shape[:1]), (height, width), spatial_scale, x.dtype.name, indices.dtype.name,
-            sampling_ratio, half_pixel, mode == "max",
-        ),
-        [x, rois, indices],
-    )  # fmt: skip
-
-
 def _of_regions(b: Builder, problem: RoiAlignProblem | MaxRoiPoolProblem, inputs: Sequence[Tensor]) -> Tensor:
     out = b.empty(inputs[0].dtype, problem.makes()[0].shape)
     b.compute(problem, [b.contiguous(t) for t in inputs], [out])
     return out
 
 
-@operator("RoiAlign", since=10, until=15, types={"T1": every("RoiAlign", "T1", SINGLE), "T2": ("int64",)})
-def roi_align_10(
-    b: Builder, x: Tensor, rois: Tensor, batch_indices: Tensor, *, mode: str = "avg", output_height: int = 1,
-    output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
+@operator("RoiAlign", since=10, types={"T1": every("RoiAlign", "T1", SINGLE), "T2": ("int64",)})
+def roi_align(
+    b: Builder, x: Tensor, rois: Tensor, batch_indices: Tensor, *, opset: int,
+    coordinate_transformation_mode: str = "half_pixel", mode: str = "avg", output_height: int = 1, output_width: int = 1,
+    sampling_ratio: int = 0, spatial_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    return _roi_align(
-        b, x, rois, batch_indices, False, mode, output_height, output_width, sampling_ratio, spatial_scale
-    )
-
-
-@operator("RoiAlign", since=16, types={"T1": every("RoiAlign", "T1", SINGLE), "T2": ("int64",)})
-def roi_align_16(
-    b: Builder, x: Tensor, rois: Tensor, batch_indices: Tensor, *, coordinate_transformation_mode: str = "half_pixel",
-    mode: str = "avg", output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Tensor:  # fmt: skip
+    """Before version 16 there is no ``coordinate_transformation_mode``; coordinates are those of "output_half_pixel"."""
     if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
         b.invalid(f"coordinate_transformation_mode is {coordinate_transformation_mode!r}")
-    half = coordinate_transformation_mode == "half_pixel"
-    return _roi_align(b, x, rois, batch_indices, half, mode, output_height, output_width, sampling_ratio, spatial_scale)
+    if sampling_ratio < 0:
+        b.invalid(f"sampling_ratio is {sampling_ratio}")
+    if mode not in ("avg", "max"):
+        b.invalid(f"mode is {mode!r}, expected 'avg' or 'max'")
+    half_pixel = opset >= 16 and coordinate_transformation_mode == "half_pixel"
+    problem = RoiAlignProblem(
+        x.shape, math.prod(rois.shape[:1]), (output_height, output_width), spatial_scale, x.dtype.name,
+        batch_indices.dtype.name, sampling_ratio, half_pixel, mode == "max",
+    )  # fmt: skip
+    return _of_regions(b, problem, [x, rois, batch_indices])
 
 
 @operator("MaxRoiPool", types={"T": every("MaxRoiPool", among=(*SINGLE, "float64"))})
