@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 
 import vkep
-from vkep.kernels.softmax import SOFTMAX
+from vkep.kernels.norm import SOFTMAX
 
 pytestmark = pytest.mark.gpu
 STRINGS = '<ir_version: 10, opset_import: ["" : 21]> t (string[2] x) => (string[2] y) { y = StringConcat(x, x) }'

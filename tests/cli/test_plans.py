@@ -15,7 +15,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.kernel import SCALAR_CODES
 from vkep.kernels.matmul import MatMulProblem
-from vkep.kernels.softmax import SOFTMAX
+from vkep.kernels.norm import SOFTMAX
 from vkep.passes.emit import emit
 from vkep.plan.records import (
     ConstantRef,

@@ -15,11 +15,10 @@ from vkep.errors import Decline
 from vkep.graph.windows import Window
 from vkep.kernels.gather import COPY, copy
 from vkep.kernels.launch import grid, lanes, row_vectors, share_columns, unit_for
-from vkep.kernels.norm import LP_NORM, LRN, NORM, LayerNormProblem
+from vkep.kernels.norm import LP_NORM, LRN, NORM, SOFTMAX, LayerNormProblem, SoftmaxProblem
 from vkep.kernels.pool import POOL, PoolProblem
 from vkep.kernels.reduce import REDUCE, REDUCE_OPS, ReduceProblem
 from vkep.kernels.select import Choice, Emission, bind, candidates, choose, emit
-from vkep.kernels.softmax import SOFTMAX, SoftmaxProblem
 
 DEVICES = st.builds(
     DeviceCapabilities.for_tests,

@@ -13,7 +13,7 @@ from gpu_shared.memory import HeapBudget
 from tests.memory.model import MIB
 from vkep.memory import ArenaConfig, ArenaMode, ArenaOutOfMemory, device_arena
 from vkep.memory.device_arena import DeviceArena, shared_device_arena
-from vkep.memory.staging import StagingArena, shared_staging_arena
+from vkep.memory.staging_ring import StagingArena, shared_staging_arena
 
 pytestmark = pytest.mark.gpu
 

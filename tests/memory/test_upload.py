@@ -16,7 +16,7 @@ from tests.memory.model import MIB
 from vkep.memory import ArenaOutOfMemory, upload
 from vkep.memory.device_arena import DeviceArena
 from vkep.memory.host_chunks import pieces_of
-from vkep.memory.staging import shared_staging_arena
+from vkep.memory.staging_ring import shared_staging_arena
 from vkep.memory.upload import Upload, Uploader
 
 pytestmark = pytest.mark.gpu

@@ -151,7 +151,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device memory that the host does not see, as on a discrete GPU: copies go through staging memory."""
     from vkep.device.delegate import VulkanDelegate
     from vkep.memory.device_arena import DeviceBlock
-    from vkep.memory.staging import StagingArena
+    from vkep.memory.staging_ring import StagingArena
 
     seen = DeviceBlock.mapped.fget
     assert seen is not None

@@ -17,12 +17,11 @@ from vkep.kernels.attention import AttentionProblem, gains_by_attention
 from vkep.kernels.conv import ConvProblem
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem
-from vkep.kernels.norm import LayerNormProblem
+from vkep.kernels.norm import LayerNormProblem, SoftmaxProblem
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.problem import Problem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.select import emit
-from vkep.kernels.softmax import SoftmaxProblem
 
 #: ResNet-50's convolutions: (channels, size, out channels, kernel, stride)
 RESNET50_CONVS = (

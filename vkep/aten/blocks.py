@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.aten.builder import FLOAT, UINT8, GraphBuilder, Val
-from vkep.aten.indexing import taken
 from vkep.aten.int8 import cut, packed_product
+from vkep.aten.movement import taken
 from vkep.aten.quantization import dequantized, per_token, quantized
 from vkep.aten.registry import aten
 

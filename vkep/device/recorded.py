@@ -19,7 +19,7 @@ from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
-from vkep.memory.staging import StagingArena, shared_staging_arena
+from vkep.memory.staging_ring import StagingArena, shared_staging_arena
 from vkep.plan.memory import align
 from vkep.plan.records import FRESH, Dispatch, Plan, Port, Space
 

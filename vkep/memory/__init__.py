@@ -3,38 +3,5 @@
 This package imports no Vulkan. ``device_arena``, ``staging`` and ``upload`` are imported by their own names.
 """
 
-from vkep.arena import (
-    ArenaConfig,
-    ArenaMode,
-    ArenaOutOfMemory,
-    ArenaSnapshot,
-    ArenaStats,
-    BfcArena,
-    Block,
-    ExtendStrategy,
-    RegionOutOfMemory,
-    RegionSource,
-    SourceRegion,
-    StreamUse,
-    factory_prefix,
-    session_prefix,
-    strip_arena_prefix,
-)
-
-__all__ = [
-    "ArenaConfig",
-    "ArenaMode",
-    "ArenaOutOfMemory",
-    "ArenaSnapshot",
-    "ArenaStats",
-    "BfcArena",
-    "Block",
-    "ExtendStrategy",
-    "RegionOutOfMemory",
-    "RegionSource",
-    "SourceRegion",
-    "StreamUse",
-    "factory_prefix",
-    "session_prefix",
-    "strip_arena_prefix",
-]
+from vkep.arena import *  # noqa: F403  # its names are public here too
+from vkep.arena import __all__ as __all__

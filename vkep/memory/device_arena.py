@@ -1,7 +1,7 @@
 """The arena on Vulkan memory: its regions are buffers.
 
 A `BufferArena` joins `BfcArena` to ``gpu_shared`` buffers of one memory kind. `DeviceArena` is the stream-aware one for
-device memory; `vkep.memory.staging` has the one for staging. `shared_device_arena` gives the one arena of a context,
+device memory; `vkep.memory.staging_ring` has the one for staging. `shared_device_arena` gives the one arena of a context,
 counted by its users: all sessions on the context share it (CUDA plugin EP arena allocator design, sections 3.3 to 3.5).
 """
 

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vkep.memory.device_arena import DeviceBlock
-from vkep.memory.staging import StagingArena, shared_staging_arena
 
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer
     from gpu_shared.lease import DelegateLease
     from gpu_shared.memory import Buffer
     from gpu_shared.timeline import PreparedSubmit
+from typing import TYPE_CHECKING
+
+from vkep.memory.device_arena import BufferArena, shared_arena
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.device import Device
 
 
 class Target(Protocol):
@@ -137,3 +143,25 @@ class StagingRing:
         self._slots.clear()
         self._arena = None
         self._shared.close()
+
+
+STAGING_KINDS = ("upload", "download")
+
+
+class StagingArena(BufferArena):
+    """Mapped ("pinned") memory for one direction: ``"upload"`` (the host writes) or ``"download"`` (the host reads, cached).
+
+    It is the same BFC arena, without streams: who stages waits for the copy before it frees (CUDA plugin EP arena allocator
+    design, section 3.4: the pinned arena is not stream-aware).
+    """
+
+    def __init__(self, device: Device, memory_kind: str) -> None:
+        if memory_kind not in STAGING_KINDS:
+            raise ValueError(f"StagingArena: memory_kind is {memory_kind!r}, expected one of {STAGING_KINDS}")
+        super().__init__(device, memory_kind, label=f"{memory_kind} staging arena of {device.label}")
+
+
+def shared_staging_arena(context: SharedGpuContext, memory_kind: str) -> SharedResource[StagingArena]:
+    """One user's reference to the staging arena of ``context`` for one direction; see `shared_device_arena`."""
+    key = ("staging arena", memory_kind)
+    return shared_arena(context, key, lambda: StagingArena(context.device, memory_kind), None)

@@ -10,8 +10,13 @@ from vkep.dtypes import DTYPES
 from vkep.graph.attributes import BatchNormAttributes, LayerNormAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.norm import GroupNormProblem, LayerNormProblem, LocalResponseNormProblem, LpNormProblem
-from vkep.kernels.softmax import SoftmaxProblem
+from vkep.kernels.norm import (
+    GroupNormProblem,
+    LayerNormProblem,
+    LocalResponseNormProblem,
+    LpNormProblem,
+    SoftmaxProblem,
+)
 from vkep.ops.allowed import SINGLE, every
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator

@@ -17,7 +17,7 @@ import numpy as np
 from gpu_shared.errors import DeviceLostError
 from vkep.arena.records import ArenaOutOfMemory
 from vkep.memory.host_copy import LEAST, copy
-from vkep.memory.staging import StagingArena, shared_staging_arena
+from vkep.memory.staging_ring import StagingArena, shared_staging_arena
 from vkep.memory.upload import PIECE_BYTES, Download, Upload, Uploader
 from vkep.ort.boundary import ffi, lib
 

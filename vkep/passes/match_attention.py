@@ -14,7 +14,7 @@ from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.matmul_problem import MatMulProblem
-from vkep.kernels.softmax import SoftmaxProblem
+from vkep.kernels.norm import SoftmaxProblem
 from vkep.passes.fuse import Uses
 
 #: most operations between the first product and the softmax; bounds the recursion of the search

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,7 @@ from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import Weight
 from vkep.tosa import registry
-from vkep.tosa.cost import flops
-from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, TosaBuilder, TosaTensor, Value
+from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, Op, TosaBuilder, TosaTensor, Value
 from vkep.tosa.mlir import needed, to_mlir
 from vkep.tosa.shared import TosaWeight, shareable
 from vkep.tosa.type_legalization import SIGNED, border, handed_out, taken_in
@@ -100,7 +100,7 @@ class TosaIsland:
 
     @property
     def flops(self) -> int:
-        """See `vkep.tosa.cost`."""
+        """See `vkep.tosa.lower`."""
         return flops(self.builder.ops)
 
     def _tensor(self, name: str, spec: Callable[[str], Weight | TosaPort | None]) -> TosaTensor:
@@ -169,3 +169,21 @@ def lower_nodes(nodes: Sequence[Node], known: Mapping[str, Weight | TosaPort], o
         except Decline as decline:
             raise Decline(f"{node.title}: {decline.reason}") from None
     return island.finish(outputs)
+
+
+def flops(ops: Iterable[Op]) -> int:
+    """Multiplications and additions of the sums of products; one for each element of everything else's result."""
+    return sum(_of(op) for op in ops)
+
+
+def _of(op: Op) -> int:
+    size = math.prod(op.result.shape)
+    if op.name in ("conv2d", "conv3d"):
+        return 2 * size * math.prod(op.operands[1].shape[1:])
+    if op.name == "depthwise_conv2d":
+        return 2 * size * math.prod(op.operands[1].shape[:2])
+    if op.name == "transpose_conv2d":
+        return 2 * math.prod(op.operands[0].shape) * math.prod(op.operands[1].shape[:3])
+    if op.name == "matmul":
+        return 2 * size * op.operands[0].shape[2]
+    return size

@@ -4,9 +4,8 @@ Each is declared once under the name that programs call it by. Results are those
 bfloat16 are computed in float32.
 """
 
-from vkep.executorch.portable import (
+from vkep.executorch.portable import (  # noqa: F401  # declare the kernels
     backward,
-    creation,
     indexing,
     matrix,
     movement,
@@ -21,20 +20,4 @@ from vkep.executorch.portable import (
 )
 from vkep.executorch.portable.registry import KERNELS, PortableKernel
 
-__all__ = [
-    "KERNELS",
-    "PortableKernel",
-    "backward",
-    "creation",
-    "indexing",
-    "matrix",
-    "movement",
-    "normalization",
-    "pointwise",
-    "pooling",
-    "prim",
-    "quantized",
-    "reduction",
-    "sampling",
-    "spectral",
-]
+__all__ = ["KERNELS", "PortableKernel"]

@@ -1,4 +1,4 @@
-"""Operators that move elements."""
+"""Operators that make tensors from numbers, and that move elements."""
 
 from __future__ import annotations
 
@@ -121,6 +121,20 @@ def as_strided(self: Array, size: Sequence[int], stride: Sequence[int], offset: 
 
 
 _EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "full.out": lambda size, value: np.full(size, value),
+    "full_like.out": lambda x, value, memory_format: np.full(x.shape, value),
+    "zeros_like.out": lambda x, memory_format: np.zeros(x.shape),
+    "ones_like.out": lambda x, memory_format: np.ones(x.shape),
+    "zeros.out": lambda size: np.zeros(size),
+    "ones.out": lambda size: np.ones(size),
+    "empty.memory_format empty.out": lambda size, memory_format: np.zeros(size),
+    "dim_order_ops::_empty_dim_order.out": lambda size, dim_order: np.zeros(size),
+    "arange.out": lambda end: np.arange(end),
+    "arange.start_out": lambda start, end, step: np.arange(start, end, step),
+    "scalar_tensor.out": lambda value: np.asarray(value),
+    "fill.Scalar_out fill.Tensor_out": lambda x, value: np.broadcast_to(np.asarray(value), x.shape),
+    "rand.out": lambda size: np.random.default_rng().random(size),
+    "randn.out": lambda size: np.random.default_rng().standard_normal(size),
     "clone.out _to_copy.memory_out": lambda x, memory_format: x,
     "alias_copy.out detach_copy.out lift_fresh_copy.out et_copy::_h2d_copy.out et_copy::_d2h_copy.out": lambda x: x,
     "_to_copy.out": lambda x, non_blocking, memory_format: x,

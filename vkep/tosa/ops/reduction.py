@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from vkep.graph.attributes import LayerNormAttributes
 from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor
 from vkep.tosa.ops.casts import cast_to
-from vkep.tosa.ops.power import sqrt
+from vkep.tosa.ops.elementwise import sqrt
 from vkep.tosa.registry import FLOATS, NUMBERS, axis_of, constant_of, tosa_operator
 
 
