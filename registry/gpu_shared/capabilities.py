@@ -31,6 +31,7 @@ FEATURE_NAMES = frozenset(
         "subgroup_size_control",
         "compute_full_subgroups",
         "subgroup_arithmetic",
+        "subgroup_ballot",
         "subgroup_shuffle",
         "subgroup_extended_types",
         "vulkan_memory_model",

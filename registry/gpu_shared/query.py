@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from gpu_shared import vk
 from gpu_shared.capabilities import (
     FEATURE_NAMES,
+    REQUIRED_FEATURES,
     CooperativeMatrixShape,
     DeviceCapabilities,
     MemoryHeap,
     QueueFamily,
 )
 
+WITHOUT_VARIABLE = "VKEP_WITHOUT"
 API_1_2 = (1, 2, 0)
 API_1_3 = (1, 3, 0)
 
@@ -80,7 +83,7 @@ CORE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 #: what a device has without switching it on
-PROPERTY_FEATURES = frozenset({"subgroup_arithmetic", "subgroup_shuffle"})
+PROPERTY_FEATURES = frozenset({"subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle"})
 #: extensions that are switched on where they are to be had
 WANTED_EXTENSIONS = (
     "VK_KHR_cooperative_matrix",
@@ -101,7 +104,7 @@ _QUEUE_BITS = {
     0x10: "protected",
     vk.QUEUE_DATA_GRAPH_ARM: "data_graph",
 }
-_SUBGROUP_ARITHMETIC, _SUBGROUP_SHUFFLE = 0x4, 0x10
+_SUBGROUP_OPERATIONS = {0x4: "subgroup_arithmetic", 0x8: "subgroup_ballot", 0x10: "subgroup_shuffle"}
 
 
 def feature_names(names: Iterable[str]) -> frozenset[str]:
@@ -114,6 +117,20 @@ def feature_names(names: Iterable[str]) -> frozenset[str]:
     for _, fields in FEATURE_STRUCTS.values():
         vulkan_names.update(fields)
     return frozenset(vulkan_names.get(name, name) for name in names) & FEATURE_NAMES
+
+
+def switched_off() -> frozenset[str]:
+    """Features that the environment variable VKEP_WITHOUT (names with commas between) has every device do without.
+
+    Raises ``ValueError`` for a name that is no feature, or one of a feature that every device needs.
+    """
+    names = frozenset(name.strip() for name in os.environ.get(WITHOUT_VARIABLE, "").split(",")) - {""}
+    optional = FEATURE_NAMES - REQUIRED_FEATURES
+    if not names <= optional:
+        raise ValueError(
+            f"{WITHOUT_VARIABLE} names {', '.join(sorted(names - optional))}; it may name {', '.join(sorted(optional))}"
+        )
+    return names
 
 
 def version(number: int) -> tuple[int, int, int]:
@@ -186,10 +203,7 @@ def capabilities(instance_fn: vk.Functions, physical: Any, index: int = 0) -> De
         operations = (
             p11.subgroupSupportedOperations if p11.subgroupSupportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT else 0
         )
-        if operations & _SUBGROUP_ARITHMETIC:
-            features.add("subgroup_arithmetic")
-        if operations & _SUBGROUP_SHUFFLE:
-            features.add("subgroup_shuffle")
+        features.update(name for bit, name in _SUBGROUP_OPERATIONS.items() if operations & bit)
         more.update(
             uuid=bytes(p11.deviceUUID).hex(),
             driver_name=vk.text(p12.driverName),
@@ -208,6 +222,7 @@ def capabilities(instance_fn: vk.Functions, physical: Any, index: int = 0) -> De
         )
         if not p13.requiredSubgroupSizeStages & vk.VK_SHADER_STAGE_COMPUTE_BIT:
             features.discard("subgroup_size_control")
+    features -= switched_off()
     heaps, unified = _memory(instance_fn, physical)
     limits = basic.limits
     return DeviceCapabilities(

@@ -19,7 +19,9 @@ from vkep.kernels.kernel import KernelCall, Operand
 from vkep.kernels.select import choose, emit
 from vkep.kernels.tuning import Choice
 
-CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
+CPU = DeviceCapabilities(
+    "imagined CPU driver", device_type="cpu", subgroup_size=8, features=frozenset({"subgroup_ballot"})
+)
 GPU = DeviceCapabilities("imagined GPU", device_type="discrete", max_shared_memory_bytes=49152)
 TOLERANCE = {"float32": 4e-6, "float16": 1e-3}
 

@@ -17,7 +17,9 @@ from vkep.kernels.matmul import MatMulProblem, pack_panels
 from vkep.kernels.select import choose, emit
 from vkep.kernels.tiles import SHARED_TILES, is_cpu_driver, shared_tiling, subgroup_tile
 
-CPU = DeviceCapabilities("imagined CPU driver", device_type="cpu", subgroup_size=8)
+CPU = DeviceCapabilities(
+    "imagined CPU driver", device_type="cpu", subgroup_size=8, features=frozenset({"subgroup_ballot"})
+)
 GPU = DeviceCapabilities("imagined GPU", device_type="discrete", max_shared_memory_bytes=49152)
 TOLERANCE = {"float32": 2e-6, "float16": 1e-3}
 
@@ -200,7 +202,8 @@ class TestWithoutDevice:
         assert on_cpu.flops == on_gpu.flops == 2 * 64**3
 
     def test_subgroup_size_is_required_only_where_it_can_be(self) -> None:
-        controlled = dataclasses.replace(CPU, features=frozenset({"subgroup_size_control", "compute_full_subgroups"}))
+        control = {"subgroup_size_control", "compute_full_subgroups"}
+        controlled = dataclasses.replace(CPU, features=CPU.features | control)
         assert subgroup_tile(64, 64, 1, CPU, packed=True).required_subgroup_size is None
         assert subgroup_tile(64, 64, 1, controlled, packed=True).required_subgroup_size == 8
 

@@ -123,29 +123,6 @@ def test_a_result_of_more_elements_than_kernels_count_is_left_to_the_cpu() -> No
     assert "2**31" in placed["Concat"].reason
 
 
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        ("g (float[2, 6] x) => (float[3, 4] y) <int64[2] s = {3, 4}> { y = Reshape(x, s) }", "vulkan"),
-        ("g (int64[2, 6] x) => (int64[3, 4] y) <int64[2] s = {3, 4}> { y = Reshape(x, s) }", "cpu"),
-        ("g (float[4] x) => (float[4] y) { i = Cast<to = 7>(x) z = Cast<to = 1>(i) y = Relu(z) }", "cpu"),
-    ],
-)
-def test_element_types_that_a_device_lacks_matter_where_a_kernel_touches_them(text: str, where: str) -> None:
-    caps = DeviceCapabilities.generic(features=FEATURE_NAMES - {"int64"})
-    loaded = load_model(model(text))
-    shape = tuple(d for d in loaded.graph.inputs[0].shape or () if isinstance(d, int))
-    dtype = dtypes.from_onnx(loaded.graph.inputs[0].elem_type)
-    assert dtype is not None
-    program = lower(
-        loaded.graph.nodes, {**loaded.graph.weights, "x": ValueSpec(dtype, shape)}, ["y"], loaded.opsets, caps
-    )
-    assert program.placements[0].where == where
-    for step in program.steps:
-        if isinstance(step, IslandStep):
-            assert not any("int64" in value for key in step.plan.pipelines for _, value in key.shader.defines)
-
-
 def test_what_is_rolled_back_is_shared_with_no_later_node() -> None:
     b = Builder(CAPS)
     lengths = Tensor.contiguous(dtypes.DTYPES["int32"], (4,))

@@ -109,7 +109,8 @@ class PipelineStore:
     def _module(self, shader: CompiledShader) -> ShaderModule:
         name = f"{shader.key}:{shader.arguments_in_memory}"
         if name not in self._modules:
-            self._modules[name] = ShaderModule(self._device, shader.words, label=shader.variant.source)
+            words = self.library.fitted(shader, self._device.capabilities.features)
+            self._modules[name] = ShaderModule(self._device, words, label=shader.variant.source)
         return self._modules[name]
 
     def _save(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -25,21 +24,6 @@ from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
 from vkep.sizes import wholes
 
-#: device features that storing and loading an element type needs
-STORAGE_FEATURES = {
-    "float16": ("storage_16bit", "float16"),
-    "bfloat16": ("storage_16bit", "int16"),
-    "float64": ("float64",),
-    "int8": ("storage_8bit", "int8"),
-    "uint8": ("storage_8bit", "int8"),
-    "bool": ("storage_8bit", "int8"),
-    "int16": ("storage_16bit", "int16"),
-    "uint16": ("storage_16bit", "int16"),
-    "int64": ("int64",),
-    "uint64": ("int64",),
-    **dict.fromkeys(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"), ("storage_8bit", "int8")),
-    **{d: ("storage_8bit", "int8") for d in DTYPES if d.startswith("float8_")},
-}
 #: elements of a tensor, and size of a whole number, that kernels stay below
 LARGEST = 1 << 31
 Operand = Tensor | ex.Expr | float | int | bool
@@ -54,18 +38,8 @@ class Builder:
         self.ops: list[Op] = []
         self.node: Node | None = None
         self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}  #: by what they check: layers share lengths
-        self._lacking = _lacking(caps)
 
     # ---- declining
-
-    def check_storage(self, tensors: Iterable[Tensor]) -> None:
-        """Decline element types that no kernel can load or store on this device."""
-        if self._lacking:
-            for dtype in (t.dtype for t in tensors):
-                if dtype.name in self._lacking:
-                    raise Decline(
-                        f"the device lacks {', '.join(self._lacking[dtype.name])}, which {dtype} tensors need"
-                    )
 
     def decline(self, reason: str) -> NoReturn:
         """What the kernels do not do: the CPU takes the node."""
@@ -340,8 +314,6 @@ class Builder:
     def _add(self, op: Op) -> None:
         if 0 in [t.size for t in op.outputs]:
             return
-        if self._lacking:
-            self.check_storage((*op.inputs, *op.outputs))
         if self.node is not None:
             op.labels.append(self.node.name)
             if isinstance(op, KernelOp):
@@ -375,13 +347,6 @@ def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
         return broadcast_shapes(*shapes)
     except ValueError:
         raise InvalidNode(f"shapes {shapes} do not broadcast") from None
-
-
-@functools.lru_cache(64)  # each island, and each attention that is tried, has a builder
-def _lacking(caps: DeviceCapabilities) -> dict[str, list[str]]:
-    """By element type that kernels cannot load or store on a device, the features that it lacks for that."""
-    lacking = {name: [f for f in needed if not caps.has(f)] for name, needed in STORAGE_FEATURES.items()}
-    return {name: features for name, features in lacking.items() if features}
 
 
 def _opaque(dtype: DType) -> bool:

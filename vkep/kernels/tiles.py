@@ -43,8 +43,8 @@ TILED_DEFINES = {
 
 
 def is_cpu_driver(caps: DeviceCapabilities) -> bool:
-    """True for a driver that runs shaders on the CPU, with subgroups of a SIMD register's width."""
-    return caps.device_type == "cpu" and 4 <= caps.subgroup_size <= 32
+    """True for a driver that runs shaders on the CPU, with subgroups of a SIMD register's width that share values."""
+    return caps.device_type == "cpu" and 4 <= caps.subgroup_size <= 32 and caps.has("subgroup_ballot")
 
 
 def _padded(size: int, multiple: int) -> int:

@@ -17,7 +17,7 @@ from vkep.kernels.kernel import Kernel, Operand
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.cache import PrebuiltSpirv, SpirvCache
 from vkep.shaders.compiler import find_compiler
-from vkep.shaders.errors import CompilerNotFoundError, ShaderInterfaceError
+from vkep.shaders.errors import CompilerNotFoundError, InvalidSpirvError, ShaderInterfaceError
 from vkep.shaders.source import GlslSource, find_source, glsl_root, read_source
 from vkep.shaders.spirv import spec_constant_ids
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ARGS_IN_MEMORY = "ARGS_IN_MEMORY"  #: what shaders/args.glsl looks for
+_WORDS = ShaderVariant("words.comp")
 
 
 class SourceCompiler(Protocol):
@@ -134,6 +135,21 @@ class ShaderLibrary:
                         del self._shaders[request]
                 future.set_exception(error)
         return future.result()
+
+    def fitted(self, shader: CompiledShader, features: frozenset[str]) -> bytes:
+        """The module for a device with these features (`gpu_shared.capabilities.FEATURE_NAMES`): as it is, or computing with
+        words where the device lacks its types (`vkep.shaders.words`).
+
+        Raises `InvalidSpirvError` for what the device cannot run, and the errors of `spirv`.
+        """
+        from vkep.shaders import words
+
+        if not words.lacking(words.capabilities_of(shader.words), features):
+            return shader.words
+        try:
+            return words.fitted(shader.words, features, self.spirv(_WORDS).words)
+        except InvalidSpirvError as error:
+            raise InvalidSpirvError(f"{shader.variant.source}: {error}") from error
 
     def compile_many(
         self,

@@ -111,7 +111,8 @@ class KernelRunner:
         pushed = ADDRESS_BYTES if key.arguments_in_memory else key.argument_bytes
         if pushed not in self._layouts:
             self._layouts[pushed] = PipelineLayout(self.device, pushed)
-        module = ShaderModule(self.device, shader.words, label=key.shader.source)
+        words = self.library.fitted(shader, self.device.capabilities.features)
+        module = ShaderModule(self.device, words, label=key.shader.source)
         pipeline = ComputePipeline(
             self.device,
             self._layouts[pushed],
