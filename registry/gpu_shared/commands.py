@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gpu_shared.pipeline import ComputePipeline, PipelineLayout
 
 # VkPipelineStageFlagBits and VkAccessFlagBits, as plain numbers for the hot path
-STAGE_COMPUTE, STAGE_TRANSFER, STAGE_HOST, STAGE_ALL = 0x800, 0x1000, 0x4000, 0x10000
+STAGE_INDIRECT, STAGE_COMPUTE, STAGE_TRANSFER, STAGE_HOST, STAGE_ALL = 0x2, 0x800, 0x1000, 0x4000, 0x10000
+ACCESS_INDIRECT_READ = 0x1
 ACCESS_SHADER_READ, ACCESS_SHADER_WRITE = 0x20, 0x40
 ACCESS_TRANSFER_READ, ACCESS_TRANSFER_WRITE = 0x800, 0x1000
 ACCESS_HOST_READ, ACCESS_HOST_WRITE = 0x2000, 0x4000
@@ -166,6 +167,17 @@ class CommandBuffer(Handle):
             raise ValueError(f"{self.label}: a grid of {(x, y, z)} workgroups, the device takes up to {limits}")
         self._dispatch(raw, x, y, z)
 
+    def dispatch_indirect(self, buffer: Buffer, offset: int) -> None:
+        """Run the bound pipeline on the grid (3 uint32) that lies in ``buffer`` when the GPU comes to it; whoever writes it
+        keeps to the device's limits.
+        """
+        if self._layout is None:
+            raise ValueError(f"{self.label}: dispatch before bind_pipeline")
+        if offset % 4 or not 0 <= offset <= buffer.size - 12:
+            raise ValueError(f"{self.label}: a grid at byte {offset} of {buffer.label!r} ({buffer.size} bytes)")
+        self._fn.vkCmdDispatchIndirect(self._ready(), buffer.raw, offset)
+        self._retained.append(buffer)
+
     def bind_data_graph(self, pipeline: DataGraphPipeline) -> None:
         """Bind a data graph pipeline, for `dispatch_data_graph`."""
         self._bind(self._ready(), arm_abi.BIND_POINT_DATA_GRAPH, pipeline.raw)
@@ -207,7 +219,12 @@ class CommandBuffer(Handle):
 
     def barrier_after_transfer(self) -> None:
         """Dispatches and copies that follow see, and wait for, what copies wrote."""
-        self.barrier(STAGE_TRANSFER, ACCESS_TRANSFER_WRITE, STAGE_COMPUTE | STAGE_TRANSFER, _SHADER | _TRANSFER)
+        self.barrier(
+            STAGE_TRANSFER,
+            ACCESS_TRANSFER_WRITE,
+            STAGE_INDIRECT | STAGE_COMPUTE | STAGE_TRANSFER,
+            ACCESS_INDIRECT_READ | _SHADER | _TRANSFER,
+        )
 
     def barrier_to_host(self) -> None:
         """The host, once it has waited for the submit, sees what shaders and copies wrote. (The host's own writes

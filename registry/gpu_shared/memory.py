@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 0x1, 0x2, 0x4, 0x8
 _UNIFIED = DEVICE_LOCAL | HOST_VISIBLE | HOST_COHERENT | HOST_CACHED
-#: transfer source and destination, storage, device address
-USAGE = 0x1 | 0x2 | 0x20 | vk.BUFFER_USAGE_SHADER_DEVICE_ADDRESS
+#: transfer source and destination, storage, indirect dispatches, device address
+USAGE = 0x1 | 0x2 | 0x20 | 0x100 | vk.BUFFER_USAGE_SHADER_DEVICE_ADDRESS
 
 #: kind -> memory property sets, best first: all bits of ``need`` present, none of ``avoid``
 _CHOICES: dict[str, tuple[tuple[int, int], ...]] = {

@@ -36,7 +36,7 @@ def test_both_delegates_see_one_allocation(opened: Any) -> None:
     block = frame[handed].block
     assert (id(block.buffer), block.offset) in bound
     (plan,) = island.runner._idle
-    assert frame[handed].address in plan._bound  # the very address that the Vulkan kernels read
+    assert frame[handed].address in plan._table._bound  # the very address that the Vulkan kernels read
     assert island.outputs[0] in last.inputs
 
 

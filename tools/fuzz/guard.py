@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 
-from vkep.device import recorded
+from vkep.device import arguments, recorded
 from vkep.dtypes import DTYPES
 from vkep.passes import emit
 from vkep.plan.memory import Lifetime, align
@@ -96,9 +96,9 @@ class Guards:
         self._activations += [life.nbytes for life in lifetimes]
         return [k * _APART for k in range(first, len(self._activations))], 1
 
-    def patched(self, plan: recorded.RecordedPlan, dispatch: Dispatch, data: bytes) -> bytes:
+    def patched(self, plan: arguments.ArgumentTable, dispatch: Dispatch, data: bytes) -> bytes:
         """A dispatch's arguments with guarded copies of its constants, and guarded activations."""
-        arguments = bytearray(data)
+        patched = bytearray(data)
         for r in dispatch.relocations:
             if r.space is Space.ACTIVATION:
                 number, within = divmod(r.addend, _APART)
@@ -111,13 +111,13 @@ class Guards:
                 memory, within = self._constant(plan, r.index), r.addend
             else:
                 continue
-            struct.pack_into("<Q", arguments, r.offset, memory.address + within)
-        return bytes(arguments)
+            struct.pack_into("<Q", patched, r.offset, memory.address + within)
+        return bytes(patched)
 
-    def _constant(self, plan: recorded.RecordedPlan, index: int) -> GuardedMemory:
+    def _constant(self, plan: arguments.ArgumentTable, index: int) -> GuardedMemory:
         key = (id(plan), index)
         if key not in self._constants:
-            ref, address = plan.plan.constants[index], plan._constants[index]
+            ref, address = plan._plan.constants[index], plan._constants[index]
             memory = self._constants[key] = self.new(ref.nbytes, f"constant {ref.label!r}")
             ctypes.memmove(memory.address, address, ref.nbytes)
         return self._constants[key]
@@ -135,14 +135,14 @@ def guarded() -> Iterator[Guards]:
     Sessions opened inside must be closed before it ends. Raises `RuntimeError` on a device that has memory of its own.
     """
     guards = Guards()
-    patched = recorded.RecordedPlan._patched
+    patched = arguments.ArgumentTable._patched
 
     class Ports:
         """In place of the recording's own: see `vkep.device.recorded._HostPorts`."""
 
         size, block, staging = 1, None, None
 
-        def __init__(self, delegate: Any, ports: Sequence[Port], staging: Any) -> None:
+        def __init__(self, delegate: Any, ports: Sequence[Port], room: Sequence[int], staging: Any) -> None:
             if staging is not None or "llvmpipe" not in delegate.capabilities.name:
                 raise RuntimeError(f"{delegate.capabilities.name} does not run shaders on host addresses")
             memories = [guards.new(p.nbytes, f"{'input' if p.is_input else 'output'} {p.name!r}") for p in ports]
@@ -157,14 +157,14 @@ def guarded() -> Iterator[Guards]:
         def close(self) -> None:
             self.views = []
 
-    def _patched(self: recorded.RecordedPlan, dispatch: Dispatch) -> bytes:
-        return guards.patched(self, dispatch, patched(self, dispatch))
+    def _patched(self: arguments.ArgumentTable, k: int) -> bytes:
+        return guards.patched(self, self._plan.dispatches[k], patched(self, k))
 
     try:
         with (
             mock.patch.object(emit, "place", guards.place),
             mock.patch.object(recorded, "_HostPorts", Ports),
-            mock.patch.object(recorded.RecordedPlan, "_patched", _patched),
+            mock.patch.object(arguments.ArgumentTable, "_patched", _patched),
         ):
             yield guards
     finally:

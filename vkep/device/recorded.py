@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +12,21 @@ import numpy as np
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.timeline import PreparedSubmit
+from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
 from vkep.memory.staging_ring import StagingArena, shared_staging_arena
+from vkep.plan.layout import Layout
 from vkep.plan.memory import align
-from vkep.plan.records import FRESH, Dispatch, Plan, Port, Space
+from vkep.plan.records import Port
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
-_SLOT_BYTES = 8
 
 
 class _HostPorts:
@@ -36,11 +35,14 @@ class _HostPorts:
     On unified memory the host's view is the device memory itself; else a staging block is copied by the GPU.
     """
 
-    def __init__(self, delegate: VulkanDelegate, ports: Sequence[Port], staging: StagingArena | None) -> None:
-        offsets, size = [], 0
-        for port in ports:
-            offsets.append(size)
-            size += align(max(port.nbytes, 1))
+    def __init__(
+        self, delegate: VulkanDelegate, ports: Sequence[Port], room: Sequence[int], staging: StagingArena | None
+    ) -> None:
+        """``room``: the bytes that each port may take, `fit` allowing."""
+        self.room, self._offsets, size = tuple(room), list[int](), 0
+        for nbytes in room:
+            self._offsets.append(size)
+            size += align(max(nbytes, 1))
         self.size = max(size, 1)
         self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
         self.staging: DeviceBlock | None = None
@@ -49,16 +51,32 @@ class _HostPorts:
                 self.staging = staging.alloc(self.size)
             mapped = (self.staging or self.block).mapped
             assert mapped is not None, "unified memory and staging are mapped"
-            raw = np.frombuffer(mapped, np.uint8)
-            self.views: list[Array] = [
-                raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
-                for p, offset in zip(ports, offsets, strict=True)
-            ]
+            self._raw = np.frombuffer(mapped, np.uint8)
+            self.fit(ports)
         except BaseException:
             self.close()
             raise
-        self.addresses = [self.block.address + offset for offset in offsets]
+        self.addresses = [self.block.address + offset for offset in self._offsets]
         self._results = delegate.results
+
+    def fit(self, ports: Sequence[Port]) -> bool:
+        """See the memory as these ports; False where one of them is larger than its room."""
+        if any(port.nbytes > room for port, room in zip(ports, self.room, strict=True)):
+            return False
+        self.views: list[Array] = [
+            self._raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
+            for p, offset in zip(ports, self._offsets, strict=True)
+        ]
+        self.used = [(offset, p.nbytes) for p, offset in zip(ports, self._offsets, strict=True) if p.nbytes]
+        return True
+
+    def copy(self, commands: CommandBuffer, down: bool) -> None:
+        """Record the copy of what the ports use from (or, for results, to) the staging block."""
+        assert self.staging is not None
+        source, target = (self.block, self.staging) if down else (self.staging, self.block)
+        spans = [(0, self.size)] if sum(n for _, n in self.used) * 2 > self.size else self.used
+        for offset, nbytes in spans:
+            commands.copy_buffer(source.buffer, target.buffer, nbytes, source.offset + offset, target.offset + offset)
 
     def result(self, k: int) -> Array:
         """A new array with the content of port ``k``."""
@@ -68,7 +86,7 @@ class _HostPorts:
         return made
 
     def close(self) -> None:
-        self.views = []
+        self.views, self._raw = [], np.empty(0, np.uint8)
         if self.staging is not None:
             self.staging.free()
         self.block.free()
@@ -78,21 +96,27 @@ class RecordedPlan:
     """A plan ready to run, for one run at a time (`PlanRunner` hands them out)."""
 
     def __init__(
-        self, delegate: VulkanDelegate, plan: Plan, pipelines: Sequence[ComputePipeline], constants: Sequence[int]
+        self,
+        delegate: VulkanDelegate,
+        places: Places,
+        pipelines: Sequence[ComputePipeline],
+        constants: Sequence[int],
+        layout: Layout | None = None,
     ) -> None:
-        self.plan = plan
-        self._delegate = delegate
+        """``layout``: where the buffers of a plan with sizes lie."""
+        self.plan, self.layout = places.plan, layout
+        self._places, self._delegate = places, delegate
         self._pipelines, self._constants = pipelines, constants
-        self._inputs = [i for i, p in enumerate(plan.ports) if p.is_input]
-        self._outputs = [i for i, p in enumerate(plan.ports) if not p.is_input]
+        self._ports: Sequence[Port] = self.plan.ports
+        self._inputs = [i for i, p in enumerate(self._ports) if p.is_input]
+        self._outputs = [i for i, p in enumerate(self._ports) if not p.is_input]
         self._held: list[Any] = []
-        self._submits: dict[tuple[bool, bool, bool], PreparedSubmit] = {}
+        self._submits: dict[tuple[str, bool, bool], PreparedSubmit] = {}
         self._main: CommandBuffer | None = None
         self._sides: dict[str, CommandBuffer] = {}
         self._host: tuple[_HostPorts, _HostPorts] | None = None
-        self._bound: list[int] = []  # addresses that the argument table on the device has
         self._staged: list[int] = []  # addresses of the run that was staged last
-        self._fresh = [i for i, slot in enumerate(plan.slots) if slot.port == FRESH]
+        self._numbers: RunNumbers | None = None
         self._last = 0  # timeline value of the latest run
         self._fault: FaultWord | None = None
         self._reading: list[DeviceTensor] = []  # what the run that `stage` made ready reads
@@ -107,58 +131,58 @@ class RecordedPlan:
 
     def _prepare(self) -> None:
         delegate, plan = self._delegate, self.plan
-        self._slab = self._hold(delegate.arena.alloc(max(plan.activation_bytes, 1), delegate.lease))
-        blocks = [d for d in plan.dispatches if plan.pipelines[d.pipeline].arguments_in_memory]
-        offsets, size = {}, align(_SLOT_BYTES * max(len(plan.slots), 1))
-        for dispatch in blocks:
-            offsets[id(dispatch)] = size
-            size += align(len(dispatch.arguments), 16)
-        self._table = self._hold(delegate.arena.alloc(size, delegate.lease))
-        self._slots_staging: DeviceBlock | None = None
+        slab_bytes = plan.activation_bytes if self.layout is None else self.layout.nbytes
+        slab = self._hold(delegate.arena.alloc(max(slab_bytes, 1), delegate.lease))
+        self._staging: tuple[StagingArena | None, StagingArena | None] = (None, None)
         if not delegate.unified:
             upload = shared_staging_arena(delegate.context, "upload")
             download = shared_staging_arena(delegate.context, "download")
             self._held += [upload, download]
-            self._staging: tuple[StagingArena | None, StagingArena | None] = (upload.value, download.value)
-            self._slots_staging = self._hold(upload.value.alloc(_SLOT_BYTES * max(len(plan.slots), 1)))
-        else:
-            self._staging = (None, None)
+            self._staging = (upload.value, download.value)
         if plan.faults:
             block = self._hold((self._staging[1] or delegate.arena).alloc(FAULT_BYTES))
             self._fault = FaultWord(block, plan.faults, delegate.lease)
-        mapped = (self._slots_staging or self._table).mapped
-        assert mapped is not None
-        self._slots = np.frombuffer(mapped, np.uint64, len(plan.slots))
-        if blocks:
-            image = bytearray(size)
-            for dispatch in blocks:
-                data = self._patched(dispatch)
-                image[offsets[id(dispatch)] : offsets[id(dispatch)] + len(data)] = data
-            first = align(_SLOT_BYTES * max(len(plan.slots), 1))
-            delegate.uploader.upload(self._table, bytes(image[first:]), offset=first)
-            delegate.uploader.finish()
-        self._argument_offsets = offsets
+        fault = self._fault.address if self._fault is not None else 0
+        self._table = ArgumentTable(
+            delegate, self._places, self._constants, slab.address, fault, self.layout, self._staging[0]
+        )
+        self._held.append(self._table)
         self._main = self._record("main", None)
+
+    def set_sizes(self, numbers: RunNumbers) -> None:
+        """Take over the sizes of the next run. Raises `DeviceLostError`, `ArenaOutOfMemory`."""
+        if numbers is self._numbers:
+            return
+        self._wait()
+        self._table.set(numbers)
+        self._ports, self._numbers = numbers.ports, numbers
+        if self._host is None:
+            return
+        for held, which in zip(self._host, (self._inputs, self._outputs), strict=True):
+            if not held.fit([self._ports[i] for i in which]):
+                self._drop_host()
+                return
+        for name in ("upload", "download"):  # what they copy follows the sizes
+            self._drop_side(name)
+
+    def _drop_host(self) -> None:
+        for name in ("upload", "download"):
+            self._drop_side(name)
+        for ports in self._host or ():
+            self._held.remove(ports)
+            ports.close()
+        self._host = None
+
+    def _drop_side(self, name: str) -> None:
+        commands = self._sides.pop(name, None)
+        if commands is not None:
+            self._submits.clear()
+            self._held.remove(commands)
+            commands.close()
 
     def _hold(self, block: DeviceBlock) -> DeviceBlock:
         self._held.append(block)
         return block
-
-    def _patched(self, dispatch: Dispatch) -> bytes:
-        """The dispatch's argument block with its addresses filled in."""
-        data = bytearray(dispatch.arguments)
-        for r in dispatch.relocations:
-            if r.space is Space.CONSTANT:
-                base = self._constants[r.index]
-            elif r.space is Space.ACTIVATION:
-                base = self._slab.address
-            elif r.space is Space.FAULT:
-                assert self._fault is not None
-                base = self._fault.address
-            else:
-                base = self._table.address + _SLOT_BYTES * r.index
-            struct.pack_into("<Q", data, r.offset, base + r.addend)
-        return bytes(data)
 
     def _record(self, label: str, queries: QueryPool | None) -> CommandBuffer:
         commands = self._delegate.allocate_commands(f"plan {label}")
@@ -174,13 +198,8 @@ class RecordedPlan:
                 commands.memory_barrier()
             pipeline = self._pipelines[dispatch.pipeline]
             commands.bind_pipeline(pipeline)
-            if self.plan.pipelines[dispatch.pipeline].arguments_in_memory:
-                address = self._table.address + self._argument_offsets[id(dispatch)]
-                data = struct.pack("<Q", address)
-            else:
-                data = self._patched(dispatch)
-            commands.push_constants(pipeline.layout, data)
-            commands.dispatch(*dispatch.grid)
+            commands.push_constants(pipeline.layout, self._table.push_data(index))
+            self._table.dispatch(commands, index)
             if queries is not None:
                 commands.write_timestamp(queries, index + 1)
         if self._delegate.unified:
@@ -197,17 +216,15 @@ class RecordedPlan:
             if name == "fault":  # where no download follows, whose barrier is for all that was written
                 commands.barrier_to_host()
             elif name == "download":
-                ports = self._host_ports[1]
                 commands.barrier_before_transfer()
-                _copy(commands, ports.block, ports.staging, ports.size)
+                self._host_ports[1].copy(commands, down=True)
                 commands.barrier_to_host()
             else:
                 commands.barrier_before_transfer()
-                if name == "slots":
-                    _copy(commands, self._slots_staging, self._table, _SLOT_BYTES * len(self.plan.slots))
+                if name == "upload":
+                    self._host_ports[0].copy(commands, down=False)
                 else:
-                    ports = self._host_ports[0]
-                    _copy(commands, ports.staging, ports.block, ports.size)
+                    self._table.send(commands, name)
                 commands.barrier_after_transfer()
             commands.end()
             self._sides[name] = commands
@@ -216,13 +233,19 @@ class RecordedPlan:
     @property
     def _host_ports(self) -> tuple[_HostPorts, _HostPorts]:
         if self._host is None:
-            delegate, ports = self._delegate, self.plan.ports
-            first = _HostPorts(delegate, [ports[i] for i in self._inputs], self._staging[0])
-            self._held.append(first)
-            second = _HostPorts(delegate, [ports[i] for i in self._outputs], self._staging[1])
-            self._held.append(second)
-            self._host = (first, second)
+            first = self._ports_of(self._inputs, self._staging[0])
+            self._host = (first, self._ports_of(self._outputs, self._staging[1]))
         return self._host
+
+    def _ports_of(self, which: Sequence[int], staging: StagingArena | None) -> _HostPorts:
+        ports = [self._ports[i] for i in which]
+        grown = self._numbers is not None and any(
+            p.nbytes > self.plan.ports[i].nbytes for i, p in zip(which, ports, strict=True)
+        )
+        room = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
+        made = _HostPorts(self._delegate, ports, room, staging)
+        self._held.append(made)
+        return made
 
     # ---- running
 
@@ -247,7 +270,7 @@ class RecordedPlan:
 
     def stage(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
-    ) -> tuple[bool, bool, bool]:
+    ) -> tuple[str, bool, bool]:
         """Make a run ready; returns the key of its command buffers (`buffers`). `submitted` follows. Raises
         `InvalidInputError` where an input comes from a run that failed.
         """
@@ -270,18 +293,9 @@ class RecordedPlan:
             else:
                 addresses[self._outputs[k]] = self._host_ports[1].addresses[k]
                 down = True
-        slots, self._staged = self._bind(addresses), addresses
+        what, self._staged = self._table.bind(addresses), addresses
         staged = not self._delegate.unified
-        return (slots, up and staged, down and staged)
-
-    def _bind(self, addresses: list[int]) -> bool:
-        """Have the plan's slots point to ``addresses``, in port order; whether the device is to be sent new slots."""
-        if addresses == self._bound and not self._fresh:
-            return False
-        self._bound = []  # until they are sent off, which may fail
-        for i, slot in enumerate(self.plan.slots):
-            self._slots[i] = addresses[slot.port] + slot.addend if slot.port != FRESH else secrets.randbits(64)
-        return bool(self.plan.slots) and not self._delegate.unified
+        return (what, up and staged, down and staged)
 
     def _wait(self) -> None:
         """Until the recording and its memory are free: a run with bound outputs does not wait for its end."""
@@ -294,13 +308,14 @@ class RecordedPlan:
         is done. Returns its check, where it needs one: it has no tensors to leave it with. Raises `DeviceLostError`, `GpuError`.
         """
         self._wait()
-        self._last = self._delegate.lease.submit(self._submit_for((self._bind(addresses), False, False)))
-        self._bound = addresses
+        self._last = self._delegate.lease.submit(self._submit_for((self._table.bind(addresses), False, False)))
+        self._table.sent(addresses)
         return None if self._fault is None else self._fault.submitted(self._last)
 
     def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
         """What `stage` made ready was sent off, and is done at the timeline value."""
-        self._last, self._bound = value, self._staged
+        self._last = value
+        self._table.sent(self._staged)
         self._checks, self._reading = (open_checks(self._reading) if self._reading else []), []
         written = [target for target in outputs if isinstance(target, DeviceTensor)]
         if self._fault is not None:
@@ -331,17 +346,17 @@ class RecordedPlan:
                 results.append(target)
         return results
 
-    def buffers(self, key: tuple[bool, bool, bool]) -> list[CommandBuffer]:
+    def buffers(self, key: tuple[str, bool, bool]) -> list[CommandBuffer]:
         """The command buffers of a run that was staged, in order."""
-        slots, up, down = key
+        what, up, down = key
         assert self._main is not None
         told = self._fault is not None and not (down or self._delegate.unified)
-        before, after = (("slots", slots), ("upload", up)), (("download", down), ("fault", told))
-        with self._delegate.lock if slots or up or down or told else contextlib.nullcontext():
+        before, after = ((what, what), ("upload", up)), (("download", down), ("fault", told))
+        with self._delegate.lock if what or up or down or told else contextlib.nullcontext():
             first, last = ([self._side(name) for name, wanted in sides if wanted] for sides in (before, after))
         return [*first, self._main, *last]
 
-    def _submit_for(self, key: tuple[bool, bool, bool]) -> PreparedSubmit:
+    def _submit_for(self, key: tuple[str, bool, bool]) -> PreparedSubmit:
         if key not in self._submits:
             self._submits[key] = self._delegate.lease.prepare(self.buffers(key))
         return self._submits[key]
@@ -369,12 +384,6 @@ class RecordedPlan:
         self._submits.clear()
         self._sides.clear()
         self._host, self._main = None, None
-        self._slots = np.empty(0, np.uint64)
         held, self._held = self._held, []
         for thing in reversed(held):
             thing.free() if isinstance(thing, DeviceBlock) else thing.close()
-
-
-def _copy(commands: CommandBuffer, source: DeviceBlock | None, target: DeviceBlock | None, size: int) -> None:
-    assert source is not None and target is not None
-    commands.copy_buffer(source.buffer, target.buffer, size, source.offset, target.offset)

@@ -7,15 +7,19 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vkep.device.arguments import Places, RunNumbers
 from vkep.device.recorded import RecordedPlan
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import Weight
+from vkep.plan.layout import Layout, laid_out
 from vkep.plan.records import Plan, Port
+from vkep.plan.sized import PlanSizes
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
@@ -40,11 +44,15 @@ class PlanRunner:
         plan: Plan,
         weights: Mapping[str, Weight],
         *,
+        sizes: PlanSizes | None = None,
         concurrency: int = 2,
         progress: Progress | None = None,
     ) -> None:
+        """``sizes``: what a run's sizes change in the plan (`at`)."""
         self.plan = plan
         self._delegate = delegate
+        self._places = Places(plan, sizes)
+        self._layout: Layout | None = None
         self._idle: list[RecordedPlan] = []
         self._room = threading.Semaphore(concurrency)
         self._closed = False
@@ -85,10 +93,14 @@ class PlanRunner:
         with self.recording() as recorded:
             return recorded.profile(inputs)
 
+    def at(self, sizes: Sequence[int]) -> SizedRunner:
+        """A runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
+        return SizedRunner(self, self._places.numbers(sizes))
+
     @contextlib.contextmanager
-    def recording(self) -> Iterator[RecordedPlan]:
-        """A recording for one run; waits where ``concurrency`` runs hold one each."""
-        recorded = self._take()
+    def recording(self, numbers: RunNumbers | None = None) -> Iterator[RecordedPlan]:
+        """A recording for one run, of these sizes; waits where ``concurrency`` runs hold one each."""
+        recorded = self._take(numbers)
         try:
             yield recorded
         finally:
@@ -103,21 +115,49 @@ class PlanRunner:
         """A new device tensor that fits an output."""
         return DeviceTensor(self._delegate, DTYPES[port.dtype], port.shape)
 
-    def _take(self) -> RecordedPlan:
+    def _take(self, numbers: RunNumbers | None) -> RecordedPlan:
         self._room.acquire()
         try:
-            return self._idle.pop()
-        except IndexError:
-            pass
-        try:
-            with self._delegate.lock:
-                return RecordedPlan(self._delegate, self.plan, self._pipelines, self._constants.addresses)
+            layout = None if numbers is None else self._layout_for(numbers)
+            recorded = self._idle_with(layout)
+            if recorded is None:
+                with self._delegate.lock:
+                    recorded = RecordedPlan(
+                        self._delegate, self._places, self._pipelines, self._constants.addresses, layout
+                    )
+            if numbers is not None:
+                try:
+                    recorded.set_sizes(numbers)
+                except BaseException:
+                    recorded.close()
+                    raise
+            return recorded
         except BaseException:
             self._room.release()
             raise
 
+    def _idle_with(self, layout: Layout | None) -> RecordedPlan | None:
+        """An idle recording; those whose buffers lie elsewhere are closed."""
+        while True:
+            try:
+                recorded = self._idle.pop()
+            except IndexError:
+                return None
+            if recorded.layout is layout:
+                return recorded
+            recorded.close()
+
+    def _layout_for(self, numbers: RunNumbers) -> Layout:
+        """Where the buffers lie: as before, unless these sizes need more room."""
+        sizes, layout = self._places.sizes, self._layout
+        assert sizes is not None
+        if layout is None or not layout.fits([numbers.values[b.nbytes] for b in sizes.buffers]):
+            with self._delegate.lock:
+                layout = self._layout = laid_out(sizes, numbers.values, self._layout)
+        return layout
+
     def _give(self, recorded: RecordedPlan) -> None:
-        if self._closed:
+        if self._closed or recorded.layout is not self._layout:
             recorded.close()
         else:
             self._idle.append(recorded)
@@ -132,3 +172,18 @@ class PlanRunner:
             recorded.close()
         self._idle.clear()
         self._constants.close()
+
+
+class SizedRunner(PlanRunner):
+    """A `PlanRunner`'s recordings for runs of certain sizes. It owns nothing: the runner that made it stays open."""
+
+    def __init__(self, runner: PlanRunner, numbers: RunNumbers) -> None:
+        self.plan = replace(runner.plan, ports=numbers.ports)
+        self._runner, self._numbers, self._delegate = runner, numbers, runner._delegate
+
+    def recording(self, numbers: RunNumbers | None = None) -> contextlib.AbstractContextManager[RecordedPlan]:  # type: ignore[override]
+        """See `PlanRunner.recording`."""
+        return self._runner.recording(self._numbers)
+
+    def close(self) -> None:
+        """Nothing: the runner closes what it has."""

@@ -1,0 +1,236 @@
+"""The memory that a recorded plan's dispatches read their arguments from: addresses of tensors, argument blocks, grids.
+
+Three regions of one block: the slots (addresses of a run's tensors), the argument blocks of dispatches whose arguments are not
+push constants, and the grids of dispatches that are sent indirectly. The host writes to it before a run: what a run binds, and
+what its sizes change.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu_shared.commands import CommandBuffer
+from vkep.memory.device_arena import DeviceBlock
+from vkep.memory.staging_ring import StagingArena
+from vkep.plan.layout import Layout
+from vkep.plan.memory import align
+from vkep.plan.records import FRESH, Plan, Port, Relocation, Space
+from vkep.plan.sized import PlanSizes, ports
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
+SLOT_BYTES = 8
+_GRID_BYTES = 16
+#: what of the table the device is to be sent before a run
+NOTHING, SLOTS, TABLE = "", "slots", "table"
+
+
+@dataclass(frozen=True)
+class RunNumbers:
+    """What a run of certain sizes has in place of a plan's own numbers."""
+
+    values: tuple[Any, ...]  #: of `PlanSizes.values`
+    ports: tuple[Port, ...]
+    slots: tuple[int, ...]  #: the slots' addends
+    words: np.ndarray[Any, Any]  #: arguments and grids, uint32, in the order of `Places.words`
+    addends: np.ndarray[Any, Any]  #: of relocations, int64, in the order of `PlanSizes.addends`
+
+
+class Places:
+    """Where in the table a plan's blocks and grids lie, and what sizes change there. One for all recordings of a plan."""
+
+    def __init__(self, plan: Plan, sizes: PlanSizes | None) -> None:
+        self.plan, self.sizes = plan, sizes
+        self.slots_bytes = align(SLOT_BYTES * max(len(plan.slots), 1))
+        size = self.slots_bytes
+        self.blocks: dict[int, int] = {}
+        for k, dispatch in enumerate(plan.dispatches):
+            if plan.pipelines[dispatch.pipeline].arguments_in_memory:
+                self.blocks[k] = size
+                size += align(len(dispatch.arguments), 16)
+        self.grids: dict[int, int] = {}
+        for k, _, _ in sizes.grids if sizes is not None else ():
+            if k not in self.grids:
+                self.grids[k] = size
+                size += _GRID_BYTES
+        self.nbytes = size
+        if sizes is not None:
+            self._read_sizes(sizes)
+
+    def _read_sizes(self, sizes: PlanSizes) -> None:
+        whole = [(self.blocks[k] + at, value) for k, at, code, value in sizes.arguments if code != "f"]
+        whole += [(self.grids[k] + 4 * axis, value) for k, axis, value in sizes.grids]
+        real = [(self.blocks[k] + at, value) for k, at, code, value in sizes.arguments if code == "f"]
+        self._whole, self._real = [v for _, v in whole], [v for _, v in real]
+        self.words = np.array([at // 4 for at, _ in (*whole, *real)], np.int64)
+        relocations = [self.plan.dispatches[k].relocations[at] for k, at, _ in sizes.addends]
+        self.addresses = np.array(
+            [(self.blocks[k] + r.offset) // 8 for (k, _, _), r in zip(sizes.addends, relocations, strict=True)],
+            np.int64,
+        )
+        self._slots = [(k, value) for k, value in sizes.slots]
+        self.within = {(k, at): (buffer, byte) for k, at, buffer, byte in sizes.places}
+        self._addends = [value for _, _, value in sizes.addends]
+
+    def numbers(self, run: Sequence[int]) -> RunNumbers:
+        """The numbers for a run's sizes, in the order of the formulas' symbols."""
+        sizes = self.sizes
+        assert sizes is not None
+        values = sizes.values(run)
+        whole = np.array([values[k] for k in self._whole], np.int64).astype(np.uint32)
+        real = np.array([values[k] for k in self._real], np.float32).view(np.uint32)
+        slots = [slot.addend for slot in self.plan.slots]
+        for k, value in self._slots:
+            slots[k] = values[value]
+        return RunNumbers(
+            values=values,
+            ports=ports(self.plan, sizes, values),
+            slots=tuple(slots),
+            words=np.concatenate((whole, real)),
+            addends=np.array([values[k] for k in self._addends], np.int64),
+        )
+
+
+class ArgumentTable:
+    """The table of one recording. Its runs follow one another."""
+
+    def __init__(
+        self,
+        delegate: VulkanDelegate,
+        places: Places,
+        constants: Sequence[int],
+        slab: int,
+        fault: int,
+        layout: Layout | None,
+        staging: StagingArena | None,
+    ) -> None:
+        """``constants``, ``slab`` and ``fault`` are addresses; ``layout`` says where the buffers of a plan with sizes lie;
+        ``staging`` is for devices whose memory the host does not see.
+        """
+        self._plan, self._places, self._layout = places.plan, places, layout
+        self._constants, self._slab, self._fault = constants, slab, fault
+        self._unified = staging is None
+        self._numbers: RunNumbers | None = None
+        self._addends = [slot.addend for slot in self._plan.slots]
+        self._fresh = any(slot.port == FRESH for slot in self._plan.slots)
+        self._bound: list[int] = []  # addresses that the device's slots have
+        self._unsent = NOTHING
+        self.block: DeviceBlock = delegate.arena.alloc(places.nbytes, delegate.lease)
+        self._staging: DeviceBlock | None = None
+        try:
+            if staging is not None:  # slots alone change where there are no sizes
+                wanted = places.nbytes if places.sizes is not None else places.slots_bytes
+                self._staging = staging.alloc(wanted)
+            self._write(delegate)
+        except BaseException:
+            self.close()
+            raise
+
+    def _write(self, delegate: VulkanDelegate) -> None:
+        """Everything as it is in the plan."""
+        mapped = (self._staging or self.block).mapped
+        assert mapped is not None, "unified memory and staging are mapped"
+        raw = np.frombuffer(mapped, np.uint8)
+        self._slots = raw[: SLOT_BYTES * len(self._plan.slots)].view(np.uint64)
+        places, image = self._places, bytearray(self._places.nbytes)
+        for k, at in places.blocks.items():
+            data = self._patched(k)
+            image[at : at + len(data)] = data
+        for k, at in places.grids.items():
+            struct.pack_into("<3I", image, at, *self._plan.dispatches[k].grid)
+        first = places.slots_bytes
+        if places.sizes is not None:
+            raw[first : places.nbytes] = np.frombuffer(image, np.uint8)[first:]
+            self._words = raw[: places.nbytes & ~3].view(np.uint32)
+            self._addresses = raw[: places.nbytes & ~7].view(np.int64)
+            pairs = [(k, at) for k, at, _ in places.sizes.addends]
+            self._bases = np.array([self._base(k, at) for k, at in pairs], np.int64)
+            self._unsent = TABLE
+        elif places.nbytes > first:
+            delegate.uploader.upload(self.block, bytes(image[first:]), offset=first)
+            delegate.uploader.finish()
+
+    # ---- recording
+
+    def push_data(self, k: int) -> bytes:
+        """The push constants of a dispatch: its arguments, or the address of its block."""
+        at = self._places.blocks.get(k)
+        return self._patched(k) if at is None else struct.pack("<Q", self.block.address + at)
+
+    def dispatch(self, commands: CommandBuffer, k: int) -> None:
+        """Record a dispatch with its grid, or where its grid lies."""
+        at = self._places.grids.get(k)
+        if at is None:
+            commands.dispatch(*self._plan.dispatches[k].grid)
+        else:
+            commands.dispatch_indirect(self.block.buffer, self.block.offset + at)
+
+    def send(self, commands: CommandBuffer, what: str) -> None:
+        """Record the copy of the slots, or of the whole table, to the device."""
+        assert self._staging is not None
+        size = SLOT_BYTES * len(self._plan.slots) if what == SLOTS else self._places.nbytes
+        commands.copy_buffer(self._staging.buffer, self.block.buffer, size, self._staging.offset, self.block.offset)
+
+    def _patched(self, k: int) -> bytes:
+        """A dispatch's arguments with its addresses filled in."""
+        dispatch = self._plan.dispatches[k]
+        data = bytearray(dispatch.arguments)
+        for at, r in enumerate(dispatch.relocations):
+            struct.pack_into("<Q", data, r.offset, self._base(k, at) + self._addend(k, at, r))
+        return bytes(data)
+
+    def _addend(self, k: int, at: int, r: Relocation) -> int:
+        within = self._places.within.get((k, at)) if self._layout is not None else None
+        return r.addend if within is None else within[1]
+
+    def _base(self, k: int, at: int) -> int:
+        r = self._plan.dispatches[k].relocations[at]
+        if r.space is Space.CONSTANT:
+            return self._constants[r.index]
+        if r.space is Space.FAULT:
+            return self._fault
+        if r.space is Space.PORT:
+            return self.block.address + SLOT_BYTES * r.index
+        if self._layout is None:
+            return self._slab
+        return self._slab + self._layout.offsets[self._places.within[k, at][0]]
+
+    # ---- running
+
+    def set(self, numbers: RunNumbers) -> None:
+        """Take over the numbers of a run's sizes, once the run before has ended."""
+        if numbers is self._numbers:
+            return
+        self._words[self._places.words] = numbers.words
+        self._addresses[self._places.addresses] = self._bases + numbers.addends
+        self._addends, self._numbers = list(numbers.slots), numbers
+        self._bound, self._unsent = [], TABLE
+
+    def bind(self, addresses: list[int]) -> str:
+        """Have the slots point to ``addresses``, in port order; what the device is to be sent before the run."""
+        if addresses == self._bound and not self._fresh and self._unsent == NOTHING:
+            return NOTHING
+        self._bound = []  # until they are sent off, which may fail
+        for i, (slot, addend) in enumerate(zip(self._plan.slots, self._addends, strict=True)):
+            self._slots[i] = addresses[slot.port] + addend if slot.port != FRESH else secrets.randbits(64)
+        if self._unified:
+            return NOTHING
+        return self._unsent or (SLOTS if self._plan.slots else NOTHING)
+
+    def sent(self, addresses: list[int]) -> None:
+        """A run with these addresses was submitted."""
+        self._bound, self._unsent = addresses, NOTHING
+
+    def close(self) -> None:
+        """Free its memory; its runs must have ended."""
+        self._slots = self._words = self._addresses = np.empty(0, np.uint64)
+        if self._staging is not None:
+            self._staging.free()
+        self.block.free()
