@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ort.conftest import OpenSession, graph, where
+from tests.ort.conftest import OpenSession, device_number, device_of, graph, where
 
 ADD = graph("g (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }")
 CHAIN = graph("g (float[2,3] x) => (float[2,3] y) { a = Add(x, x) b = Mul(a, x) y = Relu(b) }")
@@ -34,6 +34,60 @@ EP, CPU = "VulkanExecutionProvider", "CPUExecutionProvider"
 def test_wrong_options_are_refused_with_pythons_message(
     session: OpenSession, options: dict[str, str], message: str
 ) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        session(ADD, **options)
+
+
+def test_what_users_write_for_cuda(registered: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """By name, as CUDA's users do: the device's index, and options of the CUDA provider."""
+    import onnxruntime
+
+    number = device_number(registered)
+    cuda = {
+        "device_id": number,
+        "arena_extend_strategy": "kSameAsRequested",
+        "gpu_mem_limit": 2**64 - 1,
+        "prefer_nhwc_layout": "0",
+        "enable_cuda_graph": "1",
+        "has_user_compute_stream": "0",
+        "use_tf32": 1,
+        "do_copy_in_default_stream": True,
+        "token": "as for CUDA",
+    }
+    for providers, options in (([(EP, cuda), CPU], None), ([EP, CPU], [cuda, {}])):
+        made = onnxruntime.InferenceSession(CHAIN, providers=providers, provider_options=options, enable_fallback=0)
+        assert made.get_providers() == [EP, CPU]
+        mine = made.get_provider_options()[EP]
+        given = {"device": str(number), "arena.extend_strategy": "kSameAsRequested", "arena.max_mem": "0"}
+        assert given.items() <= mine.items() and mine["enable_graph_capture"] == "1" and mine["concurrency"] == "2"
+        np.testing.assert_array_equal(made.run(None, {"x": X})[0], np.maximum(2 * X * X, 0))
+    assert "option use_tf32=1 has no effect on Vulkan: float32 is computed in float32" in caplog.text
+    assert caplog.text.count("do_copy_in_default_stream") == 2
+
+
+def test_get_provider_options_of_a_session_by_device(registered: Any) -> None:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_provider_for_devices([device_of(registered)], {"plan_cache_size": "3", "arena.max_mem": "-1"})
+    mine = onnxruntime.InferenceSession(ADD, options).get_provider_options()[EP]
+    assert mine["plan_cache_size"] == "3" and mine["arena.max_mem"] == "-1" and mine["fallback"] == "cpu"
+    assert onnxruntime.InferenceSession(ADD, providers=[CPU]).get_provider_options() == {CPU: {}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_id": 77}, "the device 77 matches no usable device; there are: 0: "),
+        (
+            {"user_compute_stream": "94000"},
+            "option 'user_compute_stream' is '94000': a CUDA stream orders no Vulkan work",
+        ),
+        ({"gpu_external_alloc": "1"}, "a CUDA allocator gives no Vulkan memory"),
+        ({"enable_cuda_graph": "1", "enable_graph_capture": "0"}, "'enable_graph_capture' by another name"),
+    ],
+)
+def test_what_cuda_has_and_vulkan_not(session: OpenSession, options: dict[str, str], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         session(ADD, **options)
 

@@ -77,8 +77,8 @@ def test_unknown_options_name_the_nearest() -> None:
         (["VulkanExecutionProvider"], [{"concurency": 1}], "did you mean 'concurrency'"),
         (
             ["VulkanExecutionProvider"],
-            [{"device_id": "first"}],
-            "option 'device_id' is 'first', expected a whole number",
+            [{"group_id": "first"}],
+            "option 'group_id' is 'first', expected a whole number",
         ),
         (["VulkanExecutionProvider"], [{"user_compute_stream": "140000"}], "a CUDA stream orders no Vulkan work"),
         (["VulkanExecutionProvider"], [{"gpu_mem_limit": 1, "arena.max_mem": 2}], "'arena.max_mem' by another name"),

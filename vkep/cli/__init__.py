@@ -1,4 +1,4 @@
-"""The command line: ``vkep devices | run | bench | explain | tune | shaders | vgf``.
+"""The command line: ``vkep devices | run | bench | explain | tune | ort | shaders | vgf``.
 
 Exit status: 0 it worked, 1 it failed (model, driver, device, or a result out of tolerance), 2 wrong usage.
 Starting must stay light: modules here import numpy, onnx and Vulkan only inside the functions that need them.
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from vkep.cli import shaders, vgf
+from vkep.cli import ort, shaders, vgf
 from vkep.cli.bench import bench_command
 from vkep.cli.devices import devices_command
 from vkep.cli.explain import explain_command
@@ -29,6 +29,7 @@ app.command("run")(run_command)
 app.command("bench")(bench_command)
 app.command("explain")(explain_command)
 app.command("tune")(tune_command)
+app.add_typer(ort.app)
 app.add_typer(shaders.app)
 app.add_typer(vgf.app)
 

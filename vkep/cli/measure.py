@@ -180,9 +180,12 @@ def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -
     if importlib.util.find_spec("onnxruntime"):
         import onnxruntime
 
+        from vkep.session.cpu import NOT_REPLACED
+
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         try:
+            options.add_session_config_entry(NOT_REPLACED, "1")
             run = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"]).run
             engine = "onnxruntime"
         except Exception as error:  # its own types, one a status code: a model newer than it, an operator it lacks

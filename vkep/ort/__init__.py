@@ -14,8 +14,8 @@ import importlib
 import threading
 from typing import Any
 
-from vkep.ort.options import EP_NAME
-
+#: the provider's name
+EP_NAME = "VulkanExecutionProvider"
 REGISTRATION_NAME = "vkep"
 _lock = threading.Lock()
 
@@ -52,6 +52,7 @@ def register(name: str = REGISTRATION_NAME) -> None:
     """
     onnxruntime = _onnxruntime()
     with _lock:
+        importlib.import_module("vkep.ort.python_sessions").install(onnxruntime)
         if any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
             return
         path = get_library_path()
@@ -62,6 +63,7 @@ def register(name: str = REGISTRATION_NAME) -> None:
 def unregister(name: str = REGISTRATION_NAME) -> None:
     """Take the registration back; close the sessions that use it first."""
     _onnxruntime().unregister_execution_provider_library(name)
+    importlib.import_module("vkep.ort.python_sessions").remove()
 
 
 def _onnxruntime() -> Any:

@@ -88,10 +88,18 @@ class EpDevices:
                 return device
         raise ValueError(f"no Vulkan device has the UUID {uuid!r}; there are {[d.uuid for d in self.devices]}")
 
-    def choose(self, uuids: Sequence[str]) -> DeviceCapabilities:
-        """The device of a session that was given these: of several (a session that names only the provider is given all)
-        the one that plain vkep sessions take, else the first.
+    def choose(self, uuids: Sequence[str], wanted: str | None = None) -> DeviceCapabilities:
+        """The device of a session that was given these: the one that ``wanted`` names, as `vkep.SessionOptions.device`; else of
+        several (a session that names only the provider is given all) the one that plain vkep sessions take, or the first.
+
+        Raises `DeviceNotFoundError`, and ``ValueError`` where the session was not given the device that it names.
         """
+        if wanted is not None:
+            named = select_device(list_devices(), int(wanted) if wanted.isdecimal() else wanted).capabilities
+            if named.uuid not in uuids:
+                given = [self.by_uuid(u).name for u in uuids]
+                raise ValueError(f"option 'device' is {wanted!r}, {named.name}; the session was given {given}")
+            return named
         if len(uuids) == 1:
             return self.by_uuid(uuids[0])
         default = select_device(list_devices()).capabilities.uuid

@@ -73,9 +73,9 @@ class Factory(CStruct, struct="OrtEpFactory"):
         out[0] = NULL
         if not count:
             raise ValueError(f"{EP_NAME} was given no device")
-        device = self.devices.choose([metadata_uuid(self.ort, metadata[i]) for i in range(count)])
         entries = self.ort.take_pairs(self.ort.api.GetSessionOptionsConfigEntries, options)
         chosen = EpOptions.from_entries(entries, self._environment())
+        device = self.devices.choose([metadata_uuid(self.ort, metadata[i]) for i in range(count)], chosen.device)
         chosen = self._interop_of(device).applied(chosen)
         compiled = ContextSettings.from_entries(entries)
         out[0] = Ep(self.ort, self.devices, device, chosen, compiled, options).pointer

@@ -11,9 +11,10 @@ from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.compile_spec import ContextMode, Prefer, SyncMode
 from gpu_shared.instance import list_devices, select_device
 from vkep.arena.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
+from vkep.ort import EP_NAME
+from vkep.session.foreign_options import translated
 from vkep.session.options import SessionOptions
 
-EP_NAME = "VulkanExecutionProvider"
 SESSION_PREFIX = session_prefix(EP_NAME)
 FACTORY_PREFIX = factory_prefix(EP_NAME)
 
@@ -22,6 +23,7 @@ FACTORY_PREFIX = factory_prefix(EP_NAME)
 class EpOptions:
     """What a session tells its provider. Values arrive as texts (provider options).
 
+    device: index (as `vkep.devices` counts), UUID or part of the name of one of the devices that the session was given.
     token, group_id, context_mode, sync_mode: which shared context, as `vkep.SessionOptions`. Without a token, sessions
         on the default device share its default context with plain vkep sessions, and others one for each device.
     prefer, min_partition_size: as `vkep.SessionOptions`; what both delegates leave, and an island with fewer nodes, stays
@@ -37,6 +39,7 @@ class EpOptions:
     arena: the ``arena.*`` options, as texts.
     """
 
+    device: str | None = None
     token: str | None = None
     group_id: int = 0
     context_mode: str = "lookup_or_create"
@@ -55,8 +58,9 @@ class EpOptions:
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, str], environment: Mapping[str, str] | None = None) -> EpOptions:
-        """Read a session's configuration entries (``ep.vulkanexecutionprovider.<option>``) and the environment's
-        (``ep_factory.VulkanExecutionProvider.arena.*``), which the session's override. Entries of others are ignored.
+        """Read a session's configuration entries (``ep.vulkanexecutionprovider.<option>``, also by CUDA's names) and the
+        environment's (``ep_factory.VulkanExecutionProvider.arena.*``), which the session's override. Entries of others are
+        ignored.
 
         Raises:
             ValueError: an unknown option, a prefix in another case, or a value that does not parse; the text names the
@@ -65,12 +69,13 @@ class EpOptions:
         arena = arena_options(environment or {})
         known = {f.name: f for f in fields(cls) if f.name != "arena"}
         values: dict[str, Any] = {}
+        given: dict[str, str] = {}
         for key, text in entries.items():
-            if not key.startswith(SESSION_PREFIX):
-                if key.lower().startswith(SESSION_PREFIX):
-                    raise ValueError(f"session entry {key!r}: the prefix is written in lower case, {SESSION_PREFIX!r}")
-                continue
-            name = key[len(SESSION_PREFIX) :]
+            if key.startswith(SESSION_PREFIX):
+                given[key[len(SESSION_PREFIX) :]] = text
+            elif key.lower().startswith(SESSION_PREFIX):
+                raise ValueError(f"session entry {key!r}: the prefix is written in lower case, {SESSION_PREFIX!r}")
+        for name, text in translated(given).items():
             if name.startswith(KEY_PREFIX):
                 arena[name] = text
             elif name in known:
@@ -125,14 +130,21 @@ def _parse(name: str, text: str) -> Any:
         if not text.strip().isdecimal() or int(text) < _LEAST[name]:
             raise ValueError(f"option {name!r} is {text!r}, expected a whole number of at least {_LEAST[name]}")
         return int(text)
-    if name == "token":
+    if name in ("token", "device"):
         if not text:
-            raise ValueError("option 'token' is empty, expected a name")
+            raise ValueError(f"option {name!r} is empty, expected a name")
         return text
     truth = _TRUTH.get(text.strip().lower())
     if truth is None:
         raise ValueError(f"option {name!r} is {text!r}, expected 1 or 0")
     return truth
+
+
+def as_texts(options: EpOptions) -> dict[str, str]:
+    """The options as provider options, those without a value left out."""
+    made = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "arena"}
+    texts = {k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in made.items() if v is not None}
+    return texts | dict(options.arena)
 
 
 def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOptions:

@@ -17,6 +17,8 @@ from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 from vkep.ir.program import CpuStep
 
 logger = logging.getLogger("vkep.cpu")
+#: a session entry: `vkep.ort.programs` leaves the session's providers as they are
+NOT_REPLACED = "vkep.keep_providers"
 
 #: runs the group: inputs by name to outputs in order
 Evaluate = Callable[[Mapping[str, Any]], Sequence[Any]]
@@ -124,6 +126,7 @@ def _onnxruntime(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(NOT_REPLACED, "1")
     options.log_severity_level = 4  # what it refuses is raised, and may be taken by the next evaluator
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     opaque = [

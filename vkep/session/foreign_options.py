@@ -16,6 +16,7 @@ _SAME = {
     "gpu_mem_limit": "arena.max_mem",
     "arena_extend_strategy": "arena.extend_strategy",
     "enable_cuda_graph": "enable_graph_capture",
+    "device_id": "device",
     "prefer_nhwc_layout": "prefer_nhwc",
 }
 #: options that allow what vkep does not do, or ask for what it always does: left out, and said
@@ -48,15 +49,16 @@ _NO = ("", "0", "none", "false", "nullptr", "0x0")
 _NO_LIMIT = ("-1", str((1 << 64) - 1), str((1 << 63) - 1))  # CUDA's default is the largest size_t
 
 
-def translated(options: Mapping[str, str]) -> dict[str, str]:
-    """The options with vkep's names for CUDA's; those without effect are left out, with a warning in the log.
+def translated(options: Mapping[str, str], *, say: bool = True) -> dict[str, str]:
+    """The options with vkep's names for CUDA's; those without effect are left out, with a warning in the log (``say``).
 
     Raises ``ValueError`` for one that vkep cannot serve, and for one that is given by both names.
     """
     made: dict[str, str] = {}
     for name, text in options.items():
         if name in _WITHOUT_EFFECT:
-            logger.warning("option %s=%s has no effect on Vulkan: %s", name, text, _WITHOUT_EFFECT[name])
+            if say:
+                logger.warning("option %s=%s has no effect on Vulkan: %s", name, text, _WITHOUT_EFFECT[name])
             continue
         if name in _REFUSED:
             if text.strip().lower() not in _NO:

@@ -157,6 +157,7 @@ def _text(value: Any) -> str:
 #: options of a session that provider options may give, and how their texts are read
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
 PROVIDER_OPTIONS: dict[str, Any] = {
+    "device": lambda text: int(text) if text.isdecimal() else text,
     "token": str,
     "group_id": int,
     "context_mode": str,
@@ -178,16 +179,14 @@ def session_overrides(options: Mapping[str, str]) -> dict[str, Any]:
 
     made: dict[str, Any] = {}
     for name, text in translated(options).items():
-        if name == "device_id":
-            made["device"] = _read(name, int, text)
-        elif name.startswith("arena."):
+        if name.startswith("arena."):
             made.setdefault("arena", {})[name] = text
         elif name in PROVIDER_OPTIONS:
             made[name] = _read(name, PROVIDER_OPTIONS[name], text)
         elif name in _ONLY_THERE:
             logger.info("option %s=%s is for ONNX Runtime's sessions: left out", name, text)
         else:
-            known = ["device_id", *PROVIDER_OPTIONS, *_ONLY_THERE]
+            known = [*PROVIDER_OPTIONS, *_ONLY_THERE]
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(f"unknown option {name!r} of {VULKAN}{hint}; known: {', '.join(known)} and arena.*")

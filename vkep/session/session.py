@@ -134,9 +134,9 @@ class InferenceSession:
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """The options that count here, by provider, as texts."""
         device = self._delegate.capabilities
-        mine = {"device_id": str(device.index), "device_name": device.name}
+        mine = {"device": str(device.index), "device_name": device.name}
         for name, value in vars(self.options).items():
-            if name in PROVIDER_OPTIONS and value is not None:
+            if name in PROVIDER_OPTIONS and name not in mine and value is not None:
                 mine[name] = str(int(value)) if isinstance(value, bool) else str(value)
         mine |= {f"arena.{k.removeprefix('arena.')}": str(v) for k, v in self.options.arena.items()}
         return {VULKAN: mine, CPU: {}} if CPU in self.get_providers() else {VULKAN: mine}

@@ -1,0 +1,135 @@
+"""What ``onnxruntime.InferenceSession`` of Python leaves out for plugin providers, added while the provider is registered.
+
+ONNX Runtime reads ``device_id`` among provider options as the number of a hardware device (a PCI id) and takes the CPU where
+none has it, and it knows no options of a plugin's sessions. One method is wrapped for both, and for programs that name
+other providers, or none (`vkep.ort.programs`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+
+from vkep.arena.config import ArenaConfig
+from vkep.ort.options import EP_NAME, SESSION_PREFIX, EpOptions, as_texts
+from vkep.session.cpu import NOT_REPLACED
+from vkep.session.foreign_options import translated
+
+logger = logging.getLogger("vkep.ort")
+
+CPU = "CPUExecutionProvider"
+_METHOD = "_create_inference_session"
+
+#: names of providers in whose place sessions get Vulkan; "" stands for none named
+replaced: set[str] = set()
+_undo: list[Callable[[], None]] = []
+
+
+def install(onnxruntime: ModuleType) -> None:
+    """Wrap ``onnxruntime.InferenceSession``; a second call does nothing."""
+    kind: Any = onnxruntime.InferenceSession
+    original = getattr(kind, _METHOD, None)
+    if _undo or original is None:
+        if original is None:
+            logger.warning(
+                "onnxruntime %s makes its sessions in another way: device_id is its own, get_provider_options() has nothing "
+                "of %s, and sessions that name other providers get those",
+                onnxruntime.__version__,
+                EP_NAME,
+            )
+        return
+
+    def create(self: Any, providers: Any, provider_options: Any, *rest: Any, **more: Any) -> None:
+        own = self._sess_options
+        if not (own is not None and _entry(own, NOT_REPLACED)):
+            configured = own is not None and own.has_providers()
+            providers, provider_options = rewritten(providers, provider_options, configured)
+        original(self, providers, provider_options, *rest, **more)
+        if EP_NAME in self._providers:
+            given = dict(zip(providers or (), provider_options or (), strict=False)).get(EP_NAME, {})
+            self._provider_options = {**self._provider_options, EP_NAME: options_of(self._sess_options, given)}
+
+    setattr(kind, _METHOD, create)
+    available, device = onnxruntime.get_available_providers, onnxruntime.get_device
+
+    def get_available_providers() -> list[str]:
+        names: list[str] = available()
+        return [*(n for n in sorted(replaced) if n and n not in names), *names]
+
+    def get_device() -> str:  # some programs ask it before they look at providers
+        return "GPU" if replaced - {"", CPU} else str(device())
+
+    for name, function in (("get_available_providers", get_available_providers), ("get_device", get_device)):
+        setattr(onnxruntime, name, function)
+    _undo.extend(
+        (
+            lambda: setattr(kind, _METHOD, original),
+            lambda: setattr(onnxruntime, "get_available_providers", available),
+            lambda: setattr(onnxruntime, "get_device", device),
+        )
+    )
+
+
+def remove() -> None:
+    """Take what `install` did back."""
+    while _undo:
+        _undo.pop()()
+
+
+def rewritten(providers: Any, provider_options: Any, configured: bool = False) -> tuple[Any, Any]:
+    """``providers`` and ``provider_options`` of a session: Vulkan in place of those that are `replaced`, and ``device_id`` by
+    its other name. What is none of ONNX Runtime's forms comes back as it is, for ONNX Runtime to refuse. ``configured``: the
+    session's options name providers.
+    """
+    if not providers:
+        if "" in replaced and not configured:
+            return [EP_NAME, CPU], None
+        return providers, provider_options
+    if isinstance(providers, str) or not isinstance(providers, Sequence):
+        return providers, provider_options
+    names, options = [], []
+    for entry in providers:
+        name, own = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
+        if not isinstance(name, str) or not isinstance(own, Mapping):
+            return providers, provider_options
+        names.append(name)
+        options.append(dict(own))
+    if provider_options is not None:
+        if len(provider_options) != len(names) or any(options):
+            return providers, provider_options
+        options = [dict(own or {}) for own in provider_options]
+    if not replaced.intersection(names) and EP_NAME not in names:
+        return names, options
+    made: dict[str, dict[Any, Any]] = {}
+    for name, own in zip(names, options, strict=True):
+        if name in replaced and EP_NAME not in names:
+            made.setdefault(EP_NAME, {} if name == CPU else _device_renamed(own))
+        if name == EP_NAME:
+            made[name] = _device_renamed(own)
+        elif name not in replaced or name == CPU:
+            made[name] = own
+    return list(made), list(made.values())
+
+
+def _device_renamed(options: dict[Any, Any]) -> dict[Any, Any]:
+    return {("device" if key == "device_id" else key): value for key, value in options.items()}
+
+
+def _entry(session_options: Any, key: str) -> str | None:
+    with suppress(RuntimeError):  # not set
+        return str(session_options.get_session_config_entry(key))
+    return None
+
+
+def options_of(session_options: Any, given: Mapping[Any, Any]) -> dict[str, str]:
+    """The provider's options of a session, as texts: those ``given`` with its providers, else the entries of its options."""
+    options = as_texts(EpOptions())
+    for name in (*(f.name for f in fields(EpOptions)), *ArenaConfig().to_options()):
+        text = _entry(session_options, SESSION_PREFIX + name)
+        if text is not None:
+            options[name] = text
+    return options | translated({str(key): str(value) for key, value in given.items()}, say=False)
