@@ -14,9 +14,8 @@ import importlib
 import threading
 from typing import Any
 
-#: the provider's name
-EP_NAME = "VulkanExecutionProvider"
-REGISTRATION_NAME = "vkep"
+from vkep.ort.names import EP_NAME, REGISTRATION_NAME
+
 _lock = threading.Lock()
 
 __all__ = ["EP_NAME", "get_ep_name", "get_ep_names", "get_library_path", "register", "unregister"]

@@ -11,7 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.compile_spec import ContextMode, Prefer, SyncMode
 from gpu_shared.instance import list_devices, select_device
 from vkep.arena.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
-from vkep.ort import EP_NAME
+from vkep.ort.names import EP_NAME
 from vkep.session.foreign_options import translated
 from vkep.session.options import SessionOptions
 
