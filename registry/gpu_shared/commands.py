@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared import arm_abi, vk
-from gpu_shared.handles import Handle
+from gpu_shared.handles import DeviceObject, Handle
 
 if TYPE_CHECKING:
     from gpu_shared.data_graph import DataGraphPipeline, DataGraphSession
@@ -29,31 +29,22 @@ _SHADER = ACCESS_SHADER_READ | ACCESS_SHADER_WRITE
 _TRANSFER = ACCESS_TRANSFER_READ | ACCESS_TRANSFER_WRITE
 
 
-class CommandPool(Handle):
+class CommandPool(DeviceObject):
     """A command pool of the device's queue family, whose buffers can be reset one by one."""
 
     kind = "command_pool"
+    vulkan_name = "CommandPool"
 
     def __init__(self, device: Device, *, label: str = "command pool") -> None:
-        fn, device_raw = device.fn, device.raw
         info = vk.make(
             "VkCommandPoolCreateInfo",
             flags=vk.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
             queueFamilyIndex=device.queue_family,
         )
-        out = vk.out("VkCommandPool")
-        vk.check(fn.vkCreateCommandPool(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreateCommandPool", label)
-        raw = out[0]
         # closed command buffers come back here: freeing them would need the pool, which its thread may be recording
         # with
         self._free: list[Any] = []
-        super().__init__(
-            raw,
-            parent=device,
-            destroy=lambda: fn.vkDestroyCommandPool(device_raw, raw, vk.ffi.NULL),
-            label=label,
-            reaper=device.reaper,
-        )
+        super().__init__(device, info, label)
 
     def allocate(self, label: str = "command buffer") -> CommandBuffer:
         """A primary command buffer, new or one that was closed before."""
@@ -280,10 +271,11 @@ class CommandBuffer(Handle):
         self._layout = None
 
 
-class QueryPool(Handle):
+class QueryPool(DeviceObject):
     """``count`` timestamps. Raises ``ValueError`` where the queue has none."""
 
     kind = "query_pool"
+    vulkan_name = "QueryPool"
 
     def __init__(self, device: Device, count: int, *, label: str = "query pool") -> None:
         bits = device.family.timestamp_valid_bits
@@ -293,18 +285,8 @@ class QueryPool(Handle):
             raise ValueError(f"{label}: count is {count}, expected at least 1")
         self.count = count
         self._mask = (1 << bits) - 1
-        fn, device_raw = device.fn, device.raw
         info = vk.make("VkQueryPoolCreateInfo", queryType=vk.VK_QUERY_TYPE_TIMESTAMP, queryCount=count)
-        out = vk.out("VkQueryPool")
-        vk.check(fn.vkCreateQueryPool(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreateQueryPool", label)
-        raw = out[0]
-        super().__init__(
-            raw,
-            parent=device,
-            destroy=lambda: fn.vkDestroyQueryPool(device_raw, raw, vk.ffi.NULL),
-            label=label,
-            reaper=device.reaper,
-        )
+        super().__init__(device, info, label)
 
     def reset(self) -> None:
         """Reset all queries from the host (the GPU must not be using them)."""

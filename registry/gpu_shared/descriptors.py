@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared import arm_abi, vk
-from gpu_shared.handles import Handle
+from gpu_shared.handles import DeviceObject
 from gpu_shared.memory import Buffer
 
 if TYPE_CHECKING:
@@ -28,10 +28,11 @@ class BufferRange:
     size: int
 
 
-class DescriptorSetLayout(Handle):
+class DescriptorSetLayout(DeviceObject):
     """One descriptor of a type (VkDescriptorType) at each binding: ``bindings`` maps binding to type."""
 
     kind = "descriptor_set_layout"
+    vulkan_name = "DescriptorSetLayout"
 
     def __init__(self, device: Device, bindings: Mapping[int, int], *, label: str = "descriptor set layout") -> None:
         self.bindings = dict(sorted(bindings.items()))
@@ -46,27 +47,17 @@ class DescriptorSetLayout(Handle):
             for binding, kind in self.bindings.items()
         ]
         info = vk.make("VkDescriptorSetLayoutCreateInfo", bindingCount=len(parts), pBindings=parts)
-        fn, device_raw = device.fn, device.raw
-        out = vk.out("VkDescriptorSetLayout")
-        result = fn.vkCreateDescriptorSetLayout(device_raw, info.ptr, vk.ffi.NULL, out)
-        vk.check(result, "vkCreateDescriptorSetLayout", label)
-        raw = out[0]
-        super().__init__(
-            raw,
-            parent=device,
-            destroy=lambda: fn.vkDestroyDescriptorSetLayout(device_raw, raw, vk.ffi.NULL),
-            label=label,
-            reaper=device.reaper,
-        )
+        super().__init__(device, info, label)
 
 
-class DescriptorSets(Handle):
+class DescriptorSets(DeviceObject):
     """One set for each layout, from a pool of its own that goes with them.
 
     ``write`` a set before a command buffer that binds it is recorded; never while the GPU may use it.
     """
 
     kind = "descriptor_pool"
+    vulkan_name = "DescriptorPool"
 
     def __init__(
         self, device: Device, layouts: Sequence[DescriptorSetLayout], *, label: str = "descriptor sets"
@@ -76,26 +67,15 @@ class DescriptorSets(Handle):
         counts = Counter(kind for layout in layouts for kind in layout.bindings.values())
         sizes = [vk.make("VkDescriptorPoolSize", type=k, descriptorCount=n) for k, n in sorted(counts.items())]
         info = vk.make("VkDescriptorPoolCreateInfo", maxSets=len(layouts), poolSizeCount=len(sizes), pPoolSizes=sizes)
-        fn, device_raw = device.fn, device.raw
-        out = vk.out("VkDescriptorPool")
-        result = fn.vkCreateDescriptorPool(device_raw, info.ptr, vk.ffi.NULL, out)
-        vk.check(result, "vkCreateDescriptorPool", label)
-        raw = out[0]
-        super().__init__(
-            raw,
-            parent=device,
-            destroy=lambda: fn.vkDestroyDescriptorPool(device_raw, raw, vk.ffi.NULL),
-            label=label,
-            reaper=device.reaper,
-        )
+        super().__init__(device, info, label)
         self._layouts = tuple(layouts)
         handles = vk.ffi.new("VkDescriptorSetLayout[]", [layout.raw for layout in layouts])
         allocate = vk.make(
-            "VkDescriptorSetAllocateInfo", descriptorPool=raw, descriptorSetCount=len(layouts), pSetLayouts=handles
+            "VkDescriptorSetAllocateInfo", descriptorPool=self.raw, descriptorSetCount=len(layouts), pSetLayouts=handles
         )
         self.sets = vk.ffi.new("VkDescriptorSet[]", len(layouts))
         try:
-            result = fn.vkAllocateDescriptorSets(device_raw, allocate.ptr, self.sets)
+            result = device.fn.vkAllocateDescriptorSets(device.raw, allocate.ptr, self.sets)
             vk.check(result, "vkAllocateDescriptorSets", label)
         except BaseException:
             self.close()

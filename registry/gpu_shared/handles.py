@@ -281,6 +281,26 @@ class Handle:
         return f"<{type(self).__name__} {self.label!r}{' closed' if self._closed else ''}>"
 
 
+class DeviceObject(Handle):
+    """An object that Vulkan's ``vkCreate<name>`` makes on a device from one structure, and ``vkDestroy<name>`` ends."""
+
+    vulkan_name: ClassVar[str]
+
+    def __init__(self, device: Device, info: vk.Struct, label: str) -> None:
+        """Raises what `vk.check` raises of the call."""
+        create, device_raw = f"vkCreate{self.vulkan_name}", device.raw
+        out = vk.out(f"Vk{self.vulkan_name}")
+        vk.check(getattr(device.fn, create)(device_raw, info.ptr, vk.ffi.NULL, out), create, label)
+        raw, ended = out[0], getattr(device.fn, f"vkDestroy{self.vulkan_name}")
+        super().__init__(
+            raw,
+            parent=device,
+            destroy=lambda: ended(device_raw, raw, vk.ffi.NULL),
+            label=label,
+            reaper=device.reaper,
+        )
+
+
 def _finalize(native: Native, siblings: dict[int, Any] | None, serial: int) -> None:
     if siblings is not None:
         siblings.pop(serial, None)

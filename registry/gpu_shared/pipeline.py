@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared import vk
 from gpu_shared.errors import ContextIncompatibleError
-from gpu_shared.handles import Handle
+from gpu_shared.handles import DeviceObject, Handle
 
 if TYPE_CHECKING:
     from gpu_shared.descriptors import DescriptorSetLayout
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 SPIRV_MAGIC = b"\x03\x02\x23\x07"
 
 
-class ShaderModule(Handle):
+class ShaderModule(DeviceObject):
     """SPIR-V on a device. Raises ``ValueError`` for bytes that are no little-endian SPIR-V."""
 
     kind = "shader_module"
+    vulkan_name = "ShaderModule"
 
     def __init__(self, device: Device, spirv: bytes, *, label: str = "shader") -> None:
         if not isinstance(spirv, (bytes, bytearray, memoryview)):
@@ -29,29 +30,20 @@ class ShaderModule(Handle):
         spirv = bytes(spirv)
         if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != SPIRV_MAGIC:
             raise ValueError(f"{label}: {len(spirv)} bytes starting with {spirv[:4].hex()} are no SPIR-V module")
-        fn, device_raw = device.fn, device.raw
         code = vk.ffi.new("uint32_t[]", len(spirv) // 4)  # aligned, unlike bytes
         vk.ffi.memmove(code, spirv, len(spirv))
         info = vk.make("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=code)
-        out = vk.out("VkShaderModule")
-        vk.check(fn.vkCreateShaderModule(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreateShaderModule", label)
-        raw = out[0]
-        super().__init__(
-            raw,
-            parent=device,
-            destroy=lambda: fn.vkDestroyShaderModule(device_raw, raw, vk.ffi.NULL),
-            label=label,
-            reaper=device.reaper,
-        )
-        device.set_name(vk.VK_OBJECT_TYPE_SHADER_MODULE, raw, label)
+        super().__init__(device, info, label)
+        device.set_name(vk.VK_OBJECT_TYPE_SHADER_MODULE, self.raw, label)
 
 
-class PipelineLayout(Handle):
+class PipelineLayout(DeviceObject):
     """A layout of ``push_bytes`` bytes of push constants for the compute stage (a multiple of 4) and of descriptor
     sets, none for our own kernels.
     """
 
     kind = "pipeline_layout"
+    vulkan_name = "PipelineLayout"
 
     def __init__(
         self,
@@ -65,7 +57,6 @@ class PipelineLayout(Handle):
         if not 0 <= push_bytes <= limit or push_bytes % 4:
             raise ValueError(f"{label}: push_bytes is {push_bytes}, expected a multiple of 4 from 0 to {limit}")
         self.push_bytes = push_bytes
-        fn, device_raw = device.fn, device.raw
         push = vk.make("VkPushConstantRange", stageFlags=vk.VK_SHADER_STAGE_COMPUTE_BIT, offset=0, size=push_bytes)
         count = 1 if push_bytes else 0
         sets = vk.ffi.new("VkDescriptorSetLayout[]", [layout.raw for layout in set_layouts])
@@ -76,40 +67,22 @@ class PipelineLayout(Handle):
             pushConstantRangeCount=count,
             pPushConstantRanges=[push] * count,
         )
-        out = vk.out("VkPipelineLayout")
-        vk.check(fn.vkCreatePipelineLayout(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreatePipelineLayout", label)
-        raw = out[0]
-        super().__init__(
-            raw,
-            parent=device,
-            destroy=lambda: fn.vkDestroyPipelineLayout(device_raw, raw, vk.ffi.NULL),
-            label=label,
-            reaper=device.reaper,
-        )
+        super().__init__(device, info, label)
 
 
-class PipelineCache(Handle):
+class PipelineCache(DeviceObject):
     """The driver's pipeline cache, begun from ``initial`` bytes of an earlier `data` (a driver ignores what is not
     its own).
     """
 
     kind = "pipeline_cache"
+    vulkan_name = "PipelineCache"
 
     def __init__(self, device: Device, initial: bytes = b"", *, label: str = "pipeline cache") -> None:
-        fn, device_raw = device.fn, device.raw
         if initial and not self.compatible(device, initial):
             initial = b""
         info = vk.make("VkPipelineCacheCreateInfo", initialDataSize=len(initial), pInitialData=initial or None)
-        out = vk.out("VkPipelineCache")
-        vk.check(fn.vkCreatePipelineCache(device_raw, info.ptr, vk.ffi.NULL, out), "vkCreatePipelineCache", label)
-        raw = out[0]
-        super().__init__(
-            raw,
-            parent=device,
-            destroy=lambda: fn.vkDestroyPipelineCache(device_raw, raw, vk.ffi.NULL),
-            label=label,
-            reaper=device.reaper,
-        )
+        super().__init__(device, info, label)
 
     @staticmethod
     def compatible(device: Device, data: bytes) -> bool:

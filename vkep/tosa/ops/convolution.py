@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,35 +52,45 @@ def conv(
     shift = quantized.bias_of(b, bias, known[2], w.shape[0]) if known is not None else None
     if known is not None and shift is not None:
         left, right, scale, axis = known
-        sums = convolution(b, left.ints, right.ints, shift, window, a.group, left.zero, right.zero, "int32")
+        sums = convolution(b, left.ints, right.ints, shift, Summing(window, a.group, "int32", left.zero, right.zero))
         return quantized.accumulated(b, sums, scale, axis)
-    return convolution(b, x, w, bias, window, a.group, 0, 0, x.dtype)
+    return convolution(b, x, w, bias, Summing(window, a.group, x.dtype))
 
 
-def convolution(
-    b: TosaBuilder,
-    x: TosaTensor,
-    w: TosaTensor,
-    bias: TosaTensor | None,
-    window: Window,
-    group: int,
-    x_zero: int,
-    w_zero: int,
-    dtype: str,
-) -> TosaTensor:
-    """ONNX's convolution of [N, C, ...] over one to three axes, with zero points; ``dtype`` is the result's."""
+@dataclass(frozen=True)
+class Summing:
+    """What a convolution sums, besides its operands: ``dtype`` is the result's, the zero points are the operands'."""
+
+    window: Window
+    group: int
+    dtype: str
+    x_zero: int = 0
+    w_zero: int = 0
+
+    @property
+    def lifted(self) -> Summing:
+        """Over two axes, the first of size 1, in place of one."""
+        return replace(self, window=lift(self.window))
+
+    def tail(self, b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor) -> list[Value]:
+        """The operands behind the input and the weights."""
+        return [b.ordered(bias), b.zero_point(x.dtype, self.x_zero), b.zero_point(w.dtype, self.w_zero)]
+
+
+def convolution(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor | None, how: Summing) -> TosaTensor:
+    """ONNX's convolution of [N, C, ...] over one to three axes."""
     spatial = x.rank - 2
-    if x.shape[1] != w.shape[1] * group or w.shape[0] % group:
-        b.decline(f"{x.shape[1]} channels, weights {w.shape} and {group} groups do not fit together")
+    if x.shape[1] != w.shape[1] * how.group or w.shape[0] % how.group:
+        b.decline(f"{x.shape[1]} channels, weights {w.shape} and {how.group} groups do not fit together")
     if bias is None:
-        bias = b.constant(np.zeros(w.shape[0], np.dtype(dtype)))
+        bias = b.constant(np.zeros(w.shape[0], np.dtype(how.dtype)))
     if spatial == 1:
-        lifted = convolution(b, _lifted(b, x), _lifted(b, w), bias, lift(window), group, x_zero, w_zero, dtype)
+        lifted = convolution(b, _lifted(b, x), _lifted(b, w), bias, how.lifted)
         return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
     if spatial not in (2, 3):
         b.decline(f"a convolution over {spatial} axes")
-    x, sides = exact(b, x, window)
-    return _convolve(b, x, w, bias, window, sides, group, x_zero, w_zero, dtype)
+    x, sides = exact(b, x, how.window)
+    return _convolve(b, x, w, bias, how, sides)
 
 
 def lift(window: Window) -> Window:
@@ -92,20 +103,9 @@ def _lifted(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return b.reshape(x, (*x.shape[:2], 1, x.shape[2]))
 
 
-def _convolve(
-    b: TosaBuilder,
-    x: TosaTensor,
-    w: TosaTensor,
-    bias: TosaTensor,
-    window: Window,
-    sides: Sides,
-    group: int,
-    x_zero: int,
-    w_zero: int,
-    dtype: str,
-) -> TosaTensor:
+def _convolve(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, how: Summing, sides: Sides) -> TosaTensor:
     """CONV2D, DEPTHWISE_CONV2D or CONV3D; other groups are convolved one by one."""
-    spatial = x.rank - 2
+    spatial, window, group = x.rank - 2, how.window, how.group
     channels, outputs = x.shape[1], w.shape[0]
     attributes = {
         "pad": ints([n for side in sides for n in side]),
@@ -115,22 +115,24 @@ def _convolve(
     }
     order = (0, *range(2, x.rank), 1)
     shape = (x.shape[0], *window.out, outputs)
-    tail = [b.ordered(bias), b.zero_point(x.dtype, x_zero), b.zero_point(w.dtype, w_zero)]
+    tail = how.tail(b, x, w, bias)
     if group == 1:
         name = "conv2d" if spatial == 2 else "conv3d"
-        value = b.op(name, [b.ordered(x, order), b.ordered(w, order), *tail], shape, dtype, **attributes)
+        value = b.op(name, [b.ordered(x, order), b.ordered(w, order), *tail], shape, how.dtype, **attributes)
         return b.from_order(value, order)
     if spatial == 2 and group == channels:
         # ONNX: [C * M, 1, H, W], channel c makes outputs c * M to c * M + M; TOSA: [H, W, C, M]
         kernel = b.permute(b.reshape(w, (channels, outputs // channels, *w.shape[2:])), (2, 3, 0, 1))
-        value = b.op("depthwise_conv2d", [b.ordered(x, order), b.ordered(kernel), *tail], shape, dtype, **attributes)
+        value = b.op(
+            "depthwise_conv2d", [b.ordered(x, order), b.ordered(kernel), *tail], shape, how.dtype, **attributes
+        )
         return b.from_order(value, order)
     each, made = channels // group, outputs // group
     parts = []
     for g in range(group):
         part = block_of(b, x, 1, g * each, each)
         kernel, shift = (block_of(b, t, 0, g * made, made) for t in (w, bias))
-        parts.append(_convolve(b, part, kernel, shift, window, sides, 1, x_zero, w_zero, dtype))
+        parts.append(_convolve(b, part, kernel, shift, replace(how, group=1), sides))
     return _joined(b, parts, order, shape)
 
 
@@ -168,31 +170,22 @@ def conv_transpose(
     shift = quantized.bias_of(b, bias, known[2], w.shape[1]) if known is not None else None
     if known is not None and shift is not None:
         left, right, scale, axis = known
-        sums = _transposed(b, left.ints, right.ints, shift, window, 1, left.zero, right.zero, "int32")
+        sums = _transposed(b, left.ints, right.ints, shift, Summing(window, 1, "int32", left.zero, right.zero))
         return quantized.accumulated(b, sums, scale, axis)
     if bias is None:
         bias = b.constant(np.zeros(w.shape[1] * a.group, np.dtype(x.dtype)))
-    return _transposed(b, x, w, bias, window, a.group, 0, 0, x.dtype)
+    return _transposed(b, x, w, bias, Summing(window, a.group, x.dtype))
 
 
-def _transposed(
-    b: TosaBuilder,
-    x: TosaTensor,
-    w: TosaTensor,
-    bias: TosaTensor,
-    window: Window,
-    group: int,
-    x_zero: int,
-    w_zero: int,
-    dtype: str,
-) -> TosaTensor:
+def _transposed(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, how: Summing) -> TosaTensor:
     """TRANSPOSE_CONV2D, over one or two axes, each group by itself."""
     if x.rank == 3:
-        lifted = _transposed(b, _lifted(b, x), _lifted(b, w), bias, lift(window), group, x_zero, w_zero, dtype)
+        lifted = _transposed(b, _lifted(b, x), _lifted(b, w), bias, how.lifted)
         return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
     if x.rank != 4:
         b.decline(f"a transposed convolution over {x.rank - 2} axes")
-    w = _dilated(b, w, window.dilations, w_zero)
+    window, group = how.window, how.group
+    w = _dilated(b, w, window.dilations, how.w_zero)
     kernel = w.shape[2:]
     sides = []  # out_pad is top, bottom, left, right; negative values cut
     for i in range(2):
@@ -213,12 +206,10 @@ def _transposed(
         operands = [
             b.ordered(part, NHWC),
             b.ordered(part_w, (1, 2, 3, 0)),  # ONNX: [Cin, Cout, H, W]; TOSA: [Cout, H, W, Cin]
-            b.ordered(shift),
-            b.zero_point(x.dtype, x_zero),
-            b.zero_point(w.dtype, w_zero),
+            *how.tail(b, x, w, shift),
         ]
         shape = (x.shape[0], *window.out, made)
-        parts.append(b.from_order(b.op("transpose_conv2d", operands, shape, dtype, **attributes), NHWC))
+        parts.append(b.from_order(b.op("transpose_conv2d", operands, shape, how.dtype, **attributes), NHWC))
     return parts[0] if group == 1 else _joined(b, parts, NHWC, (x.shape[0], *window.out, made * group))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from vkep.graph.attributes import ConvAttributes, DequantizeAttributes
 from vkep.tosa.graph import Quantized, TosaBuilder, TosaTensor
-from vkep.tosa.ops.convolution import conv, convolution
+from vkep.tosa.ops.convolution import Summing, conv, convolution
 from vkep.tosa.ops.products import batched, matmul
 from vkep.tosa.ops.quantized import dequantize_linear, described, quantize_linear
 from vkep.tosa.registry import constant_of, tosa_operator
@@ -47,7 +47,7 @@ def conv_integer(
 ) -> TosaTensor:
     window = a.window(x.shape, w.shape)
     (left, left_zero), (right, right_zero) = _integers(b, x, x_zero), _integers(b, w, w_zero)
-    return convolution(b, left, right, None, window, a.group, left_zero, right_zero, "int32")
+    return convolution(b, left, right, None, Summing(window, a.group, "int32", left_zero, right_zero))
 
 
 @tosa_operator("QLinearMatMul", types=_EIGHT)
