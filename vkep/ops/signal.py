@@ -65,7 +65,7 @@ def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
     return padded(b, x, [0] * x.rank, ends)
 
 
-def _transform(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bool, onesided: bool) -> Tensor:
+def transformed(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bool, onesided: bool) -> Tensor:
     if x.rank < 2 or x.shape[-1] not in (1, 2) or axis == x.rank - 1:
         b.decline(
             f"a transform along axis {axis} of shape {x.shape}, whose last axis holds the real and imaginary parts"
@@ -117,7 +117,7 @@ def dft_17(
     b: Builder, x: Tensor, dft_length: Tensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Tensor:
     length = _scalar(b, dft_length, "dft_length")
-    return _transform(b, x, b.axis(axis, x.rank), length, bool(inverse), bool(onesided))
+    return transformed(b, x, b.axis(axis, x.rank), length, bool(inverse), bool(onesided))
 
 
 @operator("DFT", since=20, types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})
@@ -132,7 +132,7 @@ def dft(
 ) -> Tensor:
     where = _scalar(b, axis, "axis")
     length = _scalar(b, dft_length, "dft_length")
-    return _transform(b, x, b.axis(-2 if where is None else where, x.rank), length, bool(inverse), bool(onesided))
+    return transformed(b, x, b.axis(-2 if where is None else where, x.rank), length, bool(inverse), bool(onesided))
 
 
 @operator("STFT", types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})

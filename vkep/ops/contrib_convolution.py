@@ -1,0 +1,173 @@
+"""ONNX Runtime's convolutions (domain com.microsoft): channels last, pads as an input, with a state, of words.
+
+Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), and its kernels where those say no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import FLOATING, SINGLE
+from vkep.ops.contraction import matrix_product
+from vkep.ops.contrib import MICROSOFT, activated, outputs
+from vkep.ops.convolution import conv_, conv_transpose
+from vkep.ops.gather import gathered
+from vkep.ops.reduction import reduce_axes
+from vkep.ops.registry import FLOATS, operator
+
+_FLOAT32, _INT32, _BOOL = (DTYPES[n] for n in ("float32", "int32", "bool"))
+
+
+def _first(x: Tensor) -> Tensor:
+    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.transpose((0, *range(2, x.rank), 1))
+
+
+@operator("NhwcConv", domain=MICROSOFT, types={"x w bias": FLOATS})
+def nhwc_conv(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None = None, *, a: ConvAttributes) -> Tensor:
+    """Input and result have channels last, and so have the weights [m, kh, kw, c]."""
+    return _last(conv_(b, _first(x), _first(w), bias, a=a))
+
+
+@operator("NhwcFusedConv", domain=MICROSOFT, types={"x w bias z": FLOATS})
+def nhwc_fused_conv(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    z: Tensor | None = None,
+    *,
+    a: ConvAttributes,
+    activation: str = "",
+    activation_params: Sequence[float] = (),
+) -> Tensor:
+    out = _last(conv_(b, _first(x), w, bias, a=a))
+    b.expect("Z", z, out.shape)
+    if z is not None:
+        out = b.pointwise("add", out, z)
+    return activated(b, out, activation, activation_params)
+
+
+@operator("ConvTransposeWithDynamicPads", domain=MICROSOFT, types={"x w bias": FLOATING, "pads": ("int64",)})
+def conv_transpose_with_dynamic_pads(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    pads: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    a = ConvTransposeAttributes(
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        output_padding=output_padding,
+        strides=strides,
+        pads=b.ints(pads, "Pads"),
+    )
+    return conv_transpose(b, x, w, bias, a=a)
+
+
+@operator("CausalConvWithState", domain=MICROSOFT, types={"x weight bias past": SINGLE})
+def causal_conv_with_state(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    activation: str = "none",
+    channels_last: int = 0,
+    dilation: int = 1,
+    ndim: int = 1,
+) -> list[Tensor]:
+    """A depthwise convolution over the past's positions and the input's; the last positions are the next past."""
+    if ndim != 1:
+        b.decline(f"{ndim} spatial axes; the kernels take 1")
+    if activation not in ("none", "silu", "swish"):
+        b.invalid(f"activation is {activation!r}, expected 'none', 'silu' or 'swish'")
+    if channels_last and x.rank != 3:
+        b.decline(f"channels in {x.rank - 2} axes")
+    if x.rank != 3 or weight.rank != 3 or dilation < 1:
+        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(weight.shape)}, dilation {dilation}")
+    if channels_last:
+        x = x.transpose((0, 2, 1))
+        past = None if past is None else past.transpose((0, 2, 1))
+    batch, channels, steps = x.shape
+    reach = (weight.shape[2] - 1) * dilation
+    b.expect("weight", weight, (channels, 1, weight.shape[2]))
+    b.expect("past_state", past, (batch, channels, reach))
+    whole = b.empty(x.dtype, (batch, channels, reach + steps))
+    b.copy(b.full((batch, channels, reach), 0, x.dtype) if past is None else past, out=whole.slice(2, 0, reach))
+    b.copy(x, out=whole.slice(2, reach, steps))
+    a = ConvAttributes(group=channels, dilations=[dilation])
+    y = conv_(b, whole, weight, bias, a=a)
+    if activation != "none":
+        y = b.pointwise("({0} / (1.0 + exp(-{0})))", y)
+    present = whole.slice(2, steps, reach)
+    return outputs(b, *((t.transpose((0, 2, 1)) for t in (y, present)) if channels_last else (y, present)))
+
+
+@operator("WordConvEmbedding", domain=MICROSOFT, types={"words": ("int32",), "w bias table": ("float32",)})
+def word_conv_embedding(
+    b: Builder,
+    words: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    table: Tensor,
+    *,
+    char_embedding_size: int | None = None,
+    conv_window_size: int | None = None,
+    embedding_size: int | None = None,
+) -> Tensor:
+    """A word [characters] of ``words`` becomes the greatest tanh over windows of its characters' rows of ``table``."""
+    if words.rank != 2 or w.rank != 4 or table.rank != 2 or w.shape[1] != 1 or w.shape[3] != table.shape[1]:
+        b.invalid(f"words {list(words.shape)}, weights {list(w.shape)} and a table of {list(table.shape)}")
+    count, length = words.shape
+    filters, window, width = w.shape[0], w.shape[2], w.shape[3]
+    b.expect("B", bias, (filters,))
+    told = {"char_embedding_size": (char_embedding_size, width), "conv_window_size": (conv_window_size, window)}
+    for name, (said, is_) in {**told, "embedding_size": (embedding_size, filters)}.items():
+        if said not in (None, -1, is_):
+            b.invalid(f"{name} is {said}, the weights have {is_}")
+    if not 0 < window <= length:
+        b.invalid(f"windows of {window} in words of {length} characters")
+    known = b.expr("({0} >= 0 && {0} < {1})", words, table.shape[0], ctype="bool")
+    at = b.store(b.expr("({0} ? {1} : 0)", known, words, ctype="int"), _INT32, shape=words.shape)
+    rows = gathered(b, table, at)
+    # what a word is long: its positive characters, none where the first is not positive
+    positive = b.store(b.expr("({0} > 0 ? 1 : 0)", words, ctype="int"), _INT32, shape=words.shape)
+    total = reduce_axes(b, "sum", positive, [1], True)
+    lengths = b.pointwise("({0} > 0 ? {1} : 0)", positive.slice(1, 0, 1), total, dtype=_INT32)
+    reached = b.expr(
+        "({0} < max({1}, {2}))", b.constant(np.arange(length, dtype=np.int32)), lengths, window, ctype="bool"
+    )
+    kept = b.expr("({0} && {1})", known, reached, ctype="bool")
+    kept = b.store(kept, _BOOL, shape=words.shape)
+    rows = b.store(b.expr("({0} ? {1} : 0.0)", b.reshape(kept, (count, length, 1)), rows, ctype="float"), _FLOAT32)
+    places = length - window + 1
+    spread = rows.view((count, places, window * width), (length * width, width, 1))
+    product = matrix_product(b, spread, b.reshape(w, (filters, window * width)).transpose((1, 0)))
+    place = b.constant(np.arange(places, dtype=np.int32).reshape(places, 1))
+    ends = b.expr("(max({0}, {1}) - {1})", b.reshape(lengths, (count, 1, 1)), window)
+    value = b.expr("limited_tanh({0})", b.expr("add", product, bias))
+    value = b.expr("({0} <= {1} ? {2} : -1e12)", place, ends, value, ctype="float")
+    best = reduce_axes(b, "max", b.store(value, _FLOAT32, shape=product.shape), [1], False)
+    # ONNX Runtime leaves the row of an empty word as its memory was
+    return b.pointwise("({0} > 0 ? {1} : 0.0)", b.reshape(lengths, (count, 1)), best, dtype=_FLOAT32)
