@@ -158,8 +158,7 @@ def word_conv_embedding(
     reached = b.expr(
         "({0} < max({1}, {2}))", b.constant(np.arange(length, dtype=np.int32)), lengths, window, ctype="bool"
     )
-    kept = b.expr("({0} && {1})", known, reached, ctype="bool")
-    kept = b.store(kept, _BOOL, shape=words.shape)
+    kept = b.store(b.expr("({0} && {1})", known, reached, ctype="bool"), _BOOL, shape=words.shape)
     rows = b.store(b.expr("({0} ? {1} : 0.0)", b.reshape(kept, (count, length, 1)), rows, ctype="float"), _FLOAT32)
     places = length - window + 1
     spread = rows.view((count, places, window * width), (length * width, width, 1))
