@@ -84,7 +84,19 @@ def conv_transpose_with_dynamic_pads(
     return conv_transpose(b, x, w, bias, a=a)
 
 
-@operator("CausalConvWithState", domain=MICROSOFT, types={"x weight bias past": SINGLE})
+@operator(
+    "CausalConvWithState",
+    domain=MICROSOFT,
+    types={"x weight bias past": SINGLE},
+    fixed={
+        "input_channel_offset": 0,
+        "input_channels": 0,
+        "state_channels_last": -1,
+        "state_length": 0,
+        "state_update_capacity": 0,
+        "state_window": 0,
+    },
+)
 def causal_conv_with_state(
     b: Builder,
     x: Tensor,

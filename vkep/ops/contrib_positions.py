@@ -48,7 +48,6 @@ def gemma_rotary_embedding(b: Builder, emb: Tensor, q: Tensor, q_rot: Tensor, k:
     "MRotaryEmbedding",
     domain=MICROSOFT,
     types={"x cos_cache sin_cache": SINGLE, "position_ids": ("int64",)},
-    fixed={"is_packed_batching": 0, "scale": 1.0},
 )
 def m_rotary_embedding(
     b: Builder,
@@ -58,12 +57,16 @@ def m_rotary_embedding(
     sin_cache: Tensor,
     *,
     interleaved: int = 0,
+    is_packed_batching: int = 0,
     mrope_layout: int = 0,
     mrope_section: Sequence[int],
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
 ) -> Tensor:
     """Rotary embedding of which each angle is of one of three positions: of time, height or width."""
+    if is_packed_batching or scale != 1.0:
+        b.decline("packed batching, or a scale")
     half = cos_cache.shape[-1] if cos_cache.rank == 2 else 0
     b.expect("sin_cache", sin_cache, cos_cache.shape)
     if len(mrope_section) != 3 or min(mrope_section) < 0 or sum(mrope_section) != half or mrope_layout not in (0, 1):
