@@ -57,21 +57,22 @@ class _Layout:
             self._convolution(op, op.problem)
         elif not (self._moved and self._with_channels_last(op)):
             self._kernel(op)
-        self._to_write.subtract(t.storage for t in op.outputs)
+        for out in op.outputs:
+            self._to_write[out.storage] -= 1
 
     # ---- operations
 
     def _pointwise(self, op: Pointwise) -> None:
         given, out = op.inputs, op.out
         views = list(map(self._read, given)) if self._moved else given
-        whole = self._is_made_at_once(out)
-        if whole and isinstance(op.expr, ex.Leaf) and (source := views[0]).dtype is out.dtype:
-            if source is not given[0] and source.is_contiguous:  # it was made dense, which it is now
-                self._moved[out.storage] = out, source
-                return
-            if not self._to_write[source.storage]:
-                self._sources[out.storage] = source
-        elif whole and any(map(self._is_last, views)):
+        if isinstance(op.expr, ex.Leaf):
+            if (source := views[0]).dtype is out.dtype and self._is_made_at_once(out):
+                if source is not given[0] and source.is_contiguous:  # it was made dense, which it is now
+                    self._moved[out.storage] = out, source
+                    return
+                if not self._to_write[source.storage]:
+                    self._sources[out.storage] = source
+        elif self._moved and any(map(self._is_last, views)) and self._is_made_at_once(out):
             out = self._moved_to_last(out)
             views = [view.transpose(_LAST) for view in views]
         if views != given:
@@ -154,8 +155,8 @@ class _Layout:
     def _moved_to_last(self, out: Tensor) -> Tensor:
         """A buffer in place of that of a [n, c, h, w], as [n, h, w, c]."""
         made = self._empty_last(out)
-        self._moved[out.storage] = out, made
-        return made.transpose(_LAST)
+        self._moved[out.storage] = out, made.transpose(_SECOND)
+        return made
 
     def _lying(self, view: Tensor) -> Tensor | None:
         """The view's elements where they lie now; None where no strides say it."""
@@ -164,6 +165,8 @@ class _Layout:
 
     def _read(self, view: Tensor) -> Tensor:
         """For what reads with any strides."""
+        if view.storage not in self._moved:
+            return view
         found = self._lying(view)
         if found is None:
             self._restore(view.storage)
@@ -185,7 +188,7 @@ class _Layout:
     def _as_last(self, x: Tensor) -> Tensor:
         """The [n, h, w, c] of a [n, c, h, w], aligned to 16 bytes."""
         aligned = self._is_last(x) and alignment(x) == 16
-        return (x if aligned else self._copy(x, last=True)).transpose(_LAST)
+        return x.transpose(_LAST) if aligned else self._copy(x, last=True)
 
     def _restore(self, storage: Storage) -> None:
         """Fill a storage whose elements lie elsewhere."""
@@ -195,32 +198,32 @@ class _Layout:
             self.ops.append(Pointwise(whole, ex.leaf(moved), list(self._labels)))
 
     def _copy(self, view: Tensor, last: bool) -> Tensor:
-        """The only copy of a view that is dense, or has its channels last."""
+        """The only copy of a view that is dense, or as [n, h, w, c]."""
         for copied, lies_last, made in self._copies[view.storage]:
             if copied == view and lies_last == last:
                 return made
         made = self._empty_last(view) if last else Tensor.contiguous(view.dtype, view.shape)
-        order = _LAST if last else range(view.rank)
-        self.ops.append(Pointwise(made.transpose(order), ex.leaf(view.transpose(order)), list(self._labels)))
+        source = ex.leaf(view.transpose(_LAST) if last else view)
+        self.ops.append(Pointwise(made, source, list(self._labels)))
         if not self._to_write[view.storage]:
             self._copies[view.storage].append((view, last, made))
         return made
 
     def _empty_last(self, like: Tensor) -> Tensor:
-        """A [n, c, h, w] of the same sizes in a buffer of [n, h, w, c]."""
+        """A buffer of [n, h, w, c] for a [n, c, h, w]."""
         made = Tensor.contiguous(like.dtype, [like.shape[axis] for axis in _LAST])
         self._last.add(made.storage)
-        return made.transpose(_SECOND)
+        return made
 
 
 def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
     """The elements of a view in another place: it views the storage of ``whole`` (dense), whose elements ``moved``, of the same
     shape, has in their new one. None where strides over the new one cannot say it.
     """
-    if view == whole:
-        return moved
     if view.dtype is not whole.dtype:
         return None
+    if view.shape == whole.shape and view.is_contiguous:
+        return moved
     sizes, (before, after) = collapse(whole.shape, [whole.strides, moved.strides])
     if before == after:
         return Tensor(view.dtype, view.shape, moved.storage, view.strides, view.offset + moved.offset)
