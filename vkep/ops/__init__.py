@@ -17,6 +17,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     elementwise,
     gather,
     generators,
+    ml,
     movement,
     normalization,
     pooling,
@@ -28,6 +29,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     resize,
     selection,
     signal,
+    trees,
     unique,
 )
 from vkep.ops.registry import declared, find, operator

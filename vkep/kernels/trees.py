@@ -1,0 +1,119 @@
+"""Decision trees: the leaf that each row comes to in each tree, and what those leaves say (``shaders/tree_*.comp``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.launch import ceil_div, element_type, flat_lanes
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
+
+#: the bit that tells a leaf's number from a node's, and where a node's first word has what
+LEAF, MISSING, FEATURE_SHIFT = 1 << 31, 8, 4
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+TOTALS = ("SUM", "MIN", "MAX")
+
+TREE_LEAF = Kernel(
+    "tree_leaf.comp",
+    operands=(Operand("x"), Operand("roots"), Operand("nodes"), Operand("splits"), Operand("leaf", writes=True)),
+    params=(("total", "uint"), ("features", "uint"), ("count", "uint"), ("depth", "uint"), *magic_fields("trees")),
+    variants=({"IN_T": "float"},),
+    reach=lambda call: {
+        "x": ceil_div(call["total"], call["trees"]) * call["features"] * call.size_of("IN_T"),
+        "roots": 4 * call["trees"],
+        "nodes": 12 * call["count"],
+        "splits": call["count"] * call.size_of("IN_T"),
+        "leaf": 4 * call["total"],
+    },
+)
+TREE_SUM = Kernel(
+    "tree_sum.comp",
+    operands=(Operand("leaf"), Operand("weights"), Operand("y", writes=True)),
+    params=(("total", "uint"), ("trees", "uint"), ("leaves", "uint"), *magic_fields("targets")),
+    spec={"MODE": 0},
+    variants=({"IN_T": "float"},),
+    reach=lambda call: {
+        "leaf": 4 * ceil_div(call["total"], call["targets"]) * call["trees"],
+        "weights": call["leaves"] * call["targets"] * call.size_of("IN_T"),
+        "y": call["total"] * call.size_of("IN_T"),
+    },
+)
+
+
+@dataclass(frozen=True)
+class TreeLeafProblem(Problem):
+    """``leaf`` [rows, trees] (uint32) of ``x`` [rows, features]; a path has at most ``depth`` of the ``count`` nodes.
+
+    ``roots`` [trees] and the second and third word of ``nodes`` [count, 3] are nodes' numbers, or leaves' with `LEAF`; the first
+    word is a feature, whether a NaN takes the first child, and a place in `MODES`.
+    """
+
+    rows: int
+    features: int
+    trees: int
+    count: int
+    depth: int
+    dtype: str
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("x", self.dtype, (self.rows, self.features)),
+            Need("roots", "uint32", (self.trees,)),
+            Need("nodes", "uint32", (self.count, 3)),
+            Need("splits", self.dtype, (self.count,)),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("leaf", "uint32", (self.rows, self.trees)),)
+
+
+@dataclass(frozen=True)
+class TreeSumProblem(Problem):
+    """``y`` [rows, targets]: of the ``weights`` [leaves, targets] of each row's leaves (``leaf`` [rows, trees], uint32) the sum,
+    the least or the greatest, without those that are NaN; NaN where there is no other.
+    """
+
+    rows: int
+    trees: int
+    leaves: int
+    targets: int
+    dtype: str
+    total: str = "SUM"  #: of `TOTALS`
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("leaf", "uint32", (self.rows, self.trees)),
+            Need("weights", self.dtype, (self.leaves, self.targets)),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.rows, self.targets)),)
+
+
+def _leaf(problem: TreeLeafProblem, e: Emission) -> KernelCall:
+    total = problem.rows * problem.trees
+    sizes = {"total": total, "features": problem.features, "count": problem.count, "depth": problem.depth}
+    return TREE_LEAF.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params=sizes | magic_params("trees", problem.trees),
+        defines={"IN_T": element_type(problem.dtype).glsl},
+    )
+
+
+def _sum(problem: TreeSumProblem, e: Emission) -> KernelCall:
+    total = problem.rows * problem.targets
+    sizes = {"total": total, "trees": problem.trees, "leaves": problem.leaves}
+    return TREE_SUM.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params=sizes | magic_params("targets", problem.targets),
+        spec={"MODE": TOTALS.index(problem.total)},
+        defines={"IN_T": element_type(problem.dtype).glsl},
+    )
+
+
+implement(TreeLeafProblem, Candidate("a lane a row and tree", _leaf))
+implement(TreeSumProblem, Candidate("a lane a row and target", _sum))

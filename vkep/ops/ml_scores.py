@@ -1,0 +1,91 @@
+"""What classifiers and regressors of ai.onnx.ml make of scores: post-transforms, and the label that wins.
+
+Semantics: ONNX's ai.onnx.ml, and where its text leaves it open (one score for two classes) ONNX Runtime's CPU provider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.ir import expr as ex
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
+from vkep.ops.gather import gathered
+from vkep.ops.movement import concat
+from vkep.ops.normalization import softmax_over
+from vkep.ops.reduction import arg_max, reduce_axes
+
+ML = "ai.onnx.ml"
+#: element types of features
+FEATURES = ("float32", "float64", "int64", "int32")
+FLOAT, INT64 = DTYPES["float32"], DTYPES["int64"]
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+#: without a cancellation far below 0
+_LOGISTIC = "({0} < 0.0 ? exp({0}) / (1.0 + exp({0})) : 1.0 / (1.0 + exp(-{0})))"
+#: below, a score is 0 to SOFTMAX_ZERO
+_ZERO = 1e-7
+
+
+def rows_of(b: Builder, x: Tensor) -> Tensor:
+    """Features as a dense float32 [rows, features]; what has one axis is one row."""
+    if x.rank not in (1, 2):
+        b.decline(f"features of rank {x.rank}, expected 1 or 2")
+    return b.contiguous(b.cast(b.reshape(x, [1, x.shape[0]]) if x.rank == 1 else x, FLOAT))
+
+
+def matrix_of(b: Builder, name: str, values: Sequence[float], rows: int, columns: int) -> Tensor:
+    """An attribute's numbers as a constant [rows, columns]; `InvalidNode` for another number of them."""
+    if len(values) != rows * columns:
+        b.invalid(f"{name} has {len(values)} values, expected {rows} x {columns}")
+    return b.constant(np.array(values, np.float32).reshape(rows, columns))
+
+
+def transformed(b: Builder, scores: Tensor, transform: str) -> Tensor:
+    """Scores [rows, classes] after a post-transform."""
+    if transform == "NONE":
+        return scores
+    if transform == "LOGISTIC":
+        return b.pointwise(_LOGISTIC, scores)
+    if transform == "SOFTMAX":
+        return softmax_over(b, b.contiguous(scores), scores.shape[0], scores.shape[1], 1)
+    if transform == "PROBIT":
+        return _probit(b, scores)
+    if transform != "SOFTMAX_ZERO":
+        b.invalid(f"post_transform is {transform!r}, expected one of {TRANSFORMS}")
+    most = reduce_axes(b, "max", scores, [1], keepdims=True)
+    raised = b.pointwise("(abs({0}) > {2} ? exp({0} - {1}) : {0} * exp(-{1}))", scores, most, _ZERO)
+    return b.store(b.divide(raised, reduce_axes(b, "sum", raised, [1], keepdims=True)), FLOAT)
+
+
+def _probit(b: Builder, scores: Tensor) -> Tensor:
+    """sqrt(2) erfinv(2 p - 1), by the approximation that ONNX Runtime takes (Winitzki, 2008, with a = 0.147)."""
+    p = b.expr("(2.0 * {0} - 1.0)", scores)
+    log = b.expr("log((1.0 - {0}) * (1.0 + {0}))", p)
+    half = b.expr("({1} + 0.5 * {0})", log, 2 / (math.pi * 0.147))
+    size = b.expr("sqrt(sqrt({0} * {0} - {1} * {2}) - {0})", half, log, 1 / 0.147)
+    return b.store(b.expr("({0} < 0.0 ? -{2} : {2}) * {1}", p, size, math.sqrt(2)), FLOAT, shape=scores.shape)
+
+
+def labels_at(b: Builder, labels: Sequence[int], scores: Tensor) -> Tensor:
+    """The label (int64) of each row's greatest score, the first of several."""
+    return gathered(b, b.constant(np.array(labels, np.int64)), arg_max(b, scores, axis=1, keepdims=0))
+
+
+def one_of_two(b: Builder, holds: ex.Expr, labels: Sequence[int], rows: int) -> Tensor:
+    """The second label (int64) where ``holds`` [rows, 1], else the first."""
+    first, second = (b.constant(np.array(label, np.int64)) for label in labels)
+    return b.reshape(b.store(b.expr("where", holds, second, first, ctype="int64_t"), INT64, shape=[rows, 1]), [rows])
+
+
+def two_scores(b: Builder, score: Tensor, transform: str, complement: bool) -> Tensor:
+    """[rows, 2] from the one score [rows, 1] of two classes: the first class has its complement to 1, or its negative."""
+    if transform == "PROBIT":
+        b.decline("post_transform PROBIT of one score for two classes: ONNX Runtime gives the second class none")
+    logistic = transform == "LOGISTIC"
+    other = b.pointwise("(-{0})" if logistic or not complement else "(1.0 - {0})", score)
+    both = concat(b, other, score, axis=1)
+    return transformed(b, both, "LOGISTIC") if logistic else both
