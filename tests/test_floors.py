@@ -43,6 +43,7 @@ FLOOR_OF = {
     "vkep.ort": FRONT,
     "vkep.executorch": FRONT,
     "vkep.kompute": FRONT,
+    "vkep.cuda": FRONT,
     "vkep.__init__": FRONT,
     "vkep.__main__": FRONT,
 }

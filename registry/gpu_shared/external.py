@@ -19,6 +19,7 @@ from gpu_shared import vk
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.handles import Handle, Native
 from gpu_shared.memory import HOST_CACHED, HOST_COHERENT, HOST_VISIBLE, USAGE, Buffer, choose_type
+from gpu_shared.memory import OPAQUE_FD_BIT as _OPAQUE_FD_BIT
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
@@ -31,8 +32,7 @@ MEMORY_KINDS = {
 }
 SEMAPHORE_EXTENSION = "VK_KHR_external_semaphore_fd"
 EXTENSIONS = (*(extension for extension, _ in MEMORY_KINDS.values()), SEMAPHORE_EXTENSION)
-_OPAQUE_FD_BIT = 0x1
-_DEDICATED_ONLY, _IMPORTABLE = 0x1, 0x4  # VkExternalMemoryFeatureFlagBits
+_DEDICATED_ONLY, _EXPORTABLE, _IMPORTABLE = 0x1, 0x2, 0x4  # VkExternalMemoryFeatureFlagBits
 _SEMAPHORE_IMPORTABLE = 0x2
 _MAPPED = HOST_VISIBLE | HOST_COHERENT | HOST_CACHED
 
@@ -41,6 +41,32 @@ def can_import_memory(device: Device, kind: str = OPAQUE_FD) -> bool:
     """Whether the device imports buffers' memory of this kind. Raises ``ValueError`` for an unknown kind."""
     extension, _bit = _kind(kind)
     return extension in device.extensions and bool(_memory_features(device, kind) & _IMPORTABLE)
+
+
+def can_export_memory(device: Device) -> bool:
+    """Whether the device lets others import its buffers' memory, by opaque file descriptors."""
+    extension, _bit = _kind(OPAQUE_FD)
+    return extension in device.extensions and bool(_memory_features(device, OPAQUE_FD) & _EXPORTABLE)
+
+
+def exported_buffer(device: Device, size: int, *, label: str = "exported buffer") -> Buffer:
+    """A buffer that others may import; its memory is a dedicated allocation of ``memory_size`` bytes. Raises as `Buffer`, and
+    `ContextIncompatibleError` where the device exports none.
+    """
+    if not can_export_memory(device):
+        raise ContextIncompatibleError(
+            device.label, extensions=[MEMORY_KINDS[OPAQUE_FD][0]], hint="it exports no memory by file descriptors"
+        )
+    return Buffer(device, size, exported=True, label=label)
+
+
+def memory_descriptor(buffer: Buffer) -> int:
+    """A new file descriptor for the memory of an `exported_buffer`, the caller's to close or to hand to an import."""
+    device = buffer.device
+    info = vk.make("VkMemoryGetFdInfoKHR", memory=buffer.memory, handleType=_OPAQUE_FD_BIT)
+    out = vk.out("int")
+    vk.check(device.fn.vkGetMemoryFdKHR(device.raw, info.ptr, out), "vkGetMemoryFdKHR", buffer.label)
+    return int(out[0])
 
 
 def can_import_semaphore(device: Device) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_shared.device import Device
 
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 0x1, 0x2, 0x4, 0x8
+OPAQUE_FD_BIT = 0x1  #: VkExternalMemoryHandleTypeFlagBits
 _UNIFIED = DEVICE_LOCAL | HOST_VISIBLE | HOST_COHERENT | HOST_CACHED
 #: transfer source and destination, storage, indirect dispatches, device address
 USAGE = 0x1 | 0x2 | 0x20 | 0x100 | vk.BUFFER_USAGE_SHADER_DEVICE_ADDRESS
@@ -103,7 +104,8 @@ class Buffer(Handle):
     coherent: the host writes, the GPU reads) or ``"download"`` (host-visible, cached: the GPU writes, the host
     reads).
 
-    ``memory_types`` limits the memory types (bits) where something else is to be bound to the same memory.
+    ``memory_types`` limits the memory types (bits) where something else is to be bound to the same memory. ``exported``: other
+    devices and APIs may import it, by file descriptors (`gpu_shared.external.memory_descriptor`).
 
     ``address`` is the device address (int), ``mapped`` a writable memoryview of all bytes or None where the host
     cannot see them. An array made on ``mapped`` keeps the memory: it is freed when the last one goes, even after
@@ -122,6 +124,7 @@ class Buffer(Handle):
         memory_kind: str = "device",
         *,
         memory_types: int = 0xFFFFFFFF,
+        exported: bool = False,
         label: str = "buffer",
     ) -> None:
         if memory_kind not in _CHOICES:
@@ -137,6 +140,8 @@ class Buffer(Handle):
         null = vk.ffi.NULL
         _check_limits(device, size, label)
         info = vk.make("VkBufferCreateInfo", size=size, usage=USAGE, sharingMode=vk.VK_SHARING_MODE_EXCLUSIVE)
+        if exported:
+            info = vk.chain(info, vk.make("VkExternalMemoryBufferCreateInfo", handleTypes=OPAQUE_FD_BIT))
         out = vk.out("VkBuffer")
         vk.check(fn.vkCreateBuffer(device_raw, info.ptr, null, out), "vkCreateBuffer", label)
         raw = out[0]
@@ -145,7 +150,7 @@ class Buffer(Handle):
             requirements = vk.out("VkMemoryRequirements")
             fn.vkGetBufferMemoryRequirements(device_raw, raw, requirements)
             index, flags, heap = choose_type(device, memory_kind, requirements.memoryTypeBits & memory_types)
-            memory = _allocate(device, requirements.size, index, heap, label)
+            memory = _allocate(device, requirements.size, index, heap, label, raw if exported else None)
             vk.check(fn.vkBindBufferMemory(device_raw, raw, memory, 0), "vkBindBufferMemory", label)
             address = vk.make("VkBufferDeviceAddressInfo", buffer=raw)
             self.address: int = fn.vkGetBufferDeviceAddress(device_raw, address.ptr)
@@ -229,13 +234,20 @@ def _check_limits(device: Device, size: int, label: str) -> None:
         )
 
 
-def _allocate(device: Device, size: int, type_index: int, heap: int, label: str) -> Any:
+def _allocate(device: Device, size: int, type_index: int, heap: int, label: str, exported: Any = None) -> Any:
+    """``exported``: the buffer whose own memory this is to be, for others to import."""
     heap_size = device.capabilities.memory_heaps[heap].size
     result = vk.VK_ERROR_OUT_OF_DEVICE_MEMORY  # larger than the heap: invalid to ask the driver
     out = vk.out("VkDeviceMemory")
     if size <= heap_size:
         flags = vk.make("VkMemoryAllocateFlagsInfo", flags=vk.MEMORY_ALLOCATE_DEVICE_ADDRESS)
         info = vk.make("VkMemoryAllocateInfo", pNext=flags, allocationSize=size, memoryTypeIndex=type_index)
+        if exported is not None:
+            export = vk.make("VkExportMemoryAllocateInfo", handleTypes=OPAQUE_FD_BIT)
+            own = vk.make("VkMemoryDedicatedAllocateInfo", buffer=exported)
+            info = vk.chain(
+                vk.make("VkMemoryAllocateInfo", allocationSize=size, memoryTypeIndex=type_index), flags, export, own
+            )
         result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
         if result == vk.VK_ERROR_OUT_OF_DEVICE_MEMORY and device.reaper.retired and device.collect():
             result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import onnxruntime
 import pytest
 
 from gpu_shared.lease import DelegateLease
-from tests.ort.conftest import OpenSession, device_of, gpu_device, graph
+from tests.ort.conftest import OpenSession, device_number, device_of, gpu_device, graph
 from vkep.memory.upload import PIECE_BYTES
 from vkep.ort.transfers import Transfers
 
@@ -195,3 +196,56 @@ def test_the_domain_finds_and_counts_its_blocks(registered: Any, on_gpu: OnGpu) 
     assert domain.live_blocks == live - 1
     with pytest.raises(ValueError, match="is no pointer of vkep's"):
         domain_of(0x7FFF << 48)
+
+
+# ---- without private names
+
+
+def test_to_device_and_bind(session: OpenSession, registered: Any, copies: list[str]) -> None:
+    made = session(DOUBLE)
+    x, y = registered.to_device(X), registered.to_device(np.zeros_like(X), device_number(registered))
+    binding = registered.bind(made, {"x": x}, {"y": y})
+    copies.clear()
+    made.run_with_iobinding(binding)
+    assert copies == []
+    np.testing.assert_array_equal(y.numpy(), 2 * X)
+    for outputs in (None, ["y"], {"y": None}):
+        binding = registered.bind(made, {"x": X}, outputs)
+        made.run_with_iobinding(binding)
+        assert binding.get_outputs()[0].device_name() != "cpu"
+        np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], 2 * X)
+    binding = registered.bind(made, {"x": x}, {"y": "cpu"})
+    made.run_with_iobinding(binding)
+    assert binding.get_outputs()[0].device_name() == "cpu"
+
+
+def test_what_bind_does_not_take(session: OpenSession, registered: Any) -> None:
+    import vkep
+
+    made = session(DOUBLE)
+    with pytest.raises(ValueError, match=r"the model has no input named 'z'; it has \['x'\]"):
+        registered.bind(made, {"z": X})
+    with pytest.raises(ValueError, match=r"the model has no output named 'z'; it has \['y'\]"):
+        registered.bind(made, {"x": X}, ["z"])
+    with pytest.raises(ValueError, match="output 'y': got 'gpu', expected an OrtValue, None or 'cpu'"):
+        registered.bind(made, {"x": X}, {"y": "gpu"})
+    with pytest.raises(vkep.DeviceNotFoundError):
+        registered.to_device(X, 77)
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        registered.no_such_name  # noqa: B018
+
+
+def test_dlpack_of_a_value_says_vulkan(session: OpenSession, registered: Any) -> None:
+    value, host = registered.to_device(X), onnxruntime.OrtValue.ortvalue_from_numpy(X)
+    assert value.__dlpack_device__() == (7, device_number(registered)) and host.__dlpack_device__() == (1, 0)
+    for device in (None, (2, 0)):
+        with pytest.raises(BufferError, match="its memory has no address that other libraries could use"):
+            value.__dlpack__(dl_device=device)
+    np.testing.assert_array_equal(np.from_dlpack(value, device="cpu"), X)
+    np.testing.assert_array_equal(np.from_dlpack(host), X)
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        with pytest.raises((BufferError, RuntimeError, ValueError)):
+            torch.from_dlpack(value)
+        np.testing.assert_array_equal(torch.from_dlpack(host).numpy(), X)

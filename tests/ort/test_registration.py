@@ -77,7 +77,7 @@ def test_a_wrong_table_is_refused_in_words(registered: Any) -> None:
 
     ort = behind(_factory()).ort
     with pytest.raises(OrtError, match="not what vkep expects: colour gave 1, expected 2"):
-        ort._expect("colour", 1, 2)
+        ort.expect("colour", 1, 2)
 
 
 def _factory() -> Any:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_shared.external import ImportedBuffer, MemorySource
+from gpu_shared.external import ImportedBuffer, MemorySource, exported_buffer, memory_descriptor
 from vkep.device.gc_safe_finalizer import on_end
 from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.memory import Buffer
     from vkep.device.delegate import VulkanDelegate
 
 #: what kernels count on of the first byte of a tensor: they read up to 16 bytes at once
@@ -23,7 +24,7 @@ ALIGNMENT = 16
 class ExternalBlock:
     """A part of an imported buffer, with what readers ask of a `DeviceBlock`. Nobody allocates from it or frees it."""
 
-    def __init__(self, buffer: ImportedBuffer, offset: int, size: int) -> None:
+    def __init__(self, buffer: Buffer, offset: int, size: int) -> None:
         self.buffer, self.offset = buffer, offset
         self.size = self.requested = size
         self.address = buffer.address + offset
@@ -38,7 +39,7 @@ class ExternalBlock:
         """Nothing: the memory goes with the import."""
 
 
-def checked_block(buffer: ImportedBuffer, offset: int, nbytes: int, what: str) -> ExternalBlock:
+def checked_block(buffer: Buffer, offset: int, nbytes: int, what: str) -> ExternalBlock:
     """The part of an imported buffer where a tensor lies. Raises ``ValueError`` where it does not fit or kernels could not
     read it.
     """
@@ -60,7 +61,7 @@ class ExternalMemory:
         `gpu_shared.external.ImportedBuffer`.
         """
         self._delegate = delegate
-        self._key = ("vkep.external", id(self), source)
+        self._key: tuple[Any, ...] = ("vkep.external", id(self), source)
         context = delegate.context
         self._shared: SharedResource[_Import] = context.shared_resource(
             self._key, lambda: _Import(ImportedBuffer(context.device, source), keep)
@@ -86,6 +87,28 @@ class ExternalMemory:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class ExportedMemory(ExternalMemory):
+    """Memory of the context's that other devices and APIs may import (made by ``InferenceSession.export_memory``)."""
+
+    def __init__(self, delegate: VulkanDelegate, size: int) -> None:
+        """Raises as `gpu_shared.external.exported_buffer`."""
+        # Deliberately not ExternalMemory's: the memory is made here.
+        self._delegate = delegate
+        self._key = ("vkep.exported", id(self))
+        context = delegate.context
+        self._shared = context.shared_resource(self._key, lambda: _Import(exported_buffer(context.device, size), None))
+        self.size = self._shared.value.buffer.size
+
+    @property
+    def allocation_size(self) -> int:
+        """Bytes of the whole allocation, which an import asks for. It is a dedicated one. Raises `ClosedError`."""
+        return self._shared.value.buffer.memory_size
+
+    def descriptor(self) -> int:
+        """A new file descriptor of the memory (opaque), the caller's to close. Raises `ClosedError`, `GpuError`."""
+        return memory_descriptor(self._shared.value.buffer)
 
 
 class ExternalTensor(DeviceTensor):
@@ -116,7 +139,7 @@ class ExternalTensor(DeviceTensor):
 class _Import:
     """The buffer, and what must stay as long as it."""
 
-    def __init__(self, buffer: ImportedBuffer, keep: object) -> None:
+    def __init__(self, buffer: Buffer, keep: object) -> None:
         self.buffer, self._keep = buffer, keep
 
     def close(self) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from vkep.device.faults import RunCheck
 
 
+DLPACK_CPU, DLPACK_VULKAN = (1, 0), 7  #: a device (type, number), and a DLDeviceType
+
+
 class DeviceTensor:
     """A dense tensor in device memory (an `OrtValue` on the GPU, in ONNX Runtime's words).
 
@@ -116,6 +119,62 @@ class DeviceTensor:
         self.check()
         return out
 
+    # ---- for other libraries
+
+    def host_view(self) -> np.ndarray[Any, Any]:
+        """The content where it lies, as an array that shares its bytes, where the host sees device memory (CPU drivers, many
+        integrated GPUs); it keeps the tensor, which must stay open. Waits for the submits that write the tensor; later ones
+        change the array. Raises ``BufferError`` where the host does not see it, and as `check`.
+        """
+        mapped = self._open_block().mapped
+        if mapped is None:
+            raise BufferError(f"{self!r}: the host does not see this device's memory; numpy() makes a copy")
+        if self.nbytes:
+            self._delegate.lease.wait(self.written_at)
+        self.check()
+        return np.asarray(_Shown(self, mapped[: self.nbytes])).view(self.dtype.numpy).reshape(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """A copy on the host; with ``copy=False`` a `host_view`, or ``ValueError`` where there is none."""
+        if copy is not False:
+            return self.numpy().astype(dtype or self.dtype.numpy, copy=False)
+        if dtype is not None and np.dtype(dtype) != self.dtype.numpy:
+            raise ValueError(f"{self!r} as {dtype}: that takes a copy")
+        try:
+            return self.host_view()
+        except BufferError as error:
+            raise ValueError(str(error)) from None
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's kDLVulkan and the device's index, as `vkep.devices` counts."""
+        return DLPACK_VULKAN, self._delegate.capabilities.index
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """For a consumer on the host (``dl_device=(1, 0)``: ``numpy.from_dlpack(tensor, device="cpu")``), a capsule of the
+        content, shared where the host sees it and ``copy`` is not True. Raises ``BufferError`` for others: no Vulkan memory has
+        an address that they could use.
+        """
+        if dl_device is None or tuple(dl_device) != DLPACK_CPU:
+            asked = "" if dl_device is None else f" for the device {tuple(dl_device)}"
+            raise BufferError(
+                f"{self!r}: Vulkan memory has no address that other libraries could use{asked}; take numpy(), ask for the host "
+                "(numpy.from_dlpack(tensor, device='cpu')), or share memory with CUDA by vkep.cuda"
+            )
+        if copy is not True:
+            try:
+                return self.host_view().__dlpack__(max_version=max_version)
+            except BufferError:
+                if copy is False:
+                    raise
+        return self.numpy().__dlpack__(max_version=max_version)
+
     def _open_block(self) -> DeviceBlock:
         block = self._block
         if block is None:
@@ -138,6 +197,20 @@ class DeviceTensor:
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
+
+
+class _Shown:
+    """Bytes of a tensor for numpy, whose array keeps this and so the tensor."""
+
+    def __init__(self, tensor: DeviceTensor, mapped: memoryview) -> None:
+        self._tensor, self._mapped = tensor, mapped
+        address = np.frombuffer(mapped, np.uint8).ctypes.data if len(mapped) else 0
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (len(mapped),),
+            "data": (address, False),
+        }
 
 
 def on_host(value: Any) -> Any:

@@ -12,13 +12,25 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vkep.ort.names import EP_NAME, REGISTRATION_NAME
 
 _lock = threading.Lock()
 
-__all__ = ["EP_NAME", "get_ep_name", "get_ep_names", "get_library_path", "register", "unregister"]
+if TYPE_CHECKING:
+    from vkep.ort.values import bind, to_device
+
+__all__ = [
+    "EP_NAME",
+    "bind",
+    "get_ep_name",
+    "get_ep_names",
+    "get_library_path",
+    "register",
+    "to_device",
+    "unregister",
+]
 
 
 def get_library_path() -> str:
@@ -63,6 +75,12 @@ def unregister(name: str = REGISTRATION_NAME) -> None:
     """Take the registration back; close the sessions that use it first."""
     _onnxruntime().unregister_execution_provider_library(name)
     importlib.import_module("vkep.ort.python_sessions").remove()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("bind", "to_device"):  # they bring numpy
+        return getattr(importlib.import_module("vkep.ort.values"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _onnxruntime() -> Any:

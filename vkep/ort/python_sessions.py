@@ -2,11 +2,12 @@
 
 ONNX Runtime reads ``device_id`` among provider options as the number of a hardware device (a PCI id) and takes the CPU where
 none has it, and it knows no options of a plugin's sessions. One method is wrapped for both, and for programs that name
-other providers, or none (`vkep.ort.programs`).
+other providers, or none (`vkep.ort.programs`). ``onnxruntime.OrtValue`` calls Vulkan's memory CUDA's in DLPack, which is mended.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import Any
 
 from vkep.arena.config import ArenaConfig
 from vkep.ort.options import EP_NAME, SESSION_PREFIX, EpOptions, as_texts
+from vkep.ort.values import dlpack_methods
 from vkep.session.cpu import NOT_REPLACED
 from vkep.session.foreign_options import translated
 
@@ -53,7 +55,6 @@ def install(onnxruntime: ModuleType) -> None:
             given = dict(zip(providers or (), provider_options or (), strict=False)).get(EP_NAME, {})
             self._provider_options = {**self._provider_options, EP_NAME: options_of(self._sess_options, given)}
 
-    setattr(kind, _METHOD, create)
     available, device = onnxruntime.get_available_providers, onnxruntime.get_device
 
     def get_available_providers() -> list[str]:
@@ -63,15 +64,19 @@ def install(onnxruntime: ModuleType) -> None:
     def get_device() -> str:  # some programs ask it before they look at providers
         return "GPU" if replaced - {"", CPU} else str(device())
 
-    for name, function in (("get_available_providers", get_available_providers), ("get_device", get_device)):
-        setattr(onnxruntime, name, function)
-    _undo.extend(
-        (
-            lambda: setattr(kind, _METHOD, original),
-            lambda: setattr(onnxruntime, "get_available_providers", available),
-            lambda: setattr(onnxruntime, "get_device", device),
-        )
-    )
+    _replace(kind, _METHOD, create)
+    _replace(onnxruntime, "get_available_providers", get_available_providers)
+    _replace(onnxruntime, "get_device", get_device)
+    values: Any = onnxruntime.OrtValue
+    own = [getattr(values, name, None) for name in ("__dlpack__", "__dlpack_device__")]
+    if all(own):
+        for name, method in dlpack_methods(*own).items():
+            _replace(values, name, method)
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))
+    setattr(owner, name, value)
 
 
 def remove() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_shared.context import SharedGpuContext
     from vkep.device.delegate import VulkanDelegate
-    from vkep.device.external import ExternalMemory
+    from vkep.device.external import ExportedMemory, ExternalMemory
     from vkep.device.tensor import DeviceTensor
     from vkep.graph.load import ModelSource
     from vkep.graph.model import Dim, Model, ModelMetadata, ValueInfo
@@ -218,11 +218,13 @@ class InferenceSession:
         binding.results = [parts.bound_result(values[n], n, target) for n, target in binding.outputs.items()]
 
     def device_tensor(self, array: Array) -> DeviceTensor:
-        """Upload an array to the session's device."""
+        """Upload an array, or what numpy makes one of (lists, other libraries' tensors on the host), to the session's device."""
+        import numpy as np
+
         from vkep.device.tensor import DeviceTensor
 
         self._check_open()
-        return DeviceTensor.from_numpy(self._delegate, array)
+        return DeviceTensor.from_numpy(self._delegate, np.asarray(array))
 
     def empty_device_tensor(self, shape: Sequence[int], dtype: str = "float32") -> DeviceTensor:
         """Uninitialised device memory for an output; ``dtype`` is numpy's name."""
@@ -250,6 +252,15 @@ class InferenceSession:
 
         self._check_open()
         return import_memory(self._delegate, source, size, memory_type, dedicated)
+
+    def export_memory(self, size: int) -> ExportedMemory:
+        """New memory on the session's device for tensors, which other devices and APIs may import by a file descriptor. Raises
+        as `gpu_shared.external.exported_buffer`.
+        """
+        from vkep.device.external import ExportedMemory
+
+        self._check_open()
+        return ExportedMemory(self._delegate, size)
 
     def import_semaphore(self, descriptor: int) -> ExternalSemaphore:
         """A timeline semaphore of another device. Raises as `gpu_shared.external.ImportedSemaphore`."""

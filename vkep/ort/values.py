@@ -1,0 +1,127 @@
+"""Device tensors for ONNX Runtime's sessions, without its private names: `to_device` and `bind`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vkep.device.tensor import DLPACK_CPU, DLPACK_VULKAN
+from vkep.ort.names import EP_NAME
+
+
+def to_device(array: Any, device: int | str | None = None) -> Any:
+    """An ``onnxruntime.OrtValue`` in the provider's memory with the content of ``array`` (anything that numpy makes an array
+    of), on ``device``: as `vkep.SessionOptions.device`; None: the one that sessions take by default.
+
+    Raises `DeviceNotFoundError`, ``RuntimeError`` where the provider is not registered or memory runs out.
+    """
+    import onnxruntime
+
+    number, vendor = _memory_of(onnxruntime, device)
+    made = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "gpu", number, vendor)
+    if not made.data_ptr() and made.tensor_size_in_bytes():
+        raise RuntimeError(
+            f"{made.tensor_size_in_bytes()} bytes of device memory: not there; the log of vkep.ort says why"
+        )
+    return made
+
+
+def bind(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str] | Mapping[str, Any] | None = None) -> Any:
+    """An ``onnxruntime.IOBinding`` of a session, for ``session.run_with_iobinding``.
+
+    Args:
+        inputs: by name, an ``OrtValue`` to use in place, or an array that is copied to the device here, once.
+        outputs: names of outputs to leave on the device (None: all); or by name an ``OrtValue`` to write in place, None for
+            new device memory at each run, or ``"cpu"``.
+
+    Raises ``ValueError`` for a name that the model does not have, and as `to_device`.
+    """
+    import onnxruntime
+
+    where: Mapping[str, Any]
+    where = (
+        outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs or (o.name for o in session.get_outputs()))
+    )
+    _known("input", inputs, session.get_inputs())
+    _known("output", where, session.get_outputs())
+    device = session.get_provider_options().get(EP_NAME, {}).get("device")
+    wanted = int(device) if device is not None and device.isdecimal() else device
+    binding = session.io_binding()
+    for name, value in inputs.items():
+        given = value if isinstance(value, onnxruntime.OrtValue) else to_device(value, wanted)
+        binding.bind_ortvalue_input(name, given)
+    for name, value in where.items():
+        if isinstance(value, onnxruntime.OrtValue):
+            binding.bind_ortvalue_output(name, value)
+        elif value is None:
+            number, vendor = _memory_of(onnxruntime, wanted)
+            # the public method has no vendor, without which ONNX Runtime looks for CUDA's memory
+            gpu = onnxruntime.OrtDevice.make("gpu", number, vendor_id=vendor)
+            binding._iobinding.bind_output(name, gpu._get_c_device())
+            getattr(binding, "_bound_outputs", {})[name] = None
+        elif value == "cpu":
+            binding.bind_output(name)
+        else:
+            raise ValueError(f"output {name!r}: got {value!r}, expected an OrtValue, None or 'cpu'")
+    return binding
+
+
+def _known(what: str, names: Mapping[str, Any], declared: Sequence[Any]) -> None:
+    there = [value.name for value in declared]
+    for name in names:
+        if name not in there:
+            raise ValueError(f"the model has no {what} named {name!r}; it has {there}")
+
+
+def _memory_of(onnxruntime: Any, device: int | str | None) -> tuple[int, int]:
+    """(number, vendor) of a device's memory in ONNX Runtime."""
+    from gpu_shared.instance import list_devices, select_device
+
+    caps = select_device(list_devices(), device).capabilities
+    mine = [d.ep_metadata["vulkan_uuid"] for d in onnxruntime.get_ep_devices() if d.ep_name == EP_NAME]
+    if caps.uuid not in mine:
+        raise RuntimeError(f"{EP_NAME} has no device {caps.name} in ONNX Runtime: call vkep.ort.register() first")
+    return mine.index(caps.uuid), caps.vendor_id
+
+
+# ---- DLPack
+
+
+def lies_on_vulkan(value: Any) -> int | None:
+    """The index of the Vulkan device that an ``OrtValue`` lies on; None where it does not."""
+    from vkep.ort.memory import domain_of
+
+    if value.device_name() == "cpu" or not value.is_tensor():
+        return None
+    pointer = int(value.data_ptr())
+    try:
+        domain = domain_of(pointer)
+        domain.find(pointer)
+    except ValueError:
+        return None
+    return domain.context.capabilities.index
+
+
+def dlpack_methods(capsule: Any, device: Any) -> dict[str, Any]:
+    """``__dlpack__`` and ``__dlpack_device__`` for ``onnxruntime.OrtValue``, around its own: ONNX Runtime calls every GPU's
+    memory CUDA's, and a consumer would take a Vulkan address for one of CUDA's.
+    """
+
+    def __dlpack_device__(self: Any) -> tuple[int, int]:
+        index = lies_on_vulkan(self)
+        made: tuple[int, int] = device(self) if index is None else (DLPACK_VULKAN, index)
+        return made
+
+    def __dlpack__(self: Any, *, stream: Any = None, dl_device: Any = None, copy: Any = None, **more: Any) -> Any:
+        if lies_on_vulkan(self) is None:
+            return capsule(self, stream=stream)
+        if dl_device is None or tuple(dl_device) != DLPACK_CPU or copy is False:
+            raise BufferError(
+                f"an OrtValue of {self.data_type()} {list(self.shape())} on Vulkan: its memory has no address that other "
+                "libraries could use; take numpy(), or ask for the host: numpy.from_dlpack(value, device='cpu')"
+            )
+        return self.numpy().__dlpack__(**more)
+
+    return {"__dlpack__": __dlpack__, "__dlpack_device__": __dlpack_device__}
