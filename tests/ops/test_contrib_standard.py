@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from tests.ops.cases import by_onnxruntime, check, graph_of, model_of, on_vulkan
-from vkep.errors import InvalidModelError
+from vkep.errors import InvalidInputError, InvalidModelError
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 RNG = np.random.default_rng(11)
@@ -189,3 +189,37 @@ def test_dynamic_slice(axes: list[int] | None) -> None:
     inputs = {"x": _normal(3, 4, 5), "s": np.array([1, -2], np.int64), "e": np.array([3, 1000], np.int64)}
     inputs["axes"] = None if axes is None else np.array(axes, np.int64)
     check("DynamicSlice", inputs, constants=[n for n, v in inputs.items() if n != "x" and v is not None], **OLD)
+
+
+# ---- images and matrices
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("size", [(3, 4), (1, 1), (1, 5), (6, 1)])
+def test_crop_and_resize(mode: str, size: tuple[int, int]) -> None:
+    boxes = np.array([[0, 0, 1, 1], [0.1, 0.2, 0.7, 0.9], [0.8, 0.9, 0.3, 0.1], [-0.5, 0.2, 1.4, 0.6]], np.float32)
+    inputs = {
+        "x": _normal(2, 3, 6, 7), "rois": boxes, "of": np.array([0, 1, 1, 0], np.int32), "size": np.array(size, np.int32),
+    }  # fmt: skip
+    check("CropAndResize", inputs, constants=["size"], mode=mode, extrapolation_value=2.5, atol=1e-4, **MS)
+
+
+def test_crop_of_no_image() -> None:
+    inputs = {
+        "x": _normal(2, 3, 6, 7), "rois": np.zeros((1, 4), np.float32), "of": np.array([2], np.int32),
+        "size": np.array([2, 2], np.int32),
+    }  # fmt: skip
+    with pytest.raises(InvalidInputError, match=r"a region's batch index is outside \[0, 1\]"):
+        on_vulkan(model_of("CropAndResize", inputs, constants=["size"], domain="com.microsoft"), inputs)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (5, 4, 4), (2, 3, 7, 7), (40, 40)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_inverse(shape: tuple[int, ...], dtype: Any) -> None:
+    x = _normal(*shape)[..., np.random.default_rng(1).permutation(shape[-1])] + 3 * np.eye(shape[-1])[::-1]
+    x = x.astype(dtype)
+    (y,) = on_vulkan(model_of("Inverse", {"x": x}, domain="com.microsoft"), {"x": x})
+    exact = np.linalg.inv(x.astype(np.float64))
+    rough = np.abs(exact).max() * {np.float64: 1e-11, np.float32: 3e-4, np.float16: 3e-3}[dtype]
+    np.testing.assert_allclose(y.astype(np.float64), exact, atol=rough)
+    assert y.dtype == dtype

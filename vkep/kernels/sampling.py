@@ -1,4 +1,4 @@
-"""Sampling an image where other tensors say: GridSample, RoiAlign, MaxRoiPool; and determinants of small matrices."""
+"""Sampling an image where other tensors say: GridSample, RoiAlign, MaxRoiPool, CropAndResize."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from vkep.kernels.select import Candidate, Emission, implement
 
 METHODS = ("nearest", "linear", "cubic")
 PADDINGS = ("zeros", "border", "reflection")
-#: matrices whose determinant one lane can be trusted with
-LARGEST_MATRIX = 256
 #: most samples along an axis of a bin that one lane can be trusted with
 LARGEST_SAMPLING_RATIO = 1024
 
@@ -52,11 +50,6 @@ def _regions_reach(call: KernelCall, numbers: int) -> dict[str, int]:
     }
 
 
-def _determinant_reach(call: KernelCall) -> Mapping[str, int]:
-    elements, work = call["total"] * call["n"] ** 2, call.size_of("COMPUTE_T")
-    return {"x": elements * call.size_of("IN_T"), "work": elements * work, "y": call["total"] * call.size_of("OUT_T")}
-
-
 _REGION_SIZES = ("total", "channels", "height", "width", "batches", "out_height", "out_width")
 GRID_SAMPLE = Kernel(
     "grid_sample.comp",
@@ -86,19 +79,20 @@ ROI_ALIGN = Kernel(
     variants=({**element_defines("float32"), "INDEX_WORDS": "2"},),
     reach=lambda call: _regions_reach(call, 4),
 )
+CROP = Kernel(
+    "crop_and_resize.comp",
+    operands=(Operand("x"), Operand("rois"), Operand("indices"), Operand("y", writes=True), FAULT),
+    params=(*((name, "uint") for name in _REGION_SIZES), ("outside", "float"), FAULT_CODE),
+    spec={"NEAREST": 0},
+    variants=(element_defines("float32") | index_defines("int32"),),
+    reach=lambda call: _regions_reach(call, 4),
+)
 MAX_ROI_POOL = Kernel(
     "max_roi_pool.comp",
     operands=(Operand("x"), Operand("rois"), Operand("y", writes=True), FAULT),
     params=(*((name, "uint") for name in _REGION_SIZES), ("spatial_scale", "float"), FAULT_CODE),
     variants=(element_defines("float32"),),
     reach=lambda call: _regions_reach(call, 5),
-)
-DETERMINANT = Kernel(
-    "determinant.comp",
-    operands=(Operand("x"), Operand("work", writes=True), Operand("y", writes=True)),
-    params=(("total", "uint"), ("n", "uint")),
-    variants=(element_defines("float32"),),
-    reach=_determinant_reach,
 )
 
 
@@ -183,7 +177,6 @@ class _Regions(Problem):
     shape: tuple[int, ...]
     regions: int
     out_size: tuple[int, int]
-    spatial_scale: float
     dtype: str
 
     def __post_init__(self) -> None:
@@ -212,6 +205,7 @@ class _Regions(Problem):
 class RoiAlignProblem(_Regions):
     """ONNX RoiAlign; ``rois`` [regions, 4] are corners, ``indices`` [regions] their images."""
 
+    spatial_scale: float
     index_dtype: str
     sampling_ratio: int
     half_pixel: bool
@@ -260,6 +254,8 @@ implement(RoiAlignProblem, Candidate("roi align", _roi_align, when=_takes_roi_al
 class MaxRoiPoolProblem(_Regions):
     """ONNX MaxRoiPool; ``rois`` [regions, 5] are an image and corners."""
 
+    spatial_scale: float
+
     def needs(self) -> tuple[Need, ...]:
         return Need("x", self.dtype, self.shape), Need("rois", self.dtype, (self.regions, 5))
 
@@ -278,38 +274,31 @@ implement(MaxRoiPoolProblem, Candidate("max roi pool", _max_roi_pool))
 
 
 @dataclass(frozen=True)
-class DeterminantProblem(Problem):
-    """``y`` [...]: determinants of ``x`` (``shape`` [..., n, n]), by elimination with partial pivoting."""
+class CropProblem(_Regions):
+    """Boxes of images, resized: ``rois`` [regions, 4] are top, left, bottom and right of each, as parts of its image's height
+    and width; ``indices`` [regions] their images (int32). What lies outside of the image is ``outside``.
+    """
 
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if len(self.shape) < 2 or self.shape[-1] != self.shape[-2]:
-            raise InvalidNode(f"shape {list(self.shape)}, expected square matrices")
+    outside: float
+    nearest: bool
 
     def needs(self) -> tuple[Need, ...]:
-        return (Need("x", self.dtype, self.shape),)
-
-    def makes(self) -> tuple[Need, ...]:
-        return (Need("y", self.dtype, self.shape[:-2]),)
-
-
-def _takes_determinant(problem: DeterminantProblem, caps: DeviceCapabilities) -> str:
-    n = problem.shape[-1]
-    return f"{n} x {n} matrices; a lane takes up to {LARGEST_MATRIX}" if n > LARGEST_MATRIX else ""
+        return (
+            Need("x", self.dtype, self.shape),
+            Need("rois", self.dtype, (self.regions, 4)),
+            Need("indices", "int32", (self.regions,)),
+        )
 
 
-def _determinant(problem: DeterminantProblem, e: Emission) -> KernelCall:
-    count, n = math.prod(problem.shape[:-2]), problem.shape[-1]
-    work = e.target.scratch("float64" if problem.dtype == "float64" else "float32", (count, n, n))
-    return DETERMINANT.call(
-        **flat_lanes(e.caps, count),
-        operands={"x": e["x"], "work": work, "y": e["y"]},
-        params={"total": count, "n": n},
-        defines=element_defines(problem.dtype),
-        flops=count * n**3,
+def _crop(problem: CropProblem, e: Emission) -> KernelCall:
+    fault, code = noting(e, problem.fault)
+    return CROP.call(
+        **flat_lanes(e.caps, problem.sizes["total"]),
+        operands={**e.operands, "fault": fault},
+        params={**problem.sizes, "outside": problem.outside, "fault_code": code},
+        spec={"NEAREST": int(problem.nearest)},
+        defines={**element_defines(problem.dtype), **index_defines("int32")},
     )
 
 
-implement(DeterminantProblem, Candidate("determinant", _determinant, when=_takes_determinant))
+implement(CropProblem, Candidate("crop", _crop, when=lambda problem, _: _in_float32(problem.dtype)))

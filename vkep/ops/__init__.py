@@ -8,6 +8,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     contrib,
     contrib_attention,
     contrib_convolution,
+    contrib_experts,
     contrib_fused,
     contrib_positions,
     contrib_quantized,

@@ -14,6 +14,8 @@ from vkep.dtypes import DTYPES
 from vkep.graph.attributes import PoolAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes
+from vkep.kernels.elimination import InverseProblem
+from vkep.kernels.sampling import CropProblem
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT
@@ -25,8 +27,8 @@ from vkep.ops.normalization import softmax_over
 from vkep.ops.pooling import average_pool, global_average_pool, max_pool
 from vkep.ops.quantization import quantized, rounded_to
 from vkep.ops.reduction import middle, reduce_axes
-from vkep.ops.registry import INDICES, operator
-from vkep.ops.resize import grid_sample_16
+from vkep.ops.registry import FLOATS, INDICES, operator
+from vkep.ops.resize import grid_sample_16, of_regions
 
 _BYTES = ("uint8", "int8")
 _FLOAT32, _REAL = DTYPES["float32"], ("float32",)
@@ -245,6 +247,38 @@ def qlinear_leaky_relu(
 ) -> Tensor:
     value = b.expr("({0} < 0.0 ? {0} * {1} : {0})", real(b, x, x_scale, x_zero_point), alpha)
     return b.store(quantized(b, value, y_scale, y_zero_point, x.dtype), x.dtype, shape=x.shape)
+
+
+# ---- images and matrices
+
+
+@operator("CropAndResize", domain=MICROSOFT, types={"x rois": FLOATS, "batch_indices crop_size": ("int32",)})
+def crop_and_resize(
+    b: Builder,
+    x: Tensor,
+    rois: Tensor,
+    batch_indices: Tensor,
+    crop_size: Tensor,
+    *,
+    extrapolation_value: float = 0.0,
+    mode: str = "bilinear",
+) -> Tensor:
+    if mode not in ("bilinear", "nearest"):
+        b.invalid(f"mode is {mode!r}, expected 'bilinear' or 'nearest'")
+    size = b.ints(crop_size, "crop_size") or []
+    if len(size) != 2 or rois.rank != 2:
+        b.invalid(f"crop_size is {size}, expected two sizes; rois have shape {list(rois.shape)}")
+    problem = CropProblem(
+        x.shape, rois.shape[0], (size[0], size[1]), x.dtype.name, extrapolation_value, mode == "nearest"
+    )
+    return of_regions(b, problem, [x, rois, batch_indices])
+
+
+@operator("Inverse", domain=MICROSOFT, types={"x": (*FLOATS, "float64")})
+def inverse(b: Builder, x: Tensor) -> Tensor:
+    out = b.empty(x.dtype, x.shape)
+    b.compute(InverseProblem(x.shape, x.dtype.name), [b.contiguous(x)], [out])
+    return out
 
 
 # ---- of ONNX's first years

@@ -12,8 +12,9 @@ from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
+from vkep.kernels.elimination import DeterminantProblem
 from vkep.kernels.resize import ResizeMode, ResizeProblem
-from vkep.kernels.sampling import DeterminantProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
+from vkep.kernels.sampling import CropProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator
@@ -121,7 +122,9 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
     return b.store(total, theta.dtype, shape=[batch, *spatial, rank])
 
 
-def _of_regions(b: Builder, problem: RoiAlignProblem | MaxRoiPoolProblem, inputs: Sequence[Tensor]) -> Tensor:
+def of_regions(
+    b: Builder, problem: RoiAlignProblem | MaxRoiPoolProblem | CropProblem, inputs: Sequence[Tensor]
+) -> Tensor:
     out = b.empty(inputs[0].dtype, problem.makes()[0].shape)
     b.compute(problem, [b.contiguous(t) for t in inputs], [out])
     return out
@@ -142,10 +145,10 @@ def roi_align(
         b.invalid(f"mode is {mode!r}, expected 'avg' or 'max'")
     half_pixel = opset >= 16 and coordinate_transformation_mode == "half_pixel"
     problem = RoiAlignProblem(
-        x.shape, math.prod(rois.shape[:1]), (output_height, output_width), spatial_scale, x.dtype.name,
+        x.shape, math.prod(rois.shape[:1]), (output_height, output_width), x.dtype.name, spatial_scale,
         batch_indices.dtype.name, sampling_ratio, half_pixel, mode == "max",
     )  # fmt: skip
-    return _of_regions(b, problem, [x, rois, batch_indices])
+    return of_regions(b, problem, [x, rois, batch_indices])
 
 
 @operator("MaxRoiPool", types={"T": every("MaxRoiPool", among=(*SINGLE, "float64"))})
@@ -155,8 +158,8 @@ def max_roi_pool_(
     if len(pooled_shape) != 2:
         b.invalid(f"pooled_shape is {list(pooled_shape)}, expected two sizes")
     size = (pooled_shape[0], pooled_shape[1])
-    problem = MaxRoiPoolProblem(x.shape, math.prod(rois.shape[:1]), size, spatial_scale, x.dtype.name)
-    return _of_regions(b, problem, [x, rois])
+    problem = MaxRoiPoolProblem(x.shape, math.prod(rois.shape[:1]), size, x.dtype.name, spatial_scale)
+    return of_regions(b, problem, [x, rois])
 
 
 @operator("Col2Im", types={"T": every("Col2Im", among=ARITHMETIC)})

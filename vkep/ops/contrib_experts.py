@@ -1,0 +1,278 @@
+"""Mixtures of experts (domain com.microsoft: MoE, QMoE).
+
+Each token goes through the ``k`` experts that its router scores highest. Where few tokens choose (a step of decoding), the chosen
+experts' weights are gathered, and only those are read; else all experts compute all tokens, and what was not chosen counts 0.
+
+Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), and its CPU provider's kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkep.dtypes import DTYPES, DType
+from vkep.ir.builder import Builder
+from vkep.ir.tensor import Tensor
+from vkep.ops.contraction import matrix_product
+from vkep.ops.contrib import MICROSOFT, unpacked_codes
+from vkep.ops.contrib_fused import SILU, gated_parts
+from vkep.ops.elementwise import gelu
+from vkep.ops.gather import elements_at, gather_, scatter_elements_
+from vkep.ops.normalization import softmax_over
+from vkep.ops.reduction import reduce_axes, top_k_of
+from vkep.ops.registry import FLOATS, operator
+
+_FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
+_ACTIVATIONS = ("relu", "gelu", "silu", "identity", "relu2", "swiglu", "geglu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEAttributes:
+    """What MoE and QMoE share."""
+
+    activation_alpha: float = 1.0
+    activation_beta: float = 0.0
+    activation_type: str = "relu"
+    k: int = 1
+    normalize_routing_weights: int = 0
+    swiglu_fusion: int = 0
+    swiglu_limit: float | None = None
+    swiglu_limit_after_activation: int = 0
+    use_sparse_mixer: int = 0
+
+
+@dataclass
+class Matrices:
+    """One matrix [n, k] for each expert: floats [experts, n, k], or codes of ``bits`` bits with scales and zero points by rows
+    or by blocks of a row; and a bias [experts, n].
+    """
+
+    weights: Tensor
+    bias: Tensor | None = None
+    scales: Tensor | None = None
+    zero_points: Tensor | None = None
+    bits: int = 0
+
+    def check(self, b: Builder, what: str, experts: int, n: int, k: int, block: int) -> None:
+        """Raise `InvalidNode` unless the operands are those of [experts, n, k]."""
+        b.expect(f"{what}_bias", self.bias, (experts, n))
+        if not self.bits:
+            b.expect(f"{what}_weights", self.weights, (experts, n, k))
+            return
+        if self.scales is None or (block and k % block) or k * self.bits % 8:
+            b.invalid(f"{what}: rows of {k} in blocks of {block}, {'no' if self.scales is None else 'with'} scales")
+        b.expect(f"{what}_weights", self.weights, (experts, n, k * self.bits // 8))
+        blocks = k // block if block else 1
+        b.expect(f"{what}_scales", self.scales, *([(experts, n)] if blocks == 1 else []), (experts, n, blocks))
+        packed = (experts, n, -(-blocks * self.bits // 8)) if block else (experts, -(-n * self.bits // 8))
+        b.expect(f"{what}_zero_points", self.zero_points, packed)
+
+    def of(self, b: Builder, chosen: Tensor) -> Matrices:
+        """Those of the experts ``chosen`` [rows]."""
+
+        def some(t: Tensor | None) -> Tensor | None:
+            return None if t is None else gather_(b, t, chosen)
+
+        weights = gather_(b, self.weights, chosen)
+        return Matrices(weights, some(self.bias), some(self.scales), some(self.zero_points), self.bits)
+
+    def dense(self, b: Builder, dtype: DType) -> Tensor:
+        """The matrices in ``dtype``."""
+        if not self.bits:
+            return self.weights
+        assert self.scales is not None
+        count, n = self.weights.shape[:2]
+        codes = unpacked_codes(b, b.contiguous(self.weights), self.bits)
+        scales = b.reshape(self.scales, (count, n, self.scales.size // (count * n), 1))
+        blocks = scales.shape[2]
+        value = b.expr("cast", b.reshape(codes, (count, n, blocks, codes.shape[2] // blocks)), ctype="float")
+        zeros: Tensor | float = float(1 << (self.bits - 1))
+        if self.zero_points is not None:
+            unpacked = unpacked_codes(b, b.contiguous(self.zero_points), self.bits)
+            by_rows = self.zero_points.rank == 2
+            whole = unpacked.slice(1, 0, n) if by_rows else unpacked.slice(2, 0, blocks)
+            zeros = b.reshape(whole, (count, n, blocks, 1))
+        value = b.expr("({0} - float({1}))", value, zeros, ctype="float")
+        shape = (count, n, blocks, codes.shape[2] // blocks)
+        return b.reshape(b.store(b.expr("mul", value, scales, ctype="float"), dtype, shape=shape), codes.shape)
+
+
+def _applied(b: Builder, x: Tensor, matrices: Matrices) -> Tensor:
+    """``x`` [1 or experts, rows, k] through each expert's matrix: [experts, rows, n]."""
+    y = matrix_product(b, x, matrices.dense(b, x.dtype).transpose((0, 2, 1)))
+    bias = matrices.bias
+    return y if bias is None else b.pointwise("add", y, b.reshape(bias, (bias.shape[0], 1, bias.shape[1])))
+
+
+def _activated(b: Builder, a: MoEAttributes, y: Tensor, third: Tensor | None) -> Tensor:
+    """The activation of the first product [experts, rows, n], gated by the third matrix's where there is one."""
+    if a.activation_type in ("swiglu", "geglu"):
+        if third is None:
+            y, third = _halves(y, a.swiglu_fusion == 1)
+        if a.activation_type == "geglu":
+            return b.pointwise("mul", gelu(b, b.contiguous(y), approximate="tanh"), third)
+        gate, up = gated_parts(b, y, third, a.activation_alpha, a.activation_beta, a.swiglu_limit)
+        return b.store(b.expr("mul", gate, up), y.dtype, shape=y.shape)
+    if a.activation_type == "gelu":
+        made = gelu(b, y, approximate="tanh")
+    else:
+        codes = {"relu": "relu({0})", "silu": SILU, "identity": "same", "relu2": "(relu({0}) * relu({0}))"}
+        made = b.pointwise(codes[a.activation_type], y)
+    return made if third is None else b.pointwise("mul", made, third)
+
+
+def _halves(y: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    half, axis = y.shape[2] // 2, 2
+    if interleaved:
+        return y.slice(axis, 0, half, 2), y.slice(axis, 1, half, 2)
+    return y.slice(axis, 0, half), y.slice(axis, half, half)
+
+
+def _routed(b: Builder, a: MoEAttributes, router: Tensor, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of each token the chosen experts (int64 [tokens, k]) and their factors (float32)."""
+    tokens, experts = router.shape
+    scores = b.cast(router, _FLOAT32)
+    if mixing is None:
+        scores = softmax_over(b, b.contiguous(scores), tokens, experts, 1)
+    factors, chosen = top_k_of(b, scores, a.k, 1, 1)
+    if mixing is not None:
+        factors = elements_at(b, b.cast(mixing, _FLOAT32), chosen, 1, "an expert")
+    if a.normalize_routing_weights:
+        total = reduce_axes(b, "sum", factors, [1], True)
+        factors = b.pointwise("div", factors, total)
+    return chosen, factors
+
+
+def mixture(
+    b: Builder,
+    a: MoEAttributes,
+    x: Tensor,
+    router: Tensor,
+    fc1: Matrices,
+    fc2: Matrices,
+    fc3: Matrices | None = None,
+    mixing: Tensor | None = None,
+    block: int = 0,
+) -> Tensor:
+    """The experts' results, summed by the router's factors. Raises `InvalidNode`, `Decline`."""
+    if a.use_sparse_mixer or a.swiglu_limit_after_activation:
+        b.decline("a sparse mixer, or a limit after the activation")
+    if a.activation_type not in _ACTIVATIONS:
+        b.invalid(f"activation_type is {a.activation_type!r}, expected one of {', '.join(_ACTIVATIONS)}")
+    if x.rank not in (2, 3) or router.rank != 2 or not x.shape[-1] or not 1 <= a.k <= router.shape[1]:
+        b.invalid(f"an input of shape {list(x.shape)}, a router's of {list(router.shape)}, {a.k} experts a token")
+    hidden, experts = x.shape[-1], router.shape[1]
+    tokens = x.size // hidden
+    b.expect("router_probs", router, (tokens, experts))
+    b.expect("router_weights", mixing, (tokens, experts))
+    fused = 2 if a.activation_type in ("swiglu", "geglu") and a.swiglu_fusion else 1
+    if (fused == 2) == (fc3 is not None) and a.activation_type in ("swiglu", "geglu"):
+        b.invalid(
+            f"{a.activation_type} with swiglu_fusion {a.swiglu_fusion}, {'with' if fc3 else 'without'} a third matrix"
+        )
+    if fc1.weights.rank != 3 or fc1.weights.shape[1] % fused:
+        b.invalid(f"weights of shape {list(fc1.weights.shape)}, expected [experts, {fused} n, k]")
+    inner = fc1.weights.shape[1] // fused
+    for what, part, n, k in (
+        ("fc1", fc1, fused * inner, hidden),
+        ("fc2", fc2, hidden, inner),
+        ("fc3", fc3, inner, hidden),
+    ):
+        if part is not None:
+            part.check(b, what, experts, n, k, block)
+    chosen, factors = _routed(b, a, router, mixing)
+    if tokens * a.k <= experts:
+        rows = b.reshape(b.cast(chosen, _INT32), (tokens * a.k,))
+        wide = b.reshape(x, (tokens, 1, 1, hidden)).expand((tokens, a.k, 1, hidden))
+        some = [None if m is None else m.of(b, rows) for m in (fc1, fc2, fc3)]
+        y = _through(b, a, b.reshape(wide, (tokens * a.k, 1, hidden)), *some)
+        each, weights = b.reshape(y, (tokens, a.k, hidden)), b.reshape(factors, (tokens, a.k, 1))
+        axis = 1
+    else:
+        each = _through(b, a, b.reshape(x, (1, tokens, hidden)), fc1, fc2, fc3)
+        spread = scatter_elements_(b, b.full((tokens, experts), 0, _FLOAT32), chosen, factors, 1, "none")
+        weights = b.reshape(spread.transpose((1, 0)), (experts, tokens, 1))
+        axis = 0
+    parts = b.store(b.expr("({0} != 0.0 ? {0} * {1} : 0.0)", weights, each, ctype="float"), _FLOAT32, shape=each.shape)
+    return b.reshape(b.cast(reduce_axes(b, "sum", parts, [axis], False), x.dtype), x.shape)
+
+
+def _through(
+    b: Builder, a: MoEAttributes, x: Tensor, fc1: Matrices | None, fc2: Matrices | None, fc3: Matrices | None
+) -> Tensor:
+    assert fc1 is not None and fc2 is not None
+    third = None if fc3 is None else _applied(b, x, fc3)
+    return _applied(b, _activated(b, a, _applied(b, x, fc1), third), fc2)
+
+
+@operator("MoE", domain=MICROSOFT, types={"x router fc1 fc1_bias fc2 fc2_bias fc3 fc3_bias": FLOATS})
+def moe(
+    b: Builder,
+    x: Tensor,
+    router: Tensor,
+    fc1: Tensor,
+    fc1_bias: Tensor | None,
+    fc2: Tensor,
+    fc2_bias: Tensor | None = None,
+    fc3: Tensor | None = None,
+    fc3_bias: Tensor | None = None,
+    *,
+    a: MoEAttributes,
+) -> Tensor:
+    third = None if fc3 is None else Matrices(fc3, fc3_bias)
+    return mixture(b, a, x, router, Matrices(fc1, fc1_bias), Matrices(fc2, fc2_bias), third)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMoEAttributes(MoEAttributes):
+    accuracy_level: int = 0
+    block_size: int = 0
+    expert_weight_bits: int = 4
+    fc1_expert_weight_bits: int | None = None
+    fc2_expert_weight_bits: int | None = None
+    fc3_expert_weight_bits: int | None = None
+    quant_type: str = "int"
+    weights_prepacked: int = -1
+
+
+@operator(
+    "QMoE",
+    domain=MICROSOFT,
+    types={
+        "x router fc1_bias fc2_bias fc3_bias router_weights": FLOATS,
+        "fc1 fc2 fc3 fc1_zeros fc2_zeros fc3_zeros": ("uint8",),
+        "fc1_scales fc2_scales fc3_scales": FLOATS,
+    },
+)
+def qmoe(
+    b: Builder,
+    x: Tensor,
+    router: Tensor,
+    fc1: Tensor,
+    fc1_scales: Tensor | None,
+    fc1_bias: Tensor | None,
+    fc2: Tensor,
+    fc2_scales: Tensor | None = None,
+    fc2_bias: Tensor | None = None,
+    fc3: Tensor | None = None,
+    fc3_scales: Tensor | None = None,
+    fc3_bias: Tensor | None = None,
+    fc1_zeros: Tensor | None = None,
+    fc2_zeros: Tensor | None = None,
+    fc3_zeros: Tensor | None = None,
+    router_weights: Tensor | None = None,
+    *,
+    a: QMoEAttributes,
+) -> Tensor:
+    if a.quant_type != "int" or a.weights_prepacked == 1:
+        b.decline(
+            f"weights of quant_type {a.quant_type!r}, prepacked {a.weights_prepacked}; the kernels take plain integers"
+        )
+    own = (a.fc1_expert_weight_bits, a.fc2_expert_weight_bits, a.fc3_expert_weight_bits)
+    widths = [bits or a.expert_weight_bits for bits in own]
+    if not set(widths) <= {2, 4, 8}:
+        b.decline(f"weights of {widths} bits; the kernels take 2, 4 or 8")
+    third = None if fc3 is None else Matrices(fc3, fc3_bias, fc3_scales, fc3_zeros, widths[2])
+    first = Matrices(fc1, fc1_bias, fc1_scales, fc1_zeros, widths[0])
+    second = Matrices(fc2, fc2_bias, fc2_scales, fc2_zeros, widths[1])
+    return mixture(b, a, x, router, first, second, third, router_weights, max(a.block_size, 0))
