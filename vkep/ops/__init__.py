@@ -20,6 +20,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     generators,
     ml,
     movement,
+    ngrams,
     normalization,
     pooling,
     qlinear,
@@ -30,6 +31,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     resize,
     selection,
     signal,
+    training,
     trees,
     unique,
 )

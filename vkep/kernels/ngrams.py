@@ -1,0 +1,64 @@
+"""How often n-grams of integers are in rows (``shaders/ngrams.comp``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.launch import ceil_div, element_type, flat_lanes
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
+
+NGRAMS = Kernel(
+    "ngrams.comp",
+    operands=(Operand("x"), Operand("pool"), Operand("grams"), Operand("y", writes=True)),
+    params=(("total", "uint"), ("steps", "uint"), ("items", "uint"), ("apart", "uint"), *magic_fields("count")),
+    variants=({"IN_T": "int"}, {"IN_T": "int64_t"}),
+    reach=lambda call: {
+        "x": ceil_div(call["total"], call["count"]) * call["steps"] * call.size_of("IN_T"),
+        "pool": call["items"] * call.size_of("IN_T"),
+        "grams": 8 * call["count"],
+        "y": 4 * call["total"],
+    },
+)
+
+
+@dataclass(frozen=True)
+class NgramProblem(Problem):
+    """``y`` [rows, count] (float32): how often each n-gram is in each row of ``x`` [rows, steps].
+
+    ``grams`` [count, 2] (uint32) is the first place of each in ``pool`` [items], and its length. Its items may lie 1 to
+    ``apart`` steps apart, all by the same.
+    """
+
+    rows: int
+    steps: int
+    items: int
+    count: int
+    apart: int
+    dtype: str
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("x", self.dtype, (self.rows, self.steps)),
+            Need("pool", self.dtype, (self.items,)),
+            Need("grams", "uint32", (self.count, 2)),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", "float32", (self.rows, self.count)),)
+
+
+def _count(problem: NgramProblem, e: Emission) -> KernelCall:
+    total = problem.rows * problem.count
+    sizes = {"total": total, "steps": problem.steps, "items": problem.items, "apart": problem.apart}
+    return NGRAMS.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params=sizes | magic_params("count", problem.count),
+        defines={"IN_T": element_type(problem.dtype).glsl},
+    )
+
+
+implement(NgramProblem, Candidate("a lane a row and gram", _count))
