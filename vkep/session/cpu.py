@@ -25,6 +25,8 @@ Evaluate = Callable[[Mapping[str, Any]], Sequence[Any]]
 MakeEvaluator = Callable[[onnx.ModelProto, list[str]], Evaluate]
 #: what onnxruntime's errors say where the sizes of a node's inputs do not fit, and where its attributes do not
 _SHAPES, _ATTRIBUTES = "ShapeInferenceError", "Exception during initialization"
+#: what they say, with the latter, where it is the machine that lacks something
+_MACHINE = "Failed to construct locale"
 
 
 class CpuRunner:
@@ -82,7 +84,7 @@ class CpuRunner:
             try:
                 return make(self._model(feeds), list(self.step.outputs))
             except Exception as error:
-                if _ATTRIBUTES in str(error):
+                if _ATTRIBUTES in str(error) and _MACHINE not in str(error):
                     raise self._refused(error) from error
                 if _SHAPES in str(error):  # of unknown sizes; is it of these?
                     sized = functools.partial(self._with_sizes, make)
