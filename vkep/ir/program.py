@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from vkep import dtypes
 from vkep.dtypes import DType
@@ -146,6 +148,19 @@ Step = IslandStep | VgfStep | KpStep | CpuStep | DeferredStep | ControlStep
 
 
 @dataclass(frozen=True)
+class SizedConstant:
+    """Whole numbers that follow from a run's sizes, such as a shape."""
+
+    numbers: Formulas
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def array(self, sizes: Sequence[int]) -> np.ndarray:
+        """The numbers for these sizes."""
+        return np.array(self.numbers(sizes), self.dtype.numpy).reshape(self.shape)
+
+
+@dataclass(frozen=True)
 class Program:
     """Steps in order, constants that are results as they stand, and the placement of every node."""
 
@@ -155,3 +170,4 @@ class Program:
     outputs: tuple[str, ...] = ()  #: the values that whoever runs it asks for
     #: the sizes that the program holds for, as conditions on them; None for those alone that it was planned for
     conditions: Formulas | None = None
+    numbers: Mapping[str, SizedConstant] = field(default_factory=dict)  #: values that the sizes of a run give

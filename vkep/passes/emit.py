@@ -399,6 +399,7 @@ class _Layout:
         in_memory = call.argument_bytes > PUSH_CONSTANT_BYTES
         variant, spec, grid = call.variant, {**call.spec, "INDIRECT": indirect}, call.grid
         if sized is not None:
+            in_memory |= sized.touches(k, call)
             variant = ShaderVariant(variant.source, sized.text(variant.defines))
             spec, grid = sized.spec(spec), sized.call(k, call)
         key = PipelineKey(variant, tuple(sorted(spec.items())), call.argument_bytes, in_memory, call.subgroup_size)

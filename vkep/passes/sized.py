@@ -37,6 +37,10 @@ class SizedNumbers:
         x, y, z = map(hint, call.grid)
         return x, y, z
 
+    def touches(self, k: int, call: KernelCall) -> bool:
+        """Whether sizes change the arguments of dispatch ``k``, after its operands were noted."""
+        return bool(call.sized) or (bool(self._addends) and self._addends[-1][0] == k)
+
     def addend(self, k: int, relocation: int, number: Any) -> int:
         """The addend of a relocation, without the place of its buffer."""
         if is_size(number):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import from_onnx
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
@@ -24,6 +25,7 @@ from vkep.ir.program import (
     IslandStep,
     Placement,
     Program,
+    SizedConstant,
     Step,
     ValueSpec,
 )
@@ -38,7 +40,7 @@ from vkep.placement.kompute import KOMPUTE, KpRegions
 from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
-from vkep.sizes import Trace
+from vkep.sizes import Formulas, Trace
 
 #: numbers that a shape, or a list of axes or pads, has at most
 _LARGEST_SHAPE = 16
@@ -103,6 +105,7 @@ class _Partitioner:
         self.needs = Needs()
         self.asks_inputs = ""  #: the guard that a node has on an input of the program
         self.placements: list[Placement] = []
+        self.numbers: dict[str, SizesWeight] = {}  #: what steps read, or give, that follows from sizes
 
     def place(self) -> Policy | None:
         """Give every node its place; the policy to try again with, or None where all is well."""
@@ -120,17 +123,35 @@ class _Partitioner:
 
     def program(self) -> Program:
         steps = self._steps()
-        constants = {n: v for n in self.outputs if isinstance(v := self.known.get(n), Weight)}
+        constants = self._constants(self.outputs)
         conditions = self.trace.holds() if self.trace is not None else None
-        return Program(tuple(steps), constants, tuple(self.placements), tuple(self.outputs), conditions)
+        placements, outputs = tuple(self.placements), tuple(self.outputs)
+        return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers())
 
     def postponed(self) -> Program:
         """All nodes in one deferred step: planned at once during the run, where a part planned now would end at the guard."""
         self.deferred = list(self.nodes)
         step = self._deferred_step()
-        constants = {n: v for n in self.outputs if n not in step.outputs and isinstance(v := self.known.get(n), Weight)}
+        constants = self._constants(n for n in self.outputs if n not in step.outputs)
         placements = tuple(Placement(node, "deferred", self.asks_inputs) for node in self.nodes)
-        return Program((step,), constants, placements, tuple(self.outputs))
+        # what was lowered to find the guard is of no account
+        conditions = Formulas(self.trace.symbols, (), (), ()) if self.trace is not None else None
+        return Program((step,), constants, placements, tuple(self.outputs), conditions, self._numbers())
+
+    def _constants(self, names: Iterable[str]) -> dict[str, Weight]:
+        """Those of the names whose content is known; what follows from sizes is known once a run has them."""
+        found = {n: v for n in names if isinstance(v := self.known.get(n), Weight)}
+        self.numbers.update({n: v for n, v in found.items() if isinstance(v, SizesWeight)})
+        return {n: v for n, v in found.items() if not isinstance(v, SizesWeight)}
+
+    def _numbers(self) -> dict[str, SizedConstant]:
+        trace, made = self.trace, {}
+        for name, weight in self.numbers.items():
+            dtype = from_onnx(weight.elem_type)
+            assert trace is not None and dtype is not None
+            formulas = trace.formulas(weight.array().reshape(-1).tolist())
+            made[name] = SizedConstant(formulas, tuple(weight.shape), dtype)
+        return made
 
     # ---- one node
 
@@ -389,7 +410,7 @@ class _Partitioner:
     def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
         """The values that a group of nodes takes in, and the constants that it reads."""
         needed = dict.fromkeys(n for node in nodes for n in node.reads if n not in made)
-        constants = {n: v for n in needed if isinstance(v := self.known.get(n), Weight)}
+        constants = self._constants(needed)
         return tuple(n for n in needed if n not in constants), constants
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -59,8 +60,18 @@ class Executable:
             chained = chain is not None and on_device and len(regions) > 1
             self._runs += [chain(regions)] if chain is not None and chained else regions
         self._shared = shared
+        self.owns = True  #: what it runs is its own, and closed with it
         self.caller: Any = None  #: what its caller keeps beside it
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
+
+    def at(self, sizes: Sequence[int]) -> Executable:
+        """The executable for runs of these sizes, in the order of the program's symbols. It shares all that this one has, which
+        stays open.
+        """
+        made = Executable(self.program, [s.at(sizes) if isinstance(s, IslandExecutor) else s for s in self.steps])
+        made.owns = False
+        made.constants = {**self.constants, **{n: c.array(sizes) for n, c in self.program.numbers.items()}}
+        return made
 
     @property
     def sole_island(self) -> IslandExecutor | None:
@@ -104,7 +115,9 @@ class Executable:
             sets.give(buffers)
 
     def close(self) -> None:
-        """Close the steps and the shared tensors. Its runs must have ended."""
+        """Close the steps and the shared tensors, where they are its own. Its runs must have ended."""
+        if not self.owns:
+            return
         for step in self._runs:
             step.close()
         if self._shared is not None:
@@ -115,10 +128,17 @@ class IslandExecutor:
     """An island's runner, with the names of its ports."""
 
     def __init__(self, step: IslandStep, runner: PlanRunner) -> None:
-        self.plan, self.nodes = step.plan, step.nodes
+        self.step, self.plan, self.nodes = step, step.plan, step.nodes
         self.runner = runner
         self.inputs = tuple(p.name for p in step.plan.inputs)
         self.outputs = tuple(p.name for p in step.plan.outputs)
+
+    def at(self, sizes: Sequence[int]) -> IslandExecutor:
+        """For runs of these sizes; see `PlanRunner.at`."""
+        if self.step.sizes is None:
+            return self
+        runner = self.runner.at(sizes)
+        return IslandExecutor(replace(self.step, plan=runner.plan), runner)
 
     def run(self, values: Values, targets: Targets) -> None:
         """Run the plan on ``values`` by its ports' names. Raises `InvalidInputError` for a target that does not fit."""

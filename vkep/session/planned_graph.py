@@ -19,9 +19,10 @@ from vkep.ir.guards import Guard
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, HostValue, ValueSpec, declared_value
 from vkep.session.executor import Executable, Targets, Values
+from vkep.session.sized_plans import MakePlan, SizedPlans
 
-#: makes the executable from what is known of every value: constants, and a specification of each input
-MakePlan = Callable[[Mapping[str, Known]], Executable]
+#: signatures whose executables are kept at hand, those that share a plan included
+_SIGNATURES = 256
 
 
 class PlannedGraph:
@@ -41,16 +42,15 @@ class PlannedGraph:
     ) -> None:
         """
         Args:
-            make_plan: see `MakePlan`.
+            make_plan: see `vkep.session.sized_plans.MakePlan`.
             constants: what is known of values before any run.
-            capacity: the number of executables to keep.
+            capacity: the number of plans to keep.
             name: of the graph, for errors.
             asked: the inputs whose content a plan depends on: on the answers to guards, or on all of it where none is
                 given.
             check: raises where a run's inputs are not what the graph declares. Called for signatures that are new.
         """
-        self._make_plan: MakePlan | None = make_plan
-        self._constants = constants
+        self._plans: SizedPlans | None = SizedPlans(make_plan, constants, capacity)
         self._capacity = capacity
         self._name = name
         self._asked = asked or {}
@@ -60,6 +60,7 @@ class PlannedGraph:
         self._unused = Condition(self._lock)
         self._planning = RLock()  # a progress callback may close the session that is being planned
         self._running = 0  # uses that have not ended
+        self._sealed = False
         self._closed = False
         self.latest: Executable | None = None  #: the executable planned last
 
@@ -101,9 +102,9 @@ class PlannedGraph:
 
     def plan(self, inputs: Mapping[str, Known]) -> Executable:
         """A new executable for what is known of the inputs. Raises `InvalidInputError` for a sealed graph."""
-        if self._make_plan is None:
+        if self._sealed or self._plans is None:
             raise InvalidInputError(f"{self._name}: got shapes other than those that the model declares")
-        return self._make_plan({**self._constants, **inputs})
+        return self._plans.executable(inputs)
 
     def plan_static(self, infos: Iterable[ValueInfo]) -> Hashable:
         """Plan for the only signature that there is, and return it; None where a declared shape is dynamic."""
@@ -122,7 +123,9 @@ class PlannedGraph:
 
     def seal(self) -> None:
         """Refuse further signatures from now on; what planning needs is let go."""
-        self._make_plan, self._constants = None, {}
+        self._sealed = True
+        if self._plans is not None:
+            self._plans.forget()
 
     def _plan_for(self, values: Mapping[str, Any]) -> Executable:
         if self._check is not None:
@@ -156,13 +159,17 @@ class PlannedGraph:
                 self._entries[key], self.latest = made, executable
                 self._running += 1
                 unused = []
-                while len(self._entries) > self._capacity:
+                while self._too_many():
                     _, old = self._entries.popitem(last=False)
                     old.evicted = True
                     unused += [] if old.users else [old]
             for old in unused:
                 old.executable.close()
             return made
+
+    def _too_many(self) -> bool:
+        plans = sum(entry.executable.owns for entry in self._entries.values())
+        return plans > self._capacity or len(self._entries) > _SIGNATURES
 
     def release(self, used: Use) -> None:
         """A run that used the executable has ended; `Use` calls it."""
@@ -193,6 +200,8 @@ class PlannedGraph:
         self.seal()
         for entry in entries:
             entry.executable.close()
+        if self._plans is not None:
+            self._plans.close()
 
 
 class Use:

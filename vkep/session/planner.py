@@ -27,6 +27,7 @@ from vkep.session.shared_values import BufferSets
 from vkep.session.submit_batch import SubmitBatch
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 from vkep.shaders.library import ShaderLibrary
+from vkep.sizes import Trace
 
 if TYPE_CHECKING:
     from vkep.device.datagraph.delegate import VgfDelegate
@@ -52,12 +53,14 @@ class Planner:
         self._stored = False
         self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
 
-    def plan_model(self, model: Model, known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
+    def plan_model(
+        self, model: Model, known: Mapping[str, Known], outputs: Sequence[str], trace: Trace | None = None
+    ) -> Executable:
         """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""
-        saved = self._saved
+        saved = self._saved if trace is None else None
         key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy) if saved else None
         if saved is None or key is None:
-            return self.plan(model.graph.nodes, known, outputs)
+            return self.plan(model.graph.nodes, known, outputs, trace)
         program = saved.load(key, model, outputs)
         if program is not None:
             return self(program)
@@ -71,7 +74,13 @@ class Planner:
                 raise
         return executable
 
-    def plan(self, nodes: Sequence[Node], known: Mapping[str, Known], outputs: Sequence[str]) -> Executable:
+    def plan(
+        self,
+        nodes: Sequence[Node],
+        known: Mapping[str, Known],
+        outputs: Sequence[str],
+        trace: Trace | None = None,
+    ) -> Executable:
         """Share nodes out to the delegates and make the program ready; what the converter or the driver refuses is
         offered to the other delegate. Raises as `__call__`, and `InvalidInputError` for a node that ``known`` breaks.
         """
@@ -82,7 +91,14 @@ class Planner:
         while True:
             try:
                 program = lower(
-                    nodes, known, outputs, self._opsets, self._delegate.capabilities, policy, may_postpone=True
+                    nodes,
+                    known,
+                    outputs,
+                    self._opsets,
+                    self._delegate.capabilities,
+                    policy,
+                    may_postpone=True,
+                    trace=trace,
                 )
             except InvalidNode as invalid:
                 raise InvalidInputError(invalid.reason) from None
@@ -121,7 +137,9 @@ class Planner:
     def _step(self, step: Step) -> StepExecutor:
         if isinstance(step, IslandStep):
             concurrency, progress = self._options.concurrency, self._options.progress
-            runner = PlanRunner(self._delegate, step.plan, step.weights, concurrency=concurrency, progress=progress)
+            runner = PlanRunner(
+                self._delegate, step.plan, step.weights, sizes=step.sizes, concurrency=concurrency, progress=progress
+            )
             return IslandExecutor(step, runner)
         if isinstance(step, VgfStep):
             assert self._graphs is not None, "the policy lets no data graph in without the delegate"

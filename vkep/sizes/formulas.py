@@ -43,11 +43,11 @@ class Formulas:
     symbols: int
     nodes: tuple[Node, ...]
     results: tuple[Operand, ...]
-    relations: tuple[str, ...] = ()
+    relations: tuple[str, ...] | None = None
 
     @classmethod
     def of(
-        cls, nodes: Sequence[Node], symbols: int, results: Sequence[Operand], relations: tuple[str, ...] = ()
+        cls, nodes: Sequence[Node], symbols: int, results: Sequence[Operand], relations: tuple[str, ...] | None = None
     ) -> Formulas:
         """The formulas with those nodes only that the results need."""
         needed: set[int] = set()
@@ -75,7 +75,7 @@ class Formulas:
         values = Formulas(self.symbols, self.nodes, self.results)(sizes)
         return [
             f"{self.text(result)} {relation} 0"
-            for result, relation, value in zip(self.results, self.relations, values, strict=True)
+            for result, relation, value in zip(self.results, self.relations or (), values, strict=True)
             if not {"==": value == 0, "!=": value != 0, ">=": value >= 0}[relation]
         ]
 
@@ -104,7 +104,7 @@ class Formulas:
                 code = f"{parts[0]} {op} {parts[1]}" if op in BINARY else f"CALLS[{op!r}]({', '.join(parts)})"
             lines.append(f"    n{k} = {code}")
         parts = [_text(r, names) for r in self.results]
-        if self.relations:
+        if self.relations is not None:
             parts = [f"{part} {relation} 0" for part, relation in zip(parts, self.relations, strict=True)]
             lines.append(f"    return {' and '.join(parts) or 'True'}")
         else:

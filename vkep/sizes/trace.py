@@ -244,6 +244,12 @@ class Trace:
         """Formulas for these numbers (sizes, floats or plain ones)."""
         return Formulas.of(self.nodes, self.symbols, [operand(r) for r in results])
 
+    def fixed_symbols(self) -> list[int]:
+        """The sizes that lowering needed the value of, by their number."""
+        return [
+            k for k in range(self.symbols) if (n := self._ids["symbol", (k,)]) >= 0 and self._low[n] == self._high[n]
+        ]
+
     def holds(self) -> Formulas:
         """Formulas for the conditions: each a number that must relate to 0 as `relations` says."""
         return Formulas.of(self.nodes, self.symbols, [("sum", t, c) for _, t, c in self.conditions], self.relations)

@@ -1,0 +1,223 @@
+"""`SizedPlans`: the plans of a graph, few of which serve every size of its inputs.
+
+The first signature is planned as it is. Once a dimension of an input differs from before, it becomes a size
+(`vkep.sizes.Size`): the next plan holds for every value of it that meets the conditions under which it was lowered. So do
+whole numbers that a plan depends on by content (lengths, the target of a Reshape).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.errors import InvalidNode, VkepError
+from vkep.graph.weights import ArrayWeight
+from vkep.ir.infer import Known, sizes_weight
+from vkep.ir.program import KpStep, Program, ValueSpec, VgfStep
+from vkep.session.executor import Executable
+from vkep.sizes import Formulas, Size, Trace
+
+logger = logging.getLogger("vkep.session")
+#: signatures that are remembered to find out which sizes differ
+_SEEN = 8
+#: numbers of an input that a plan depends on by content, to be sizes: a shape's, a length
+_LARGEST_CONTENT = 16
+#: a plan for sizes more than this many times smaller or larger than a run's was tuned for others: another one is made
+_FAR = 8
+#: the hosts of nodes that a plan with sizes must not have more of
+_ELSEWHERE = ("cpu", "deferred")
+
+
+class MakePlan(Protocol):
+    """Makes the executable from what is known of every value: constants, and a specification of each input, whose shapes
+    may hold sizes of ``trace``.
+    """
+
+    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None) -> Executable: ...
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The inputs of a plan: what must be the same (``kinds``), and the numbers that may differ."""
+
+    kinds: tuple[object, ...]
+    values: tuple[int, ...]
+
+
+class _Sized:
+    """A plan with sizes: the numbers that it takes, and the conditions on them."""
+
+    def __init__(
+        self, numbers: _Numbers, symbols: Sequence[Sequence[int]], conditions: Formulas, executable: Executable
+    ) -> None:
+        """``symbols``: for each size the places of ``numbers`` that have it."""
+        places = [place for group in symbols for place in group]
+        fixed = [k for k in range(len(numbers.values)) if k not in set(places)]
+        self._fixed = operator.itemgetter(*fixed) if fixed else lambda values: ()
+        self.kinds, self._others = numbers.kinds, self._fixed(numbers.values)
+        self._symbols, self._conditions, self.executable = symbols, conditions, executable
+        self._hints = [numbers.values[group[0]] for group in symbols]
+
+    def sizes(self, numbers: _Numbers) -> list[int] | None:
+        """The sizes of a run with these numbers; None where it is not for them."""
+        values = numbers.values
+        if numbers.kinds != self.kinds or self._fixed(values) != self._others:
+            return None
+        sizes = [values[group[0]] for group in self._symbols]
+        for group, size in zip(self._symbols, sizes, strict=True):
+            if any(values[place] != size for place in group):
+                return None
+        return sizes if self._conditions.hold(sizes) else None
+
+    def distance(self, sizes: Sequence[int]) -> float:
+        """By what factor the sizes differ from those that the plan was made for, at most."""
+        return max([abs(math.log(max(s, 1) / max(h, 1))) for s, h in zip(sizes, self._hints, strict=True)], default=0.0)
+
+
+class SizedPlans:
+    """The executables of one graph for new signatures. Not thread-safe: one signature is planned at a time."""
+
+    def __init__(self, make: MakePlan, constants: Mapping[str, Known], limit: int) -> None:
+        """``limit``: how many plans with sizes there may be."""
+        self._make, self._constants, self._limit = make, constants, limit
+        self._plans: list[_Sized] = []
+        self._seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
+        self._rigid: set[tuple[tuple[object, ...], int]] = set()  # places that a plan needs the value of
+        self._elsewhere: set[tuple[str, str]] | None = None  # of the first plan: nodes that do not run on the device
+
+    def executable(self, inputs: Mapping[str, Known]) -> Executable:
+        """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. Raises what planning
+        raises.
+        """
+        numbers = _numbers(inputs)
+        near = self._nearest(numbers)
+        if near is not None and (near[0] < math.log(_FAR) or len(self._plans) >= self._limit // 2):
+            return near[1].executable.at(near[2])
+        made = self._with_sizes(inputs, numbers) if len(self._plans) < self._limit else None
+        if made is None and near is not None:
+            return near[1].executable.at(near[2])
+        self._note(numbers)
+        if made is not None:
+            return made
+        executable = self._make({**self._constants, **inputs})
+        if self._elsewhere is None:
+            self._elsewhere = _elsewhere(executable.program)
+        return executable
+
+    def forget(self) -> None:
+        """Let go of what planning needs: no signature is new from now on."""
+        self._constants, self._seen = {}, {}
+
+    def close(self) -> None:
+        """Close the plans with sizes."""
+        plans, self._plans = self._plans, []
+        for plan in plans:
+            plan.executable.close()
+
+    def _nearest(self, numbers: _Numbers) -> tuple[float, _Sized, list[int]] | None:
+        found = [(plan.distance(s), plan, s) for plan in self._plans if (s := plan.sizes(numbers)) is not None]
+        return min(found, key=lambda entry: entry[0], default=None)
+
+    def _note(self, numbers: _Numbers) -> None:
+        seen = self._seen.setdefault(numbers.kinds, [])
+        seen.append(numbers.values)
+        del seen[:-_SEEN]
+
+    def _symbols(self, numbers: _Numbers) -> list[list[int]]:
+        """The places whose number differs from before, those together that have been the same in every signature so far."""
+        seen = [*self._seen.get(numbers.kinds, ()), numbers.values]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, column in enumerate(zip(*seen, strict=True)):
+            if len(set(column)) > 1 and numbers.values[place] > 1 and (numbers.kinds, place) not in self._rigid:
+                groups.setdefault(column, []).append(place)
+        return list(groups.values())
+
+    def _with_sizes(self, inputs: Mapping[str, Known], numbers: _Numbers) -> Executable | None:
+        """A new plan with sizes, for these at hand; None where no number moves, or lowering needs their values."""
+        symbols = self._symbols(numbers)
+        if not symbols:
+            return None
+        trace = Trace()
+        sizes = {
+            place: size for group in symbols for size in [trace.symbol(numbers.values[group[0]])] for place in group
+        }
+        try:
+            parent = self._make({**self._constants, **_with(inputs, sizes)}, trace=trace)
+        except (InvalidNode, VkepError):
+            raise
+        except Exception:  # an operator that knows plain numbers only
+            logger.debug("lowering with sizes failed; this signature is planned alone", exc_info=True)
+            self._rigid.update((numbers.kinds, place) for place in sizes)
+            return None
+        conditions = parent.program.conditions
+        fixed = trace.fixed_symbols()
+        self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k])
+        more = _elsewhere(parent.program) - (self._elsewhere or set())
+        if conditions is None or len(fixed) == len(symbols) or more or not _takes_sizes(parent.program):
+            logger.debug(
+                "a plan with sizes is not kept: sizes %s of %s are fixed, %s run elsewhere", fixed, symbols, more
+            )
+            self._rigid.update((numbers.kinds, place) for place in sizes if more or not _takes_sizes(parent.program))
+            parent.close()
+            return None
+        plan = _Sized(numbers, symbols, conditions, parent)
+        self._plans.append(plan)
+        return parent.at([numbers.values[group[0]] for group in symbols])
+
+
+def _numbers(inputs: Mapping[str, Known]) -> _Numbers:
+    kinds: list[object] = []
+    values: list[int] = []
+    for known in inputs.values():
+        if isinstance(known, ValueSpec):
+            kinds.append((known.dtype.name, len(known.shape), known.answers))
+            values += known.shape
+        elif isinstance(known, ArrayWeight):
+            array = known.array()
+            if _is_small(array):
+                kinds.append((array.dtype, array.shape))
+                values += array.reshape(-1).tolist()
+            else:
+                kinds.append((array.dtype, array.shape, array.tobytes()))
+        else:
+            kinds.append(known)
+    return _Numbers(tuple(kinds), tuple(values))
+
+
+def _with(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> dict[str, Known]:
+    """The inputs with sizes at the places (of `_Numbers.values`) that have one."""
+    made: dict[str, Known] = {}
+    place = 0
+    for name, known in inputs.items():
+        made[name] = known
+        if isinstance(known, ValueSpec):
+            shape = tuple([sizes.get(place + axis, dim) for axis, dim in enumerate(known.shape)])
+            made[name] = replace(known, shape=shape)  # type: ignore[arg-type]
+            place += len(shape)
+        elif isinstance(known, ArrayWeight) and _is_small(known.array()):
+            array = known.array()
+            numbers = [sizes.get(place + k, number) for k, number in enumerate(array.reshape(-1).tolist())]
+            elem_type = dtypes.from_numpy(array.dtype).onnx
+            made[name] = sizes_weight(name, numbers if array.shape else numbers[0], array.shape, elem_type)
+            place += len(numbers)
+    return made
+
+
+def _is_small(array: np.ndarray) -> bool:
+    return array.dtype in (np.int64, np.int32) and array.size <= _LARGEST_CONTENT
+
+
+def _elsewhere(program: Program) -> set[tuple[str, str]]:
+    return {(p.node.title, p.where) for p in program.placements if p.where in _ELSEWHERE}
+
+
+def _takes_sizes(program: Program) -> bool:
+    """Whether all steps run at any size: a data graph is compiled for its shapes."""
+    return not any(isinstance(step, (VgfStep, KpStep)) for step in program.steps)
