@@ -15,8 +15,9 @@ from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.guards import RoundedCapacity
 from vkep.ir.infer import Known
-from vkep.ir.program import ValueSpec
+from vkep.ir.program import Program, ValueSpec
 from vkep.session.planned_graph import PlannedGraph
+from vkep.sizes import Trace
 
 FLOAT = 1
 
@@ -24,7 +25,10 @@ FLOAT = 1
 class Planned:
     """Stands for an executable."""
 
-    def __init__(self, known: Mapping[str, Known]) -> None:
+    owns = True
+    program = Program((), {}, ())
+
+    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None) -> None:
         self.known = dict(known)
         self.closed = False
 
@@ -119,7 +123,7 @@ def test_static_shapes_have_one_signature_after_which_the_graph_can_be_sealed() 
 def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
     made: list[Planned] = []
 
-    def plan(known: Mapping[str, Known]) -> Planned:
+    def plan(known: Mapping[str, Known], trace: Trace | None = None) -> Planned:
         planned.close()  # as a progress callback may
         made.append(Planned(known))
         return made[0]

@@ -29,6 +29,7 @@ from vkep.kernels.tiles import (
     subgroup_tile,
     tile_grid,
 )
+from vkep.sizes import largest
 
 _A_B_Y = (Operand("a"), Operand("b"), Operand("y", writes=True))
 
@@ -38,13 +39,13 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
     columns = call["LANE_COLUMNS"] * call["LOCAL_X"]
     panels = ceil_div(n, columns)
     last = (panels - 1) * call["b_panel"] + (n - 1 - (panels - 1) * columns) * call["b_col"]
-    full = (panels - 2) * call["b_panel"] + (columns - 1) * call["b_col"] if panels > 1 else 0
+    full = (panels - 2) * call["b_panel"] + (columns - 1) * call["b_col"]  # of the last whole panel, where there is one
     inner = call["batch1"]
     batches = extent((call.groups[2] // inner, inner, k), (call["b_batch0"], call["b_batch1"], call["b_row"]))
     size = call.size_of("T")
     return {
         "a": product_reach(call, "a", m, k) * size,
-        "b": (batches + max(last, full) if k else 0) * size,
+        "b": (batches + largest(last, full) if k else 0) * size,
         "y": product_reach(call, "y", m, n) * size,
     }
 

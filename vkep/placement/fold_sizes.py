@@ -49,8 +49,8 @@ _TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | None] | None:
-    """The node's only output, where a size is among its inputs and no value has to be known for it; else None."""
-    if node.domain or len(node.outputs) != 1 or not any(isinstance(w, SizesWeight) for w in inputs):
+    """The node's outputs, where a size is among its inputs and no value has to be known for them; else None."""
+    if node.domain or not any(isinstance(w, SizesWeight) for w in inputs):
         return None
     arrays = [None if w is None else _objects(w) for w in inputs]
     try:
@@ -59,9 +59,12 @@ def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | Non
         return None  # the plain way says what is wrong
     if found is None:
         return None
-    values, elem_type = found
+    results, elem_type = found
+    if not isinstance(results, list):
+        results = [results]
     return [
-        sizes_weight(node.outputs[0], values.reshape(-1) if values.shape else values.item(), values.shape, elem_type)
+        sizes_weight(name, values.reshape(-1) if values.shape else values.item(), values.shape, elem_type)
+        for name, values in zip(node.outputs, results, strict=True)
     ]
 
 
@@ -81,7 +84,7 @@ def _objects(weight: Weight) -> np.ndarray[Any, Any]:
 
 def _folded(
     node: Node, types: Sequence[int], arrays: Sequence[np.ndarray[Any, Any] | None]
-) -> tuple[np.ndarray[Any, Any], int] | None:
+) -> tuple[np.ndarray[Any, Any] | list[np.ndarray[Any, Any]], int] | None:
     op, first, kind = node.op_type, arrays[0], types[0]
     if first is None:
         return None
@@ -114,6 +117,11 @@ def _folded(
     if op == "ReduceProd" and first.ndim == 1 and not node.attributes.get("noop_with_empty_axes"):
         product = _object(np.multiply.reduce(first))
         return (product.reshape(1) if node.attributes.get("keepdims", 1) else product), kind
+    if op == "Split" and first.ndim == 1:
+        lengths = _plain(arrays[1]) if len(arrays) > 1 else node.attributes.get("split")
+        each = -(-first.size // len(node.outputs))
+        ends = np.cumsum([each] * len(node.outputs) if lengths is None else lengths)
+        return np.split(first, ends[:-1].tolist()), kind
     if op == "Reshape":
         shape = _plain(arrays[1])
         return None if shape is None else (first.reshape([int(d) for d in shape]), kind)

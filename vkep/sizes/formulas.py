@@ -26,6 +26,7 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
 #: functions of whole numbers
 CALLS: Mapping[str, Callable[..., int]] = {
     "bit_length": lambda n: int(n).bit_length(),
+    "max": max,
     "power": lambda base, n: base << n,
     "magic_multiplier": lambda n: magic(n)[0],
     "magic_shift": lambda n: magic(n)[1],

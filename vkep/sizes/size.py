@@ -281,6 +281,12 @@ def called(name: str, size: Any) -> Any:
     return size.trace.called(name, size)
 
 
+def largest(*values: Any) -> Any:
+    """The largest of whole numbers, without a decision which one it is."""
+    sized = next((v for v in values if v.__class__ is Size), None)
+    return max(values) if sized is None else sized.trace.called("max", *values)
+
+
 def hint(value: Any) -> Any:
     """The value at hand, without a condition: for choices that are right whatever the size is (a tile, an order)."""
     return value.hint if value.__class__ is Size or value.__class__ is Real else value
