@@ -85,11 +85,14 @@ def shared_context(vulkan: DeviceInfo) -> Iterator[SharedGpuContext]:
 def no_leak(vulkan: DeviceInfo) -> Iterator[Alive]:
     """At the test's end no Vulkan object lives that was made since its start; called, it counts them."""
     from gpu_shared.handles import _live
+    from gpu_shared.steady import settle
 
     gc.collect()
+    settle()
     before = set(_live)  # one of an earlier test's may go meanwhile
 
     def since() -> dict[str, int]:
+        settle()
         return dict(Counter(native.kind for native in list(_live) if native not in before))
 
     yield since

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,11 +21,22 @@ from gpu_shared.instance import Instance, ValidationMessage
 from gpu_shared.lease import DelegateLease
 from gpu_shared.memory import HeapBudget, memory_budget
 from gpu_shared.resources import ResourceStore, SharedResource
+from gpu_shared.steady import at_exit, steady
 from gpu_shared.timeline import Timeline
 
 T = TypeVar("T")
 SpecLike = SharedGpuCompileSpec | Mapping[str, Any] | Iterable[Any] | None
 _tokens = itertools.count(1)
+_contexts: weakref.WeakSet[SharedGpuContext] = weakref.WeakSet()
+
+
+def _on_exit() -> None:
+    for context in list(_contexts):
+        if not context.users:  # others are closed by who uses them, or go with the process
+            context.close()
+
+
+at_exit(_on_exit)
 
 
 def as_spec(spec: SpecLike) -> SharedGpuCompileSpec:
@@ -66,11 +78,13 @@ class SharedGpuContext:
         self._users: dict[int, str] = {}
         self._resources = ResourceStore()
         self._closing = self._closed = False
+        _contexts.add(self)
         logger.debug("context %s: %s, queue family %d", self.label, device.label, device.queue_family)
 
     # ---- making ----
 
     @classmethod
+    @steady
     def create(
         cls,
         spec: SpecLike = None,
@@ -298,6 +312,7 @@ class SharedGpuContext:
         """A command pool for one delegate: pools are never shared, they are for one thread at a time."""
         return CommandPool(self.device, label=label)
 
+    @steady
     def lease(self, name: str, sync_mode: SyncMode | str | None = None, *, copies_only: bool = False) -> DelegateLease:
         """A delegate's stay on this context. ``sync_mode`` defaults to the context's; ``copies_only``: see `DelegateLease`."""
         mode = self.sync_mode if sync_mode is None else SyncMode(sync_mode)
@@ -314,6 +329,7 @@ class SharedGpuContext:
         """Wait until the queue is idle. Raises `DeviceLostError`."""
         self.device.wait_idle()
 
+    @steady
     def shared_resource(self, key: Hashable, factory: Callable[[], T]) -> SharedResource[T]:
         """The context's one object under ``key``, made by ``factory`` for the first user; each user gets its own
         reference.
@@ -358,6 +374,7 @@ class SharedGpuContext:
         """Names of the leases and shared resources that are alive."""
         return tuple(self._users.values())
 
+    @steady
     def close(self) -> None:
         """Let no new user in; tear down now, or when the last lease and shared resource end. Idempotent.
 

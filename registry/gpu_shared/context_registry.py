@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpu_shared.compile_spec import ContextMode, SharedGpuCompileSpec
 from gpu_shared.errors import ContextExistsError, ContextNotFoundError, ForkedProcessError
 from gpu_shared.once import InFlight
+from gpu_shared.steady import steady
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -160,6 +161,7 @@ class SharedGpuContextRegistry:
             return None
         return context
 
+    @steady
     def _create(self, key: Key, create_fn: CreateFunction, reuse: bool) -> SharedGpuContext:
         while True:
             with self._lock:

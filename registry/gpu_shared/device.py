@@ -17,25 +17,8 @@ from gpu_shared.instance import Instance, select_device
 Selector = int | str | DeviceInfo | DeviceCapabilities | None
 
 
-class QueueLock:
-    """The re-entrant lock of one VkQueue (external synchronisation is the caller's duty in Vulkan)."""
-
-    __slots__ = ("__weakref__", "_lock", "acquire", "release")
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.acquire, self.release = self._lock.acquire, self._lock.release
-
-    def __enter__(self) -> QueueLock:
-        self.acquire()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-
-#: one lock a queue in the process, so that two contexts borrowing one queue exclude each other
-_queue_locks: weakref.WeakValueDictionary[int, QueueLock] = weakref.WeakValueDictionary()
+#: one re-entrant lock a queue in the process, so that two contexts borrowing one queue exclude each other
+_queue_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _queue_locks_guard = threading.Lock()
 
 
@@ -48,12 +31,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _lock_of(queue: Any) -> QueueLock:
+def _lock_of(queue: Any) -> Any:
     key = int(vk.ffi.cast("uintptr_t", queue))
     with _queue_locks_guard:
         lock = _queue_locks.get(key)
         if lock is None:
-            lock = _queue_locks[key] = QueueLock()
+            lock = _queue_locks[key] = threading.RLock()
         return lock
 
 
@@ -79,7 +62,7 @@ class Device(Handle):
     reaper: Reaper
     queue: Any  #: raw VkQueue
     queue_family: int
-    queue_lock: QueueLock
+    queue_lock: Any  #: a `threading.RLock`
     capabilities: DeviceCapabilities
     owned: bool
 
@@ -215,6 +198,7 @@ class Device(Handle):
         # the plain finaliser would not wait for the GPU
         siblings, serial = self._finalizer.detach()[2][1:]
         self._finalizer = weakref.finalize(self, _finish, self._native, siblings, serial, reaper, wait_idle)
+        self._finalizer.atexit = False
         self.instance = instance
         self.physical_device = physical
         self.fn = fn

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpu_shared import vk
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
+from gpu_shared.steady import settle
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
@@ -50,6 +51,7 @@ if hasattr(os, "register_at_fork"):
 
 def live_counts() -> dict[str, int]:
     """How many Vulkan objects of each kind exist in this process (made here and not yet destroyed), for leak tests."""
+    settle()
     return dict(sorted(Counter(native.kind for native in list(_live)).items()))
 
 
@@ -208,6 +210,9 @@ class Handle:
         if siblings is not None:
             siblings[serial] = weakref.ref(self)
         self._finalizer = weakref.finalize(self, _finalize, self._native, siblings, serial)
+        self._finalizer.atexit = (
+            False  # threads may still use it: instances close at the end, and their children with them
+        )
 
     @property
     def raw(self) -> Any:

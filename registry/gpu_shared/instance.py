@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_shared import query, vk
+from gpu_shared import query, steady, vk
 from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
 from gpu_shared.errors import DeviceNotFoundError, DriverNotFoundError, GpuError
 from gpu_shared.handles import Handle
@@ -158,7 +157,6 @@ class Instance(Handle):
             fn.vkDestroyInstance(raw, vk.ffi.NULL)
 
         super().__init__(raw, parent=None, destroy=destroy, label=label)
-        _note_process_end()
         self.fn = fn
         self.owned = True
         self.debug_names = callback is not None
@@ -262,7 +260,6 @@ def select_device(
 #: a bare VkInstance that is never destroyed, made before the first real one is
 _anchor: Any = None
 _process_ends = False
-_exit_noted = False
 
 
 def _keep_driver_loaded() -> None:
@@ -280,19 +277,13 @@ def _keep_driver_loaded() -> None:
         _anchor = out[0]
 
 
-def _note_process_end() -> None:
-    """Exit handlers run last in, first out: this one, registered after the finalisers', tells them that no anchor is
-    needed.
-    """
-    global _exit_noted
-    if not _exit_noted:
-        _exit_noted = True
-        atexit.register(_on_exit)
-
-
 def _on_exit() -> None:
+    """At the process's end no anchor is needed."""
     global _process_ends
     _process_ends = True
+
+
+steady.at_exit(_on_exit)
 
 
 def _uuid_of(chosen: DeviceInfo | DeviceCapabilities) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared import vk
 from gpu_shared.commands import CommandBuffer, CommandPool
 from gpu_shared.compile_spec import SyncMode
-from gpu_shared.errors import ClosedError, ForkedProcessError
+from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError, GpuError
+from gpu_shared.steady import steady
 from gpu_shared.timeline import PreparedSubmit
 
 if TYPE_CHECKING:
@@ -116,6 +117,22 @@ class DelegateLease:
         """Block until the timeline reaches ``value`` (default: everything submitted so far)."""
         self.context.timeline.wait(value, timeout_s)
 
+    def wait_to_free(self, value: int) -> None:
+        """Wait for ``value`` where something is to be given back then: a lost device is done with it, and a call that fails is
+        made once more.
+        """
+        for again in (True, False):
+            try:
+                self.wait(value)
+            except DeviceLostError:
+                return
+            except GpuError:
+                if not again:
+                    raise
+            else:
+                return
+
+    @steady
     def close(self) -> None:
         """End the stay: the pool goes when the GPU is done with it, the context when this was its last user.
         Idempotent.

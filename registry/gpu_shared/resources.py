@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from gpu_shared import vk
 from gpu_shared.errors import ClosedError
 from gpu_shared.once import InFlight
+from gpu_shared.steady import steady
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -92,6 +93,7 @@ class SharedResource(Generic[T]):
             raise ClosedError("shared resource")
         return entry.making.result()
 
+    @steady
     def release(self) -> None:
         self._finalizer()
         self._entry = None

@@ -29,6 +29,7 @@ class TimelineState:
         self.completed = start  #: highest value seen
         self.lost: DeviceLostError | None = None
         self.destroyed = False
+        self.unsure = False  #: whether a submit is under way, or was cut short: what it promised may never be signalled
 
     def refresh(self) -> int:
         """Ask the device for the counter. Raises `GpuError`."""
@@ -137,6 +138,8 @@ class Timeline(Handle):
             state.raise_lost()
         if value <= state.completed:
             return
+        if state.unsure:
+            self._keep_promise()
         values = vk.ffi.new("uint64_t[1]", (value,))  # local: several threads may wait at once
         info = vk.ffi.new("VkSemaphoreWaitInfo *")
         info.sType = 1000207004  # VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO
@@ -156,6 +159,14 @@ class Timeline(Handle):
             state.fail(result, "vkWaitSemaphores")
         if value > state.completed:
             state.completed = value
+
+    def _keep_promise(self) -> None:
+        """Where an exception of a signal's handler cut a submit short, before or after the call: send an empty one, whose value
+        is above the one in doubt.
+        """
+        with self.device.queue_lock:
+            if self._state.unsure:
+                self.enqueue(self)
 
     def enqueue(self, semaphore: Handle, *, wait: int | None = None, signal: int | None = None) -> int:
         """Put a wait for a value of another timeline semaphore into the queue, or a signal of one, in order with the
@@ -187,12 +198,13 @@ class Timeline(Handle):
                 signalSemaphoreCount=len(signals),
                 pSignalSemaphores=[s for s, _ in signals],
             )
-            state.submitted = value
-            result = device.fn.vkQueueSubmit(device.queue, 1, info.ptr, ffi.NULL)
+            send = device.fn.vkQueueSubmit
+            state.unsure, state.submitted = True, value
+            result = send(device.queue, 1, info.ptr, ffi.NULL)
             if result < 0:
-                state.submitted = value - 1
+                state.submitted, state.unsure = value - 1, False
                 state.fail(result, "vkQueueSubmit")
-            state.last_region = value
+            state.last_region, state.unsure = value, False
         return value
 
 
@@ -259,11 +271,13 @@ class PreparedSubmit:
             self._info.waitSemaphoreCount = self._values.waitSemaphoreValueCount = count
             value = state.submitted + 1
             self._signal_value[0] = value
+            state.unsure = True
             state.submitted = value  # before the call: what is retired meanwhile waits for this submit
             result = self._submit(self._queue, 1, self._info, self._null_fence)
             if result < 0:
-                state.submitted = value - 1
+                state.submitted, state.unsure = value - 1, False
                 state.fail(result, "vkQueueSubmit")
             if region:
                 state.last_region = value
+            state.unsure = False
             return value

@@ -7,6 +7,7 @@ here loads the Vulkan loader, and raises `DriverNotFoundError` where there is no
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -72,6 +73,18 @@ def _after_fork_in_child() -> None:
     global generation, _load_lock
     generation += 1
     _load_lock = threading.Lock()
+    if _used_in_generation == generation - 1:
+        _skip_exit_handlers()
+
+
+def _skip_exit_handlers() -> None:
+    """Have a forked child end without the exit handlers of the parent's drivers, which join threads that are not there (Mesa's):
+    Python's own end is complete by then.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # glibc: its handlers get the status, and the last one registered is the first
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)  # what C has buffered
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

@@ -60,12 +60,12 @@ def test_no_more_is_kept_than_was_said() -> None:
     there = [place(array) for array in held]
     while held:
         held.pop(0)
-        assert memory._nbytes == sum(m.nbytes for m in memory._spares) <= 1000
-    assert [place(m) for m in memory._spares] == there[3:], "the oldest went"
+        assert memory.nbytes == sum(m.nbytes for m in memory._spares.values()) <= 1000
+    assert [place(m) for m in memory._spares.values()] == there[3:], "the oldest went"
     del held[:]
     longer = memory.empty((251,), FLOAT)
     del longer
-    assert memory._nbytes == 800, "what is longer than all that may be kept takes nobody's place"
+    assert memory.nbytes == 800, "what is longer than all that may be kept takes nobody's place"
 
 
 def test_trimmed_and_closed() -> None:
@@ -73,15 +73,15 @@ def test_trimmed_and_closed() -> None:
     held = memory.empty((50,), np.dtype(ml_dtypes.bfloat16))
     held[:] = 3
     del (gone := [memory.empty((100,), FLOAT)])[:]
-    assert memory._nbytes == 400 and not gone
+    assert memory.nbytes == 400 and not gone
     memory.trim()
-    assert memory._nbytes == 0
+    assert memory.nbytes == 0
     memory.close()
     view = held[1:]
     del held
     assert (view == 3).all()
     del view
-    assert memory._nbytes == 0, "a closed one keeps nothing"
+    assert memory.nbytes == 0, "a closed one keeps nothing"
 
 
 def test_results_outlive_what_made_them() -> None:
@@ -92,16 +92,6 @@ def test_results_outlive_what_made_them() -> None:
     gc.collect()
     assert (kept == 3).all()
     del kept
-
-
-def test_memory_that_comes_back_while_the_lock_is_held_goes() -> None:
-    """As from a garbage collection inside: it must not wait for itself."""
-    memory = ResultMemory()
-    held = memory.empty((100,), FLOAT)
-    with memory._lock:
-        del held
-        memory.close()
-    assert memory._nbytes == 0
 
 
 def test_many_threads() -> None:
@@ -119,4 +109,4 @@ def test_many_threads() -> None:
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
-    assert memory._nbytes == sum(m.nbytes for m in memory._spares) <= 4000
+    assert memory.nbytes == sum(m.nbytes for m in memory._spares.values()) <= 4000

@@ -35,7 +35,7 @@ def test_both_delegates_see_one_allocation(opened: Any) -> None:
     (handed,) = first.outputs
     block = frame[handed].block
     assert (id(block.buffer), block.offset) in bound
-    (plan,) = island.runner._idle
+    (plan,) = island.runner.recordings
     assert frame[handed].address in plan._table._bound  # the very address that the Vulkan kernels read
     assert island.outputs[0] in last.inputs
 
@@ -71,7 +71,7 @@ def test_the_host_never_blocks_between_regions(opened: Any, monkeypatch: pytest.
     (submit,) = [e for e in events if e[0] == "submit"]
     first, island, last = session._parts.graph.latest.steps
     (one,), (two,) = first.runner._recordings.values(), last.runner._recordings.values()
-    (plan,) = island.runner._idle
+    (plan,) = island.runner.recordings
     assert submit[1] == (one.commands, *plan.buffers((False, False, False)), two.commands)
     assert all(e[1] <= before for e in events[: events.index(submit)] if e[0] == "wait")
     assert events[-1] == ("wait", submit[3], submit[3])  # the result is fetched

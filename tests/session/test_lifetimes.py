@@ -249,6 +249,40 @@ def test_a_forked_child_gets_an_error_at_once(vulkan: object) -> None:
     assert done.returncode == 0 and done.stdout.strip() == "parent done" and not done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("fork", [False, True], ids=["", "in a fork"])
+@pytest.mark.parametrize("busy", ["runs", "opens", "reads"])
+def test_the_interpreter_ends_while_threads_are_at_work(vulkan: object, busy: str, fork: bool) -> None:
+    done = _python(
+        f"""
+        import os, sys, threading, time, warnings
+        import numpy as np
+        import vkep
+        from tests.session.models import ADD_RELU
+        warnings.simplefilter("ignore", DeprecationWarning)
+        feeds = {{"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}}
+        session = vkep.InferenceSession(ADD_RELU)
+        tensor = session.device_tensor(feeds["x"])
+        work = {{
+            "runs": lambda: session.run(None, feeds),
+            "opens": lambda: vkep.InferenceSession(ADD_RELU, token=str(threading.get_ident())).close(),
+            "reads": lambda: tensor.numpy(),
+        }}[{busy!r}]
+        def repeat():
+            while True:
+                work()
+        for _ in range(4):
+            threading.Thread(target=repeat, daemon=True).start()
+        time.sleep(0.3)
+        if {fork}:
+            child = os.fork()
+            if child:
+                _, status = os.waitpid(child, 0)
+                assert status == 0, status
+        """
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 def test_the_interpreter_ends_with_everything_open(vulkan: object) -> None:
     done = _python(
         """

@@ -25,7 +25,7 @@ FLOAT = 1
 class Planned:
     """Stands for an executable."""
 
-    owns = True
+    direct = owns = True
     program = Program((), {}, ())
 
     def __init__(self, known: Mapping[str, Known], trace: Trace | None = None) -> None:
@@ -62,22 +62,23 @@ def test_a_signature_is_planned_once_from_constants_and_specifications() -> None
 
 def test_the_least_recently_used_goes_once_its_runs_have_ended() -> None:
     planned = graph(capacity=1)
-    with planned.use({"x": np.zeros(1, np.float32)}) as one:
+    one, hold = planned.use({"x": np.zeros(1, np.float32)})
+    with hold:
         two = run(planned, 2)
         assert not one.closed and not two.closed  # type: ignore[attr-defined]
+    assert run(planned, 2) is two
     assert one.closed and not two.closed  # type: ignore[attr-defined]
     assert run(planned, 1) is not one and two.closed
 
 
 def test_closing_waits_for_the_runs_and_refuses_others() -> None:
     planned = graph()
-    use = planned.use({"x": np.zeros(1, np.float32)})
+    one, hold = planned.use({"x": np.zeros(1, np.float32)})
     closing = threading.Thread(target=planned.close)
     closing.start()
     closing.join(0.1)
-    one = use.__enter__()
     assert closing.is_alive() and not one.closed  # type: ignore[attr-defined]
-    use.__exit__(None, None, None)
+    hold.release()
     closing.join(10)
     assert not closing.is_alive() and one.closed and planned.latest is None  # type: ignore[attr-defined]
     with pytest.raises(ClosedError, match="g"):

@@ -58,7 +58,7 @@ def test_one_session_in_four_threads(open_session: Open, concurrency: int) -> No
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     [island] = session.islands()
-    assert len(island.runner._idle) <= concurrency
+    assert len(island.runner.recordings) <= concurrency
 
 
 def test_one_context_opened_from_many_threads(vulkan: object, no_leak: Callable[[], dict[str, int]]) -> None:
@@ -167,8 +167,8 @@ def test_plans_are_evicted_while_in_use(open_session: Open, monkeypatch: pytest.
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     graph = session._parts.graph
-    assert plans(graph) <= 2 + 2 and not graph._running  # of one signature each, and with sizes
-    assert not any(entry.users or entry.evicted for entry in graph._entries.values())
+    assert plans(graph) <= 2 + 2 and not graph._evicted  # of one signature each, and with sizes
+    assert not any(entry.uses.held for entry in graph._entries.values())
     assert made == [], "a new signature compiles no shader"
 
 

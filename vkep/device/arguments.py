@@ -208,6 +208,7 @@ class ArgumentTable:
         """Take over the numbers of a run's sizes, once the run before has ended."""
         if numbers is self._numbers:
             return
+        self._numbers = None  # until all is there
         self._words[self._places.words] = numbers.words
         self._addresses[self._places.addresses] = self._bases + numbers.addends
         self._addends, self._numbers = list(numbers.slots), numbers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.external import ImportedBuffer, MemorySource, exported_buffer, memory_descriptor
-from vkep.device.gc_safe_finalizer import on_end
+from gpu_shared.steady import on_end
 from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.dtypes import DTYPES, DType
 
@@ -128,8 +128,7 @@ class ExternalTensor(DeviceTensor):
         except BaseException:
             shared.release()
             raise
-        self._finalizer = on_end(self, shared.release)
-        self._finalizer.atexit = False
+        self._finalizer = on_end(self, shared.release, at_exit=False)
         self._context: SharedGpuContext | None = context
         self.address = shared.value.buffer.address + offset
         self.written_at = 0

@@ -62,20 +62,26 @@ class FaultWord:
         with self._lock:
             if check is not self._latest:
                 return  # another thread was faster
-            code = self._taken()
+            code = self._met()
             if code:
-                check.reason = self._reasons[code]
+                check.reason = self._reasons[
+                    code
+                ]  # before the word is clear: an interrupt may come between any two of these
+            self._taken()
             check.word = self._latest = None
 
     def _taken(self) -> int:
         """The code of the run that ended; the word is clear then."""
-        if self._incoherent is not None:
-            self._incoherent.invalidate()
-        code = self._word[0]
+        code = self._met()
         if code:
             self._clear()
         self.unread = False
         return code
+
+    def _met(self) -> int:
+        if self._incoherent is not None:
+            self._incoherent.invalidate()
+        return self._word[0]
 
     def _clear(self) -> None:
         self._word[0] = 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpu_shared.commands import CommandBuffer, QueryPool
+from gpu_shared.errors import ClosedError
 from gpu_shared.pipeline import ComputePipeline
+from gpu_shared.steady import check_wanted, steady
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
@@ -115,9 +118,14 @@ class RecordedPlan:
         self._main: CommandBuffer | None = None
         self._sides: dict[str, CommandBuffer] = {}
         self._host: tuple[_HostPorts, _HostPorts] | None = None
+        self._making = RLock()  # of what a run makes, perhaps for one that was interrupted
+        self._closed = False
         self._staged: list[int] = []  # addresses of the run that was staged last
         self._numbers: RunNumbers | None = None
         self._last = 0  # timeline value of the latest run
+        self._unsure = (
+            False  # whether a run was made ready that was perhaps sent off: an exception came before its value
+        )
         self._fault: FaultWord | None = None
         self._reading: list[DeviceTensor] = []  # what the run that `stage` made ready reads
         self._checks: list[RunCheck] = []  # what decides on the latest run's results
@@ -151,11 +159,21 @@ class RecordedPlan:
 
     def set_sizes(self, numbers: RunNumbers) -> None:
         """Take over the sizes of the next run. Raises `DeviceLostError`, `ArenaOutOfMemory`."""
-        if numbers is self._numbers:
-            return
-        self._wait()
-        self._table.set(numbers)
-        self._ports, self._numbers = numbers.ports, numbers
+        if numbers is not self._numbers:
+            self._numbers = None  # until they are there
+            self._set_sizes(numbers)
+
+    @steady
+    def _set_sizes(self, numbers: RunNumbers) -> None:
+        with self._making:
+            self._check_wanted()
+            self._wait()
+            self._table.set(numbers)
+            self._ports = numbers.ports
+            self._fit_host()
+            self._numbers = numbers
+
+    def _fit_host(self) -> None:
         if self._host is None:
             return
         for held, which in zip(self._host, (self._inputs, self._outputs), strict=True):
@@ -232,14 +250,20 @@ class RecordedPlan:
 
     @property
     def _host_ports(self) -> tuple[_HostPorts, _HostPorts]:
-        if self._host is None:
-            first = self._ports_of(self._inputs, self._staging[0])
-            self._host = (first, self._ports_of(self._outputs, self._staging[1]))
-        return self._host
+        return self._host or self._make_host_ports()
+
+    @steady
+    def _make_host_ports(self) -> tuple[_HostPorts, _HostPorts]:
+        with self._making:
+            self._check_wanted()
+            if self._host is None:
+                first = self._ports_of(self._inputs, self._staging[0])
+                self._host = (first, self._ports_of(self._outputs, self._staging[1]))
+            return self._host
 
     def _ports_of(self, which: Sequence[int], staging: StagingArena | None) -> _HostPorts:
         ports = [self._ports[i] for i in which]
-        grown = self._numbers is not None and any(
+        grown = self._places.sizes is not None and any(
             p.nbytes > self.plan.ports[i].nbytes for i, p in zip(which, ports, strict=True)
         )
         room = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
@@ -295,22 +319,32 @@ class RecordedPlan:
                 down = True
         what, self._staged = self._table.bind(addresses), addresses
         staged = not self._delegate.unified
+        self._unsure = True
         return (what, up and staged, down and staged)
 
     def _wait(self) -> None:
         """Until the recording and its memory are free: a run with bound outputs does not wait for its end."""
+        if self._unsure:
+            self._last = self._delegate.context.timeline.submitted
+            if self._fault is not None:
+                self._fault.unread = True
         self._delegate.lease.wait(self._last)
         if self._fault is not None and self._fault.unread:
             self._fault.settle(ended=True)
+        self._unsure = False
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
         """Send a run off whose ports all lie on the device, at ``addresses`` in port order; what lies there stays until it
         is done. Returns its check, where it needs one: it has no tensors to leave it with. Raises `DeviceLostError`, `GpuError`.
         """
         self._wait()
-        self._last = self._delegate.lease.submit(self._submit_for((self._table.bind(addresses), False, False)))
+        prepared = self._submit_for((self._table.bind(addresses), False, False))
+        self._unsure = True
+        self._last = self._delegate.lease.submit(prepared)
         self._table.sent(addresses)
-        return None if self._fault is None else self._fault.submitted(self._last)
+        check = None if self._fault is None else self._fault.submitted(self._last)
+        self._unsure = False
+        return check
 
     def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
         """What `stage` made ready was sent off, and is done at the timeline value."""
@@ -326,6 +360,7 @@ class RecordedPlan:
         for target in written:
             target.written_at = value
             target.checks[:] = self._checks
+        self._unsure = False
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
         """The results of a run that has ended, where any is for the host; arrays given are filled. Raises
@@ -357,10 +392,23 @@ class RecordedPlan:
         return [*first, self._main, *last]
 
     def _submit_for(self, key: tuple[str, bool, bool]) -> PreparedSubmit:
-        if key not in self._submits:
-            self._submits[key] = self._delegate.lease.prepare(self.buffers(key))
-        return self._submits[key]
+        return self._submits.get(key) or self._make_submit(key)
 
+    @steady
+    def _make_submit(self, key: tuple[str, bool, bool]) -> PreparedSubmit:
+        with self._making:
+            self._check_wanted()
+            if key not in self._submits:
+                self._submits[key] = self._delegate.lease.prepare(self.buffers(key))
+            return self._submits[key]
+
+    def _check_wanted(self) -> None:
+        """For what is made under the lock: its run may have been interrupted, and the recording be another run's or closed."""
+        check_wanted()
+        if self._closed:
+            raise ClosedError("the recording of a plan")
+
+    @steady
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Run once with a timestamp after each dispatch, each waiting for the last; nanoseconds of each dispatch."""
         self.run(inputs, [None] * len(self._outputs))  # fills inputs and slots
@@ -379,11 +427,15 @@ class RecordedPlan:
 
     def close(self) -> None:
         """Give memory and command buffers back, once the GPU is done with the last run."""
-        self._wait()
-        self._fault, self._checks = None, []
-        self._submits.clear()
-        self._sides.clear()
-        self._host, self._main = None, None
-        held, self._held = self._held, []
-        for thing in reversed(held):
-            thing.free() if isinstance(thing, DeviceBlock) else thing.close()
+        with self._making:
+            self._closed = True
+            self._delegate.lease.wait_to_free(self._delegate.context.timeline.submitted if self._unsure else self._last)
+            if self._fault is not None:
+                self._fault.settle(ended=True)
+            self._fault, self._checks = None, []
+            self._submits.clear()
+            self._sides.clear()
+            self._host, self._main = None, None
+            held, self._held = self._held, []
+            for thing in reversed(held):
+                thing.free() if isinstance(thing, DeviceBlock) else thing.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.errors import ClosedError
+from gpu_shared.steady import Started, check_wanted, steady
 from vkep.device.arguments import Places, RunNumbers
 from vkep.device.recorded import RecordedPlan
 from vkep.device.tensor import DeviceTensor
@@ -38,6 +41,7 @@ class PlanRunner:
     At most ``concurrency`` runs hold memory at once; further ones wait for a recording to come free.
     """
 
+    @steady
     def __init__(
         self,
         delegate: VulkanDelegate,
@@ -53,8 +57,8 @@ class PlanRunner:
         self._delegate = delegate
         self._places = Places(plan, sizes)
         self._layout: Layout | None = None
-        self._idle: list[RecordedPlan] = []
-        self._room = threading.Semaphore(concurrency)
+        self._rooms = [_Room() for _ in range(concurrency)]
+        self._turns = itertools.count()
         self._closed = False
         shaders = None if progress is None else functools.partial(progress, "shaders")
         bytes_ = None if progress is None else functools.partial(progress, "weights")
@@ -67,44 +71,53 @@ class PlanRunner:
         if held is not None:  # as for another size of a known model
             self._pipelines, self._constants = held, constants()
             return
-        with ThreadPoolExecutor(1) as other:  # shaders compile while weights travel
-            pipelines = other.submit(delegate.pipelines.get, plan.pipelines, shaders)
+        pipelines = Started(lambda: delegate.pipelines.get(plan.pipelines, shaders))  # while weights travel
+        try:
             self._constants = constants()
-            try:
-                self._pipelines = pipelines.result()
-            except BaseException:
-                self._constants.close()
-                raise
+        except BaseException:
+            with contextlib.suppress(Exception):
+                pipelines.result()  # it ends before what it uses
+            raise
+        try:
+            self._pipelines = pipelines.result()
+        except BaseException:
+            self._constants.close()
+            raise
 
     def run(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> list[Array | DeviceTensor]:
         """See `RecordedPlan.run`."""
-        with self.recording() as recorded:
-            return recorded.run(inputs, outputs)
+        room = self._free_room()
+        with room.lock:
+            return self._recording_in(room).run(inputs, outputs)
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
         """See `RecordedPlan.run_at`."""
-        with self.recording() as recorded:
-            return recorded.run_at(addresses)
+        room = self._free_room()
+        with room.lock:
+            return self._recording_in(room).run_at(addresses)
 
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""
-        with self.recording() as recorded:
-            return recorded.profile(inputs)
+        room = self._free_room()
+        with room.lock:
+            return self._recording_in(room).profile(inputs)
 
     def at(self, sizes: Sequence[int]) -> SizedRunner:
         """A runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
         return SizedRunner(self, self._places.numbers(sizes))
 
-    @contextlib.contextmanager
-    def recording(self, numbers: RunNumbers | None = None) -> Iterator[RecordedPlan]:
-        """A recording for one run, of these sizes; waits where ``concurrency`` runs hold one each."""
-        recorded = self._take(numbers)
-        try:
-            yield recorded
-        finally:
-            self._give(recorded)
+    def recording(self, held: ExitStack) -> RecordedPlan:
+        """A recording for one run, until ``held`` closes; waits where ``concurrency`` runs hold one each."""
+        room = self._free_room()
+        held.enter_context(room.lock)
+        return self._recording_in(room)
+
+    @property
+    def recordings(self) -> list[RecordedPlan]:
+        """Those that were made."""
+        return [room.recorded for room in self._rooms if room.recorded is not None]
 
     @property
     def lease(self) -> DelegateLease:
@@ -115,37 +128,37 @@ class PlanRunner:
         """A new device tensor that fits an output."""
         return DeviceTensor(self._delegate, DTYPES[port.dtype], port.shape)
 
-    def _take(self, numbers: RunNumbers | None) -> RecordedPlan:
-        self._room.acquire()
-        try:
-            layout = None if numbers is None else self._layout_for(numbers)
-            recorded = self._idle_with(layout)
-            if recorded is None:
-                with self._delegate.lock:
-                    recorded = RecordedPlan(
-                        self._delegate, self._places, self._pipelines, self._constants.addresses, layout
-                    )
-            if numbers is not None:
-                try:
-                    recorded.set_sizes(numbers)
-                except BaseException:
-                    recorded.close()
-                    raise
-            return recorded
-        except BaseException:
-            self._room.release()
-            raise
+    def _free_room(self) -> _Room:
+        """A room that no run is in; where all are taken, each in turn, whose lock is to be waited for."""
+        for room in self._rooms:
+            if not room.lock.locked():
+                return room
+        return self._rooms[next(self._turns) % len(self._rooms)]
 
-    def _idle_with(self, layout: Layout | None) -> RecordedPlan | None:
-        """An idle recording; those whose buffers lie elsewhere are closed."""
-        while True:
-            try:
-                recorded = self._idle.pop()
-            except IndexError:
-                return None
-            if recorded.layout is layout:
-                return recorded
-            recorded.close()
+    def _recording_in(self, room: _Room, numbers: RunNumbers | None = None) -> RecordedPlan:
+        """The room's recording, for a run of these sizes. Its lock is held."""
+        recorded = room.recorded
+        layout = None if numbers is None else self._layout_for(numbers)
+        if recorded is None or recorded.layout is not layout:
+            recorded = self._record(room, layout)
+        if numbers is not None:
+            recorded.set_sizes(numbers)
+        return recorded
+
+    @steady
+    def _record(self, room: _Room, layout: Layout | None) -> RecordedPlan:
+        with self._delegate.lock:
+            check_wanted()  # another run may have the room, or all is closed, where this one was interrupted
+            if self._closed:
+                raise ClosedError("the runner of a plan")
+            if room.recorded is not None and room.recorded.layout is not layout:
+                room.recorded.close()
+                room.recorded = None
+            if room.recorded is None:
+                room.recorded = RecordedPlan(
+                    self._delegate, self._places, self._pipelines, self._constants.addresses, layout
+                )
+            return room.recorded
 
     def _layout_for(self, numbers: RunNumbers) -> Layout:
         """Where the buffers lie: as before, unless these sizes need more room."""
@@ -156,22 +169,29 @@ class PlanRunner:
                 layout = self._layout = laid_out(sizes, numbers.values, self._layout)
         return layout
 
-    def _give(self, recorded: RecordedPlan) -> None:
-        if self._closed or recorded.layout is not self._layout:
-            recorded.close()
-        else:
-            self._idle.append(recorded)
-        self._room.release()
-
     def close(self) -> None:
         """Give everything back once the GPU is done; idempotent. Runs in other threads must have ended."""
-        if self._closed:
-            return
-        self._closed = True
-        for recorded in self._idle:
-            recorded.close()
-        self._idle.clear()
+        with self._delegate.lock:
+            if self._closed:
+                return
+            self._closed = True
+        for room in self._rooms:
+            if room.recorded is not None:
+                room.recorded.close()
+                room.recorded = None
         self._constants.close()
+
+
+class _Room:
+    """Room for one run: its recording, once one was made, and the lock that a run holds. A lock in a ``with`` statement is freed
+    in one step of the interpreter, which no exception skips.
+    """
+
+    __slots__ = ("lock", "recorded")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.recorded: RecordedPlan | None = None
 
 
 class SizedRunner(PlanRunner):
@@ -181,9 +201,11 @@ class SizedRunner(PlanRunner):
         self.plan = replace(runner.plan, ports=numbers.ports)
         self._runner, self._numbers, self._delegate = runner, numbers, runner._delegate
 
-    def recording(self, numbers: RunNumbers | None = None) -> contextlib.AbstractContextManager[RecordedPlan]:  # type: ignore[override]
-        """See `PlanRunner.recording`."""
-        return self._runner.recording(self._numbers)
+    def _free_room(self) -> _Room:
+        return self._runner._free_room()
+
+    def _recording_in(self, room: _Room, numbers: RunNumbers | None = None) -> RecordedPlan:
+        return self._runner._recording_in(room, self._numbers)
 
     def close(self) -> None:
         """Nothing: the runner closes what it has."""

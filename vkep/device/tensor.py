@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from vkep.device.gc_safe_finalizer import on_end
+from gpu_shared.steady import on_end, run_steady, settle, steady
 from vkep.dtypes import DType, from_numpy
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.plan.memory import align
@@ -37,15 +37,18 @@ class DeviceTensor:
         self.shape = tuple(int(d) for d in shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
-        context = delegate.context
+        self._take_memory(delegate.context)
+
+    @steady
+    def _take_memory(self, context: SharedGpuContext) -> None:
+        settle()  # tensors that have gone may make room
         arena = shared_device_arena(context)
         try:
             block = arena.value.alloc(align(max(self.nbytes, 1)))
         except BaseException:
             arena.release()
             raise
-        self._finalizer = on_end(self, _give_back, context.timeline, block, arena)
-        self._finalizer.atexit = False
+        self._finalizer = on_end(self, _give_back, context.timeline, block, arena, at_exit=False)
         self._context: SharedGpuContext | None = context
         self._block: DeviceBlock | None = block
         self.address = block.address
@@ -89,6 +92,7 @@ class DeviceTensor:
         """Where it lies: a buffer and an offset in it. Raises `ClosedError`."""
         return self._open_block()
 
+    @steady
     def write(self, array: np.ndarray[Any, Any]) -> None:
         """Replace the content; ``array`` must have the tensor's dtype and shape."""
         if array.dtype != self.dtype.numpy or array.shape != self.shape:
@@ -109,6 +113,7 @@ class DeviceTensor:
         for check in tuple(self.checks):
             check.verify()
 
+    @steady
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host; waits for the submits that write the tensor. Raises as `check`."""
         block = self._open_block()
@@ -185,7 +190,7 @@ class DeviceTensor:
 
     def close(self) -> None:
         """Free the memory; idempotent. Runs that were submitted keep what they use until the GPU is done."""
-        self._finalizer()
+        run_steady(self._finalizer)
         self._context = self._block = None  # they keep the device
 
     def __enter__(self) -> DeviceTensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from vkep.device.gc_safe_finalizer import on_end
+from gpu_shared.steady import on_end, run_steady
 from vkep.executorch.calls import ChainedCalls
 from vkep.executorch.context_resources import ContextResources, ProgramResources
 from vkep.executorch.delegates import Runner
@@ -60,7 +60,11 @@ class Core:
     def __init__(self, named_data: Mapping[str, memoryview], resources: ProgramResources) -> None:
         self.named_data = named_data
         self.parts = ProgramParts(resources)
-        self.close = on_end(self, self.parts.close)
+        self._end = on_end(self, self.parts.close)
+
+    def close(self) -> None:
+        """Close the methods, then the contexts; idempotent."""
+        run_steady(self._end)
 
     @property
     def closed(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.errors import ClosedError
-from vkep.device.gc_safe_finalizer import on_end
+from gpu_shared.steady import check_wanted, on_end, run_steady, steady
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.calls import ChainedCalls, DelegateCall, chained
@@ -39,6 +39,7 @@ class Method:
     Safe to use from several threads; runs come one after the other, since a method's arenas and state are its own.
     """
 
+    @steady
     def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], resources: ProgramResources) -> None:
         """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
         self._core = core  # holds the contexts
@@ -59,6 +60,7 @@ class Method:
             self._state = State(_make_values(decoded))
             self._initial = list(self._state.values)
             self._steps = self._bind()
+            check_wanted()
         except BaseException:
             self.close()
             raise
@@ -74,6 +76,7 @@ class Method:
 
     # ---- running
 
+    @steady
     def execute(self, inputs: Sequence[Any] = ()) -> list[Any]:
         """Run the method; its outputs in order, as arrays (torch tensors where an input is one) and Python numbers.
 
@@ -199,7 +202,7 @@ class Method:
 
     def close(self) -> None:
         """Give back what the method has on the device; idempotent. The program can load it again."""
-        self._finalizer()
+        run_steady(self._finalizer)
 
     @property
     def closed(self) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import deque
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -20,13 +18,15 @@ MOST_SPARE = 256 << 20
 
 class ResultMemory:
     """Memory of long results that were dropped, for later results of the same size: the system's own would be cleared
-    and mapped page by page, which takes longer than the copy. Keeps ``most`` bytes; thread-safe.
+    and mapped page by page, which takes longer than the copy. Keeps ``most`` bytes.
+
+    Thread-safe without a lock, by single steps of a dictionary: memory comes back in finalisers, which a garbage collection or
+    a signal's handler may cut in on anywhere.
     """
 
     def __init__(self, most: int = MOST_SPARE) -> None:
-        self._most, self._nbytes = most, 0
-        self._spares: deque[Array] = deque()  #: of ``_nbytes`` bytes together, the oldest first
-        self._lock = Lock()
+        self._most = most
+        self._spares: dict[int, Array] = {}  #: by identity, the oldest first
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An array to fill, the caller's for as long as it or a view of it is held."""
@@ -39,41 +39,36 @@ class ResultMemory:
         return np.asarray(_Lent(memory, weakref.ref(self))).view(dtype).reshape(shape)
 
     def _take(self, nbytes: int) -> Array | None:
-        with self._lock:
-            for index, memory in enumerate(self._spares):
-                if memory.nbytes == nbytes:
-                    del self._spares[index]
-                    self._nbytes -= nbytes
-                    return memory
+        for key, memory in list(self._spares.items()):
+            if memory.nbytes == nbytes and self._spares.pop(key, None) is not None:
+                return memory
         return None
 
     def give(self, memory: Array) -> None:
-        """Keep memory that was handed out. Never waits: a garbage collection may call it while this thread has the lock."""
-        if memory.nbytes <= self._most and self._lock.acquire(blocking=False):
-            try:
-                self._spares.append(memory)
-                self._nbytes += memory.nbytes
-                self._drop(self._most)
-            finally:
-                self._lock.release()
+        """Keep memory that was handed out."""
+        if memory.nbytes <= self._most:
+            self._spares[id(memory)] = memory
+            self._drop(self._most)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(memory.nbytes for memory in list(self._spares.values()))
 
     def trim(self) -> None:
         """Let go of all that is kept."""
-        with self._lock:
-            self._drop(0)
+        self._drop(0)
 
     def close(self) -> None:
-        """Release kept memory and keep none from now on; arrays handed out are not affected. Never waits: a forked child may
-        close what a thread of its parent was using.
-        """
+        """Release kept memory and keep none from now on; arrays handed out are not affected."""
         self._most = 0
-        if self._lock.acquire(blocking=False):
-            self._drop(0)
-            self._lock.release()
+        self._drop(0)
 
     def _drop(self, most: int) -> None:
-        while self._nbytes > most:
-            self._nbytes -= self._spares.popleft().nbytes
+        for key in list(self._spares):
+            if self.nbytes <= most:
+                return
+            self._spares.pop(key, None)
 
 
 class _Lent:

@@ -42,7 +42,7 @@ class _CapturedNode:
 
     def __init__(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
         self._use = graph.use_key(key, _absent)
-        self._executable: Executable = self._use.__enter__()
+        self._executable: Executable = self._use.executable
         self._values, self._targets = dict(values), dict(targets)
         self._held = [(t, t.domain.holding(t.pointer)) for t in self._tensors() if t.nbytes]
 
@@ -65,7 +65,7 @@ class _CapturedNode:
         checks.add(open_checks(self._targets.values()))
 
     def close(self) -> None:
-        self._use.__exit__(None, None, None)
+        self._use.hold.release()
 
 
 class Captures:

@@ -157,7 +157,9 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         infos = [declared[n] for n in self._names]
         numbers = [n for info in infos for n in (info.elem_type, len(info.shape or ()), *(info.shape or ()))]
         key = np.array(numbers, np.int64).tobytes()
-        with self.planned.use_key(key, lambda: self._make(key, program)) as executable:
+        used = self.planned.use_key(key, lambda: self._make(key, program))
+        with used.hold:
+            executable = used.executable
             later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
         if not later:
             done = executable.program
@@ -195,7 +197,9 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             if length < 0:
                 ort.check(scratch.failed[0])
             key = ffi.buffer(scratch.signature, 8 * length)[:]
-            with self.planned.use_key(key, lambda: self._make(key)) as executable:
+            used = self.planned.use_key(key, lambda: self._make(key))
+            with used.hold:
+                executable = used.executable
                 known = executable.caller.on_device
                 here = known is not None and 0 not in ffi.unpack(addresses, count)
                 if known is not None and here and not self.runtime.captures.recording and not self.runtime.profilers:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 from gpu_shared import vk
@@ -14,6 +12,7 @@ from gpu_shared.context import SharedGpuContext
 from gpu_shared.context_registry import SharedGpuContextRegistry
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
+from gpu_shared.steady import Started
 from vkep.session.options import SessionOptions
 
 logger = logging.getLogger("vkep.session")
@@ -58,8 +57,7 @@ class ContextAhead:
     def __init__(self, options: SessionOptions, context: SharedGpuContext | None = None, *, start: bool = True) -> None:
         """``context`` is the one to use, where there is one already; without ``start`` none is opened before `result`."""
         self._options, self._context, self._start = options, context, start
-        self._threads = ExitStack()
-        self._opening: Future[SharedGpuContext] | None = None
+        self._opening: Started[SharedGpuContext] | None = None
 
     def __enter__(self) -> ContextAhead:
         if self._start and self._context is None and not self._is_there():
@@ -67,8 +65,7 @@ class ContextAhead:
             with contextlib.suppress(GpuError):  # said by `result`
                 vk.load()
                 vk.extra_ffi()
-            pool = self._threads.enter_context(ThreadPoolExecutor(1, thread_name_prefix="vkep-context"))
-            self._opening = pool.submit(resolve_context, self._options)
+            self._opening = Started(lambda: resolve_context(self._options))
         return self
 
     def _is_there(self) -> bool:
@@ -91,5 +88,7 @@ class ContextAhead:
         return resolve_context(self._options) if self._opening is None else self._opening.result()
 
     def __exit__(self, *exc: object) -> None:
-        self._threads.close()
+        if self._opening is not None:
+            with contextlib.suppress(Exception):  # said by `result`, or another error is on its way
+                self._opening.result()
         self._context = self._opening = None  # drops a context that was opened and not used

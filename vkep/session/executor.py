@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gpu_shared.steady import check_wanted
 from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
@@ -63,6 +64,8 @@ class Executable:
         self.owns = True  #: what it runs is its own, and closed with it
         self.caller: Any = None  #: what its caller keeps beside it
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
+        #: whether a run is one island's alone, which an interrupt leaves usable wherever it comes
+        self.direct = shared is None and len(steps) == 1 and isinstance(steps[0], IslandExecutor)
 
     def at(self, sizes: Sequence[int]) -> Executable:
         """The executable for runs of these sizes, in the order of the program's symbols. It shares all that this one has, which
@@ -93,6 +96,7 @@ class Executable:
     def _run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None) -> None:
         for step in self._runs:
             stop_if_told()
+            check_wanted()
             if times is not None and isinstance(step, SubmitBatch):
                 titles = [region.title for region in step.regions]
                 times += zip(titles, step.profile(values, targets), strict=True)
@@ -153,7 +157,7 @@ class IslandExecutor:
 
     def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
         """See `vkep.session.submit_batch.Region`."""
-        recorded = held.enter_context(self.runner.recording())
+        recorded = self.runner.recording(held)
         written = [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
         key = recorded.stage([values[n] for n in self.inputs], written)
         values.update({n: t for n, t in zip(self.outputs, written, strict=True) if isinstance(t, DeviceTensor)})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from threading import Condition, Lock, RLock
-from typing import Any
+from threading import Lock, RLock
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpu_shared.errors import ClosedError
+from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, steady
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
@@ -55,11 +57,10 @@ class PlannedGraph:
         self._name = name
         self._asked = asked or {}
         self._check = check
-        self._entries: OrderedDict[Hashable, Use] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._evicted: list[_Entry] = []
         self._lock = Lock()
-        self._unused = Condition(self._lock)
         self._planning = RLock()  # a progress callback may close the session that is being planned
-        self._running = 0  # uses that have not ended
         self._sealed = False
         self._closed = False
         self.latest: Executable | None = None  #: the executable planned last
@@ -68,22 +69,36 @@ class PlannedGraph:
 
     def run(self, values: Values, targets: Targets, key: Hashable = None) -> None:
         """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`."""
-        with self.use(values, key) as executable:
-            executable.run(values, targets)
+        if key is None:
+            key = self.signature(values)
+        used = self.use(values, key)
+        with used.hold:
+            direct = used.executable.direct
+            if direct:
+                used.executable.run(values, targets)
+        if not direct:  # what its parts leave each other outlives no interrupt
+            run_steady(lambda: self._run(values, targets, key))
+        if self._evicted:
+            self._close_evicted()
+
+    def _run(self, values: Values, targets: Targets, key: Hashable) -> None:
+        used = self.use(values, key)
+        with used.hold:
+            used.executable.run(values, targets)
 
     def use(self, values: Mapping[str, Any], key: Hashable = None) -> Use:
-        """A context manager that gives the executable for inputs like ``values``, planned where their signature is new.
+        """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
 
         ``key`` stands for the signature where the caller knows it. Raises `ClosedError`, what ``check`` raises, and what
         planning raises.
         """
         if key is None:
             key = self.signature(values)
-        return self._take(key) or self._add(key, lambda: self._plan_for(values))
+        return self.use_key(key, lambda: self._plan_for(values))
 
     def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
         """As `use`, for a signature whose executable ``make`` makes where it is new."""
-        return self._take(key) or self._add(key, make)
+        return self._take(key) or run_steady(lambda: self._add(key, make))
 
     # ---- planning
 
@@ -118,8 +133,8 @@ class PlannedGraph:
             dtype = known.dtype.numpy if isinstance(known, ValueSpec) else np.dtype(object)
             signature.append((dtype, info.shape))
         key = tuple(signature)
-        with self.use_key(key, lambda: self.plan(inputs)):
-            return key
+        self.use_key(key, lambda: self.plan(inputs))
+        return key
 
     def seal(self) -> None:
         """Refuse further signatures from now on; what planning needs is let go."""
@@ -135,68 +150,66 @@ class PlannedGraph:
     # ---- executables in use
 
     def _take(self, key: Hashable) -> Use | None:
-        with self._lock:
+        while True:
+            entry = self._entries.get(key)
             if self._closed:
+                park_at_exit()
                 raise ClosedError(self._name)
-            found = self._entries.get(key)
-            if found is not None:
-                self._entries.move_to_end(key)
-                found.users += 1
-                self._running += 1
-            return found
+            if entry is None:
+                return None
+            hold = entry.uses.hold()
+            try:
+                if self._entries.get(key) is entry:  # else it was evicted meanwhile, and is perhaps closed
+                    with contextlib.suppress(KeyError):
+                        self._entries.move_to_end(key)
+                    return Use(entry.executable, hold)
+            except BaseException:
+                hold.release()  # a traceback may keep this frame
+                raise
+            hold.release()
 
     def _add(self, key: Hashable, make: Callable[[], Executable]) -> Use:
         with self._planning:
             found = self._take(key)
             if found is not None:
                 return found
+            self._close_evicted()
+            check_wanted()
             executable = make()
             if self._closed:
                 executable.close()
                 raise ClosedError(self._name)
-            made = Use(self, executable)
+            made = _Entry(executable)
+            used = Use(executable, made.uses.hold())
             with self._lock:
                 self._entries[key], self.latest = made, executable
-                self._running += 1
-                unused = []
                 while self._too_many():
-                    _, old = self._entries.popitem(last=False)
-                    old.evicted = True
-                    unused += [] if old.users else [old]
-            for old in unused:
-                old.executable.close()
-            return made
+                    self._evicted.append(self._entries.popitem(last=False)[1])
+            self._close_evicted()
+            return used
 
     def _too_many(self) -> bool:
         plans = sum(entry.executable.owns for entry in self._entries.values())
         return plans > self._capacity or len(self._entries) > _SIGNATURES
 
-    def release(self, used: Use) -> None:
-        """A run that used the executable has ended; `Use` calls it."""
+    @steady
+    def _close_evicted(self) -> None:
+        """Close what was evicted and is in use no more."""
         with self._lock:
-            used.users -= 1
-            close = used.evicted and not used.users
-            if not close:
-                self._ended()
-        if close:
-            try:
-                used.executable.close()
-            finally:
-                with self._lock:
-                    self._ended()
+            unused = [entry for entry in self._evicted if not entry.uses.held]
+            self._evicted = [entry for entry in self._evicted if entry not in unused]
+        for entry in unused:
+            entry.executable.close()
 
-    def _ended(self) -> None:
-        self._running -= 1
-        if not self._running:
-            self._unused.notify_all()
-
+    @steady
     def close(self) -> None:
         """Close every executable once the runs in other threads have ended; later calls raise `ClosedError`."""
-        with self._planning, self._unused:
+        with self._planning:
             self._closed = True
-            self._unused.wait_for(lambda: not self._running)
-            entries, self._entries = list(self._entries.values()), OrderedDict()
-            self.latest = None
+            entries = [*self._entries.values(), *self._evicted]
+            self._entries, self._evicted, self.latest = OrderedDict(), [], None
+            for entry in entries:
+                entry.uses.wait()
         self.seal()
         for entry in entries:
             entry.executable.close()
@@ -204,19 +217,20 @@ class PlannedGraph:
             self._plans.close()
 
 
-class Use:
-    """An executable that is closed only when nobody uses it: a context manager for one use."""
+class _Entry:
+    """An executable, and how many use it: it is closed when nobody does."""
 
-    __slots__ = ("_graph", "evicted", "executable", "users")
+    __slots__ = ("executable", "uses")
 
-    def __init__(self, graph: PlannedGraph, executable: Executable) -> None:
-        self._graph, self.executable, self.users, self.evicted = graph, executable, 1, False
+    def __init__(self, executable: Executable) -> None:
+        self.executable, self.uses = executable, UseCount()
 
-    def __enter__(self) -> Executable:
-        return self.executable
 
-    def __exit__(self, *exc: object) -> None:
-        self._graph.release(self)
+class Use(NamedTuple):
+    """An executable in use: ``with used.hold: used.executable.run(...)``."""
+
+    executable: Executable
+    hold: memoryview
 
 
 class DeferredExecutor:

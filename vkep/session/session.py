@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vkep.device.gc_safe_finalizer import on_end
+from gpu_shared.steady import check_wanted, on_end, run_steady, steady
 from vkep.errors import InvalidInputError
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
@@ -85,6 +85,10 @@ class InferenceSession:
             raise TypeError("InferenceSession got options and sess_options, expected one of them")
         overrides = {**provider_overrides(providers, provider_options), **overrides}
         self.options = merged_options(sess_options if options is None else options, overrides)
+        self._open(model, context, started)
+
+    @steady
+    def _open(self, model: ModelSource, context: SharedGpuContext | None, started: int) -> None:
         there = not isinstance(model, (str, os.PathLike)) or os.path.isfile(model)  # else the driver stays closed
         with ContextAhead(self.options, context, start=there) as ahead:
             from vkep.session.session_state import SessionState
@@ -96,6 +100,7 @@ class InferenceSession:
             if self._parts.profile is not None:
                 profile = self._parts.profile
                 profile.add("Session", "session_initialization", started, time.perf_counter_ns() - started)
+            check_wanted()
         except BaseException:
             self.close()
             raise
@@ -306,9 +311,10 @@ class InferenceSession:
             kompute=[region.report() for region in flat.kompute],
         )
 
+    @steady
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Report:
         """Plan for input shapes ahead of the first run (dynamic models); ``shapes`` names every dynamic input."""
-        with self._parts.plan_shapes(shapes):
+        with self._parts.plan_shapes(shapes).hold:
             return self.report()
 
     def islands(self) -> list[IslandExecutor]:
@@ -318,23 +324,27 @@ class InferenceSession:
         latest = self._parts.graph.latest
         return flatten(latest).islands if latest else []
 
+    @steady
     def profile(self, feeds: Mapping[str, Feed]) -> list[list[float]]:
         """Nanoseconds of each dispatch of each island in one run."""
         from vkep.session.introspection import flatten
 
         values = self._parts.inputs_of(feeds)
-        with self._parts.graph_of(values).use(values) as executable:
-            executable.run(values, {})
-            return [i.runner.profile([values[n] for n in i.inputs]) for i in flatten(executable).islands]
+        used = self._parts.graph_of(values).use(values)
+        with used.hold:
+            used.executable.run(values, {})
+            return [i.runner.profile([values[n] for n in i.inputs]) for i in flatten(used.executable).islands]
 
+    @steady
     def profile_regions(self, feeds: Mapping[str, Feed]) -> list[tuple[str, float]]:
         """The GPU's nanoseconds in each region of one run of a mixed model, by delegate and nodes; for the regions that are
         sent together, which the sync mode ``queue_wait_idle`` has none of. One thread at a time.
         """
         times: list[tuple[str, float]] = []
         values = self._parts.inputs_of(feeds)
-        with self._parts.graph_of(values).use(values) as executable:
-            executable.run(values, {}, times)
+        used = self._parts.graph_of(values).use(values)
+        with used.hold:
+            used.executable.run(values, {}, times)
         return times
 
     def memory(self) -> MemoryReport:
@@ -351,6 +361,7 @@ class InferenceSession:
             graph_constant_bytes=sum(g.constant_bytes for g in graphs),
         )
 
+    @steady
     def shrink_memory(self) -> int:
         """Give the arena's wholly free regions back to the device; returns their bytes. Host memory that is kept for later
         results goes as well.
@@ -378,8 +389,10 @@ class InferenceSession:
     # ---- closing
 
     def close(self) -> None:
-        """Wait for the GPU and give everything back; idempotent."""
-        self._finalizer()
+        """Wait for the GPU and give everything back; idempotent. Where an exception of a signal's handler comes meanwhile, the
+        work goes on in another thread.
+        """
+        run_steady(self._finalizer)
 
     def __repr__(self) -> str:
         parts = self._parts

@@ -17,6 +17,7 @@ import numpy as np
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
+from gpu_shared.steady import park_at_exit, run_steady
 from vkep import dtypes
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.tensor import DeviceTensor
@@ -91,6 +92,7 @@ class SessionState:
     def check_open(self) -> None:
         """Raises `ClosedError`, `ForkedProcessError`."""
         if self.closed:
+            park_at_exit()
             raise ClosedError(f"session of {self.model.source}")
         self.delegate.context  # noqa: B018  # in a forked child it raises, before any lock is tried
 
@@ -154,11 +156,18 @@ class SessionState:
         if run_options is None and self.profile is None:
             graph.run(values, targets)
             return
-        with running(checked_run_options(run_options)), graph.use(values) as executable:
-            start = time.perf_counter_ns()
-            executable.run(values, targets)
-            if self.profile is not None:
-                self.profile.add_run(executable, values, start, run_options.logid if run_options else "")
+        run_steady(lambda: self._execute(graph, values, targets, checked_run_options(run_options)))
+
+    def _execute(
+        self, graph: PlannedGraph, values: dict[str, Any], targets: Targets, options: RunOptions | None
+    ) -> None:
+        with running(options):
+            used = graph.use(values)
+            with used.hold:
+                start = time.perf_counter_ns()
+                used.executable.run(values, targets)
+                if self.profile is not None:
+                    self.profile.add_run(used.executable, values, start, options.logid if options else "")
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something in a thread of the session's. At the interpreter's end, and in `close`, it is waited for."""

@@ -1,0 +1,178 @@
+"""Work that no interrupt cuts short, counts that none skips, ends that come with the last reference."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import signal
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+from gpu_shared import steady
+from gpu_shared.steady import Abandoned, UseCount, check_wanted, on_end, run_steady, settle
+
+
+class Owner:
+    """What `on_end` watches."""
+
+
+def _interrupted_at(seconds: float, work: Any) -> None:
+    def raise_(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, raise_)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_the_caller_gets_the_result_and_the_error_with_both_stacks() -> None:
+    variable = contextvars.ContextVar[int]("variable")
+    variable.set(3)
+    assert (
+        run_steady(lambda: (variable.get(), threading.get_ident() != main)) == (3, True)
+        if (main := threading.get_ident())
+        else None
+    )
+
+    def fail() -> None:
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside") as caught:
+        run_steady(fail)
+    assert [entry.name for entry in caught.traceback][-1] == "fail"
+    error = weakref.ref(caught.value) if hasattr(caught.value, "__weakref__") else None
+    assert error is None or error() is caught.value
+
+
+def test_inside_such_work_all_runs_in_one_thread() -> None:
+    assert run_steady(lambda: run_steady(threading.get_ident) == threading.get_ident())
+
+
+def test_interrupted_work_goes_on_and_its_result_goes() -> None:
+    ended, watch = threading.Event(), []
+
+    def work() -> Owner:
+        time.sleep(0.3)
+        owner = Owner()
+        watch.append(weakref.ref(owner))
+        ended.set()
+        return owner
+
+    _interrupted_at(0.05, lambda: run_steady(work))
+    assert ended.wait(10)
+    ends = time.monotonic() + 10
+    while watch[0]() is not None and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert watch[0]() is None
+
+
+def test_abandoned_work_may_ask() -> None:
+    said: list[type[BaseException]] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            while True:
+                time.sleep(0.01)
+                check_wanted()
+        except BaseException as error:
+            said.append(type(error))
+            done.set()
+            raise
+
+    _interrupted_at(0.05, lambda: run_steady(work))
+    assert done.wait(10) and said == [Abandoned]
+
+
+def test_threads_are_kept_for_later_work() -> None:
+    run_steady(threading.get_ident)
+    assert run_steady(threading.get_ident) == run_steady(threading.get_ident)
+    before = threading.active_count()
+    for _ in range(50):
+        run_steady(threading.get_ident)
+    assert threading.active_count() <= before + 1
+
+
+def test_a_count_ends_with_the_statement_and_with_the_last_reference() -> None:
+    count = UseCount()
+    assert not count.held
+    with count.hold():
+        assert count.held
+        with count.hold():
+            pass
+        assert count.held and not count.wait(0.01)
+    assert not count.held and count.wait()
+    hold = count.hold()
+    assert count.held
+    del hold
+    assert not count.held
+
+
+def test_ends_come_once() -> None:
+    done: list[str] = []
+    owner = Owner()
+    end = on_end(owner, done.append, "a")
+    assert end.alive
+    end()
+    end()
+    assert done == ["a"] and not end.alive
+    del owner
+    settle()
+    assert done == ["a"]
+
+
+def test_what_goes_is_ended_soon_in_another_thread() -> None:
+    done: list[int] = []
+    owner = Owner()
+    on_end(owner, lambda: done.append(threading.get_ident()))
+    del owner
+    settle()
+    assert len(done) == 1 and done[0] != threading.get_ident()
+    owner = Owner()
+    on_end(owner, lambda: done.append(0))
+    del owner
+    ends = time.monotonic() + 10
+    while len(done) < 2 and time.monotonic() < ends:  # nobody asks for it
+        time.sleep(0.01)
+    assert done[1:] == [0]
+
+
+def test_ends_of_a_cycle_and_detached_ones() -> None:
+    done: list[str] = []
+    owner, other = Owner(), Owner()
+    owner.me = owner  # type: ignore[attr-defined]
+    on_end(owner, done.append, "cycle")
+    on_end(other, done.append, "detached").detach()
+    del owner, other
+    gc.collect()
+    settle()
+    assert done == ["cycle"]
+
+
+def test_an_error_at_an_end_is_said_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("at the end")
+
+    one, two = Owner(), Owner()
+    on_end(one, fail)
+    on_end(two, done.append, "two")
+    del one, two
+    settle()
+    assert done == ["two"] and "ending what nobody refers to" in caplog.text
+
+
+def test_an_interrupt_in_a_steady_call_is_told_at_once() -> None:
+    began = time.monotonic()
+    _interrupted_at(0.05, lambda: steady.run_steady(lambda: time.sleep(0.5)))
+    assert time.monotonic() - began < 0.4
