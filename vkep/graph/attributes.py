@@ -130,7 +130,7 @@ class QuantizeAttributes(DequantizeAttributes):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentAttributes:
-    """Of LSTM, GRU and RNN."""
+    """Of LSTM and GRU, and but for a default of RNN."""
 
     activation_alpha: Sequence[float] | None = None
     activation_beta: Sequence[float] | None = None
@@ -139,6 +139,13 @@ class RecurrentAttributes:
     direction: str = "forward"
     hidden_size: int | None = None
     layout: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RnnAttributes(RecurrentAttributes):
+    """Of RNN."""
+
+    activations: Sequence[str] | None = ("Tanh", "Tanh")
 
 
 #: the default of an attribute that a schema requires

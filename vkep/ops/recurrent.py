@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vkep.dtypes import DTYPES
-from vkep.graph.attributes import RecurrentAttributes
+from vkep.graph.attributes import RecurrentAttributes, RnnAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
@@ -63,27 +63,21 @@ def rnn(
     sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = ("Tanh", "Tanh"),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
+    a: RnnAttributes,
 ) -> list[Tensor]:
     dtype = x.dtype
     x, w, r, bias, initial_h = _widened(b, x, w, r, bias, initial_h)
     others = {"W": w, "B": bias, "initial_h": initial_h}
-    layer = layer_of(b, 1, x, r, sequence_lens, others, hidden_size, direction, layout)
+    layer = layer_of(b, 1, x, r, sequence_lens, others, a)
     count, hidden = len(layer.directions), layer.hidden
-    functions = activations_of(b, activations, ("Tanh",), count, activation_alpha, activation_beta, clip)
+    functions = activations_of(b, a, ("Tanh",), count)
     finals = []
     for d in range(count):
         inputs = layer.inputs_part(rows_of(w, d, 0, hidden), bias_sum(b, bias, d, 1, hidden))
-        weights, h = rows_of(r, d, 0, hidden), initial_state(layer, initial_h, d, layout)
+        weights, h = rows_of(r, d, 0, hidden), initial_state(layer, initial_h, d, a.layout)
         last = carried(layer, "RNN", d, functions[d], inputs, weights, h0=h)
         finals.append(last[0] if last else _rnn_steps(layer, d, functions[d][0], inputs, weights, h))
-    return [b.cast(t, dtype) for t in results(layer, layout, finals)]
+    return [b.cast(t, dtype) for t in results(layer, a.layout, finals)]
 
 
 def _gru_steps(
@@ -134,11 +128,9 @@ def gru(
     dtype = x.dtype
     x, w, r, bias, initial_h = _widened(b, x, w, r, bias, initial_h)
     others = {"W": w, "B": bias, "initial_h": initial_h}
-    layer = layer_of(b, 3, x, r, sequence_lens, others, a.hidden_size, a.direction, a.layout)
+    layer = layer_of(b, 3, x, r, sequence_lens, others, a)
     count, hidden, linear = len(layer.directions), layer.hidden, bool(linear_before_reset)
-    functions = activations_of(
-        b, a.activations, ("Sigmoid", "Tanh"), count, a.activation_alpha, a.activation_beta, a.clip
-    )
+    functions = activations_of(b, a, ("Sigmoid", "Tanh"), count)
     finals = []
     for d in range(count):
         added, inner = _gru_biases(b, bias, d, hidden, linear)
@@ -213,10 +205,9 @@ def lstm(
     dtype = x.dtype
     x, w, r, bias, initial_h, initial_c, p = _widened(b, x, w, r, bias, initial_h, initial_c, p)
     others = {"W": w, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
-    layer = layer_of(b, 4, x, r, sequence_lens, others, a.hidden_size, a.direction, a.layout)
+    layer = layer_of(b, 4, x, r, sequence_lens, others, a)
     count, hidden = len(layer.directions), layer.hidden
-    defaults = ("Sigmoid", "Tanh", "Tanh")
-    functions = activations_of(b, a.activations, defaults, count, a.activation_alpha, a.activation_beta, a.clip)
+    functions = activations_of(b, a, ("Sigmoid", "Tanh", "Tanh"), count)
     last_h, last_c = [], []
     for d in range(count):
         inputs = layer.inputs_part(rows_of(w, d, 0, 4 * hidden), bias_sum(b, bias, d, 4, hidden))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from vkep.graph.attributes import RecurrentAttributes
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
@@ -48,19 +49,13 @@ class Activation:
 
 
 def activations_of(
-    b: Builder,
-    names: Sequence[str] | None,
-    defaults: Sequence[str],
-    directions: int,
-    alphas: Sequence[float] | None,
-    betas: Sequence[float] | None,
-    clip: float | None,
+    b: Builder, a: RecurrentAttributes, defaults: Sequence[str], directions: int
 ) -> list[list[Activation]]:
     """The activation functions of each direction; the gates' input is clipped first."""
-    names = list(names or list(defaults) * directions)
+    names = list(a.activations or list(defaults) * directions)
     if len(names) < len(defaults) * directions:
         b.invalid(f"{len(names)} activations {names}; expected {len(defaults)} for each of {directions} directions")
-    left: tuple[Iterator[float], Iterator[float]] = iter(alphas or ()), iter(betas or ())
+    left: tuple[Iterator[float], Iterator[float]] = iter(a.activation_alpha or ()), iter(a.activation_beta or ())
     made: list[Activation] = []
     for name in names:
         if name.lower() not in _ACTIVATIONS:
@@ -72,7 +67,7 @@ def activations_of(
         if not all(map(math.isfinite, values)):
             b.decline(f"activation {name!r} with parameters {values}")
         # LSTM's third activation is that of the cell, which ONNX Runtime does not clip
-        made.append(Activation(template, values, clip if len(made) % len(defaults) < 2 else None))
+        made.append(Activation(template, values, a.clip if len(made) % len(defaults) < 2 else None))
     count = len(defaults)
     return [made[i * count : (i + 1) * count] for i in range(directions)]
 
@@ -146,21 +141,19 @@ def layer_of(
     r: Tensor,
     lengths: Tensor | None,
     others: Mapping[str, Tensor | None],
-    hidden_size: int | None,
-    direction: str,
-    layout: int,
+    a: RecurrentAttributes,
 ) -> Layer:
     """The layer over X, R, sequence_lens and ``others`` (by their names in ONNX). Raises `InvalidNode` where they disagree."""
-    if direction not in ("forward", "reverse", "bidirectional"):
-        b.invalid(f"direction {direction!r}")
-    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
+    if a.direction not in ("forward", "reverse", "bidirectional"):
+        b.invalid(f"direction {a.direction!r}")
+    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[a.direction]
     if x.rank != 3 or r.rank != 3:
         b.invalid(f"X has shape {list(x.shape)} and R {list(r.shape)}; both have three axes")
-    if layout:
+    if a.layout:
         x = x.transpose((1, 0, 2))
     steps, batch, inputs = x.shape
-    count, hidden = len(directions), hidden_size or r.shape[2]
-    state = (batch, count, hidden) if layout else (count, batch, hidden)
+    count, hidden = len(directions), a.hidden_size or r.shape[2]
+    state = (batch, count, hidden) if a.layout else (count, batch, hidden)
     shapes = {
         "W": (count, gates * hidden, inputs),
         "R": (count, gates * hidden, hidden),
@@ -175,7 +168,7 @@ def layer_of(
     b.expect_range("sequence_lens", lengths, 0, steps)
     if not steps or not batch:
         b.decline("an empty sequence or batch")
-    if layout:
+    if a.layout:
         y = b.empty(x.dtype, (batch, steps, count, hidden)).transpose((1, 2, 0, 3))
     else:
         y = b.empty(x.dtype, (steps, count, batch, hidden))

@@ -77,29 +77,17 @@ def decode(data: bytes) -> Vgf:
     if not header.IsValid() or not header.CheckVersion():
         raise InvalidVgfError(f"VGF version {'.'.join(map(str, version))}, which the installed vgfpy does not read")
 
-    def section(what: str, offset: int, size: int, create: Callable[[bytes, int], Any]) -> Any:
+    def section(what: str, name: str, decoder: str) -> Any:
+        """A part of the file, by what the header's and the module's functions call it."""
+        offset, size = getattr(header, f"Get{name}Offset")(), getattr(header, f"Get{name}Size")()
         if offset + size > len(data):
             raise InvalidVgfError(f"{what}: {size} bytes at {offset} are outside the file of {len(data)} (truncated?)")
-        return _made(what, lambda: create(data[offset : offset + size], size))
+        return _made(what, lambda: getattr(vgfpy, f"Create{decoder}Decoder")(data[offset : offset + size], size))
 
-    modules = section(
-        "the module table", header.GetModuleTableOffset(), header.GetModuleTableSize(), vgfpy.CreateModuleTableDecoder
-    )
-    resources = section(
-        "the resource table",
-        header.GetModelResourceTableOffset(),
-        header.GetModelResourceTableSize(),
-        vgfpy.CreateModelResourceTableDecoder,
-    )
-    sequence = section(
-        "the model sequence",
-        header.GetModelSequenceTableOffset(),
-        header.GetModelSequenceTableSize(),
-        vgfpy.CreateModelSequenceTableDecoder,
-    )
-    constants = section(
-        "the constants", header.GetConstantsOffset(), header.GetConstantsSize(), vgfpy.CreateConstantDecoder
-    )
+    modules = section("the module table", "ModuleTable", "ModuleTable")
+    resources = section("the resource table", "ModelResourceTable", "ModelResourceTable")
+    sequence = section("the model sequence", "ModelSequenceTable", "ModelSequenceTable")
+    constants = section("the constants", "Constants", "Constant")
     try:
         result = _tables(version, modules, resources, sequence, constants)
     except InvalidVgfError:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import onnxruntime
 
-from tools.bench.peers.base import Peer
+from tools.bench.peers.ort_peer import OrtPeer
 from tools.models.builder import Array
 
 
-class OrtCpuPeer(Peer):
+class OrtCpuPeer(OrtPeer):
     """All cores, default graph optimization."""
 
     packages = ("onnxruntime",)
@@ -21,12 +21,8 @@ class OrtCpuPeer(Peer):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = os.cpu_count() or 1
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        self._inputs = dict(inputs)
-        self._names = [output.name for output in self._session.get_outputs()]
-
-    def run(self) -> dict[str, Array]:
-        return dict(zip(self._names, self._session.run(None, self._inputs), strict=True))
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        self._opened(session, inputs)
 
     def placement(self) -> str:
         return "all on the CPU"
