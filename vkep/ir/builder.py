@@ -249,6 +249,15 @@ class Builder:
             choose(problem, self.caps)
             self._add(op)
 
+    def result(self, problem: Problem, *inputs: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """The only output of a problem over dense inputs, made new: in the problem's shape, or another of as many elements.
+        Raises as `compute`.
+        """
+        [made] = problem.operands[1]
+        out = self.empty(DTYPES[made.dtype], made.shape if shape is None else shape)
+        self.compute(problem, [self.contiguous(t) for t in inputs], [out])
+        return out
+
     def kernel(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], emit: Emit) -> None:
         """Add an operation that ``emit`` makes the dispatches of, for an operator of one's own. What it refuses with
         `ValueError` is declined; its kernels stay within the operands' views.

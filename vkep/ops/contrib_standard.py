@@ -28,7 +28,7 @@ from vkep.ops.pooling import average_pool, global_average_pool, max_pool
 from vkep.ops.quantization import quantized, rounded_to
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import FLOATS, INDICES, operator
-from vkep.ops.resize import grid_sample_16, of_regions
+from vkep.ops.resize import grid_sample_16
 
 _BYTES = ("uint8", "int8")
 _FLOAT32, _REAL = DTYPES["float32"], ("float32",)
@@ -271,7 +271,7 @@ def crop_and_resize(
     problem = CropProblem(
         x.shape, rois.shape[0], (size[0], size[1]), x.dtype.name, extrapolation_value, mode == "nearest"
     )
-    return of_regions(b, problem, [x, rois, batch_indices])
+    return b.result(problem, x, rois, batch_indices)
 
 
 @operator("Inverse", domain=MICROSOFT, types={"x": (*FLOATS, "float64")})

@@ -54,12 +54,10 @@ def gathered(b: Builder, data: Tensor, indices: Tensor, axis: int = 0, what: str
     if indices.array is not None and indices.size == 1:  # one known index is a view
         return b.reshape(data.slice(axis, int(indices.array.reshape(-1)[0]) % extent, 1), shape)
     outer, inner = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
-    out = b.empty(data.dtype, shape)
     problem = GatherProblem(
         outer, extent, inner, indices.size, data.dtype.name, indices.dtype.name, fault=fault, from_end=from_end
     )
-    b.compute(problem, [b.contiguous(data), b.contiguous(indices)], [out])
-    return out
+    return b.result(problem, data, indices, shape=shape)
 
 
 @operator("GatherElements", types={"T": every("GatherElements"), "Tind": INDICES})
@@ -73,9 +71,7 @@ def elements_at(b: Builder, data: Tensor, indices: Tensor, axis: int, reason: st
     types = data.dtype.name, indices.dtype.name
     problem = GatherElementsProblem(data.shape, indices.shape, axis, *types)
     fault = fault_of(b, indices, [data.shape[axis]], reason)
-    out = b.empty(data.dtype, indices.shape)
-    b.compute(replace(problem, fault=fault), [b.contiguous(data), b.contiguous(indices)], [out])
-    return out
+    return b.result(replace(problem, fault=fault), data, indices)
 
 
 @operator("GatherND", since=11, until=11, types={"T": every("GatherND")})
@@ -88,9 +84,7 @@ def gather_nd_(b: Builder, data: Tensor, indices: Tensor, *, batch_dims: int = 0
     types = data.dtype.name, indices.dtype.name
     problem = GatherNDProblem(data.shape, indices.shape, batch_dims, *types)
     fault = fault_of(b, indices, problem.indexed, f"an index is outside of its axis of {list(problem.indexed)}")
-    out = b.empty(data.dtype, problem.out_shape)
-    b.compute(replace(problem, fault=fault), [b.contiguous(data), b.contiguous(indices)], [out])
-    return out
+    return b.result(replace(problem, fault=fault), data, indices)
 
 
 def scatter_elements_(
@@ -109,9 +103,7 @@ def scatter_elements_(
     problem = ScatterElementsProblem(data.shape, indices.shape, axis, *types, reduction, from_end=from_end)
     extent = data.shape[axis]
     fault = fault_of(b, indices, [extent], outside(extent, axis, what, from_end), from_end)
-    out = b.empty(data.dtype, data.shape)
-    b.compute(replace(problem, fault=fault), [b.contiguous(t) for t in (data, indices, updates)], [out])
-    return out
+    return b.result(replace(problem, fault=fault), data, indices, updates)
 
 
 @operator("ScatterElements", since=11, types={"T": every("ScatterElements"), "Tind": INDICES})
@@ -127,9 +119,7 @@ def scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, re
     problem = ScatterNDProblem(data.shape, indices.shape, *types, reduction)
     extents = data.shape[: problem.keys]
     fault = fault_of(b, indices, extents, f"an index is outside of its axis of {list(extents)}")
-    out = b.empty(data.dtype, data.shape)
-    b.compute(replace(problem, fault=fault), [b.contiguous(t) for t in (data, indices, updates)], [out])
-    return out
+    return b.result(replace(problem, fault=fault), data, indices, updates)
 
 
 def padded(
@@ -143,11 +133,7 @@ def padded(
     """``x`` padded around its last axes, as many as there are ``begins``; negative amounts crop."""
     lead = (0,) * (x.rank - len(begins))
     problem = PadProblem(x.shape, (*lead, *begins), (*lead, *ends), x.dtype.name, mode, value)
-    if not any((*begins, *ends)):
-        return x
-    out = b.empty(x.dtype, problem.out_shape)
-    b.compute(problem, [b.contiguous(x)], [out])
-    return out
+    return b.result(problem, x) if any((*begins, *ends)) else x
 
 
 def _pad(

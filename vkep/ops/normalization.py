@@ -24,9 +24,7 @@ from vkep.ops.registry import operator
 
 def softmax_over(b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False) -> Tensor:
     """Softmax over the middle axis of ``x``, dense and read as [outer, axis, inner]."""
-    out = b.empty(x.dtype, x.shape)
-    b.compute(SoftmaxProblem(outer, axis, inner, x.dtype.name, log), [x], [out])
-    return out
+    return b.result(SoftmaxProblem(outer, axis, inner, x.dtype.name, log), x, shape=x.shape)
 
 
 def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
@@ -205,10 +203,8 @@ def rms_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttri
 
 def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     images, channels, spatial = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    out = b.empty(x.dtype, x.shape)
     problem = GroupNormProblem(images, channels, spatial, x.dtype.name, groups, epsilon)
-    b.compute(problem, [b.contiguous(t) for t in (x, scale, bias)], [out])
-    return out
+    return b.result(problem, x, scale, bias, shape=x.shape)
 
 
 @operator("InstanceNormalization", since=6, types={"T": every("InstanceNormalization", among=SINGLE)})
@@ -226,15 +222,11 @@ def group_normalization(
 @operator("LRN", types={"T": every("LRN", among=SINGLE)})
 def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     images, channels, inner = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    out = b.empty(x.dtype, x.shape)
     problem = LocalResponseNormProblem(images, channels, inner, x.dtype.name, size, alpha, beta, bias)
-    b.compute(problem, [b.contiguous(x)], [out])
-    return out
+    return b.result(problem, x, shape=x.shape)
 
 
 @operator("LpNormalization", types={"T": every("LpNormalization", among=SINGLE)})
 def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     dense, sizes = middle(b, x, [b.axis(axis, x.rank)])
-    out = b.empty(x.dtype, x.shape)
-    b.compute(LpNormProblem(*sizes, x.dtype.name, p), [dense], [out])
-    return out
+    return b.result(LpNormProblem(*sizes, x.dtype.name, p), dense, shape=x.shape)

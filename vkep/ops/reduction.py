@@ -36,8 +36,7 @@ def reduce_axes(b: Builder, op: str, x: Tensor, axes: Sequence[int], keepdims: b
         return _whole_mean(b, x, axes, keepdims)
     shape = [1 if i in axes else d for i, d in enumerate(x.shape)]
     dense, sizes = middle(b, x, axes)
-    out = b.empty(x.dtype, shape)
-    b.compute(ReduceProblem(*sizes, x.dtype.name, op), [dense], [out])
+    out = b.result(ReduceProblem(*sizes, x.dtype.name, op), dense, shape=shape)
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
@@ -107,8 +106,8 @@ for _op_type, (_op, _types) in _REDUCTIONS.items():
 def _arg(b: Builder, greatest: bool, x: Tensor, axis: int, keepdims: int, last: int) -> Tensor:
     axis = b.axis(axis, x.rank)
     dense, sizes = middle(b, x, [axis])
-    out = b.empty(DTYPES["int64"], [1 if i == axis else d for i, d in enumerate(x.shape)])
-    b.compute(ArgReduceProblem(*sizes, x.dtype.name, greatest, bool(last)), [dense], [out])
+    shape = [1 if i == axis else d for i, d in enumerate(x.shape)]
+    out = b.result(ArgReduceProblem(*sizes, x.dtype.name, greatest, bool(last)), dense, shape=shape)
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i != axis])
 
 
@@ -152,9 +151,7 @@ def _running(b: Builder, x: Tensor, axis: Tensor, exclusive: int, reverse: int, 
 
 def scan(b: Builder, x: Tensor, problem: ScanProblem) -> Tensor:
     """Running sums or products of ``x``, which is dense."""
-    out = b.empty(x.dtype, x.shape)
-    b.compute(problem, [x], [out])
-    return out
+    return b.result(problem, x, shape=x.shape)
 
 
 @operator("CumSum", types={"T": every("CumSum", among=ARITHMETIC), "T2": INDICES})

@@ -14,7 +14,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.elimination import DeterminantProblem
 from vkep.kernels.resize import ResizeMode, ResizeProblem
-from vkep.kernels.sampling import CropProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
+from vkep.kernels.sampling import GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator
@@ -24,9 +24,7 @@ _RESIZED = ("float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8",
 
 def _resize(b: Builder, x: Tensor, to: Resized, mode: ResizeMode, roi: tuple[float, ...] | None = None) -> Tensor:
     problem = ResizeProblem(x.shape, to.shape, tuple(map(float, to.scales)), mode, x.dtype.name, roi)
-    out = b.empty(x.dtype, to.shape)
-    b.compute(problem, [b.contiguous(x)], [out])
-    return out
+    return b.result(problem, x)
 
 
 def _floats(b: Builder, tensor: Tensor, what: str) -> list[float]:
@@ -96,9 +94,7 @@ def _grid_sample(b: Builder, x: Tensor, grid: Tensor, align_corners: int, mode: 
     method = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     points, types = grid.shape[1:-1], (x.dtype.name, grid.dtype.name)
     problem = GridSampleProblem(x.shape, points, method, padding_mode, bool(align_corners), *types)
-    out = b.empty(x.dtype, [*x.shape[:2], *points])
-    b.compute(problem, [b.contiguous(x), b.contiguous(grid)], [out])
-    return out
+    return b.result(problem, x, grid)
 
 
 @operator("AffineGrid", types={"T1": every("AffineGrid", "T1", SINGLE), "T2": ("int64",)})
@@ -122,14 +118,6 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
     return b.store(total, theta.dtype, shape=[batch, *spatial, rank])
 
 
-def of_regions(
-    b: Builder, problem: RoiAlignProblem | MaxRoiPoolProblem | CropProblem, inputs: Sequence[Tensor]
-) -> Tensor:
-    out = b.empty(inputs[0].dtype, problem.makes()[0].shape)
-    b.compute(problem, [b.contiguous(t) for t in inputs], [out])
-    return out
-
-
 @operator("RoiAlign", since=10, types={"T1": every("RoiAlign", "T1", SINGLE), "T2": ("int64",)})
 def roi_align(
     b: Builder, x: Tensor, rois: Tensor, batch_indices: Tensor, *, opset: int,
@@ -148,7 +136,7 @@ def roi_align(
         x.shape, math.prod(rois.shape[:1]), (output_height, output_width), x.dtype.name, spatial_scale,
         batch_indices.dtype.name, sampling_ratio, half_pixel, mode == "max",
     )  # fmt: skip
-    return of_regions(b, problem, [x, rois, batch_indices])
+    return b.result(problem, x, rois, batch_indices)
 
 
 @operator("MaxRoiPool", types={"T": every("MaxRoiPool", among=(*SINGLE, "float64"))})
@@ -159,7 +147,7 @@ def max_roi_pool_(
         b.invalid(f"pooled_shape is {list(pooled_shape)}, expected two sizes")
     size = (pooled_shape[0], pooled_shape[1])
     problem = MaxRoiPoolProblem(x.shape, math.prod(rois.shape[:1]), size, x.dtype.name, spatial_scale)
-    return of_regions(b, problem, [x, rois])
+    return b.result(problem, x, rois)
 
 
 @operator("Col2Im", types={"T": every("Col2Im", among=ARITHMETIC)})
@@ -192,7 +180,4 @@ def col2im_(
 
 @operator("Det", types={"T": every("Det", among=(*SINGLE, "float64"))})
 def det(b: Builder, x: Tensor) -> Tensor:
-    problem = DeterminantProblem(x.shape, x.dtype.name)
-    out = b.empty(x.dtype, x.shape[:-2])
-    b.compute(problem, [b.contiguous(x)], [out])
-    return out
+    return b.result(DeterminantProblem(x.shape, x.dtype.name), x)

@@ -91,9 +91,7 @@ def non_max_suppression_take(
 ) -> Tensor:
     many = b.value(counts, "the number of selected boxes").reshape(-1)
     rows = np.concatenate([np.zeros(0, np.int64), *(p * picks.shape[1] + np.arange(n) for p, n in enumerate(many))])
-    out = b.empty(_INT64, [rows.size, 3])
     if not rows.size:
         return b.constant(np.zeros((0, 3), np.int64))
     problem = GatherProblem(1, picks.shape[0] * picks.shape[1], 3, rows.size, "int64", "int64")
-    b.compute(problem, [b.contiguous(picks), b.constant(rows.astype(np.int64))], [out])
-    return out
+    return b.result(problem, picks, b.constant(rows.astype(np.int64)), shape=[rows.size, 3])

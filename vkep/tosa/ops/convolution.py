@@ -12,7 +12,7 @@ from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
 from vkep.graph.windows import Window
 from vkep.tosa.graph import TosaBuilder, TosaTensor, Value, ints
 from vkep.tosa.ops import quantized
-from vkep.tosa.ops.movement import slice_of
+from vkep.tosa.ops.movement import part_of, slice_of
 from vkep.tosa.registry import FLOATS, tosa_operator
 
 NHWC = (0, 2, 3, 1)
@@ -146,9 +146,7 @@ def block_of(b: TosaBuilder, t: TosaTensor, axis: int, start: int, count: int) -
     """``count`` of an axis, cut on the host where the content is known."""
     if t.array is not None:
         return b.constant(np.ascontiguousarray(t.array.take(range(start, start + count), axis)))
-    starts, sizes = [0] * t.rank, list(t.shape)
-    starts[axis], sizes[axis] = start, count
-    return slice_of(b, t, starts, sizes)
+    return part_of(b, t, axis, start, count)
 
 
 # ---- transposed

@@ -86,6 +86,13 @@ def slice_of(b: TosaBuilder, x: TosaTensor, starts: Sequence[int], sizes: Sequen
     return TosaTensor(value, x.perm)
 
 
+def part_of(b: TosaBuilder, x: TosaTensor, axis: int, start: int, count: int) -> TosaTensor:
+    """``count`` of one axis, all of the others."""
+    starts, sizes = [0] * x.rank, list(x.shape)
+    starts[axis], sizes[axis] = start, count
+    return slice_of(b, x, starts, sizes)
+
+
 def _slice(
     b: TosaBuilder, x: TosaTensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
 ) -> TosaTensor:
@@ -108,26 +115,18 @@ def reversed_along(b: TosaBuilder, x: TosaTensor, axis: int) -> TosaTensor:
 
 def _strided(b: TosaBuilder, x: TosaTensor, axis: int, first: int, count: int, step: int) -> TosaTensor:
     """Every ``step``-th of an axis: whole periods, cut, then the first of each."""
-
-    def block(t: TosaTensor, at: int, start: int, size: int) -> TosaTensor:
-        sizes = list(t.shape)
-        sizes[at] = size
-        starts = [0] * t.rank
-        starts[at] = start
-        return slice_of(b, t, starts, sizes)
-
     if step == 1 or count <= 1:
-        return block(x, axis, first, count)
+        return part_of(b, x, axis, first, count)
     wanted = count * step
     room = x.shape[axis] - first
-    x = block(x, axis, first, min(room, wanted))
+    x = part_of(b, x, axis, first, min(room, wanted))
     if room < wanted:
         pads = [(0, 0)] * x.rank
         pads[axis] = (0, wanted - room)
         x = pad_of(b, x, pads, 0)
     shape = x.shape
     split = b.reshape(x, (*shape[:axis], count, step, *shape[axis + 1 :]))
-    return b.reshape(block(split, axis + 1, 0, 1), (*shape[:axis], count, *shape[axis + 1 :]))
+    return b.reshape(part_of(b, split, axis + 1, 0, 1), (*shape[:axis], count, *shape[axis + 1 :]))
 
 
 @tosa_operator("Slice", types=ANY, until=9, moves=True)
@@ -161,9 +160,7 @@ def _split(b: TosaBuilder, x: TosaTensor, sizes: Sequence[int], axis: int) -> li
     axis = axis_of(axis, x.rank)
     results, at = [], 0
     for size in sizes:
-        starts, shape = [0] * x.rank, list(x.shape)
-        starts[axis], shape[axis] = at, int(size)
-        results.append(slice_of(b, x, starts, shape))
+        results.append(part_of(b, x, axis, at, int(size)))
         at += int(size)
     return results
 

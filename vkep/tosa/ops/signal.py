@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from vkep.tosa.graph import TosaBuilder, TosaTensor
-from vkep.tosa.ops.movement import slice_of
+from vkep.tosa.ops.movement import part_of
 from vkep.tosa.ops.products import matmul_3d
 from vkep.tosa.registry import axis_of, constant_of, tosa_operator
 
@@ -56,7 +56,7 @@ def _dft(
     if not 0 < n <= _LONGEST:
         b.decline(f"a transform of {n} points; its matrix would be too large above {_LONGEST}")
     kept = min(n, x.shape[axis])  # further points are zeros
-    x = slice_of(b, x, [0] * x.rank, [kept if i == axis else s for i, s in enumerate(x.shape)])
+    x = part_of(b, x, axis, 0, kept)
     order = (*(i for i in range(x.rank - 1) if i != axis), axis, x.rank - 1)
     lines = [x.shape[i] for i in order[:-2]]
     parts = x.shape[-1]
