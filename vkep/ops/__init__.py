@@ -12,6 +12,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     contrib_fused,
     contrib_positions,
     contrib_quantized,
+    contrib_self_attention,
     contrib_standard,
     convolution,
     einsum,

@@ -8,13 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
-from vkep.ir.builder import LARGEST, Builder, Operand
+from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.guards import RoundedCapacity
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
 from vkep.ops.attention import angles, rotated
-from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, outputs, wants_output
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
@@ -108,7 +107,7 @@ def multi_head_attention(
     past = past_key.shape[2] if past_key is not None else 0
     mask = position_mask(b, heads, past, bool(unidirectional))
     if key_padding_mask is not None:
-        _add_padding(b, mask, heads, key_padding_mask, mask_filter_value)
+        add_padding(b, mask, heads, key_padding_mask, mask_filter_value)
     if attention_bias is not None:
         mask.biases.append(heads.mask_view(b, attention_bias))
     done = sdpa(
@@ -123,6 +122,98 @@ def multi_head_attention(
         merged=True,
     )
     return outputs(b, merge_heads(b, done.y), k, v, done.scores)
+
+
+@operator(
+    "DecoderMaskedMultiHeadAttention",
+    domain=MICROSOFT,
+    types={
+        "query key value attention_bias past_key past_value bias": FLOATS,
+        "mask_index past_sequence_length beam_width cache_indirection": ("int32",),
+    },
+)
+def decoder_masked_multi_head_attention(
+    b: Builder,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    mask_index: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    past_sequence_length: Tensor | None = None,
+    beam_width: Tensor | None = None,
+    cache_indirection: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    output_qk: int = 0,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+) -> list[Tensor]:
+    """One new token of each sequence. The buffers of keys and values have room for more, and lie as ONNX Runtime's CPU provider
+    has them: [batch, heads, room, size]. With beams, ``cache_indirection`` says which one's buffer holds each position.
+    """
+    if query.rank != 3 or query.shape[1] != 1 or key is None or value is None:
+        b.decline(f"queries of shape {list(query.shape)}; the kernels take one token, apart from its key and value")
+    q, k, v = _parts(b, query, key, value, bias, num_heads)
+    if past_key is None or past_value is None:  # of an encoder
+        present_key, present_value, reach = None, None, None
+    else:
+        if past_sequence_length is None or past_sequence_length.size != 1 or not past_present_share_buffer:
+            b.decline("buffers without their length, or of no room")
+        room, batch = past_key.shape[2], q.shape[0]
+        b.expect("past_value", past_value, past_key.shape)
+        used = mask_index.shape[1] if mask_index is not None and mask_index.rank == 2 else room
+        if attention_bias is not None:
+            used = min(used, attention_bias.shape[-1])
+        known = used < room
+        b.expect_range("past_sequence_length", past_sequence_length, used - 1 if known else 0, used - 1)
+        reach = b.reshape(past_sequence_length, (1,))
+        first = b.pointwise("same", reach, dtype=_INT32, shape=(batch,))
+        present_key, present_value = (
+            cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v))
+        )
+        k, v = (t.slice(2, 0, used) for t in (present_key, present_value))
+        if cache_indirection is not None:
+            k, v = (_of_beams(b, t, cache_indirection, reach) for t in (k, v))
+    heads = heads_of(b, q, k)
+    mask = Mask()
+    if reach is not None:
+        mask.conditions.append(b.expr("({0} <= {1})", heads.key_index(b), reach, ctype="bool"))
+    if mask_index is not None:
+        add_padding(b, mask, heads, mask_index, mask_filter_value)
+    if attention_bias is not None:
+        mask.biases.append(heads.mask_view(b, attention_bias.slice(attention_bias.rank - 1, 0, heads.keys)))
+    scores_stage = 3 if wants_output(b, 3) and output_qk else None
+    done = sdpa(
+        b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]), scores_stage=scores_stage, merged=True
+    )
+    return outputs(b, merge_heads(b, done.y), present_key, present_value, done.scores)
+
+
+def _of_beams(b: Builder, buffer: Tensor, indirection: Tensor, length: Tensor) -> Tensor:
+    """Keys or values [batch, heads, keys, size] of which position t, before ``length``, is that of the beam that
+    ``indirection`` [batch / beams, beams, most] says.
+    """
+    batch, heads, keys, size = buffer.shape
+    if indirection.rank != 3 or indirection.shape[0] * indirection.shape[1] != batch or indirection.shape[2] < keys:
+        b.invalid(f"cache_indirection has shape {list(indirection.shape)} for {batch} sequences of up to {keys} keys")
+    beams = indirection.shape[1]
+    b.expect_range("cache_indirection", indirection, 0, beams - 1)
+    beam = b.reshape(indirection.slice(2, 0, keys), (batch, 1, keys))
+    own = np.arange(batch, dtype=np.int32).reshape(batch, 1, 1)
+    first = b.constant(own // beams * beams)
+    head = b.constant(np.arange(heads, dtype=np.int32).reshape(1, heads, 1))
+    place = b.constant(np.arange(keys, dtype=np.int32))
+    row = b.expr("({0} < {1} ? {2} + {3} : {4})", place, length, first, beam, b.constant(own), ctype="int")
+    index = b.expr(f"(({{0}} * {heads} + {{1}}) * {keys} + {{2}})", row, head, place, ctype="int")
+    at = b.store(index, _INT32, shape=(batch, heads, keys))
+    out = b.empty(buffer.dtype, buffer.shape)
+    rows = batch * heads * keys
+    b.compute(GatherProblem(1, rows, size, rows, buffer.dtype.name, "int32"), [b.contiguous(buffer), at], [out])
+    return out
 
 
 def _parts(
@@ -158,21 +249,33 @@ def _parts(
     return q, heads_with(key, 1), heads_with(value, 2)
 
 
-def _add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_value: float) -> None:
-    """The key padding mask: 1 where a key counts, [batch, keys] or [batch, queries, keys]; or lengths [batch]."""
-    if padding.rank == 1 and padding.size == heads.batch:
-        counts = b.expr("lt", heads.key_index(b), per_batch(b, padding), ctype="bool")
-    elif padding.rank == 2 and padding.shape == (heads.batch, heads.keys):
-        counts = b.expr("ne", b.reshape(padding, (heads.batch, 1, 1, 1, heads.keys)), 0, ctype="bool")
-    elif padding.rank == 3 and padding.shape == (heads.batch, heads.queries, heads.keys):
-        view = b.reshape(padding, (heads.batch, 1, 1, heads.queries, heads.keys))
-        counts = b.expr("ne", view, 0, ctype="bool")
+def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_value: float) -> None:
+    """What a padding mask adds to scores. It says which keys count: [batch, keys], [batch, queries, keys] or
+    [batch, 1, most, most] by 1 and 0, the last for queries that are the last of the keys; [batch] by lengths; [2 * batch]
+    by ends, then starts; [3 * batch + 2] by lengths first. [batch or 1, 1] says nothing.
+    """
+    batch, queries, keys = heads.batch, heads.queries, heads.keys
+    if padding.rank == 2 and padding.shape[1] == 1 and padding.shape[0] in (1, batch) and keys != 1:
+        return
+    rows = 1
+    if padding.rank == 1 and padding.size in (batch, 2 * batch, 3 * batch + 2):
+        counts = b.expr("lt", heads.key_index(b), per_batch(b, padding.slice(0, 0, batch)), ctype="bool")
+        if padding.size == 2 * batch:
+            starts = per_batch(b, padding.slice(0, batch, batch))
+            counts = b.expr("and", counts, b.expr("ge", heads.key_index(b), starts, ctype="bool"))
     else:
-        b.decline(f"a padding mask of shape {list(padding.shape)} for {heads.batch} sequences of {heads.keys} keys")
-    shape = (heads.batch, 1, 1, heads.queries if padding.rank == 3 else 1, heads.keys)
-    float32 = DTYPES["float32"]
+        if padding.shape == (batch, keys):
+            view = b.reshape(padding, (batch, 1, 1, 1, keys))
+        elif padding.shape == (batch, queries, keys):
+            rows, view = queries, b.reshape(padding, (batch, 1, 1, queries, keys))
+        elif padding.rank == 4 and padding.shape[:2] == (batch, 1) and min(padding.shape[2:]) >= keys:
+            part = padding.slice(2, keys - queries, queries).slice(3, 0, keys)
+            rows, view = queries, part.view((batch, 1, *part.shape[1:]), (part.strides[0], 0, *part.strides[1:]))
+        else:
+            b.decline(f"a padding mask of shape {list(padding.shape)} for {batch} sequences of {keys} keys")
+        counts = b.expr("ne", view, 0, ctype="bool")
     added = b.expr("({0} ? 0.0 : {1})", counts, b.constant(np.array(filter_value, np.float32)), ctype="float")
-    mask.biases.append(b.store(added, float32, shape=shape))
+    mask.biases.append(b.store(added, DTYPES["float32"], shape=(batch, 1, 1, rows, keys)))
 
 
 @operator(
@@ -258,7 +361,7 @@ def group_query_attention(
         cos, sin = angles(b, cos_cache, sin_cache, position_ids)
         q, k = (rotated(b, t, cos, sin, bool(rotary_interleaved)) for t in (q, k))
     room = max(used, room)
-    present_key, present_value = (_cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v)))
+    present_key, present_value = (cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v)))
     if attention_bias is not None:
         used = min(used, attention_bias.shape[-1])
     used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)
@@ -316,7 +419,7 @@ def _grouped_parts(
     return q, every.slice(1, num_heads, kv_heads), every.slice(1, num_heads + kv_heads, kv_heads)
 
 
-def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: int) -> Tensor:
+def cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: int) -> Tensor:
     """The KV cache [batch, heads, room, size]: ``past`` before each sequence's ``first`` position, ``new`` from there on, then
     zeros, since what the past's buffer holds beyond a sequence's end may be NaN.
     """
@@ -358,62 +461,3 @@ def _cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: i
     rows_in = batch * heads * both.shape[2]
     b.compute(GatherProblem(1, rows_in, size, index.size, new.dtype.name, "int32"), [both, index], [out])
     return out
-
-
-@operator("Attention", domain=MICROSOFT, types={"x weights bias past attention_bias": FLOATS, "mask_index": ("int32",)})
-def attention(
-    b: Builder,
-    x: Tensor,
-    weights: Tensor,
-    bias: Tensor | None = None,
-    mask_index: Tensor | None = None,
-    past: Tensor | None = None,
-    attention_bias: Tensor | None = None,
-    past_sequence_length: Tensor | None = None,
-    *,
-    do_rotary: int = 0,
-    mask_filter_value: float = -10000.0,
-    num_heads: int,
-    past_present_share_buffer: int = 0,
-    qkv_hidden_sizes: list[int] | None = None,
-    rotary_embedding_dim: int = 0,
-    scale: float = 0.0,
-    unidirectional: int = 0,
-) -> list[Tensor]:
-    if do_rotary or past_present_share_buffer:
-        b.decline("rotary embedding or a shared cache inside of Attention")
-    sizes = qkv_hidden_sizes or [weights.shape[-1] // 3] * 3
-    if len(sizes) != 3 or min(sizes) <= 0 or sizes[0] != sizes[1]:
-        b.invalid(f"qkv_hidden_sizes are {sizes}, expected three, those of queries and keys equal")
-    b.expect("weights", weights, (x.shape[-1], sum(sizes)))
-    b.expect("bias", bias, (sum(sizes),))
-    product = matrix_product(b, x, weights)
-    if bias is not None:
-        product = b.pointwise("add", product, bias)
-    starts = (0, sizes[0], sizes[0] + sizes[1])
-    q, k, v = (
-        split_heads(b, product.slice(2, start, size), num_heads) for start, size in zip(starts, sizes, strict=True)
-    )
-    before = 0
-    if past is not None:
-        if past.rank != 5 or past.shape[0] != 2:
-            b.invalid(f"past has shape {list(past.shape)}, expected [2, batch, heads, length, size]")
-        before = past.shape[3]
-        halves = [past.slice(0, i, 1) for i in range(2)]
-        k, v = (joined(b, h.view(h.shape[1:], h.strides[1:]), t) for h, t in zip(halves, (k, v), strict=True))
-    heads = heads_of(b, q, k)
-    mask = position_mask(b, heads, before, bool(unidirectional))
-    if mask_index is not None:
-        if mask_index.rank == 1:
-            b.expect_range("mask_index", mask_index, 0, LARGEST - 1)
-        _add_padding(b, mask, heads, mask_index, mask_filter_value)
-    if attention_bias is not None:
-        mask.biases.append(heads.mask_view(b, attention_bias))
-    done = sdpa(b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]), merged=True)
-    present = None
-    if wants_output(b, 1):
-        present = b.empty(k.dtype, (2, *k.shape))
-        for index, t in enumerate((k, v)):
-            part = present.slice(0, index, 1)
-            b.copy(t, out=part.view(part.shape[1:], part.strides[1:]))
-    return outputs(b, merge_heads(b, done.y), present)
