@@ -10,8 +10,10 @@ float relu(float x) { return isnan(x) || x > 0.0 ? x : 0.0; }
 float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }
 
 // Drivers make the logarithm of a subnormal number that of 0 or of the least normal one: its bits are the multiple of 2**-149.
+// That of 0 is a finite number on some.
 float accurate_log(float x) {
     uint bits = floatBitsToUint(x);
+    if ((bits << 1) == 0u) return uintBitsToFloat(0xff800000u);
     return bits < 0x00800000u ? log(float(bits)) - 103.27892990343185 : log(x);
 }
 

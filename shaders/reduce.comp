@@ -12,6 +12,7 @@
     uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; uint part_length; uint count; }
 #include "args.glsl"
 #include "workgroup.glsl"
+#include "math.glsl"
 #include "elements.glsl"
 #ifdef UNIT_ELEMENTS
 #include "units.glsl"
@@ -57,7 +58,7 @@ COMPUTE_T finish(STATE_T total, uint count) { return total / COMPUTE_T(count); }
 #elif defined(FINISH_SQRT)
 COMPUTE_T finish(STATE_T total, uint count) { return COMPUTE_T(sqrt(FINISH_T(total))); }
 #elif defined(FINISH_LOG)
-COMPUTE_T finish(STATE_T total, uint count) { return COMPUTE_T(log(float(total))); }
+COMPUTE_T finish(STATE_T total, uint count) { return COMPUTE_T(accurate_log(float(total))); }
 #else
 COMPUTE_T finish(STATE_T total, uint count) { return total; }
 #endif

@@ -67,16 +67,19 @@ uint f32_to_f16(const float value) {
 
 // ---- 64-bit integers
 
-bool i64_eq(const uvec2 a, const uvec2 b) { return a.x == b.x && a.y == b.y; }
-bool i64_ne(const uvec2 a, const uvec2 b) { return a.x != b.x || a.y != b.y; }
-bool u64_lt(const uvec2 a, const uvec2 b) { return a.y < b.y || (a.y == b.y && a.x < b.x); }
-bool u64_le(const uvec2 a, const uvec2 b) { return a.y < b.y || (a.y == b.y && a.x <= b.x); }
-bool s64_lt(const uvec2 a, const uvec2 b) { return int(a.y) < int(b.y) || (a.y == b.y && a.x < b.x); }
-bool s64_le(const uvec2 a, const uvec2 b) { return int(a.y) < int(b.y) || (a.y == b.y && a.x <= b.x); }
-uvec2 u64_min(const uvec2 a, const uvec2 b) { return u64_lt(b, a) ? b : a; }
-uvec2 u64_max(const uvec2 a, const uvec2 b) { return u64_lt(a, b) ? b : a; }
-uvec2 s64_min(const uvec2 a, const uvec2 b) { return s64_lt(b, a) ? b : a; }
-uvec2 s64_max(const uvec2 a, const uvec2 b) { return s64_lt(a, b) ? b : a; }
+// Some drivers put a function's body wherever it is called, and branches cost them more than arithmetic: all(), any() and mix()
+// stand for &&, || and ?:, which branch.
+bool i64_eq(const uvec2 a, const uvec2 b) { return a == b; }
+bool i64_ne(const uvec2 a, const uvec2 b) { return a != b; }
+bool u64_lt(const uvec2 a, const uvec2 b) { return mix(a.y < b.y, a.x < b.x, a.y == b.y); }
+bool u64_le(const uvec2 a, const uvec2 b) { return mix(a.y < b.y, a.x <= b.x, a.y == b.y); }
+bool s64_lt(const uvec2 a, const uvec2 b) { return mix(int(a.y) < int(b.y), a.x < b.x, a.y == b.y); }
+bool s64_le(const uvec2 a, const uvec2 b) { return mix(int(a.y) < int(b.y), a.x <= b.x, a.y == b.y); }
+uvec2 chosen(const bool first, const uvec2 a, const uvec2 b) { return mix(b, a, bvec2(first)); }
+uvec2 u64_min(const uvec2 a, const uvec2 b) { return chosen(u64_lt(b, a), b, a); }
+uvec2 u64_max(const uvec2 a, const uvec2 b) { return chosen(u64_lt(a, b), b, a); }
+uvec2 s64_min(const uvec2 a, const uvec2 b) { return chosen(s64_lt(b, a), b, a); }
+uvec2 s64_max(const uvec2 a, const uvec2 b) { return chosen(s64_lt(a, b), b, a); }
 
 uvec2 i64_add(const uvec2 a, const uvec2 b) {
     uint low = a.x + b.x;
@@ -84,7 +87,7 @@ uvec2 i64_add(const uvec2 a, const uvec2 b) {
 }
 uvec2 i64_sub(const uvec2 a, const uvec2 b) { return uvec2(a.x - b.x, a.y - b.y - uint(a.x < b.x)); }
 uvec2 i64_neg(const uvec2 a) { return i64_sub(uvec2(0u), a); }
-uvec2 s64_abs(const uvec2 a) { return int(a.y) < 0 ? i64_neg(a) : a; }
+uvec2 s64_abs(const uvec2 a) { return chosen(int(a.y) < 0, i64_neg(a), a); }
 uvec2 s64_sign(const uvec2 a) { return int(a.y) < 0 ? uvec2(~0u) : uvec2(uint((a.x | a.y) != 0u), 0u); }
 uvec2 i64_mul(const uvec2 a, const uvec2 b) {
     uint low, high;
@@ -94,22 +97,20 @@ uvec2 i64_mul(const uvec2 a, const uvec2 b) {
 
 // by fewer than 64 bits
 uvec2 i64_shl(const uvec2 a, const uint n) {
-    if (n == 0u) return a;
-    return n >= 32u ? uvec2(0u, a.x << (n - 32u)) : uvec2(a.x << n, (a.y << n) | (a.x >> (32u - n)));
+    uint by = n & 31u, low = a.x << by, high = (a.y << by) | ((a.x >> 1) >> (31u - by));
+    return mix(uvec2(low, high), uvec2(0u, low), bvec2(n >= 32u));
 }
 uvec2 u64_shr(const uvec2 a, const uint n) {
-    if (n == 0u) return a;
-    return n >= 32u ? uvec2(a.y >> (n - 32u), 0u) : uvec2((a.x >> n) | (a.y << (32u - n)), a.y >> n);
+    uint by = n & 31u, low = (a.x >> by) | ((a.y << 1) << (31u - by)), high = a.y >> by;
+    return mix(uvec2(low, high), uvec2(high, 0u), bvec2(n >= 32u));
 }
 uvec2 s64_shr(const uvec2 a, const uint n) {
-    uvec2 filled = u64_shr(a, n);
-    if (int(a.y) >= 0 || n == 0u) return filled;
-    uvec2 kept = u64_shr(uvec2(~0u), n);
-    return uvec2(filled.x | ~kept.x, filled.y | ~kept.y);
+    uvec2 filled = u64_shr(a, n), kept = u64_shr(uvec2(~0u), n);
+    return chosen(int(a.y) < 0, filled | ~kept, filled);
 }
 
 // Of a number that is not 0, the place of its highest bit.
-uint u64_msb(const uvec2 a) { return a.y != 0u ? uint(findMSB(a.y)) + 32u : uint(findMSB(a.x)); }
+uint u64_msb(const uvec2 a) { return mix(uint(findMSB(a.x)), uint(findMSB(a.y)) + 32u, a.y != 0u); }
 
 uvec2 u64_divmod(const uvec2 a, const uvec2 b, out uvec2 rest) {
     if ((a.y | b.y) == 0u && b.x != 0u) {
@@ -194,89 +195,72 @@ bool f64_iszero(const uvec2 a) { return (a.x | (a.y & 0x7fffffffu)) == 0u; }
 uvec2 f64_abs(const uvec2 a) { return uvec2(a.x, a.y & 0x7fffffffu); }
 uvec2 f64_neg(const uvec2 a) { return uvec2(a.x, a.y ^ 0x80000000u); }
 
-// bits in the order of the numbers
-uvec2 f64_key(const uvec2 a) { return int(a.y) < 0 ? ~a : uvec2(a.x, a.y | 0x80000000u); }
-bool f64_eq(const uvec2 a, const uvec2 b) {
-    return !f64_isnan(a) && !f64_isnan(b) && (i64_eq(a, b) || (f64_iszero(a) && f64_iszero(b)));
+// bits in the order of the numbers, -0 as 0
+uvec2 f64_key(const uvec2 a) {
+    return chosen(int(a.y) < 0, i64_neg(f64_abs(a)), a);
 }
-bool f64_lt(const uvec2 a, const uvec2 b) {
-    return !f64_isnan(a) && !f64_isnan(b) && !(f64_iszero(a) && f64_iszero(b)) && u64_lt(f64_key(a), f64_key(b));
-}
-bool f64_le(const uvec2 a, const uvec2 b) { return f64_lt(a, b) || f64_eq(a, b); }
-uvec2 f64_min(const uvec2 a, const uvec2 b) { return f64_lt(b, a) ? b : a; }
-uvec2 f64_max(const uvec2 a, const uvec2 b) { return f64_lt(a, b) ? b : a; }
+bool f64_unordered(const uvec2 a, const uvec2 b) { return any(bvec2(f64_isnan(a), f64_isnan(b))); }
+bool f64_eq(const uvec2 a, const uvec2 b) { return all(bvec2(!f64_unordered(a, b), f64_key(a) == f64_key(b))); }
+bool f64_lt(const uvec2 a, const uvec2 b) { return all(bvec2(!f64_unordered(a, b), s64_lt(f64_key(a), f64_key(b)))); }
+bool f64_le(const uvec2 a, const uvec2 b) { return all(bvec2(!f64_unordered(a, b), s64_le(f64_key(a), f64_key(b)))); }
+uvec2 f64_min(const uvec2 a, const uvec2 b) { return chosen(f64_lt(b, a), b, a); }
+uvec2 f64_max(const uvec2 a, const uvec2 b) { return chosen(f64_lt(a, b), b, a); }
 uvec2 f64_clamp(const uvec2 x, const uvec2 low, const uvec2 high) { return f64_min(f64_max(x, low), high); }
-uvec2 f64_sign(const uvec2 a) { return f64_iszero(a) || f64_isnan(a) ? a : uvec2(0u, (a.y & 0x80000000u) | 0x3ff00000u); }
+uvec2 f64_sign(const uvec2 a) {
+    return chosen(any(bvec2(f64_iszero(a), f64_isnan(a))), a, uvec2(0u, (a.y & 0x80000000u) | 0x3ff00000u));
+}
 
-// shifted right; a bit that falls out stays as the lowest one
+// shifted right by fewer than 64 bits; a bit that falls out stays as the lowest one
 uvec2 sticky_shr(const uvec2 a, const uint n) {
-    if (n >= 64u) return uvec2(uint((a.x | a.y) != 0u), 0u);
     uvec2 kept = u64_shr(a, n);
-    kept.x |= uint(i64_ne(i64_shl(kept, n), a));
-    return kept;
+    return uvec2(kept.x | uint(i64_shl(kept, n) != a), kept.y);
 }
 
-// A number not 0 as fraction / 2**62 * 2**exponent with 1 <= fraction / 2**62 < 2. The lowest 10 bits are 0.
-void f64_open(const uvec2 a, out int exponent, out uvec2 fraction) {
-    exponent = int((a.y >> 20) & 0x7ffu);
-    fraction = uvec2(a.x, a.y & 0xfffffu);
-    if (exponent == 0) exponent = 1;
-    else fraction.y |= 0x100000u;
+// A finite number not 0 as fraction / 2**62 * 2**exponent with 1 <= fraction / 2**62 < 2. The lowest 10 bits are 0.
+uvec2 f64_fraction(const uvec2 a) {
+    uvec2 fraction = uvec2(a.x, (a.y & 0xfffffu) | (uint((a.y & 0x7ff00000u) != 0u) << 20));
+    return i64_shl(fraction, 62u - u64_msb(fraction));
+}
+int f64_exponent(const uvec2 a) {
+    int biased = int((a.y >> 20) & 0x7ffu), below = int(u64_msb(uvec2(a.x, a.y & 0xfffffu)));
+    return mix(biased, below - 51, biased == 0) - 1023;
+}
+// The other way, rounded to nearest, ties to even, for a fraction below 2**63 with its leading bit anywhere, or 0; a sticky
+// lowest bit stands for what is smaller.
+uvec2 f64_closed(const uint sign, const int exponent, const uvec2 fraction) {
     uint up = 62u - u64_msb(fraction);
-    exponent -= 1023 + int(up) - 10;
-    fraction = i64_shl(fraction, up);
-}
-// The other way, rounded to nearest, ties to even; a sticky lowest bit of the fraction stands for what is smaller.
-uvec2 f64_closed(uint sign, int exponent, uvec2 fraction) {
-    exponent += 1023;
-    if (exponent >= 2047) return uvec2(0u, sign | 0x7ff00000u);
-    if (exponent < 1) {
-        fraction = sticky_shr(fraction, uint(1 - exponent));
-        exponent = 1;
-    }
-    uint rest = fraction.x & 0x3ffu;
-    fraction = u64_shr(fraction, 10u);
-    if (rest > 0x200u || (rest == 0x200u && (fraction.x & 1u) != 0u)) fraction = i64_add(fraction, uvec2(1u, 0u));
-    fraction.y += uint(exponent - 1) << 20;  // the leading bit adds the 1, and a carry into it one more
-    return uvec2(fraction.x, fraction.y | sign);
-}
-uvec2 f64_normal(uint sign, int exponent, uvec2 fraction) {  // with the leading bit anywhere
-    if (fraction == uvec2(0u)) return uvec2(0u, sign);
-    uint top = u64_msb(fraction);
-    fraction = top > 62u ? sticky_shr(fraction, 1u) : i64_shl(fraction, 62u - top);
-    return f64_closed(sign, exponent + int(top) - 62, fraction);
+    int biased = exponent + 1023 - int(up);
+    uvec2 found = sticky_shr(i64_shl(fraction, up), uint(clamp(1 - biased, 0, 63)));
+    uint rest = found.x & 0x3ffu;
+    found = uvec2((found.x >> 10) | (found.y << 22), found.y >> 10);
+    found = i64_add(found, uvec2(uint(rest + (found.x & 1u) > 0x200u), 0u));
+    found.y += uint(max(biased, 1) - 1) << 20;  // the leading bit adds the 1, and a carry into it one more
+    found = chosen(biased >= 2047, uvec2(0u, 0x7ff00000u), found);
+    found = chosen(fraction == uvec2(0u), fraction, found);
+    return uvec2(found.x, found.y | sign);
 }
 
 uvec2 f64_add(const uvec2 a, const uvec2 b) {
-    if (f64_isnan(a) || f64_isnan(b)) return F64_NAN;
-    if (f64_isinf(a)) return f64_isinf(b) && a.y != b.y ? F64_NAN : a;
-    if (f64_isinf(b)) return b;
-    if (f64_iszero(b)) return f64_iszero(a) ? uvec2(0u, a.y & b.y) : a;
-    if (f64_iszero(a)) return b;
     bool swapped = u64_lt(f64_abs(a), f64_abs(b));
-    int exponent, lower;
-    uvec2 larger, other;
-    f64_open(swapped ? b : a, exponent, larger);
-    f64_open(swapped ? a : b, lower, other);
-    other = sticky_shr(other, uint(exponent - lower));
-    uint sign = (swapped ? b.y : a.y) & 0x80000000u;
-    if (((a.y ^ b.y) & 0x80000000u) == 0u) return f64_normal(sign, exponent, i64_add(larger, other));
-    uvec2 rest = i64_sub(larger, other);
-    return rest == uvec2(0u) ? rest : f64_normal(sign, exponent, rest);
+    uvec2 x = chosen(swapped, b, a), y = chosen(swapped, a, b);
+    int exponent = f64_exponent(x);
+    uvec2 larger = u64_shr(f64_fraction(x), 1u), other = f64_fraction(y);
+    other = sticky_shr(other, uint(clamp(exponent - f64_exponent(y) + 1, 0, 63)));
+    bool apart = int(a.y ^ b.y) < 0;
+    uvec2 sum = chosen(apart, i64_sub(larger, other), i64_add(larger, other));
+    uint sign = mix(x.y & 0x80000000u, 0u, sum == uvec2(0u));
+    uvec2 found = f64_closed(sign, exponent + 1, sum);
+    found = chosen(f64_iszero(y), chosen(f64_iszero(x), uvec2(0u, x.y & y.y), x), found);
+    bool infinite = f64_isinf(x);
+    found = chosen(infinite, x, found);
+    return chosen(any(bvec2(f64_unordered(a, b), all(bvec3(infinite, f64_isinf(y), apart)))), F64_NAN, found);
 }
 uvec2 f64_sub(const uvec2 a, const uvec2 b) { return f64_add(a, f64_neg(b)); }
 
 uvec2 f64_mul(const uvec2 a, const uvec2 b) {
     uint sign = (a.y ^ b.y) & 0x80000000u;
-    if (f64_isnan(a) || f64_isnan(b)) return F64_NAN;
-    if (f64_isinf(a) || f64_isinf(b)) return f64_iszero(a) || f64_iszero(b) ? F64_NAN : uvec2(0u, sign | 0x7ff00000u);
-    if (f64_iszero(a) || f64_iszero(b)) return uvec2(0u, sign);
-    int a_exponent, b_exponent;
-    uvec2 x, y;
-    f64_open(a, a_exponent, x);
-    f64_open(b, b_exponent, y);
-    x = i64_shl(x, 1u);  // the product of two with 63 below the leading bit is 64 bits and more
-    uint low, high, middle, over, unused, top_low, top_high;
+    uvec2 x = i64_shl(f64_fraction(a), 1u), y = f64_fraction(b);  // the product of 2**63 and 2**62 is of 64 bits and more
+    uint low, high, middle, over, top_low, top_high;
     umulExtended(x.x, y.x, high, low);
     umulExtended(x.y, y.y, top_high, top_low);
     uvec2 top = uvec2(top_low, top_high), rest = uvec2(high, 0u);
@@ -287,123 +271,117 @@ uvec2 f64_mul(const uvec2 a, const uvec2 b) {
     rest = i64_add(rest, uvec2(middle, 0u));
     top = i64_add(i64_add(top, uvec2(over, 0u)), uvec2(rest.y, 0u));
     top.x |= uint((low | rest.x) != 0u);
-    return f64_normal(sign, a_exponent + b_exponent + 1, top);
+    uvec2 found = f64_closed(sign, f64_exponent(a) + f64_exponent(b) + 1, top);
+    bool none = any(bvec2(f64_iszero(a), f64_iszero(b))), infinite = any(bvec2(f64_isinf(a), f64_isinf(b)));
+    found = chosen(none, uvec2(0u, sign), chosen(infinite, uvec2(0u, sign | 0x7ff00000u), found));
+    return chosen(any(bvec2(f64_unordered(a, b), all(bvec2(none, infinite)))), F64_NAN, found);
 }
 
 uvec2 f64_div(const uvec2 a, const uvec2 b) {
     uint sign = (a.y ^ b.y) & 0x80000000u;
-    if (f64_isnan(a) || f64_isnan(b)) return F64_NAN;
-    if (f64_isinf(a)) return f64_isinf(b) ? F64_NAN : uvec2(0u, sign | 0x7ff00000u);
-    if (f64_iszero(b)) return f64_iszero(a) ? F64_NAN : uvec2(0u, sign | 0x7ff00000u);
-    if (f64_iszero(a) || f64_isinf(b)) return uvec2(0u, sign);
-    int a_exponent, b_exponent;
-    uvec2 rest, divisor, quotient = uvec2(0u);
-    f64_open(a, a_exponent, rest);
-    f64_open(b, b_exponent, divisor);
+    uvec2 rest = f64_fraction(a), divisor = f64_fraction(b), quotient = uvec2(0u);
     for (int bit = 0; bit < 63; ++bit) {
+        bool fits = u64_le(divisor, rest);
         quotient = i64_shl(quotient, 1u);
-        if (u64_le(divisor, rest)) {
-            rest = i64_sub(rest, divisor);
-            quotient.x |= 1u;
-        }
-        rest = i64_shl(rest, 1u);
+        quotient.x |= uint(fits);
+        rest = i64_shl(chosen(fits, i64_sub(rest, divisor), rest), 1u);
     }
     quotient.x |= uint(rest != uvec2(0u));
-    return f64_normal(sign, a_exponent - b_exponent, quotient);
+    uvec2 found = f64_closed(sign, f64_exponent(a) - f64_exponent(b), quotient), infinity = uvec2(0u, sign | 0x7ff00000u);
+    found = chosen(any(bvec2(f64_iszero(a), f64_isinf(b))), uvec2(0u, sign), found);
+    found = chosen(any(bvec2(f64_isinf(a), f64_iszero(b))), infinity, found);
+    bool same = any(bvec2(all(bvec2(f64_iszero(a), f64_iszero(b))), all(bvec2(f64_isinf(a), f64_isinf(b)))));
+    return chosen(any(bvec2(f64_unordered(a, b), same)), F64_NAN, found);
 }
 
 uvec2 f64_sqrt(const uvec2 a) {
-    if (f64_isnan(a) || f64_iszero(a)) return a;
-    if (int(a.y) < 0) return F64_NAN;
-    if (f64_isinf(a)) return a;
-    int exponent;
-    uvec2 fraction, rest = uvec2(0u), root = uvec2(0u);
-    f64_open(a, exponent, fraction);
-    if ((exponent & 1) == 0) fraction = u64_shr(fraction, 1u);  // so that bits 62 and 61 hold the two before the point
+    int exponent = f64_exponent(a);
+    uvec2 fraction = f64_fraction(a), rest = uvec2(0u), root = uvec2(0u);
+    fraction = u64_shr(fraction, uint(1 - (exponent & 1)));  // so that bits 62 and 61 hold the two before the point
     for (int bit = 0; bit < 56; ++bit) {
         rest = i64_shl(rest, 2u);
-        if (bit < 32) rest.x |= (bit == 31 ? fraction.x << 1 : u64_shr(fraction, uint(61 - 2 * bit)).x) & 3u;
-        root = i64_shl(root, 1u);
-        uvec2 trial = i64_shl(root, 1u);
+        rest.x |= fraction.y >> 29;
+        fraction = i64_shl(fraction, 2u) & uvec2(~0u, 0x7fffffffu);
+        uvec2 trial = i64_shl(root, 2u);
         trial.x |= 1u;
-        if (u64_le(trial, rest)) {
-            rest = i64_sub(rest, trial);
-            root.x |= 1u;
-        }
+        bool fits = u64_le(trial, rest);
+        rest = chosen(fits, i64_sub(rest, trial), rest);
+        root = i64_shl(root, 1u);
+        root.x |= uint(fits);
     }
     root = i64_shl(root, 7u);
     root.x |= uint(rest != uvec2(0u));
-    return f64_closed(0u, exponent >> 1, root);
+    uvec2 found = f64_closed(0u, exponent >> 1, root);
+    found = chosen(int(a.y) < 0, F64_NAN, chosen(f64_isinf(a), a, found));
+    return chosen(any(bvec2(f64_iszero(a), f64_isnan(a))), a, found);
 }
 
 uvec2 f64_trunc(const uvec2 a) {
     int exponent = int((a.y >> 20) & 0x7ffu) - 1023;
-    if (exponent < 0) return uvec2(0u, a.y & 0x80000000u);
-    if (exponent >= 52) return a;
-    uint below = uint(52 - exponent);
-    return i64_shl(u64_shr(a, below), below);
+    uint below = uint(clamp(52 - exponent, 0, 52));
+    return chosen(exponent < 0, uvec2(0u, a.y & 0x80000000u), i64_shl(u64_shr(a, below), below));
 }
 uvec2 f64_floor(const uvec2 a) {
     uvec2 whole = f64_trunc(a);
-    return int(a.y) < 0 && !f64_eq(whole, a) && !f64_isnan(a) ? f64_add(whole, uvec2(0u, 0xbff00000u)) : whole;
+    bool between = all(bvec3(int(a.y) < 0, !f64_iszero(a), whole != a));
+    return chosen(all(bvec2(between, !f64_isnan(a))), f64_add(whole, uvec2(0u, 0xbff00000u)), whole);
 }
 uvec2 f64_ceil(const uvec2 a) { return f64_neg(f64_floor(f64_neg(a))); }
 uvec2 f64_round_even(const uvec2 a) {
-    if (f64_isnan(a)) return a;
-    uvec2 whole = f64_trunc(a), rest = f64_abs(f64_sub(a, whole)), tie = uvec2(0u, 0x3fe00000u);
-    uvec2 unit = uvec2(0u, (a.y & 0x80000000u) | 0x3ff00000u), pair = f64_mul(whole, tie);
-    bool odd = !f64_eq(f64_trunc(pair), pair);
-    return f64_lt(tie, rest) || (f64_eq(rest, tie) && odd) ? f64_add(whole, unit) : whole;
+    uvec2 whole = f64_trunc(a), tie = uvec2(0u, 0x3fe00000u), unit = uvec2(0u, (a.y & 0x80000000u) | 0x3ff00000u);
+    int exponent = int((a.y >> 20) & 0x7ffu) - 1023;
+    uvec2 rest = f64_abs(f64_sub(a, whole));
+    uint digit = u64_shr(a, uint(clamp(52 - exponent, 0, 52))).x & 1u;
+    bool odd = any(bvec2(exponent == 0, all(bvec3(exponent > 0, exponent < 53, digit == 1u))));
+    bool up = any(bvec2(f64_lt(tie, rest), all(bvec2(f64_eq(rest, tie), odd))));
+    return chosen(up, f64_add(whole, unit), whole);
 }
 
 uvec2 f32_to_f64(const float value) {
     uint bits = floatBitsToUint(value), sign = bits & 0x80000000u, size = bits & 0x7fffffffu;
-    if (size == 0u) return uvec2(0u, sign);
-    if (size >= 0x7f800000u) return uvec2(size << 29, sign | 0x7ff00000u | ((size & 0x7fffffu) >> 3));
-    if (size < 0x800000u) return f64_normal(sign, -87, uvec2(size, 0u));  // a multiple of 2**-149
-    return uvec2(size << 29, sign | ((size >> 3) + 0x38000000u));
+    uvec2 found = uvec2(size << 29, (size >> 3) + mix(0x38000000u, 0x70000000u, size >= 0x7f800000u));
+    found = chosen(size < 0x800000u, f64_closed(0u, -87, uvec2(size, 0u)), found);  // a multiple of 2**-149
+    return uvec2(found.x, found.y | sign);
 }
-// A finite number that is not 0, to `kept` bits of fraction after the leading one, exponents from `least` on: as its bits in the
-// order of the numbers, rounded to nearest, ties to even.
+// A finite number to `kept` bits of fraction after the leading one, exponents from `least` on: as its bits in the order of the
+// numbers, rounded to nearest, ties to even.
 uint f64_narrowed(const uvec2 a, const uint kept, const int least, const uint infinity) {
-    int exponent;
-    uvec2 fraction;
-    f64_open(a, exponent, fraction);
-    if (exponent > 1 - least) return infinity;
-    uint down = 62u - kept + (exponent < least ? uint(min(least - exponent, 64)) : 0u);
-    if (down > 63u) return 0u;
-    uvec2 tie = i64_shl(uvec2(1u, 0u), down - 1u), rest = i64_sub(fraction, i64_shl(u64_shr(fraction, down), down));
-    uint bits = u64_shr(fraction, down).x;
-    bits += uint(u64_lt(tie, rest) || (i64_eq(tie, rest) && (bits & 1u) != 0u));
-    return bits + (uint(max(exponent, least) - least) << kept);
+    int exponent = f64_exponent(a);
+    uvec2 fraction = sticky_shr(f64_fraction(a), uint(clamp(least - exponent, 0, 63)));
+    uint down = 62u - kept, bits = u64_shr(fraction, down).x;
+    uvec2 rest = fraction & i64_sub(i64_shl(uvec2(1u, 0u), down), uvec2(1u, 0u)), tie = i64_shl(uvec2(1u, 0u), down - 1u);
+    bits += uint(u64_lt(tie, i64_add(rest, uvec2(bits & 1u, 0u))));
+    bits += uint(max(exponent, least) - least) << kept;
+    return mix(mix(bits, infinity, exponent > 1 - least), 0u, f64_iszero(a));
 }
 float f64_to_f32(const uvec2 a) {
-    uint sign = a.y & 0x80000000u;
-    if (f64_isnan(a)) return uintBitsToFloat(sign | 0x7fc00000u);
-    if (f64_isinf(a)) return uintBitsToFloat(sign | 0x7f800000u);
-    return uintBitsToFloat(f64_iszero(a) ? sign : sign | f64_narrowed(a, 23u, -126, 0x7f800000u));
+    uint found = mix(f64_narrowed(a, 23u, -126, 0x7f800000u), 0x7fc00000u, f64_isnan(a));
+    return uintBitsToFloat(found | (a.y & 0x80000000u));
 }
 uint f64_to_f16(const uvec2 a) {
-    uint sign = (a.y >> 16) & 0x8000u;
-    if (f64_isnan(a)) return sign | 0x7e00u;
-    if (f64_isinf(a)) return sign | 0x7c00u;
-    return f64_iszero(a) ? sign : sign | f64_narrowed(a, 10u, -14, 0x7c00u);
+    uint found = mix(f64_narrowed(a, 10u, -14, 0x7c00u), 0x7e00u, f64_isnan(a));
+    return found | ((a.y >> 16) & 0x8000u);
 }
 
 uvec2 f64_to_u64(const uvec2 a) {
     int exponent = int((a.y >> 20) & 0x7ffu) - 1023;
-    if (int(a.y) < 0 || exponent < 0 || f64_isnan(a)) return uvec2(0u);
-    if (exponent > 63) return uvec2(~0u);
     uvec2 fraction = uvec2(a.x, (a.y & 0xfffffu) | 0x100000u);
-    return exponent >= 52 ? i64_shl(fraction, uint(exponent - 52)) : u64_shr(fraction, uint(52 - exponent));
+    uvec2 small = u64_shr(fraction, uint(clamp(52 - exponent, 0, 63)));
+    uvec2 large = i64_shl(fraction, uint(clamp(exponent - 52, 0, 63)));
+    uvec2 found = chosen(exponent > 63, uvec2(~0u), chosen(exponent >= 52, large, small));
+    return chosen(any(bvec3(int(a.y) < 0, exponent < 0, f64_isnan(a))), uvec2(0u), found);
 }
 uvec2 f64_to_s64(const uvec2 a) { return limited_to_s64(f64_to_u64(f64_abs(a)), int(a.y) < 0); }
 uint f64_to_u32(const uvec2 a) { return u64_min(f64_to_u64(a), uvec2(~0u, 0u)).x; }
 int f64_to_s32(const uvec2 a) {
     return int(s64_max(s64_min(f64_to_s64(a), uvec2(0x7fffffffu, 0u)), uvec2(0x80000000u, ~0u)).x);
 }
-uvec2 u64_to_f64(const uvec2 a) { return f64_normal(0u, 62, a); }
-uvec2 s64_to_f64(const uvec2 a) { return f64_normal(a.y & 0x80000000u, 62, s64_abs(a)); }
+uvec2 whole_to_f64(const uint sign, const uvec2 size) {
+    uint up = 63u - u64_msb(size);
+    return f64_closed(sign, 63 - int(up), sticky_shr(i64_shl(size, up), 1u));
+}
+uvec2 u64_to_f64(const uvec2 a) { return whole_to_f64(0u, a); }
+uvec2 s64_to_f64(const uvec2 a) { return whole_to_f64(a.y & 0x80000000u, s64_abs(a)); }
 uvec2 u32_to_f64(const uint a) { return u64_to_f64(uvec2(a, 0u)); }
 uvec2 s32_to_f64(const int a) { return s64_to_f64(uvec2(uint(a), uint(a >> 31))); }
 
