@@ -9,8 +9,6 @@ import onnx
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from vkep.session.planned_graph import PlannedGraph
-
 OPSET = 18
 
 
@@ -31,9 +29,3 @@ MATMUL = model("g (float[8,16] x, float[16,4] w) => (float[8,4] y) { y = MatMul(
 CPU_MIDDLE = model(
     "g (float[2,3,3] x) => (float[2] y) { a = Mul(x, x) d = Det(a) y = Neg(d) }",
 )
-
-
-def plans(graph: PlannedGraph) -> int:
-    """How many plans a graph keeps: those of one signature, and those with sizes."""
-    assert graph._plans is not None
-    return sum(entry.executable.owns for entry in graph._entries.values()) + len(graph._plans._plans)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import vkep
-from tests.session.models import CPU_MIDDLE, model, plans, reference
+from tests.session.models import CPU_MIDDLE, model, reference
 from vkep import InferenceSession
 from vkep.device.pipelines import PipelineStore
 
@@ -251,7 +251,7 @@ def test_the_plans_of_deferred_parts_are_bounded(open_session: Open) -> None:
     for shape in ([12], [3, 4], [4, 3], [2, 6], [12], [3, 4], [2, 3, 2], [1, 12]):
         _check(session, proto, {"x": x, "s": np.array(shape, np.int64)})
     [deferred] = [s for s in session._parts.graph.latest.steps if hasattr(s, "graph")]  # type: ignore[union-attr]
-    assert plans(deferred.graph) <= 2 + 2  # those of one signature each, and those with sizes
+    assert deferred.graph.plan_count <= 2 + 2  # those of one signature each, and those with sizes
 
 
 def test_unknown_operators_are_refused_when_the_session_opens(vulkan: object, no_leak: object) -> None:

@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.session.models import plans
 from tools.models.catalog import Options, build_model, reference_inputs, reference_outputs, write_model
 from vkep import InferenceSession
 from vkep.shaders.compiler import Compiler
@@ -159,7 +158,7 @@ def test_a_new_signature_plans_but_compiles_nothing(
         assert session.report().all_on_vulkan
     assert counts[0] > 0, "the empty cache was filled"
     assert counts[2:] == [counts[2]] * (len(counts) - 2), f"compiled again: {compiles[counts[2] :]}"
-    assert plans(session._parts.graph) <= 3
+    assert session._parts.graph.plan_count <= 3
 
 
 def test_a_dynamic_batch(open_session: Open) -> None:

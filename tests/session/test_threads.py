@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 import vkep
-from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model, plans
+from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.pipelines import PipelineStore
 
@@ -167,7 +167,7 @@ def test_plans_are_evicted_while_in_use(open_session: Open, monkeypatch: pytest.
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     graph = session._parts.graph
-    assert plans(graph) <= 2 + 2 and not graph._evicted  # of one signature each, and with sizes
+    assert graph.plan_count <= 2 + 2 and not graph._evicted  # of one signature each, and with sizes
     assert not any(entry.uses.held for entry in graph._entries.values())
     assert made == [], "a new signature compiles no shader"
 

@@ -415,7 +415,7 @@ class _Layout:
             flops=call.flops,
             bytes=moved,
             candidate=call.candidate,
-            turned_down=call.turned_down,
+            turned_down=call.turned_down if sized is None else sized.reasons(call.turned_down),
         )
 
     def _reaches_of(self, call: KernelCall) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from vkep.ir.tensor import Storage
 from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall
 from vkep.plan.records import Port
 from vkep.plan.sized import Buffer, PlanSizes
-from vkep.sizes import Trace, fixed_text, hint, is_size
+from vkep.sizes import Trace, fixed_text, hint, is_size, plain_text
 
 
 class SizedNumbers:
@@ -69,6 +69,10 @@ class SizedNumbers:
     def text(self, defines: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         """Definitions of a shader, which hold no size."""
         return tuple([(name, fixed_text(text, self._trace)) for name, text in defines])
+
+    def reasons(self, turned_down: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+        """Why candidates were turned down, for people."""
+        return tuple([(name, plain_text(reason)) for name, reason in turned_down])
 
     def spec(self, spec: Mapping[str, Any]) -> dict[str, int]:
         """Specialization constants, which are no sizes."""

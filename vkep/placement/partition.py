@@ -40,7 +40,7 @@ from vkep.placement.kompute import KOMPUTE, KpRegions
 from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
-from vkep.sizes import Formulas, Trace
+from vkep.sizes import Formulas, Trace, plain_text
 
 #: numbers that a shape, or a list of axes or pads, has at most
 _LARGEST_SHAPE = 16
@@ -126,6 +126,8 @@ class _Partitioner:
         constants = self._constants(self.outputs)
         conditions = self.trace.holds() if self.trace is not None else None
         placements, outputs = tuple(self.placements), tuple(self.outputs)
+        if self.trace is not None:
+            placements = tuple([replace(p, reason=plain_text(p.reason)) for p in placements])
         return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers())
 
     def postponed(self) -> Program:

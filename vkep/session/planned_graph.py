@@ -188,9 +188,17 @@ class PlannedGraph:
             self._close_evicted()
             return used
 
+    @property
+    def plan_count(self) -> int:
+        """How many plans it keeps: those of one signature, and those with sizes."""
+        return self._alone + (self._plans.count if self._plans is not None else 0)
+
+    @property
+    def _alone(self) -> int:
+        return sum(entry.executable.owns for entry in self._entries.values())
+
     def _too_many(self) -> bool:
-        plans = sum(entry.executable.owns for entry in self._entries.values())
-        return plans > self._capacity or len(self._entries) > _SIGNATURES
+        return self._alone > self._capacity or len(self._entries) > _SIGNATURES
 
     @steady
     def _close_evicted(self) -> None:

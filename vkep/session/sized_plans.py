@@ -16,8 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
+from gpu_shared.errors import GpuError
 from vkep import dtypes
-from vkep.errors import InvalidNode, VkepError
+from vkep.errors import VkepError
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known, sizes_weight
 from vkep.ir.program import KpStep, Program, ValueSpec, VgfStep
@@ -111,6 +112,11 @@ class SizedPlans:
             self._elsewhere = _elsewhere(executable.program)
         return executable
 
+    @property
+    def count(self) -> int:
+        """How many plans with sizes there are."""
+        return len(self._plans)
+
     def forget(self) -> None:
         """Let go of what planning needs: no signature is new from now on."""
         self._constants, self._seen = {}, {}
@@ -150,8 +156,8 @@ class SizedPlans:
         }
         try:
             parent = self._make({**self._constants, **_with(inputs, sizes)}, trace=trace)
-        except (InvalidNode, VkepError):
-            raise
+        except (VkepError, GpuError):  # planning this signature alone tells what is wrong with it
+            return None
         except Exception:  # an operator that knows plain numbers only
             logger.debug("lowering with sizes failed; this signature is planned alone", exc_info=True)
             self._rigid.update((numbers.kinds, place) for place in sizes)

@@ -1,0 +1,159 @@
+"""``python -m tools.bench.dynamic``: what sizes cost that a session has never seen.
+
+Each case feeds one session with a dynamic model sizes that it meets for the first time. Beside it, in turns, runs a session whose
+model has these sizes as constants. Printed are, over the sizes:
+
+- ratio: a run of a new size over a run of the model with constant sizes (median of the quotients);
+- again: the same for a size that was seen before;
+- host: milliseconds that a new size costs beyond the same size again (median of the differences);
+- plans: how many plans the session made, and what its arena holds at the end over what it held after the largest size.
+
+    python -m tools.bench.dynamic --sizes 40
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import vkep
+from tools.models.catalog import Options, build_model
+
+Feeds = dict[str, np.ndarray]
+Array = np.ndarray[Any, Any]
+_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model whose inputs' shapes follow one number."""
+
+    name: str
+    model: str
+    dims: Callable[[int], Mapping[str, int]]  #: the model's named dimensions for a size
+    sizes: Callable[[int, np.random.Generator], Sequence[int]]  #: so many sizes, each once
+
+
+def _lengths(count: int, rng: np.random.Generator) -> Sequence[int]:
+    return [int(n) for n in rng.permutation(np.arange(1, 125))[:count]]
+
+
+CASES = (
+    Case("bert_enc, lengths 1 to 128", "bert_enc", lambda n: {"batch": 2, "sequence": n}, _lengths),
+    Case("bert, lengths 1 to 128", "bert", lambda n: {"batch": 1, "sequence": n}, _lengths),
+    Case("gpt2step, past grows by one", "gpt2step", lambda n: {"past": n}, lambda count, rng: range(24, 24 + count)),
+    Case("mobilenetv2, batch", "mobilenetv2", lambda n: {"batch": n}, lambda count, rng: range(2, 2 + min(count, 7))),
+)
+
+
+@dataclass
+class Times:
+    """Milliseconds by size."""
+
+    new: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+    fixed: list[float] = field(default_factory=list)
+
+    def quotient(self, times: Sequence[float]) -> float:
+        return statistics.median([a / b for a, b in zip(times, self.fixed, strict=True)])
+
+    @property
+    def host(self) -> float:
+        return statistics.median([a - b for a, b in zip(self.new, self.again, strict=True)])
+
+
+def inputs(session: vkep.InferenceSession, dims: Mapping[str, int], rng: np.random.Generator) -> Feeds:
+    """Random inputs with these sizes."""
+    made: Feeds = {}
+    for info in session.get_inputs():
+        shape = [dims[d] if isinstance(d, str) else int(d or 1) for d in info.shape or ()]
+        if "int" in info.type:
+            made[info.name] = np.ones(shape, np.int64) * int(rng.integers(1, 20))
+        else:
+            made[info.name] = rng.standard_normal(shape).astype(np.float16 if "float16" in info.type else np.float32)
+    return made
+
+
+def run(session: vkep.InferenceSession, feeds: Feeds) -> float:
+    """Milliseconds of one run."""
+    start = time.perf_counter()
+    session.run(None, feeds)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def fixed_session(case: Case, size: int, options: Options) -> vkep.InferenceSession:
+    """A session whose model has the size as constants."""
+    proto = build_model(case.model, options)
+    dims = case.dims(size)
+    for value in proto.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = dims[dim.dim_param]
+    return vkep.InferenceSession(proto)
+
+
+def measure(case: Case, count: int, options: Options) -> tuple[Times, str]:
+    """Times over new sizes, and what the session holds at the end."""
+    rng = np.random.default_rng(0)
+    times = Times()
+    with vkep.InferenceSession(build_model(case.model, options)) as session:
+        sizes = list(case.sizes(count, rng))
+        held = _warmed(session, case, sizes, rng)
+        for size in sizes:
+            feeds = inputs(session, case.dims(size), rng)
+            with fixed_session(case, size, options) as fixed:
+                run(fixed, feeds)
+                run(session, inputs(session, case.dims(max(sizes) + 1), rng))  # both were idle for as long
+                times.new.append(run(session, feeds))
+                repeated = [(run(session, feeds), run(fixed, feeds)) for _ in range(_RUNS)]
+                times.again.append(statistics.median([a for a, _ in repeated]))
+                times.fixed.append(statistics.median([b for _, b in repeated]))
+        memory = _held(session) / max(held, 1)
+        note = f"{session._parts.graph.plan_count} plans, memory {memory:.2f}"
+    return times, note
+
+
+def _warmed(session: vkep.InferenceSession, case: Case, sizes: Sequence[int], rng: np.random.Generator) -> int:
+    """Meet the smallest and the largest size and some that are left out of the case; bytes held after that."""
+    for size in (max(sizes) + 1, max(sizes) + 2, max(sizes) + 3, max(sizes) + 4, max(sizes) + 1):
+        run(session, inputs(session, case.dims(size), rng))
+    return _held(session)
+
+
+def _held(session: vkep.InferenceSession) -> int:
+    return session.memory().arena.bytes_in_use
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.dynamic", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sizes", type=int, default=40, help="new sizes a case (default: 40)")
+    parser.add_argument("--float16", action="store_true")
+    parser.add_argument("--only", help="cases whose name has this in it")
+    given = parser.parse_args(arguments)
+    options = Options(dynamic=True, float16=given.float16)
+    for line in _lines(given.sizes, given.only or "", options):
+        print(line, flush=True)
+    return 0
+
+
+def _lines(count: int, only: str, options: Options) -> Iterator[str]:
+    yield "| case | fixed ms | ratio | again | host ms | holds |"
+    yield "|---|---|---|---|---|---|"
+    for case in CASES:
+        if only in case.name:
+            t, note = measure(case, count, options)
+            yield (
+                f"| {case.name} | {statistics.median(t.fixed):.2f} | {t.quotient(t.new):.3f} | {t.quotient(t.again):.3f} "
+                f"| {t.host:.3f} | {note} |"
+            )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
