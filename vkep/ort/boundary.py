@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gpu_shared.errors import GpuError
 from vkep.errors import InvalidModelError, UnsupportedModelError
-from vkep.ort import compile_library, library
+from vkep.ort import compile_library, ending, library
 
 _module = library.load()
 ffi = _module.ffi
@@ -100,6 +100,20 @@ class CStruct:
         _live.pop(_key(self.pointer), None)
 
 
+#: the OrtApi that makes statuses; set by `use_tables`
+_tables: list[Any] = []
+
+
+def _status_after_end(name: str) -> Callable[[], Any]:
+    """What a callback gives that returns a status, at Python's end: success, where it would release something."""
+    tables, releases, success = _tables, "Release" in name, NULL
+
+    def make() -> Any:
+        return success if releases else tables[-1].CreateStatus(1, b"vkep: Python has ended")
+
+    return make
+
+
 _bound: set[str] = set()
 #: address of a structure that ONNX Runtime holds -> the object behind it (this also keeps both alive)
 _live: dict[int, CStruct] = {}
@@ -140,12 +154,17 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
     if callback in _bound:
         return
     _bound.add(callback)
+    # held by the functions, as all that they call then: at Python's end the names of its modules go
+    over, torn = ending.over, ending.make_torn()
     if kind == "status":
+        after_end = _status_after_end(callback)
 
         def answer(error: BaseException) -> Any:
             return to_status(error, callback)
 
         def entry(this: Any, *args: Any) -> Any:
+            if over and torn():
+                return after_end()
             try:
                 getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
             except BaseException as error:  # what leaves a callback would be taken for success
@@ -159,23 +178,32 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
             _hand_on(error)
             return default
 
+        def after_end() -> Any:
+            return default
+
         def entry(this: Any, *args: Any) -> Any:
+            if over and torn():
+                return default
             try:
                 return getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
             except BaseException as error:
                 return answer(error)
 
-    _define(callback, entry, answer)
+    _define(callback, entry, answer, after_end)
 
 
-def _define(name: str, entry: Callable[..., Any], answer: Callable[[BaseException], Any]) -> None:
+def _define(
+    name: str, entry: Callable[..., Any], answer: Callable[[BaseException], Any], after_end: Callable[[], Any]
+) -> None:
     """Make ``entry`` the callback. A signal that came while ONNX Runtime was in C raises before the first line of ``entry``:
     cffi then asks ``onerror``, which gives the ``answer`` that ``entry`` would, and would else return zeros, which as a
     status is success.
     """
 
+    over, torn = ending.over, ending.make_torn()
+
     def failed(kind: Any, error: BaseException, trace: Any) -> Any:
-        return answer(error)
+        return after_end() if over and torn() else answer(error)
 
     _entries.update((entry.__code__, failed.__code__))
     ffi.def_extern(name=name, onerror=failed)(entry)
@@ -221,14 +249,18 @@ def entry_point(name: str) -> Callable[[Method], Method]:
     """Binds a function that belongs to no structure and returns an OrtStatus."""
 
     def bind(function: Method) -> Method:
+        over, torn, after_end = ending.over, ending.make_torn(), _status_after_end(name)
+
         def entry(*args: Any) -> Any:
+            if over and torn():
+                return after_end()
             try:
                 function(*args)
             except BaseException as error:
                 return to_status(error, name)
             return NULL
 
-        _define(name, entry, lambda error: to_status(error, name))
+        _define(name, entry, lambda error: to_status(error, name), after_end)
         return function
 
     return bind
@@ -242,10 +274,6 @@ def to_status(error: BaseException, where: str) -> Any:
     text = str(error) or type(error).__name__
     message = text if isinstance(error, (ValueError, TypeError, GpuError)) else f"{type(error).__name__}: {text}"
     return _tables[-1].CreateStatus(code, f"vkep: {message}".encode())
-
-
-#: the OrtApi that makes statuses; set by `use_tables`
-_tables: list[Any] = []
 
 
 def use_tables(api: Any) -> None:

@@ -1,0 +1,99 @@
+"""The interpreter's end, where a program leaves sessions and running threads behind.
+
+ONNX Runtime gives back what it holds when its Python objects go, or, in onnxruntime-genai's hands, later still, when the names
+of vkep's modules are gone: callbacks do nothing then. A daemon thread that is within ONNX Runtime when the interpreter ends is
+ended by Python within C++, which aborts the process, whichever provider runs: such threads are stopped before, where they
+call a run or come back into vkep, and never go on.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+logger = logging.getLogger("vkep.ort")
+
+#: has an item from the interpreter's end on. Callbacks hold it, and ask `torn` then.
+over: list[bool] = []
+_PATIENCE = 5.0  #: seconds to wait for daemon threads that are within a run
+_RUNS = ("run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector")
+_FILE = "onnxruntime_inference_collection.py"
+_parked: set[int] = set()
+
+
+def make_torn() -> Callable[[], bool]:
+    """A function that says whether Python has begun to take its modules apart; before that it stops daemon threads. It uses no
+    module's names once they go.
+    """
+    modules, name, stop = sys.modules, __name__, park
+
+    def torn() -> bool:
+        if modules.get(name) is None:
+            return True
+        stop()
+        return False
+
+    return torn
+
+
+def park() -> None:
+    """Never return in a daemon thread of Python's. ONNX Runtime's own threads are waited for by it, and go on."""
+    thread = threading.current_thread()
+    if not thread.daemon or isinstance(thread, threading._DummyThread):
+        return
+    _parked.add(threading.get_ident())
+    forever = _thread.allocate_lock()
+    forever.acquire()
+    while True:
+        forever.acquire()
+
+
+weakref.finalize(
+    threading.main_thread(), int
+)  # the exit of all finalisers is registered by the first: `_end` comes before
+
+
+@atexit.register
+def _end() -> None:
+    over.append(True)
+    onnxruntime: Any = sys.modules.get("onnxruntime")
+    kind = getattr(onnxruntime, "InferenceSession", None)
+    for name in _RUNS:
+        if hasattr(kind, name):
+            setattr(kind, name, _stopped(getattr(kind, name)))
+    ends = time.monotonic() + _PATIENCE
+    while _within():
+        if time.monotonic() > ends:
+            logger.warning(
+                "the interpreter ends while daemon threads run sessions of ONNX Runtime's: it may abort the process"
+            )
+            return
+        time.sleep(0.001)
+
+
+def _stopped(run: Callable[..., Any]) -> Callable[..., Any]:
+    def stopped(*args: Any, **options: Any) -> Any:
+        park()
+        return run(*args, **options)
+
+    return stopped
+
+
+def _within() -> bool:
+    """Whether a daemon thread is within a run, and has not been stopped there."""
+    daemons = {t.ident for t in threading.enumerate() if t.daemon and not isinstance(t, threading._DummyThread)}
+    for ident, frame in sys._current_frames().items():
+        at: FrameType | None = frame
+        while ident in daemons and ident not in _parked and at is not None:
+            if at.f_code.co_name in _RUNS and at.f_code.co_filename.endswith(_FILE):
+                return True
+            at = at.f_back
+    return False
