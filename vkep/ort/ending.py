@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 logger = logging.getLogger("vkep.ort")
@@ -27,16 +27,19 @@ _PATIENCE = 5.0  #: seconds to wait for daemon threads that are within a run
 _RUNS = ("run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector")
 _FILE = "onnxruntime_inference_collection.py"
 _parked: set[int] = set()
+#: the module that Python takes apart first: the one that comes last into ``sys.modules``
+_first = ModuleType("vkep.ort._first_to_go")
+_first.__dict__["_there"] = True
 
 
 def make_torn() -> Callable[[], bool]:
     """A function that says whether Python has begun to take its modules apart; before that it stops daemon threads. It uses no
     module's names once they go.
     """
-    modules, name, stop = sys.modules, __name__, park
+    names, stop = vars(_first), park
 
     def torn() -> bool:
-        if modules.get(name) is None:
+        if names.get("_there") is None:
             return True
         stop()
         return False
@@ -64,6 +67,7 @@ weakref.finalize(
 @atexit.register
 def _end() -> None:
     over.append(True)
+    sys.modules[_first.__name__] = _first
     onnxruntime: Any = sys.modules.get("onnxruntime")
     kind = getattr(onnxruntime, "InferenceSession", None)
     for name in _RUNS:
