@@ -104,9 +104,10 @@ class RecordedPlan:
         places: Places,
         pipelines: Sequence[ComputePipeline],
         constants: Sequence[int],
+        slab: int,
         layout: Layout | None = None,
     ) -> None:
-        """``layout``: where the buffers of a plan with sizes lie."""
+        """``constants`` and ``slab`` are addresses; ``layout`` says where the buffers of a plan with sizes lie."""
         self.plan, self.layout = places.plan, layout
         self._places, self._delegate = places, delegate
         self._pipelines, self._constants = pipelines, constants
@@ -130,17 +131,15 @@ class RecordedPlan:
         self._reading: list[DeviceTensor] = []  # what the run that `stage` made ready reads
         self._checks: list[RunCheck] = []  # what decides on the latest run's results
         try:
-            self._prepare()
+            self._prepare(slab)
         except BaseException:
             self.close()
             raise
 
     # ---- making
 
-    def _prepare(self) -> None:
+    def _prepare(self, slab: int) -> None:
         delegate, plan = self._delegate, self.plan
-        slab_bytes = plan.activation_bytes if self.layout is None else self.layout.nbytes
-        slab = self._hold(delegate.arena.alloc(max(slab_bytes, 1), delegate.lease))
         self._staging: tuple[StagingArena | None, StagingArena | None] = (None, None)
         if not delegate.unified:
             upload = shared_staging_arena(delegate.context, "upload")
@@ -151,9 +150,7 @@ class RecordedPlan:
             block = self._hold((self._staging[1] or delegate.arena).alloc(FAULT_BYTES))
             self._fault = FaultWord(block, plan.faults, delegate.lease)
         fault = self._fault.address if self._fault is not None else 0
-        self._table = ArgumentTable(
-            delegate, self._places, self._constants, slab.address, fault, self.layout, self._staging[0]
-        )
+        self._table = ArgumentTable(delegate, self._places, self._constants, slab, fault, self.layout, self._staging[0])
         self._held.append(self._table)
         self._main = self._record("main", None)
 

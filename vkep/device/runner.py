@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +15,7 @@ from gpu_shared.errors import ClosedError
 from gpu_shared.steady import Started, check_wanted, steady
 from vkep.device.arguments import Places, RunNumbers
 from vkep.device.recorded import RecordedPlan
+from vkep.device.rooms import Room, Rooms
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import Weight
@@ -38,7 +37,7 @@ Progress = Callable[[str, int, int, str], None]
 class PlanRunner:
     """Pipelines and constants of a plan, and the recordings that run it. Thread-safe.
 
-    At most ``concurrency`` runs hold memory at once; further ones wait for a recording to come free.
+    At most as many runs hold memory at once as there are rooms; further ones wait for one to come free.
     """
 
     @steady
@@ -49,16 +48,15 @@ class PlanRunner:
         weights: Mapping[str, Weight],
         *,
         sizes: PlanSizes | None = None,
-        concurrency: int = 2,
+        rooms: Rooms | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``sizes``: what a run's sizes change in the plan (`at`)."""
+        """``sizes``: what a run's sizes change in the plan (`at`). ``rooms``: those of the session (None: two of its own)."""
         self.plan = plan
         self._delegate = delegate
         self._places = Places(plan, sizes)
         self._layout: Layout | None = None
-        self._rooms = [_Room() for _ in range(concurrency)]
-        self._turns = itertools.count()
+        self._rooms = rooms or Rooms(2)
         self._closed = False
         shaders = None if progress is None else functools.partial(progress, "shaders")
         bytes_ = None if progress is None else functools.partial(progress, "weights")
@@ -88,19 +86,19 @@ class PlanRunner:
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> list[Array | DeviceTensor]:
         """See `RecordedPlan.run`."""
-        room = self._free_room()
+        room = self._rooms.free()
         with room.lock:
             return self._recording_in(room).run(inputs, outputs)
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
         """See `RecordedPlan.run_at`."""
-        room = self._free_room()
+        room = self._rooms.free()
         with room.lock:
             return self._recording_in(room).run_at(addresses)
 
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""
-        room = self._free_room()
+        room = self._rooms.free()
         with room.lock:
             return self._recording_in(room).profile(inputs)
 
@@ -110,14 +108,14 @@ class PlanRunner:
 
     def recording(self, held: ExitStack) -> RecordedPlan:
         """A recording for one run, until ``held`` closes; waits where ``concurrency`` runs hold one each."""
-        room = self._free_room()
+        room = self._rooms.free()
         held.enter_context(room.lock)
         return self._recording_in(room)
 
     @property
     def recordings(self) -> list[RecordedPlan]:
         """Those that were made."""
-        return [room.recorded for room in self._rooms if room.recorded is not None]
+        return [room.recorded[id(self)] for room in self._rooms if id(self) in room.recorded]
 
     @property
     def lease(self) -> DelegateLease:
@@ -128,16 +126,9 @@ class PlanRunner:
         """A new device tensor that fits an output."""
         return DeviceTensor(self._delegate, DTYPES[port.dtype], port.shape)
 
-    def _free_room(self) -> _Room:
-        """A room that no run is in; where all are taken, each in turn, whose lock is to be waited for."""
-        for room in self._rooms:
-            if not room.lock.locked():
-                return room
-        return self._rooms[next(self._turns) % len(self._rooms)]
-
-    def _recording_in(self, room: _Room, numbers: RunNumbers | None = None) -> RecordedPlan:
+    def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
         """The room's recording, for a run of these sizes. Its lock is held."""
-        recorded = room.recorded
+        recorded = room.recorded.get(id(self))
         layout = None if numbers is None else self._layout_for(numbers)
         if recorded is None or recorded.layout is not layout:
             recorded = self._record(room, layout)
@@ -146,19 +137,20 @@ class PlanRunner:
         return recorded
 
     @steady
-    def _record(self, room: _Room, layout: Layout | None) -> RecordedPlan:
+    def _record(self, room: Room, layout: Layout | None) -> RecordedPlan:
         with self._delegate.lock:
             check_wanted()  # another run may have the room, or all is closed, where this one was interrupted
             if self._closed:
                 raise ClosedError("the runner of a plan")
-            if room.recorded is not None and room.recorded.layout is not layout:
-                room.recorded.close()
-                room.recorded = None
-            if room.recorded is None:
-                room.recorded = RecordedPlan(
-                    self._delegate, self._places, self._pipelines, self._constants.addresses, layout
+            recorded = room.recorded.get(id(self))
+            if recorded is None or recorded.layout is not layout:
+                if recorded is not None:
+                    room.recorded.pop(id(self)).close()
+                slab = room.slab_of(self.plan.activation_bytes if layout is None else layout.nbytes, self._delegate)
+                recorded = room.recorded[id(self)] = RecordedPlan(
+                    self._delegate, self._places, self._pipelines, self._constants.addresses, slab.address, layout
                 )
-            return room.recorded
+            return recorded
 
     def _layout_for(self, numbers: RunNumbers) -> Layout:
         """Where the buffers lie: as before, unless these sizes need more room."""
@@ -176,22 +168,9 @@ class PlanRunner:
                 return
             self._closed = True
         for room in self._rooms:
-            if room.recorded is not None:
-                room.recorded.close()
-                room.recorded = None
+            with room.lock:  # runs of the session's other plans may be in it
+                room.drop(id(self))
         self._constants.close()
-
-
-class _Room:
-    """Room for one run: its recording, once one was made, and the lock that a run holds. A lock in a ``with`` statement is freed
-    in one step of the interpreter, which no exception skips.
-    """
-
-    __slots__ = ("lock", "recorded")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.recorded: RecordedPlan | None = None
 
 
 class SizedRunner(PlanRunner):
@@ -199,12 +178,15 @@ class SizedRunner(PlanRunner):
 
     def __init__(self, runner: PlanRunner, numbers: RunNumbers) -> None:
         self.plan = replace(runner.plan, ports=numbers.ports)
-        self._runner, self._numbers, self._delegate = runner, numbers, runner._delegate
+        self._runner, self._numbers = runner, numbers
+        self._delegate, self._rooms = runner._delegate, runner._rooms
 
-    def _free_room(self) -> _Room:
-        return self._runner._free_room()
+    @property
+    def recordings(self) -> list[RecordedPlan]:
+        """Those of the plan, whatever their sizes."""
+        return self._runner.recordings
 
-    def _recording_in(self, room: _Room, numbers: RunNumbers | None = None) -> RecordedPlan:
+    def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
         return self._runner._recording_in(room, self._numbers)
 
     def close(self) -> None:

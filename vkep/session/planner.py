@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SyncMode
 from vkep.device.delegate import VulkanDelegate
+from vkep.device.rooms import Rooms
 from vkep.device.runner import PlanRunner
 from vkep.errors import InvalidInputError, InvalidNode, UnsupportedModelError
 from vkep.graph.model import Model, Node
@@ -49,6 +50,7 @@ class Planner:
         """``graphs`` is the VGF delegate, where ``policy`` lets it take part."""
         self._delegate, self._options, self._graphs = delegate, options, graphs
         self._opsets = model.opsets
+        self._rooms = Rooms(options.concurrency)
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
         self._stored = False
         self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
@@ -120,25 +122,27 @@ class Planner:
         for placement in declined:
             logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
         steps: list[StepExecutor] = []
+        mixed = any(isinstance(step, VgfStep) for step in program.steps)
         try:
             for step in program.steps:
-                steps.append(self._step(step))
+                steps.append(self._step(step, mixed))
         except BaseException:
             for made in steps:
                 made.close()
             raise
-        mixed = any(isinstance(step, VgfExecutor) for step in steps)
         if not mixed:
             return Executable(program, steps)
         each = self._delegate.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE
         chain = None if each else functools.partial(SubmitBatch, self._delegate)
         return Executable(program, steps, BufferSets(self._delegate, program), chain)
 
-    def _step(self, step: Step) -> StepExecutor:
+    def _step(self, step: Step, mixed: bool) -> StepExecutor:
         if isinstance(step, IslandStep):
-            concurrency, progress = self._options.concurrency, self._options.progress
+            # regions that are sent together have their rooms at once
+            rooms = Rooms(self._options.concurrency) if mixed else self._rooms
+            progress = self._options.progress
             runner = PlanRunner(
-                self._delegate, step.plan, step.weights, sizes=step.sizes, concurrency=concurrency, progress=progress
+                self._delegate, step.plan, step.weights, sizes=step.sizes, rooms=rooms, progress=progress
             )
             return IslandExecutor(step, runner)
         if isinstance(step, VgfStep):
