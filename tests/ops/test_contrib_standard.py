@@ -223,3 +223,8 @@ def test_inverse(shape: tuple[int, ...], dtype: Any) -> None:
     rough = np.abs(exact).max() * {np.float64: 1e-11, np.float32: 3e-4, np.float16: 3e-3}[dtype]
     np.testing.assert_allclose(y.astype(np.float64), exact, atol=rough)
     assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("x", [[2, 1, 1, 3, 4, 3], [5], [0.5, -0.0, 0, 7] * 9, []])
+def test_unique(x: list[float]) -> None:
+    check("Unique", {"x": np.array(x, np.float32)}, outputs=("y", "at", "counts"), **MS)

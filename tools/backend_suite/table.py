@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from tools.backend_suite import element_types
+from tools.backend_suite import contrib, element_types
 from tools.backend_suite.cases import GRAPHS, KINDS, TOLERANCES
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, STATES, VULKAN, Outcome, counts
 
@@ -142,7 +142,8 @@ def render(outcomes: Sequence[Outcome]) -> str:
             groups[outcome.operator].append(outcome)
     operators = sorted(set(groups) | {key for key in _declared() if "." not in key})
     rows = [_row(name, groups.get(name, [])) for name in operators]
-    contrib = [_row(name, groups.get(name, [])) for name in sorted(_declared()) if "." in name and name not in groups]
+    others = [name for name in sorted(_declared()) if "." in name and name not in groups]
+    others = [_row(name, []) for name in others if not name.startswith(f"{contrib.DOMAIN}.")]
     text = (
         _HEAD.format(
             version=onnx.__version__, summary=_summary(outcomes), tolerances=_tolerances(), differences=_differences()
@@ -151,11 +152,11 @@ def render(outcomes: Sequence[Outcome]) -> str:
         + "\n"
     )
     text += _TYPES + "\n".join(element_types.lines(element_types.survey())) + "\n"
-    if contrib:
+    if others:
         text += "\n## Other domains\nDeclared, without cases in ONNX's suite; vkep's own tests hold them.\n\n"
         text += "| operator | versions on Vulkan | element types |\n|---|---|---|\n"
-        text += "\n".join(" | ".join(line.split(" | ")[:3]) + " |" for line in contrib) + "\n"
-    return text
+        text += "\n".join(" | ".join(line.split(" | ")[:3]) + " |" for line in others) + "\n"
+    return text + "\n" + contrib.section()
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:

@@ -13,6 +13,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
+from vkep.ops.allowed import SIGNED, SINGLE, UNSIGNED
 from vkep.ops.gather import gathered, scatter_elements_
 from vkep.ops.reduction import arg_max, reduce_axes, scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
@@ -109,14 +110,39 @@ def unique_take(
     wanted = list(b.node.outputs) if b.node is not None else []
     if not any(wanted[2:]):
         return [made, indices]
-    keys = flat if axis is None else _slice_ranks(b, x, axis)
+    return [made, indices, *_counted(b, flat if axis is None else _slice_ranks(b, x, axis), indices)]
+
+
+def _counted(b: Builder, keys: Tensor, firsts: Tensor) -> list[Tensor]:
+    """Which of the distinct values, first met at ``firsts``, each key is, and how many each of those is (int64)."""
+    many = firsts.size
     if keys.size * many > MOST_COMPARED:
         b.decline(f"inverse_indices or counts of {keys.size} elements with {many} distinct ones")
-    distinct = gathered(b, keys, indices)
+    distinct = gathered(b, keys, firsts)
     table = b.store(
         b.expr("({0} ? 1 : 0)", _same(b, b.reshape(keys, [keys.size, 1]), distinct), ctype="int"),
         DTYPES["int32"],
         shape=[keys.size, many],
     )
     counts = b.cast(reduce_axes(b, "sum", table, [0], keepdims=False), _INT64)
-    return [made, indices, arg_max(b, table, axis=1, keepdims=0), counts]
+    return [arg_max(b, table, axis=1, keepdims=0), counts]
+
+
+# ONNX Runtime's operator of that name: in the order of the input, and without the first positions
+
+
+@operator("com.microsoft.UniqueFill", domain=SIZED, types={"x": (*SINGLE, *SIGNED, *UNSIGNED, "bool")})
+def microsoft_unique_fill(b: Builder, x: Tensor) -> list[Tensor]:
+    if x.rank != 1:
+        b.invalid(f"the input has shape {list(x.shape)}, expected one axis")
+    return unique_fill(b, x, sorted=0)
+
+
+@operator("com.microsoft.UniqueTake", domain=SIZED, types={})
+def microsoft_unique_take(b: Builder, firsts: Tensor, count: Tensor, x: Tensor) -> list[Tensor]:
+    many = int(b.value(count, "the number of distinct values").reshape(-1)[0])
+    if not many:
+        empty = b.constant(np.zeros(0, np.int64))
+        return [x, empty, empty]
+    indices = firsts.slice(0, 0, many)
+    return [gathered(b, x, indices), *_counted(b, x, indices)]

@@ -25,14 +25,19 @@ def parts(node: Node, known: Mapping[str, Any], opsets: Mapping[str, int]) -> li
     """
     if is_channels_last(node) and hasattr(known[node.inputs[0]], "shape"):
         return channels_first(node, len(known[node.inputs[0]].shape), opsets)
-    if node.domain or not registry.is_declared(SIZED, f"{node.op_type}Fill"):
+    if not registry.is_declared(SIZED, _half(node, "Fill")):
         return [node]
     fill = _part(node, "Fill", node.inputs, (f"{node.outputs[0]}/buffer", f"{node.outputs[0]}/count"))
     return [fill, _part(node, "Take", (*fill.outputs, *node.inputs), node.outputs)]
 
 
+def _half(node: Node, suffix: str) -> str:
+    """The name of an operator's half; operators of other domains have them in front."""
+    return f"{node.domain}.{node.op_type}{suffix}" if node.domain else f"{node.op_type}{suffix}"
+
+
 def _part(node: Node, suffix: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Node:
-    op_type = node.op_type + suffix
+    op_type = _half(node, suffix)
     proto = helper.make_node(op_type, inputs, outputs, name=node.name, domain=SIZED)
     return replace(
         node, op_type=op_type, domain=SIZED, inputs=inputs, outputs=outputs, proto=proto, schema=None, captures=()
