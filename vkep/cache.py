@@ -1,6 +1,8 @@
 """Files that are kept between processes: vkep's cache folder, and bounded folders of entries by key.
 
-Several processes may use one folder: an entry is written to a temporary file and renamed into place.
+Several processes may use one folder: an entry is written to a temporary file and renamed into place. An entry ends with a seal:
+a digest over its name and all its bytes, under a secret that this user alone can read. What anybody else wrote, or the disk
+altered, is dropped and made anew.
 """
 
 from __future__ import annotations
@@ -9,15 +11,18 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import hmac
 import logging
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,8 +30,9 @@ import platformdirs
 
 _log = logging.getLogger(__name__)
 
-_MAGIC = b"VKEPSPV1"
-_HEADER = len(_MAGIC) + 8 + 32  # magic, length of the content, its SHA-256
+_SEAL_BYTES = 32
+#: a seal is made from digests of pieces of this many bytes, which threads compute side by side
+_PIECE = 8 << 20
 _TEMPORARY, _ABANDONED_S = ".writing-", 3600  # a file that is being written, and when its writer must be dead
 #: permission bits by which others than the owner may write
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -90,19 +96,14 @@ def _private_folder(instead_of: Path) -> Path:
     return folder
 
 
-def write_atomically(
-    path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644, *, durable: bool = False
-) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
     """Write a file (``data`` whole or in pieces) so that another process sees the old one, the new one or none, never a
-    part; with ``durable`` after a loss of power, too. Raises `OSError`.
+    part. Raises `OSError`.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
@@ -131,15 +132,80 @@ def is_key(text: str) -> bool:
     return _KEY.match(text) is not None
 
 
+# ---- seals
+
+
+def sealed(name: str, data: bytes | Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """``data``, and after it the seal that `unsealed` asks for under the same name."""
+    digests, now, room = [], hashlib.sha256(), _PIECE
+    for part in [data] if isinstance(data, bytes) else data:
+        yield part
+        rest = memoryview(part).cast("B")
+        while len(rest) >= room:
+            now.update(rest[:room])
+            digests.append(now.digest())
+            rest, now, room = rest[room:], hashlib.sha256(), _PIECE
+        now.update(rest)
+        room -= len(rest)
+    if room != _PIECE:
+        digests.append(now.digest())
+    yield _seal(name, digests)
+
+
+def unsealed(name: str, data: bytes) -> memoryview | None:
+    """The content of what `sealed` gave; None for anything else."""
+    content = memoryview(data)[: max(len(data) - _SEAL_BYTES, 0)]
+    pieces = [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
+    if len(pieces) > 1:
+        with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1)) as pool:
+            digests = list(pool.map(_digest, pieces))
+    else:
+        digests = [_digest(piece) for piece in pieces]
+    return content if hmac.compare_digest(_seal(name, digests), data[len(content) :]) else None
+
+
+def _digest(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()
+
+
+def _seal(name: str, digests: list[bytes]) -> bytes:
+    return hmac.digest(_secret(cache_root()), b"".join([name.encode(), b"\0", *digests]), "sha256")
+
+
+@functools.cache
+def _secret(root: Path) -> bytes:
+    """The secret of this user's cache folder, made where there is none. Where none can be kept, one of this process's own."""
+    path, made = root / "secret", secrets.token_bytes(_SEAL_BYTES)
+    for _ in range(2):  # another process may be faster
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            private = os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
+            found = path.read_bytes()
+            if private and len(found) == _SEAL_BYTES:
+                return found
+            path.unlink()
+        with contextlib.suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=root, prefix=_TEMPORARY)  # for its owner alone
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(made)
+                os.link(temporary, path)
+            finally:
+                os.unlink(temporary)
+    return made
+
+
+# ---- folders
+
+
 class CacheFolder:
-    """A folder of files by key (64 hex digits), bounded by dropping those not used for longest."""
+    """A folder of sealed files by key (64 hex digits), bounded by dropping those not used for longest."""
 
     what: ClassVar[str]  #: for messages
     suffix: ClassVar[str]
     #: stores between two looks at the folder's size; a process's first store looks, too
     prune_every: ClassVar[int] = 256
-    #: whether entries are not checked as they are read, and so must be whole on the disk
-    durable: ClassVar[bool] = False
 
     def __init__(self, folder: Path, limit: int) -> None:
         """``limit`` is in bytes."""
@@ -154,14 +220,28 @@ class CacheFolder:
             raise ValueError(f"{key!r} is no cache key, expected 64 hex digits")
         return self.folder / f"{key}{self.suffix}"
 
-    def write(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> None:
+    def load(self, key: str) -> memoryview | None:
+        """The entry, or None where there is none; a damaged one is removed and counts as none."""
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        content = unsealed(path.name, data)
+        if content is None:
+            self.drop_damaged(path)
+        else:
+            self.used(path)
+        return content
+
+    def store(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> None:
         """Keep an entry. A folder that cannot be written is reported once in a process and left alone by this object."""
         path = self.path(key)
         if not self._usable:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, data, durable=self.durable)
+            write_atomically(path, sealed(path.name, data))
         except OSError as error:
             if path.is_file():  # Windows refuses to replace a file that another process reads: it has the same content
                 return
@@ -218,29 +298,3 @@ class CacheFolder:
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > _ABANDONED_S:
                         path.unlink()
-
-
-class DigestedCache(CacheFolder):
-    """Entries that carry their own digest, so that a torn or altered one is seen, dropped and built again."""
-
-    def load(self, key: str) -> bytes | None:
-        """The entry, or None where there is none; a damaged one is removed and counts as none."""
-        path = self.path(key)
-        try:
-            entry = path.read_bytes()
-        except OSError:
-            return None
-        content = entry[_HEADER:]
-        if entry[:_HEADER] != _header(content):
-            self.drop_damaged(path)
-            return None
-        self.used(path)
-        return content
-
-    def store(self, key: str, content: bytes) -> None:
-        """Keep an entry; see `write`."""
-        self.write(key, _header(content) + content)
-
-
-def _header(content: bytes) -> bytes:
-    return _MAGIC + len(content).to_bytes(8, "little") + hashlib.sha256(content).digest()

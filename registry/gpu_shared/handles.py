@@ -139,9 +139,11 @@ class Reaper:
 
     def mark_lost(self, error: DeviceLostError) -> None:
         """The device stopped: every timeline on it fails from now on, and nothing needs to be waited for."""
+        # one of its own: the other's traceback refers to whatever was running, and so to the device
+        known = DeviceLostError(error.call, error.result, error.label, error.hint)
         for timeline in self.timelines:
             if timeline.lost is None:
-                timeline.lost = error
+                timeline.lost = known
 
     def retire(self, native: Native) -> None:
         self.retired.append((tuple((t, t.submitted) for t in self.timelines), native))

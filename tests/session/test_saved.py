@@ -228,10 +228,10 @@ def test_the_folder_is_bounded(tmp_path: Path, open_session: Open) -> None:
     (file,) = kept(tmp_path)
     loaded = load_model(path)
     folder = saved.SavedPlans(tmp_path / "plans", limit=file.stat().st_size)
-    program = folder.load(file.stem, loaded, ["y"])
+    program = folder.program(file.stem, loaded, ["y"])
     assert program is not None and program.outputs == ("y",)
     os.utime(file, (1, 1))
-    folder.store("0" * 64, program, loaded)
+    folder.keep("0" * 64, program, loaded)
     assert [p.stem for p in kept(tmp_path)] == ["0" * 64], "what was not used for longest goes"
     session.run(None, FEEDS)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
-from vkep.cache import write_atomically
+from vkep.cache import sealed, unsealed, write_atomically
 from vkep.device.per_device import device_file
 from vkep.kernels.kernel import ADDRESS_BYTES
 from vkep.plan.records import PipelineKey
@@ -120,7 +120,7 @@ class PipelineStore:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, data)
+            write_atomically(self._path, sealed(self._path.name, data))
             self._saved = data
         except OSError as error:
             logger.warning("the pipeline cache %s cannot be written: %s", self._path, error)
@@ -152,7 +152,8 @@ def _spec_ids(key: PipelineKey, shader: CompiledShader) -> dict[int, int]:
 
 
 def _read(path: Path) -> bytes:
+    """A driver may trust its cache: what this user did not write, or the disk altered, does not reach it."""
     try:
-        return path.read_bytes()
+        return bytes(unsealed(path.name, path.read_bytes()) or b"")
     except OSError:
         return b""

@@ -63,14 +63,14 @@ class Planner:
         key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy) if saved else None
         if saved is None or key is None:
             return self.plan(model.graph.nodes, known, outputs, trace)
-        program = saved.load(key, model, outputs)
+        program = saved.program(key, model, outputs)
         if program is not None:
             return self(program)
         executable = self.plan(model.graph.nodes, known, outputs)
         if not self._stored:  # plans for further sizes would each bring the packed weights again
             self._stored = True
             try:
-                saved.store(key, executable.program, model)
+                saved.keep(key, executable.program, model)
             except BaseException:
                 executable.close()
                 raise

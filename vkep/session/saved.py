@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import logging
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,35 +43,31 @@ _LEAST_DISPATCHES, _LEAST_BYTES = 16, 1 << 20
 class SavedPlans(CacheFolder):
     """Programs by `plan_key`; in vkep's cache folder, ``plans/``."""
 
-    what, suffix, prune_every, durable = "a plan", ".vkepplan", 1, True
+    what, suffix, prune_every = "a plan", ".vkepplan", 1
 
     def __init__(self, folder: Path | None = None, limit: int = TOTAL_LIMIT) -> None:
         super().__init__(cache_root() / "plans" if folder is None else folder, limit)
 
-    def load(self, key: str, model: Model, outputs: Sequence[str]) -> Program | None:
-        """The program; None where there is none, or a damaged one, which is dropped. Its weights lie in the mapped file."""
-        path = self.path(key)
-        try:
-            with path.open("rb") as file:
-                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError):  # ValueError: an empty file
+    def program(self, key: str, model: Model, outputs: Sequence[str]) -> Program | None:
+        """The program; None where there is none, or a damaged one, which is dropped. Its weights lie in what was read."""
+        data = self.load(key)
+        if data is None:
             return None
         try:
             program = _decode(data, model, outputs)
         except encoded.DAMAGED:
-            self.drop_damaged(path)
+            self.drop_damaged(self.path(key))
             return None
-        self.used(path)
-        logger.info("the plan of %s is read from %s", model.source, path)
+        logger.info("the plan of %s is read from %s", model.source, self.path(key))
         return program
 
-    def store(self, key: str, program: Program, model: Model) -> None:
+    def keep(self, key: str, program: Program, model: Model) -> None:
         """Keep a program, where it is one to keep (the module's text says which)."""
         if not _is_kept(program, model.graph.nodes):
             return
         header, weights = _encode(program, model)
         if sum(weight.nbytes for weight in weights.values()) <= LARGEST:
-            self.write(key, encoded.chunks(_MAGIC, header, weights))
+            self.store(key, encoded.chunks(_MAGIC, header, weights))
 
 
 def plan_key(

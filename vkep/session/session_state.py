@@ -5,6 +5,7 @@ Importing this brings numpy, onnx and most of vkep: `vkep.session.session` does 
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 import time
@@ -40,6 +41,10 @@ from vkep.shaders.library import ShaderLibrary
 
 Array = np.ndarray[Any, Any]
 Feed = Array | DeviceTensor | OrtValue
+
+
+#: the session whose `SessionState.later` does what runs now
+_later_of: contextvars.ContextVar[SessionState | None] = contextvars.ContextVar("_later_of", default=None)
 
 
 class SessionState:
@@ -81,7 +86,7 @@ class SessionState:
                 return
             try:
                 if self._pool is not None:  # a callback may close the session
-                    self._pool.shutdown(wait=threading.current_thread() not in self._pool._threads)
+                    self._pool.shutdown(wait=_later_of.get() is not self)
                 for graph in (self.graph, *self._overriding.values()):
                     graph.close()
             finally:
@@ -175,7 +180,9 @@ class SessionState:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._options.concurrency, thread_name_prefix="vkep-run")
-        self._pool.submit(work)
+        context = contextvars.copy_context()
+        context.run(_later_of.set, self)
+        self._pool.submit(context.run, work)
 
     def plan_static(self) -> None:
         """Plan for the only signature there is, where no shape is dynamic. Raises `InvalidModelError` where a node breaks its

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vkep.cache import DigestedCache, cache_root, is_key, write_atomically
+from vkep.cache import CacheFolder, cache_root, is_key, write_atomically
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ DEFAULT_LIMIT = 256 << 20
 MANIFEST = "manifest.json"
 
 
-class SpirvCache(DigestedCache):
+class SpirvCache(CacheFolder):
     """Modules by the digest of their source and compiler; in vkep's cache folder, ``spirv/``."""
 
     what, suffix = "SPIR-V", ".vkepspv"

@@ -269,7 +269,8 @@ class ShaderLibrary:
             except CompilerNotFoundError as error:
                 raise CompilerNotFoundError(f"{variant.source} is not prebuilt, and {error}") from error
             full_key = hashlib.sha256(f"{key}\0{compiler.identity}".encode()).hexdigest()
-            binary, origin = self.cache.load(full_key), "cache"
+            kept = self.cache.load(full_key)
+            binary, origin = None if kept is None else bytes(kept), "cache"
             if binary is None:
                 if not compile_missing:
                     return None

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from vkep.cache import DigestedCache, cache_root
+from vkep.cache import CacheFolder, cache_root
 from vkep.errors import VkepError
 
 _PROJECT = "ai-ml-sdk-model-converter"
@@ -46,7 +46,7 @@ def converter_version() -> str:
     return _run(["--version"]).decode("utf-8", "replace").strip()
 
 
-class VgfCache(DigestedCache):
+class VgfCache(CacheFolder):
     """Converted files by what they were made from; in vkep's cache folder, ``vgf/``."""
 
     what, suffix = "VGF", ".vgf"
@@ -66,10 +66,11 @@ def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = (), cache: Vg
     digest = hashlib.sha256(f"vkep vgf 1\0{_package_version()}\0{options}\0".encode())
     digest.update(source.encode() if isinstance(source, str) else source)
     key = digest.hexdigest()
-    made = cache.load(key)
-    if made is None:
-        made = _convert(source, options)
-        cache.store(key, made)
+    kept = cache.load(key)
+    if kept is not None:
+        return bytes(kept)
+    made = _convert(source, options)
+    cache.store(key, made)
     return made
 
 

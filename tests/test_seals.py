@@ -1,0 +1,90 @@
+"""What lies in the cache folder is used only where this user sealed it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from vkep import cache
+from vkep.cache import CacheFolder, sealed, unsealed
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+
+
+class Things(CacheFolder):
+    what, suffix = "a thing", ".thing"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1], [5, 0, 7], [1 << 23], [(1 << 23) - 1, 2], [3 << 23, 5]])
+def test_what_was_sealed_comes_back(sizes: list[int]) -> None:
+    parts = [os.urandom(size) for size in sizes]
+    data = b"".join(sealed("name", parts))
+    assert unsealed("name", data) == b"".join(parts)
+    assert b"".join(sealed("name", b"".join(parts))) == data, "however it was cut"
+    assert unsealed("another", data) is None
+
+
+@pytest.mark.parametrize("at", [0, 7, -1, -32, -33])
+def test_one_bit_is_enough(at: int) -> None:
+    data = bytearray(b"".join(sealed("name", bytes(100))))
+    data[at] ^= 4
+    assert unsealed("name", bytes(data)) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(31), bytes(32), bytes(4096)])
+def test_what_nobody_sealed(data: bytes) -> None:
+    assert unsealed("name", data) is None
+
+
+def test_an_entry_under_another_name_is_dropped(tmp_path: Path) -> None:
+    folder = Things(tmp_path / "things", 1 << 20)
+    folder.store(KEY, b"one")
+    folder.path(KEY).rename(folder.path(OTHER))
+    assert folder.load(OTHER) is None and not folder.path(OTHER).exists()
+
+
+def test_an_entry_under_another_secret_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Things(tmp_path / "things", 1 << 20)
+    folder.store(KEY, b"mine")
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "another"))
+    assert folder.load(KEY) is None
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes")
+def test_the_secret_is_the_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "secret"
+    first = cache._secret(tmp_path / "cache")
+    assert _mode(path) == 0o600 and path.read_bytes() == first
+    path.chmod(0o644)  # others may have read it
+    cache._secret.cache_clear()
+    second = cache._secret(tmp_path / "cache")
+    assert second != first and _mode(path) == 0o600 and path.read_bytes() == second
+    path.write_bytes(b"short")
+    cache._secret.cache_clear()
+    assert len(cache._secret(tmp_path / "cache")) == 32
+
+
+def test_many_make_one_secret(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: cache._secret.__wrapped__(tmp_path / "shared"), range(16)))
+    assert len(found) == 1
+    assert [p.name for p in (tmp_path / "shared").iterdir()] == ["secret"]
+
+
+def test_where_no_secret_can_be_kept_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "file" / "below"))
+    data = b"".join(sealed("name", b"content"))
+    assert unsealed("name", data) == b"content", "within this process"

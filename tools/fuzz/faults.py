@@ -1,0 +1,306 @@
+"""Every Vulkan and loader call fails once, with each result that its specification names, while sessions open, run and close.
+
+    python -m tools.fuzz.faults --what session shared program --most 500 --seed 1
+    python -m tools.fuzz.faults --lost
+
+What is asked of each case: a `GpuError` or a right answer, right answers of a session on the same context and of one on a device
+of its own, a right answer the next time, and as many live objects as before. With ``--lost`` the device is lost at each call in
+turn that may say so, and says so from then on; all on that device is closed then, and the registry gives a new context for its
+token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import vkep
+from gpu_shared import vk
+from gpu_shared.errors import GpuError
+from tools.fuzz.interrupts import DYNAMIC, PARTS, STATIC, B, X, no_object_left
+
+LOST = -4
+_MEMORY = (-1, -2)  # VK_ERROR_OUT_OF_HOST_MEMORY, VK_ERROR_OUT_OF_DEVICE_MEMORY
+_MAY_LOSE = (*_MEMORY, LOST)
+_NO_CAPTURE, _NO_HANDLE = -1000257000, -1000072003
+#: the negative results that the specification names, where they are not `_MEMORY`
+RESULTS: dict[str, tuple[int, ...]] = {
+    "vkCreateInstance": (*_MEMORY, -3, -6, -7, -9),
+    "vkEnumerateInstanceExtensionProperties": (*_MEMORY, -6),
+    "vkEnumeratePhysicalDevices": (*_MEMORY, -3),
+    "vkEnumerateDeviceExtensionProperties": (*_MEMORY, -6),
+    "vkCreateDevice": (*_MEMORY, -3, LOST, -7, -8, -10),
+    "vkCreateBuffer": (*_MEMORY, _NO_CAPTURE),
+    "vkAllocateMemory": (*_MEMORY, _NO_HANDLE, _NO_CAPTURE),
+    "vkBindBufferMemory": (*_MEMORY, _NO_CAPTURE),
+    "vkMapMemory": (*_MEMORY, -5),
+    "vkGetSemaphoreCounterValue": _MAY_LOSE,
+    "vkWaitSemaphores": _MAY_LOSE,
+    "vkQueueSubmit": _MAY_LOSE,
+    "vkQueueWaitIdle": _MAY_LOSE,
+    "vkDeviceWaitIdle": _MAY_LOSE,
+    "vkGetQueryPoolResults": _MAY_LOSE,
+    "vkCreateShaderModule": (*_MEMORY, -1000012000),
+    "vkCreateComputePipelines": (*_MEMORY, -1000012000),
+    "vkCreateDescriptorPool": (*_MEMORY, -1000161000),
+    "vkAllocateDescriptorSets": (*_MEMORY, -12, -1000069000),
+    "vkGetMemoryFdKHR": (-10, -1),
+    "vkImportSemaphoreFdKHR": (-1, _NO_HANDLE),
+    "vkCreateDebugUtilsMessengerEXT": (-1,),
+    "vkCreateTensorARM": (*_MEMORY, _NO_CAPTURE),
+    "vkCreateDataGraphPipelinesARM": _MEMORY,
+}
+
+
+class Injector:
+    """Stands between the runtime and the driver: counts the calls that return a VkResult, and has one fail."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fails_at, self._which = -1, 0
+        self._sticky = False
+        self.count = 0
+        self.hit = ""  #: what failed, and how
+        self.quiet = False  #: whether calls are neither counted nor fail
+        self._spared: set[int] = set()  # threads
+
+    def arm(self, fails_at: int, which: int, sticky: bool) -> None:
+        """Have call ``fails_at`` fail with result number ``which`` of its results (lost: of those alone that lose)."""
+        self.count, self.hit = 0, ""
+        self._fails_at, self._which, self._sticky = fails_at, which, sticky
+
+    def result(self, name: str, owner: dict[str, Any]) -> int | None:
+        with self._lock:
+            if owner.get("_is_lost") and LOST in RESULTS.get(name, ()):
+                return LOST
+            if self.quiet:
+                return None
+            codes = (LOST,) if self._sticky else RESULTS.get(name, _MEMORY)
+            if self._sticky and LOST not in RESULTS.get(name, ()):
+                return None
+            self.count += 1
+            if self.count - 1 != self._fails_at or self._which >= len(codes):
+                return None
+            code = codes[self._which]
+            self.hit = f"{name} {vk.result_name(code)}"
+            owner["_is_lost"] = code == LOST
+            return code
+
+    def wrapped(self, name: str, function: Any, owner: dict[str, Any]) -> Any:
+        ffi = vk.load().ffi
+        kind = ffi.typeof(function)
+        kind = kind.item if kind.kind == "pointer" else kind
+        if "VkResult" not in str(kind.result.cname):
+            return function
+
+        def call(*arguments: Any) -> Any:
+            failed = self.result(name, owner)
+            return function(*arguments) if failed is None else failed
+
+        return call
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Contexts that are made within it fail as told."""
+        fetched, loader = vk.Functions.__getattr__, vk.load().lib
+
+        def fetch(functions: vk.Functions, name: str) -> Any:
+            made = functions.__dict__[name] = self.wrapped(name, fetched(functions, name), functions.__dict__)
+            return made
+
+        class Loader:
+            def __getattr__(loader_self, name: str) -> Any:
+                value = getattr(loader, name)
+                return self.wrapped(name, value, {}) if name.startswith("vk") and not name.endswith("Addr") else value
+
+        vk.Functions.__getattr__ = fetch  # type: ignore[method-assign]
+        vk.lib = Loader()
+        try:
+            yield
+        finally:
+            vk.Functions.__getattr__ = fetched  # type: ignore[method-assign]
+            vk.lib = loader
+
+
+FEEDS = {"x": X, "b": B}
+RIGHT = np.maximum(X + B, 0)
+
+
+def session(token: str = "one", model: Any = STATIC) -> list[np.ndarray[Any, Any]]:
+    """Open, run, bind, read, close."""
+    with vkep.InferenceSession(model, token=token, save_plans=False) as opened:
+        found = opened.run(None, FEEDS)
+        binding = opened.io_binding()
+        with opened.device_tensor(X) as tensor:
+            binding.bind_input("x", tensor)
+            binding.bind_cpu_input("b", B)
+            binding.bind_output("y")
+            opened.run_with_iobinding(binding)
+            found += binding.copy_outputs_to_cpu()
+            binding.clear()
+        return found
+
+
+def shared() -> list[np.ndarray[Any, Any]]:
+    """The same beside a session that is there."""
+    return session("neighbour")
+
+
+def parts() -> list[np.ndarray[Any, Any]]:
+    """Steps on the device and the host."""
+    return session("one", PARTS)
+
+
+def shapes() -> list[np.ndarray[Any, Any]]:
+    """Plans of several signatures."""
+    with vkep.InferenceSession(DYNAMIC, token="one", save_plans=False) as opened:
+        return [opened.run(None, {"x": X[:rows], "b": B})[0] for rows in (1, 2)][1:]
+
+
+def program() -> list[np.ndarray[Any, Any]]:
+    """A .pte program."""
+    from vkep.executorch import Program
+
+    path = Path(__file__).parents[2] / "tests" / "executorch" / "data" / "two_methods" / "vulkan.pte"
+    with Program.load(path, token="one") as loaded:
+        for name in sorted(loaded.method_names):
+            method = loaded.load_method(name)
+            metas = [method.metadata.input_tensor_meta(k) for k in range(method.metadata.num_inputs())]
+            method.execute([np.ones(meta.sizes(), np.float32) for meta in metas])
+    return [RIGHT]
+
+
+WHAT: dict[str, Callable[[], list[np.ndarray[Any, Any]]]] = {
+    f.__name__: f for f in (session, shared, parts, shapes, program)
+}
+
+
+class Bystanders:
+    """A session on the context ``neighbour``, and one on a device of its own."""
+
+    def __init__(self) -> None:
+        self.near = vkep.InferenceSession(STATIC, token="neighbour", save_plans=False)
+        self.far = vkep.InferenceSession(STATIC, context_mode="disabled", save_plans=False)
+
+    def check(self, may_be_lost: bool) -> str:
+        wrong = ""
+        for name, one in (("near", self.near), ("far", self.far)):
+            try:
+                if not np.array_equal(one.run(None, FEEDS)[0], RIGHT):
+                    wrong += f" the {name} session's answer is wrong;"
+            except vkep.DeviceLostError:
+                if name == "far" or not may_be_lost:
+                    wrong += f" the {name} session lost its device;"
+            except Exception as error:
+                wrong += f" the {name} session raised {error!r};"
+        return wrong
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+class Cases:
+    """Cases of one kind, one after the other."""
+
+    def __init__(self, injector: Injector, what: str, lost: bool) -> None:
+        self._injector, self._what, self._lost = injector, what, lost
+        self._bystanders: Bystanders | None = None
+        self._before: dict[str, int] = {}
+
+    def one(self, at: int, which: int) -> tuple[str, str]:
+        """What failed ("": the case is beyond the calls or results), and what is wrong."""
+        injector = self._injector
+        injector.quiet = True
+        if self._bystanders is None:
+            self._bystanders = Bystanders()
+            self._bystanders.check(False)
+            self._before = vkep.live_counts()
+        injector.arm(at, which, self._lost)
+        injector.quiet = False
+        wrong = self._attempt()
+        injector.quiet = True
+        if not injector.hit:
+            return "", wrong
+        lost = injector.hit.endswith("DEVICE_LOST")
+        wrong += self._bystanders.check(lost and self._what == "shared")
+        try:
+            if lost:
+                self.close()
+            else:
+                no_object_left("after the fault", self._before)
+            wrong += self._attempt(may_fail=False)
+        except Exception as error:
+            wrong += f" {error!r};"
+        return injector.hit, wrong
+
+    def _attempt(self, may_fail: bool = True) -> str:
+        try:
+            found = WHAT[self._what]()
+        except Exception as error:
+            expected = may_fail and isinstance(error, (GpuError, vkep.ArenaOutOfMemory))
+            return "" if expected else f" {'' if may_fail else 'the next time '}raised {error!r};"
+        return "" if all(np.array_equal(one, RIGHT) for one in found) else f" a wrong answer {found};"
+
+    def close(self) -> None:
+        """Close the bystanders; raises where they leave something."""
+        bystanders, self._bystanders = self._bystanders, None
+        if bystanders is not None:
+            bystanders.close()
+            no_object_left("after closing")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where nothing is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--what", nargs="*", default=list(WHAT), choices=list(WHAT))
+    parser.add_argument("--lost", action="store_true", help="lose the device at each call in turn")
+    parser.add_argument("--most", type=int, default=10**9, help="cases of each kind, drawn by the seed")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    logging.getLogger("vkep").setLevel(logging.ERROR)
+    logging.getLogger("gpu_shared").setLevel(logging.ERROR)
+    injector, bad, total = Injector(), 0, 0
+    with injector.installed():
+        for what in given.what:
+            began = time.monotonic()
+            WHAT[what]()  # shaders are compiled, kernels are known
+            injector.arm(-1, 0, given.lost)
+            injector.quiet = False
+            WHAT[what]()
+            injector.quiet = True
+            most = 1 if given.lost else max(map(len, RESULTS.values()))
+            cases = [(at, which) for at in range(injector.count) for which in range(most)]
+            random.Random(given.seed).shuffle(cases)
+            done: dict[str, int] = {}
+            run = Cases(injector, what, given.lost)
+            for at, which in cases:
+                if sum(done.values()) >= given.most:
+                    break
+                hit, wrong = run.one(at, which)
+                if hit:
+                    done[hit] = done.get(hit, 0) + 1
+                if wrong:
+                    bad += 1
+                    print(f"{what}, call {at}, {hit}:{wrong}", flush=True)
+            run.close()
+            total += sum(done.values())
+            kinds = len({name.split()[0] for name in done})
+            seconds = time.monotonic() - began
+            print(f"{what}: {sum(done.values())} faults of {kinds} functions, {seconds:.0f} s", flush=True)
+    print(f"{total} faults, {bad} with something wrong")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
