@@ -120,7 +120,7 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 )
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ort.genai_model import write_model
+from tests.ort.client_models import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """

@@ -220,7 +220,7 @@ def test_what_is_raised_before_a_callbacks_first_line_fails_it() -> None:
         vkep.ort.register()
         session = open_session()
         name = "vkep_ep_OnRunEnd"
-        boundary._define(name, lambda: None, lambda error: boundary.to_status(error, name))
+        boundary._define(name, lambda: None, lambda error: boundary.to_status(error, name), lambda: None)
         try:
             check(session)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A tiny decoder in the form that onnxruntime-genai runs: a folder with ``model.onnx`` and ``genai_config.json``."""
+"""Tiny models in the forms that other programs open: onnxruntime-genai, Optimum, Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -89,3 +89,68 @@ def write_model(folder: Path) -> None:
     }
     search = {"do_sample": False, "max_length": 64, "past_present_share_buffer": False}
     (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": search}))
+
+
+def write_encoder(path: Path, *, classify: bool) -> None:
+    """An encoder of tokens: ``logits`` of three classes, or ``last_hidden_state``."""
+    rng = np.random.default_rng(2)
+    info, node = helper.make_tensor_value_info, helper.make_node
+    weights = {
+        "table": rng.normal(0, 1, (TOKENS, SIZE)).astype(np.float32),
+        "k": rng.normal(0, 1, (SIZE, SIZE)).astype(np.float32),
+        "last": np.array([2], np.int64),
+    }
+    nodes = [
+        node("Gather", ["table", "input_ids"], ["e"]),
+        node("MatMul", ["e", "k"], ["projected"]),
+        node("Tanh", ["projected"], ["bounded"]),
+        node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["mask", "last"], ["wide_mask"]),
+        node("Mul", ["bounded", "wide_mask"], ["last_hidden_state"]),
+    ]
+    outputs = [info("last_hidden_state", TensorProto.FLOAT, ["batch", "length", SIZE])]
+    if classify:
+        weights["head"] = rng.normal(0, 1, (SIZE, 3)).astype(np.float32)
+        nodes.append(node("ReduceMean", ["last_hidden_state"], ["pooled"], axes=[1], keepdims=0))
+        nodes.append(node("MatMul", ["pooled", "head"], ["logits"]))
+        outputs = [info("logits", TensorProto.FLOAT, ["batch", 3])]
+    inputs = [info(name, TensorProto.INT64, ["batch", "length"]) for name in ("input_ids", "attention_mask")]
+    tensors = [numpy_helper.from_array(w, n) for n, w in weights.items()]
+    graph = helper.make_graph(nodes, "encoder", inputs, outputs, tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def _bert(**more: object) -> str:
+    config = {"model_type": "bert", "hidden_size": SIZE, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return json.dumps({**config, "vocab_size": TOKENS, "max_position_embeddings": 64, **more})
+
+
+def write_classifier(folder: Path) -> None:
+    """What Optimum opens: ``model.onnx`` and ``config.json``."""
+    folder.mkdir()
+    write_encoder(folder / "model.onnx", classify=True)
+    (folder / "config.json").write_text(_bert(architectures=["BertForSequenceClassification"], num_labels=3))
+
+
+def write_sentences(folder: Path) -> None:
+    """What Sentence Transformers opens; it takes tokenizers and transformers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    (folder / "onnx").mkdir(parents=True)
+    write_encoder(folder / "onnx" / "model.onnx", classify=False)
+    (folder / "config.json").write_text(_bert(architectures=["BertModel"]))
+    words = ["[PAD]", "[UNK]", "a", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "model_input_names": ["input_ids", "attention_mask"]}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names).save_pretrained(str(folder))
+    modules = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
+    entries = [
+        {"idx": int(i), "name": i, "path": p, "type": f"sentence_transformers.models.{t}"} for i, p, t in modules
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": SIZE, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": False}))
