@@ -49,7 +49,6 @@ REASONS = {
     "GatherPacked": "weights in ONNX Runtime's packed-weight formats",
     "HyperConnectionPostMix": _NOT_YET,
     "HyperConnectionPreMix": _NOT_YET,
-    "LinearAttention": "a recurrence over the sequence, with a matrix for its state: " + _NOT_YET,
     "LongformerAttention": "windows and global tokens in one attention: " + _NOT_YET,
     "MatMulFpQ4": "weights in a layout private to ONNX Runtime's CPU library",
     "MatMulNBitsMlp": "what ONNX Runtime's WebGPU optimizer makes of nodes that vkep runs",

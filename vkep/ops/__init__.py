@@ -13,6 +13,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     contrib_positions,
     contrib_qlinear,
     contrib_quantized,
+    contrib_recurrent,
     contrib_self_attention,
     contrib_standard,
     convolution,
