@@ -23,9 +23,9 @@ from vkep.kernels.select import Choice, Emission, bind, candidates, choose, emit
 DEVICES = st.builds(
     DeviceCapabilities.for_tests,
     device_type=st.sampled_from(["cpu", "integrated", "discrete"]),
-    subgroup_size=st.sampled_from([1, 4, 8, 16, 32, 64]),
+    subgroup_size=st.sampled_from([1, 4, 8, 16, 32, 64, 128]),
     min_subgroup_size=st.just(1),
-    max_subgroup_size=st.just(64),
+    max_subgroup_size=st.just(128),
     max_workgroup_invocations=st.sampled_from([128, 256, 1024]),
 )
 

@@ -11,6 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType, load_code
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.launch import floor_power_of_two
 from vkep.kernels.pointwise_tile import extra_operands, generated_reach, pointwise_tile, transposed_axis
 from vkep.sizes import at_hand, divides, hint
 
@@ -226,6 +227,7 @@ def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:
         iterations = min(iterations, max(1, units // (lanes * 16)))
     else:
         lanes, iterations = 256, 1
+    lanes = min(lanes, floor_power_of_two(caps.max_workgroup_invocations))
     while -(-units // (lanes * iterations)) > min(limit, 1 << 20):
         iterations *= 2
     return lanes, iterations
