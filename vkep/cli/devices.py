@@ -28,6 +28,11 @@ def devices_command(json_output: JsonFlag = False, verbose: VerboseOption = 0) -
             typer.echo(f"{device.index}: {first}{mark}")
             for line in [*rest, f"  UUID {device.capabilities.uuid}"]:
                 typer.echo(f"   {line}")
+            widths = in_words(device)
+            if widths:
+                typer.echo(
+                    f"     in 32-bit words: types of {widths} bits, some of which it lacks; slower, nothing declines"
+                )
             for problem in device.problems:
                 typer.echo(f"     not usable: {problem}")
     if chosen is None:
@@ -46,11 +51,19 @@ def default_device(devices: list[DeviceInfo]) -> DeviceInfo | None:
         return None
 
 
+def in_words(device: DeviceInfo) -> str:
+    """The widths of element types that kernels compute with 32-bit words on a device, "" where it has all."""
+    from vkep.shaders.words import widths_in_words
+
+    return ", ".join(map(str, widths_in_words(device.capabilities.features)))
+
+
 def device_to_dict(device: DeviceInfo, default: bool) -> dict[str, Any]:
-    """Plain data: the capabilities, and ``usable``, ``problems``, ``default``."""
+    """Plain data: the capabilities, and ``usable``, ``problems``, ``default``, ``in_words``."""
     return {
         **device.capabilities.to_dict(),
         "usable": not device.problems,
         "problems": list(device.problems),
         "default": default,
+        "in_words": in_words(device),
     }

@@ -48,6 +48,13 @@ _OF_WIDTH = {
 }
 
 
+def widths_in_words(features: frozenset[str]) -> tuple[int, ...]:
+    """The widths of types of which a device with ``features`` lacks some: kernels compute with words in their place, which takes
+    more instructions. No operator declines for it.
+    """
+    return tuple(width for width, names in _OF_WIDTH.items() if lacking(names, features))
+
+
 def lacking(capabilities: Iterable[str], features: frozenset[str]) -> frozenset[str]:
     """The capabilities among these that a device with ``features`` has not, or that vkep does not know."""
     return frozenset(c for c in capabilities if c not in _ALWAYS and FEATURES.get(c) not in features)

@@ -1,0 +1,1 @@
+"""Plans for devices that nobody here has, checked against what their drivers report."""

@@ -1,0 +1,145 @@
+"""Devices as their drivers report them: what vkep is planned for without having them.
+
+Facts of the public hardware database (vulkan.gpuinfo.org) and of reports in public issue trackers. Where reports of a device
+differ, the poorer value stands here. lavapipe and SwiftShader were asked on the machine (``vkep devices --json``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpu_shared.capabilities import REQUIRED_FEATURES, CooperativeMatrixShape, DeviceCapabilities, MemoryHeap
+
+GIB = 1 << 30
+_VULKAN_1_3 = REQUIRED_FEATURES | {
+    "compute_full_subgroups",
+    "integer_dot_product",
+    "subgroup_extended_types",
+    "subgroup_size_control",
+    "vulkan_memory_model",
+    "vulkan_memory_model_device_scope",
+}
+_SUBGROUPS = frozenset({"subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle"})
+_NARROW = frozenset({"int8", "storage_8bit", "int16", "float16", "storage_16bit"})
+
+
+def _record(name: str, features: frozenset[str], subgroup: tuple[int, int, int], **more: Any) -> DeviceCapabilities:
+    """``subgroup``: the size, and the least and the greatest that a pipeline may ask for."""
+    values: dict[str, Any] = {
+        "device_type": "integrated",
+        "max_workgroup_invocations": 1024,
+        "max_workgroup_size": (1024, 1024, 64),
+        "max_buffer_size": 4 * GIB,
+        "max_allocation_size": 4 * GIB,
+        "memory_heaps": (MemoryHeap(4 * GIB, True),),
+        "host_visible_device_local": True,
+    }
+    size, least, most = subgroup
+    sizes = {"subgroup_size": size, "min_subgroup_size": least, "max_subgroup_size": most}
+    return DeviceCapabilities(name=name, features=features, **{**values, **sizes, **more})
+
+
+def _half_products(sizes: tuple[int, ...]) -> tuple[CooperativeMatrixShape, ...]:
+    return tuple(
+        CooperativeMatrixShape(16, n, 16, "float16", "float16", c, c) for n in sizes for c in ("float16", "float32")
+    )
+
+
+#: the one with all features comes first: what the others decline beyond it, they decline for what they are
+RECORDS: Mapping[str, DeviceCapabilities] = {
+    record.name: record
+    for record in (
+        _record(
+            "NVIDIA H200",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64", "cooperative_matrix"},
+            (32, 32, 32),
+            device_type="discrete",
+            max_workgroup_count=(2**31 - 1, 65535, 65535),
+            max_shared_memory_bytes=49152,
+            max_push_constants_size=256,
+            compute_units=132,
+            host_visible_device_local=False,
+            memory_heaps=(MemoryHeap(139 * GIB, True),),
+            cooperative_matrix_shapes=_half_products((8, 16)),
+        ),
+        _record(
+            "AMD Radeon RX 7900 (RADV)",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64", "cooperative_matrix"},
+            (64, 32, 64),
+            device_type="discrete",
+            max_workgroup_count=(2**32 - 1, 65535, 65535),
+            max_shared_memory_bytes=65536,
+            max_push_constants_size=256,
+            host_visible_device_local=False,
+            memory_heaps=(MemoryHeap(20 * GIB, True),),
+            cooperative_matrix_shapes=_half_products((16,)),
+        ),
+        _record(
+            "Intel Iris Xe (ANV)",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"},
+            (32, 8, 32),
+            max_shared_memory_bytes=65536,
+            max_push_constants_size=128,
+        ),
+        _record(
+            "Apple M1 (MoltenVK)",
+            (_VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"}) - {"subgroup_size_control"},
+            (32, 4, 32),
+            max_workgroup_size=(1024, 1024, 1024),
+            max_workgroup_count=(2**30, 2**30, 2**30),
+            max_push_constants_size=4096,
+        ),
+        _record(
+            "Qualcomm Adreno 740",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW,
+            (64, 64, 128),
+            max_push_constants_size=256,
+        ),
+        _record(
+            "Arm Mali-G710",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"},
+            (16, 16, 16),
+            max_push_constants_size=128,
+        ),
+        _record(
+            "Raspberry Pi 5 (V3D 7.1)",
+            _VULKAN_1_3 | {"subgroup_ballot", "subgroup_shuffle", "storage_8bit", "storage_16bit"},
+            (16, 16, 16),
+            max_workgroup_invocations=256,
+            max_workgroup_size=(256, 256, 256),
+            max_shared_memory_bytes=16384,
+            max_push_constants_size=128,
+            max_buffer_size=GIB,
+            max_allocation_size=GIB,
+        ),
+        _record(
+            "SwiftShader",
+            _VULKAN_1_3 | _SUBGROUPS,
+            (4, 4, 4),
+            device_type="cpu",
+            max_workgroup_invocations=256,
+            max_workgroup_size=(256, 256, 64),
+            max_push_constants_size=128,
+            max_buffer_size=GIB,
+            max_allocation_size=GIB,
+            memory_heaps=(MemoryHeap(2 * GIB, True),),
+        ),
+        _record(
+            "lavapipe",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64"},
+            (8, 8, 8),
+            device_type="cpu",
+            max_push_constants_size=256,
+        ),
+        DeviceCapabilities.generic(name="the least that Vulkan 1.3 allows", features=_VULKAN_1_3),
+        DeviceCapabilities.generic(
+            name="subgroups of one lane",
+            features=REQUIRED_FEATURES,
+            subgroup_size=1,
+            min_subgroup_size=1,
+            max_subgroup_size=1,
+        ),
+        _record("subgroups of 128 lanes", _VULKAN_1_3 | _SUBGROUPS | _NARROW, (128, 128, 128)),
+    )
+}
