@@ -10,7 +10,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import (
     ceil_div,
     element_defines,
@@ -47,8 +47,7 @@ NORM = Kernel(
         Operand("inv_std", writes=True),
     ),
     params=(
-        ("rows", "uint"),
-        ("axis", "uint"),
+        *uints("rows", "axis"),
         ("inv_axis", "float"),
         ("epsilon", "float"),
         *magic_fields("period", "spatial"),
@@ -90,8 +89,7 @@ LRN = Kernel(
     params=(
         ("total", "uint"),
         *magic_fields("inner", "channels"),
-        ("before", "uint"),
-        ("after", "uint"),
+        *uints("before", "after"),
         ("alpha_over_size", "float"),
         ("beta", "float"),
         ("bias", "float"),

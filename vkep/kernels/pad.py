@@ -11,7 +11,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_offset, magic_dims
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import UNITS, contiguous_strides, element_type, fields8, flat_lanes, numbered
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -32,10 +32,7 @@ PAD = Kernel(
     "pad.comp",
     operands=(Operand("x"), Operand("y", writes=True)),
     params=(
-        ("total", "uint"),
-        ("start", "uint"),
-        ("value_low", "uint"),
-        ("value_high", "uint"),
+        *uints("total", "start", "value_low", "value_high"),
         *fields8("dim", "mul", "shift", "extent", "stride"),
         *fields8("begin", kind="int"),
     ),

@@ -13,7 +13,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.graph.windows import Window, check_window
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes, limit
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
@@ -50,10 +50,7 @@ POOL = Kernel(
     "pool.comp",
     operands=(Operand("x"), Operand("y", writes=True), Operand("indices", writes=True)),
     params=(
-        ("total", "uint"),
-        ("depth", "uint"),
-        ("height", "uint"),
-        ("width", "uint"),
+        *uints("total", "depth", "height", "width"),
         *magic_fields("out_depth", "out_height", "out_width"),
         *((f"{name}_{axis}", "uint") for name in ("stride", "dilation") for axis in "dhw"),
         *((f"pad_{axis}", "int") for axis in "dhw"),

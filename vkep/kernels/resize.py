@@ -18,7 +18,7 @@ from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_coordinates, magic_dims
 from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
 from vkep.kernels.gather import copy
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import (
     ceil_div,
     contiguous_strides,
@@ -70,8 +70,7 @@ RESIZE_AXIS = Kernel(
     "resize_axis.comp",
     operands=(Operand("x"), Operand("positions"), Operand("weights"), Operand("y", writes=True)),
     params=(
-        ("total", "uint"),
-        ("axis", "uint"),
+        *uints("total", "axis"),
         *magic_fields("inner", "out_axis"),
         ("taps", "uint"),
         ("extrapolation", "float"),
@@ -83,10 +82,7 @@ RESIZE_NEAREST = Kernel(
     "resize_nearest.comp",
     operands=(Operand("x"), Operand("offsets"), Operand("y", writes=True)),
     params=(
-        ("total", "uint"),
-        ("last", "uint"),
-        ("value_low", "uint"),
-        ("value_high", "uint"),
+        *uints("total", "last", "value_low", "value_high"),
         *fields8("dim", "mul", "shift", "first"),
     ),
     spec={"RANK": 1},

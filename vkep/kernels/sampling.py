@@ -10,7 +10,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -57,9 +57,7 @@ GRID_SAMPLE = Kernel(
     params=(
         ("total", "uint"),
         *magic_fields("channels", "points"),
-        ("size0", "uint"),
-        ("size1", "uint"),
-        ("size2", "uint"),
+        *uints("size0", "size1", "size2"),
     ),
     spec={"RANK": 2, "METHOD": 1, "PADDING": 0, "ALIGN": 0},
     variants=(_grid_defines("float32", "float32"), _grid_defines("float16", "float16")),

@@ -16,7 +16,7 @@ from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.gather import check_along, copy
 from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import (
     MAX_RANK,
     contiguous_strides,
@@ -74,9 +74,7 @@ SCATTER_ELEMENTS = Kernel(
     "scatter_elements.comp",
     operands=_OPERANDS,
     params=(
-        ("total", "uint"),
-        ("extent", "uint"),
-        ("count", "uint"),
+        *uints("total", "extent", "count"),
         *fields8("dim", "mul", "shift", "stride", "update_stride"),
         FAULT_CODE,
     ),

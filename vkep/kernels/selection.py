@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, flat_lanes, floor_power_of_two, grid
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -38,10 +38,7 @@ NMS = Kernel(
         Operand("counts", writes=True),
     ),
     params=(
-        ("pairs", "uint"),
-        ("classes", "uint"),
-        ("box_count", "uint"),
-        ("most", "uint"),
+        *uints("pairs", "classes", "box_count", "most"),
         ("iou_threshold", "float"),
         ("score_threshold", "float"),
     ),

@@ -280,6 +280,14 @@ def fused_conv(
     return activated(b, out, activation, activation_params)
 
 
+def channels_first(x: Tensor) -> Tensor:
+    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.transpose((0, *range(2, x.rank), 1))
+
+
 def unpacked_codes(b: Builder, packed: Tensor, bits: int) -> Tensor:
     """uint8 codes [..., n * 8 / bits] from bytes [..., n]; the first lies in the lowest bits."""
     each = 8 // bits

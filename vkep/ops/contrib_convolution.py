@@ -15,7 +15,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, activated, outputs
+from vkep.ops.contrib import MICROSOFT, activated, channels_first, channels_last, outputs
 from vkep.ops.convolution import conv_, conv_transpose
 from vkep.ops.gather import gathered
 from vkep.ops.reduction import reduce_axes
@@ -24,18 +24,10 @@ from vkep.ops.registry import FLOATS, operator
 _FLOAT32, _INT32, _BOOL = (DTYPES[n] for n in ("float32", "int32", "bool"))
 
 
-def _first(x: Tensor) -> Tensor:
-    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
-
-
-def _last(x: Tensor) -> Tensor:
-    return x.transpose((0, *range(2, x.rank), 1))
-
-
 @operator("NhwcConv", domain=MICROSOFT, types={"x w bias": FLOATS})
 def nhwc_conv(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None = None, *, a: ConvAttributes) -> Tensor:
     """Input and result have channels last, and so have the weights [m, kh, kw, c]."""
-    return _last(conv_(b, _first(x), _first(w), bias, a=a))
+    return channels_last(conv_(b, channels_first(x), channels_first(w), bias, a=a))
 
 
 @operator("NhwcFusedConv", domain=MICROSOFT, types={"x w bias z": FLOATS})
@@ -50,7 +42,7 @@ def nhwc_fused_conv(
     activation: str = "",
     activation_params: Sequence[float] = (),
 ) -> Tensor:
-    out = _last(conv_(b, _first(x), w, bias, a=a))
+    out = channels_last(conv_(b, channels_first(x), w, bias, a=a))
     b.expect("Z", z, out.shape)
     if z is not None:
         out = b.pointwise("add", out, z)

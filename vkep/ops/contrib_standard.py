@@ -18,7 +18,7 @@ from vkep.kernels.elimination import InverseProblem
 from vkep.kernels.sampling import CropProblem
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT
+from vkep.ops.contrib import MICROSOFT, channels_first, channels_last
 from vkep.ops.contrib_quantized import real
 from vkep.ops.gather import gather_nd_11, pad
 from vkep.ops.generators import range_, trilu
@@ -157,17 +157,9 @@ def qlinear_softmax(
     return b.store(rounded_to(b, steps, y_zero_point, x.dtype), x.dtype, shape=x.shape)
 
 
-def _channels_first(x: Tensor) -> Tensor:
-    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.transpose((0, *range(2, x.rank), 1))
-
-
 @operator("NhwcMaxPool", domain=MICROSOFT, types={"x": _BYTES})
 def nhwc_max_pool(b: Builder, x: Tensor, *, a: PoolAttributes) -> Tensor:
-    return _channels_last(max_pool(b, _channels_first(x), a=a)[0])
+    return channels_last(max_pool(b, channels_first(x), a=a)[0])
 
 
 def _in_floats(
@@ -176,11 +168,11 @@ def _in_floats(
     scale: Tensor,
     zero_point: Tensor | None,
     function: Callable[[Tensor], Tensor],
-    channels_last: int,
+    nhwc: int,
 ) -> Tensor:
     """A function of images, of what quantized ones stand for."""
     wide = b.store(real(b, x, scale, zero_point), _FLOAT32, shape=x.shape)
-    return _channels_last(function(_channels_first(wide))) if channels_last else function(wide)
+    return channels_last(function(channels_first(wide))) if nhwc else function(wide)
 
 
 @operator("QLinearAveragePool", domain=MICROSOFT, types=_QUANTIZED)
@@ -276,9 +268,7 @@ def crop_and_resize(
 
 @operator("Inverse", domain=MICROSOFT, types={"x": (*FLOATS, "float64")})
 def inverse(b: Builder, x: Tensor) -> Tensor:
-    out = b.empty(x.dtype, x.shape)
-    b.compute(InverseProblem(x.shape, x.dtype.name), [b.contiguous(x)], [out])
-    return out
+    return b.result(InverseProblem(x.shape, x.dtype.name), x)
 
 
 # ---- of ONNX's first years

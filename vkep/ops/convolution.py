@@ -147,9 +147,7 @@ def sum_of_windows(b: Builder, columns: Tensor, lead: tuple[int, int], counts: S
     problem = Col2ImProblem(
         lead, window.out, tuple(counts), window.kernel, window.strides, window.dilations, begins, columns.dtype.name
     )
-    out = b.empty(columns.dtype, (*lead, *window.out))
-    b.compute(problem, [b.contiguous(columns)], [out])
-    return out
+    return b.result(problem, columns)
 
 
 @operator("ConvTranspose", types={"T": CONV_TYPES})

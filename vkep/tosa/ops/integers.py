@@ -30,33 +30,22 @@ def _whole(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     return cast_to(b, x, "int32")
 
 
-def _compare(b: TosaBuilder, name: str, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-    return b.elementwise(name, *_same(b, x, y), dtype="bool")
+def _declare_comparison(op_type: str, since: int, name: str, swapped: bool) -> None:
+    """``swapped``: TOSA has the comparison from the second operand's side."""
+
+    @tosa_operator(op_type, types=_COMPARED, since=since)
+    def compare(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        return b.elementwise(name, *(_same(b, y, x) if swapped else _same(b, x, y)), dtype="bool")
 
 
-@tosa_operator("Equal", types=_COMPARED, since=7)
-def equal(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-    return _compare(b, "equal", x, y)
-
-
-@tosa_operator("Greater", types=_COMPARED, since=7)
-def greater(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-    return _compare(b, "greater", x, y)
-
-
-@tosa_operator("GreaterOrEqual", types=_COMPARED, since=12)
-def greater_or_equal(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-    return _compare(b, "greater_equal", x, y)
-
-
-@tosa_operator("Less", types=_COMPARED, since=7)
-def less(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-    return _compare(b, "greater", y, x)
-
-
-@tosa_operator("LessOrEqual", types=_COMPARED, since=12)
-def less_or_equal(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-    return _compare(b, "greater_equal", y, x)
+for _comparison in (
+    ("Equal", 7, "equal", False),
+    ("Greater", 7, "greater", False),
+    ("GreaterOrEqual", 12, "greater_equal", False),
+    ("Less", 7, "greater", True),
+    ("LessOrEqual", 12, "greater_equal", True),
+):
+    _declare_comparison(*_comparison)
 
 
 # ---- bits
@@ -67,15 +56,14 @@ def _on_bits(b: TosaBuilder, name: str, x: TosaTensor, *others: TosaTensor) -> T
     return replace(made, held="bits") if x.dtype in SIGNED else made
 
 
-for _onnx, _tosa in (("BitwiseAnd", "bitwise_and"), ("BitwiseOr", "bitwise_or"), ("BitwiseXor", "bitwise_xor")):
+def _declare_bitwise(op_type: str, name: str) -> None:
+    @tosa_operator(op_type, types=_BITS)
+    def bitwise(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        return _on_bits(b, name, x, y)
 
-    def _declare(name: str = _tosa) -> object:
-        def lower(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-            return _on_bits(b, name, x, y)
 
-        return lower
-
-    tosa_operator(_onnx, types=_BITS)(_declare())  # type: ignore[arg-type]
+for _bitwise in (("BitwiseAnd", "bitwise_and"), ("BitwiseOr", "bitwise_or"), ("BitwiseXor", "bitwise_xor")):
+    _declare_bitwise(*_bitwise)
 
 
 @tosa_operator("BitwiseNot", types=_BITS)
