@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from tests.ort.conftest import OpenSession, device_of, graph, where
+from tests.ort.conftest import OpenSession, device_number, device_of, graph, where
 
 KEY = "ep_compatibility_info.VulkanExecutionProvider"
 WEIGHT = np.random.default_rng(4).standard_normal((16, 8)).astype(np.float32)
@@ -236,3 +236,34 @@ def _device() -> Any:
     import gpu_shared
 
     return gpu_shared.select_device(gpu_shared.list_devices()).capabilities
+
+
+def test_the_best_of_several_compiled_models(registered: Any) -> None:
+    """As ONNX Runtime asks for a model package: by the factory's member."""
+    from vkep.ort.boundary import NULL, ffi, live
+    from vkep.ort.context_data import compatibility
+
+    factory = live("OrtEpFactory")[0]
+    ort, here = factory.ort, compatibility(_device())
+    driver = here.replace("driver=", "driver=another ")
+    foreign = here.replace("vkep=", "other=")
+    if not factory.devices._virtual:
+        pytest.skip("the device is one that ONNX Runtime lists itself")
+    hardware = factory.devices._virtual[min(device_number(registered), len(factory.devices._virtual) - 1)]
+
+    def best(*texts: str) -> int:
+        made = [ort.make_pairs({"ep_compatibility_info": text} if text else {}) for text in texts]
+        out = ffi.new("size_t *", 99)
+        try:
+            array = ffi.new("OrtKeyValuePairs const *[]", made)
+            ort.check(factory.pointer.SelectBestModelCandidate(factory.pointer, hardware, array, len(made), NULL, out))
+        finally:
+            for pairs in made:
+                ort.api.ReleaseKeyValuePairs(pairs)
+        return int(out[0])
+
+    assert best(foreign, driver, here) == 2
+    assert best(here, driver) == 0
+    assert best("", foreign, driver) == 2
+    with pytest.raises(Exception, match="none of 2 compiled models was made for this device"):
+        best(foreign, "")

@@ -37,7 +37,8 @@ struct OrtEpFactory {
   OrtStatus *(*InitGraphicsInterop)(OrtEpFactory *, const OrtEpDevice *device,
       const OrtGraphicsInteropConfig *config);
   OrtStatus *(*DeinitGraphicsInterop)(OrtEpFactory *, const OrtEpDevice *device);
-  void *SelectBestModelCandidate;
+  OrtStatus *(*SelectBestModelCandidate)(OrtEpFactory *, const OrtHardwareDevice *device,
+      const OrtKeyValuePairs *const *candidates, size_t count, const OrtSessionOptions *options, size_t *out);
 };
 
 struct OrtEp {

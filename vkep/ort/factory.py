@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import vkep
@@ -28,6 +28,8 @@ logger = logging.getLogger("vkep.ort")
 _NAME = ffi.new("char[]", EP_NAME.encode())
 _VENDOR = ffi.new("char[]", b"vkep")
 _VERSION = ffi.new("char[]", vkep.__version__.encode())
+#: of a candidate of a model package (the model's own metadata have the provider's name after it)
+COMPATIBILITY_KEY = "ep_compatibility_info"
 _INCOMPATIBLE_DRIVER, _INCOMPATIBLE_DEVICE = 1, 2  # OrtDeviceEpIncompatibilityReason
 
 
@@ -87,13 +89,28 @@ class Factory(CStruct, struct="OrtEpFactory"):
     @status
     def ValidateCompiledModelCompatibilityInfo(self, devices: Any, count: int, info: Any, out: Any) -> None:
         text = ffi.string(info).decode("utf-8", "replace")
-        api, fits = self.ort.api, [Fit.NOT_OURS]
-        for index in range(count):
-            uuid = metadata_uuid(self.ort, api.HardwareDevice_Metadata(devices[index]))
-            ids = (api.HardwareDevice_VendorId(devices[index]), api.HardwareDevice_DeviceId(devices[index]))
+        out[0] = self._fit(text, [devices[index] for index in range(count)]).value
+
+    def _fit(self, text: str, hardware: Sequence[Any]) -> Fit:
+        """How data with this compatibility text fits the best of these devices."""
+        api, fits = self.ort.api, []
+        for listed in hardware:
+            uuid = metadata_uuid(self.ort, api.HardwareDevice_Metadata(listed))
+            ids = (api.HardwareDevice_VendorId(listed), api.HardwareDevice_DeviceId(listed))
             same = (d for d in self.devices.devices if d.uuid == uuid or (d.vendor_id, d.device_id) == ids)
             fits += [fit(text, d) for d in same]
-        out[0] = min((f.value for f in fits if f is not Fit.NOT_OURS), default=Fit.NOT_OURS.value)
+        return min((f for f in fits if f is not Fit.NOT_OURS), key=lambda f: f.value, default=Fit.NOT_OURS)
+
+    @status
+    def SelectBestModelCandidate(self, device: Any, candidates: Any, count: int, options: Any, out: Any) -> None:
+        texts = [self.ort.pairs(candidates[index]).get(COMPATIBILITY_KEY, "") for index in range(count)]
+        usable = (Fit.OPTIMAL, Fit.RECOMPILE)
+        found = {index: made for index, text in enumerate(texts) if (made := self._fit(text, [device])) in usable}
+        if not found:
+            raise ValueError(
+                f"none of {count} compiled models was made for this device, its driver and this vkep: {texts}"
+            )
+        out[0] = min(found, key=lambda index: found[index].value)
 
     @status
     def CreateAllocator(self, info: Any, options: Any, out: Any) -> None:
