@@ -249,3 +249,69 @@ def test_dlpack_of_a_value_says_vulkan(session: OpenSession, registered: Any) ->
         with pytest.raises((BufferError, RuntimeError, ValueError)):
             torch.from_dlpack(value)
         np.testing.assert_array_equal(torch.from_dlpack(host).numpy(), X)
+
+
+# ---- host-accessible (pinned) memory
+
+
+def pinned(registered: Any, array: np.ndarray[Any, Any]) -> Any:
+    """An OrtValue in the provider's host-accessible memory."""
+    info = device_of(registered).memory_info(onnxruntime.OrtDeviceMemoryType.HOST_ACCESSIBLE)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, memory_info=info)
+    onnxruntime.copy_tensors([onnxruntime.OrtValue.ortvalue_from_numpy(array)], [value])
+    return value
+
+
+def pinned_bytes() -> int:
+    from vkep.ort.allocator import PinnedAllocator
+    from vkep.ort.boundary import live
+
+    return sum(b.size for a in live("OrtAllocator") if isinstance(a, PinnedAllocator) for b, _ in a._blocks.values())
+
+
+def test_pinned_memory_is_the_hosts_and_a_run_takes_it(session: OpenSession, registered: Any, on_gpu: OnGpu) -> None:
+    before = pinned_bytes()
+    made, x, y = session(DOUBLE), pinned(registered, X), pinned(registered, np.zeros_like(X))
+    assert pinned_bytes() - before >= 2 * X.nbytes
+    assert x.__dlpack_device__() == (1, 0), "a consumer on the host may have it as it is"
+    seen = np.from_dlpack(y)
+    binding = made.io_binding()
+    binding.bind_ortvalue_input("x", x)
+    binding.bind_ortvalue_output("y", y)
+    for factor in (1, 3):
+        np.copyto(np.from_dlpack(x, copy=False), factor * X)
+        made.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        np.testing.assert_array_equal(seen, 2 * factor * X)
+    device = on_gpu(np.zeros_like(X))
+    onnxruntime.copy_tensors([x], [device])
+    np.testing.assert_array_equal(device.numpy(), 3 * X)
+    onnxruntime.copy_tensors([device], [y])
+    np.testing.assert_array_equal(seen, 3 * X)
+    del binding, x, y
+    assert pinned_bytes() > before, "the array keeps the value"
+    del seen
+    gc.collect()
+    assert pinned_bytes() == before
+
+
+def test_pinned_memory_has_an_arena_without_streams(registered: Any) -> None:
+    from vkep.ort.allocator import PinnedAllocator
+    from vkep.ort.boundary import NULL, ffi, live
+
+    values = [pinned(registered, np.ones(1000, np.float32)) for _ in range(8)]
+    (used,) = [a for a in live("OrtAllocator") if isinstance(a, PinnedAllocator) and a._blocks]
+    pointer = used.pointer
+    assert pointer.AllocOnStream == NULL
+    out = ffi.new("OrtKeyValuePairs **")
+    used._ort.check(pointer.GetStats(pointer, out))
+    stats = used._ort.pairs(out[0])
+    used._ort.api.ReleaseKeyValuePairs(out[0])
+    assert int(stats["InUse"]) >= 8 * 4000 and int(stats["NumArenaExtensions"]) < 8
+    taken = pointer.Alloc(pointer, 4096)
+    assert used.holds(int(ffi.cast("uintptr_t", taken)) + 4095)
+    ffi.buffer(taken, 4096)[:] = b"x" * 4096
+    pointer.Free(pointer, taken)
+    assert not used.holds(int(ffi.cast("uintptr_t", taken)))
+    assert pointer.Alloc(pointer, 0) == NULL
+    assert len(values) == 8

@@ -137,7 +137,8 @@ class DeviceTensor:
         if self.nbytes:
             self._delegate.lease.wait(self.written_at)
         self.check()
-        return np.asarray(_Shown(self, mapped[: self.nbytes])).view(self.dtype.numpy).reshape(self.shape)
+        address = np.frombuffer(mapped, np.uint8).ctypes.data
+        return np.asarray(Shown((self, mapped), address, self.nbytes)).view(self.dtype.numpy).reshape(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """A copy on the host; with ``copy=False`` a `host_view`, or ``ValueError`` where there is none."""
@@ -204,18 +205,12 @@ class DeviceTensor:
         return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
 
 
-class _Shown:
-    """Bytes of a tensor for numpy, whose array keeps this and so the tensor."""
+class Shown:
+    """Bytes at a host address for numpy, whose array keeps this and so ``owner``."""
 
-    def __init__(self, tensor: DeviceTensor, mapped: memoryview) -> None:
-        self._tensor, self._mapped = tensor, mapped
-        address = np.frombuffer(mapped, np.uint8).ctypes.data if len(mapped) else 0
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (len(mapped),),
-            "data": (address, False),
-        }
+    def __init__(self, owner: object, address: int, nbytes: int) -> None:
+        self._owner = owner
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
 
 
 def on_host(value: Any) -> Any:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpu_shared.errors import GpuError
+from vkep.memory.device_arena import BufferArena, shared_arena
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
 from vkep.ort.memory import NUMBER_SHIFT, MemoryDomain, domain_of
 from vkep.ort.tensors import address, byte_count
 from vkep.ort.transfers import Item, in_c
 
 if TYPE_CHECKING:
+    from gpu_shared.context import SharedResource
+    from vkep.memory.device_arena import DeviceBlock
     from vkep.ort.api import Ort
 
 logger = logging.getLogger("vkep.ort")
@@ -122,6 +127,80 @@ class ArenaAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
         if self._domain is not None:
             freed = self._domain.shrink()
             logger.debug("shrink of %s gave %d bytes back", self._domain.context.label, freed)
+
+
+class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
+    """Host memory that the device reaches too, cached for the host, from an arena that all sessions on the context share. ONNX
+    Runtime has outputs that it takes to the host there. Its pointers are the host's; no stream orders it.
+    """
+
+    def __init__(self, ort: Ort, info: Any, open_domain: Callable[[], MemoryDomain]) -> None:
+        super().__init__(ort, info, open_domain)
+        self._arena: SharedResource[BufferArena] | None = None
+        self._blocks: dict[int, tuple[DeviceBlock, memoryview]] = {}  # by the host's address
+        self._lock = threading.Lock()
+
+    def _opened(self, domain: MemoryDomain) -> None:
+        device = domain.context.device
+        make = functools.partial(BufferArena, device, "download", label="pinned memory of ONNX Runtime")
+        self._arena = shared_arena(domain.context, "pinned arena", make, None)
+
+    @value(NULL)
+    def Alloc(self, nbytes: int) -> Any:
+        return self._pointer(self._take, nbytes)
+
+    @value(NULL)
+    def Reserve(self, nbytes: int) -> Any:
+        return self._pointer(self._take, nbytes)
+
+    def _take(self, nbytes: int) -> int:
+        self.domain  # noqa: B018  # opens it
+        assert self._arena is not None
+        block = self._arena.value.alloc(nbytes)
+        seen = block.mapped
+        assert seen is not None, "host-visible memory is mapped"
+        place = int(ffi.cast("uintptr_t", ffi.from_buffer(seen)))
+        with self._lock:
+            self._blocks[place] = (block, seen)
+        return place
+
+    def holds(self, place: int) -> bool:
+        """Whether a host address lies in memory that it gave out."""
+        with self._lock:
+            return any(at <= place < at + block.size for at, (block, _seen) in self._blocks.items())
+
+    @value(None)
+    def Free(self, pointer: Any) -> None:
+        if pointer != NULL:
+            with self._lock:
+                block, _seen = self._blocks.pop(address(pointer))
+            block.free()
+
+    @status
+    def GetStats(self, out: Any) -> None:
+        stats = {} if self._arena is None else self._arena.value.stats.to_key_values()
+        out[0] = self._ort.make_pairs(stats)
+
+    @status
+    def Shrink(self) -> None:
+        if self._arena is not None:
+            self._arena.value.shrink()
+
+    def release(self) -> None:
+        while self._blocks:
+            self._blocks.popitem()[1][0].free()
+        if self._arena is not None:
+            self._arena.release()
+            self._arena = None
+        super().release()
+
+
+#: by kinds of allocator and of memory
+ALLOCATORS: dict[tuple[int, int], type[ReadOnlyAllocator]] = {
+    (DEVICE_ALLOCATOR, DEFAULT_MEMORY): ArenaAllocator,
+    (READ_ONLY_ALLOCATOR, DEFAULT_MEMORY): ReadOnlyAllocator,
+    (DEVICE_ALLOCATOR, HOST_ACCESSIBLE): PinnedAllocator,
+}
 
 
 class DataTransfer(CStruct, struct="OrtDataTransferImpl"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.errors import DriverNotFoundError
 from gpu_shared.instance import list_devices, select_device
-from vkep.ort.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, READ_ONLY_ALLOCATOR
+from vkep.ort.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, HOST_ACCESSIBLE, READ_ONLY_ALLOCATOR
 from vkep.ort.boundary import NULL, ffi
 from vkep.ort.options import EP_NAME
 
@@ -42,14 +42,15 @@ class EpDevices:
         if not self.devices:
             for refused, problems in self.refused:
                 logger.warning("%s does not take %s: %s", EP_NAME, refused.name, "; ".join(problems))
-        self._memory: dict[str, tuple[Any, Any]] = {}
+        self._memory: dict[str, dict[tuple[int, int], Any]] = {}  # by UUID; kinds of allocator and of memory
         self._virtual: list[Any] = []
         self.host_memory = ort.get(
             ort.api.CreateMemoryInfo_V2, "OrtMemoryInfo *", b"Cpu", CPU, 0, 0, DEFAULT_MEMORY, 0, 0
         )
         for number, device in enumerate(self.devices):
-            kinds = (DEVICE_ALLOCATOR, READ_ONLY_ALLOCATOR)
-            self._memory[device.uuid] = tuple(self._memory_info(device, number, k) for k in kinds)
+            kinds = [(DEVICE_ALLOCATOR, DEFAULT_MEMORY), (READ_ONLY_ALLOCATOR, DEFAULT_MEMORY)]
+            kinds.append((DEVICE_ALLOCATOR, HOST_ACCESSIBLE))
+            self._memory[device.uuid] = {kind: self._memory_info(device, number, *kind) for kind in kinds}
 
     def announce(self, hardware: Sequence[Any], room: int) -> list[Any]:
         """Make the OrtEpDevices (ONNX Runtime owns them), at most ``room``. Two Vulkan devices of one model take two
@@ -76,7 +77,7 @@ class EpDevices:
             }
             with ort.temporary_pairs(metadata) as pairs:
                 ep_device = ort.get(ort.ep_api.CreateEpDevice, "OrtEpDevice *", self._factory, listed, pairs, NULL)
-            for info in self._memory[device.uuid]:
+            for info in self._memory[device.uuid].values():
                 ort.check(ort.ep_api.EpDevice_AddAllocatorInfo(ep_device, info))
             made.append(ep_device)
         return made
@@ -114,23 +115,25 @@ class EpDevices:
             raise ValueError(f"no Vulkan device has the number {number}; there are {len(self.devices)}")
         return self.devices[number]
 
-    def memory_info(self, device: DeviceCapabilities, *, read_only: bool = False) -> Any:
-        """The OrtMemoryInfo of a device's memory; it lives as long as this object."""
-        return self._memory[device.uuid][read_only]
+    def memory_info(
+        self, device: DeviceCapabilities, kind: tuple[int, int] = (DEVICE_ALLOCATOR, DEFAULT_MEMORY)
+    ) -> Any:
+        """The OrtMemoryInfo of a device's memory, by kinds of allocator and of memory; it lives as long as this object."""
+        return self._memory[device.uuid][kind]
 
     @property
     def vendor_ids(self) -> frozenset[int]:
         return frozenset(d.vendor_id for d in self.devices)
 
-    def _memory_info(self, device: DeviceCapabilities, number: int, kind: int) -> Any:
+    def _memory_info(self, device: DeviceCapabilities, number: int, kind: int, memory: int) -> Any:
         return self._ort.get(
             self._ort.api.CreateMemoryInfo_V2,
             "OrtMemoryInfo *",
-            b"Vulkan",
+            b"Vulkan" if memory == DEFAULT_MEMORY else b"VulkanPinned",
             GPU,
             device.vendor_id,
             number,
-            DEFAULT_MEMORY,
+            memory,
             _ALIGNMENT,
             kind,
         )

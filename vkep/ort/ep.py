@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
-from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, ReadOnlyAllocator
+from vkep.ort.allocator import ALLOCATORS
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, status, value
 from vkep.ort.capture import run_id
 from vkep.ort.claims import Claims, claim
@@ -180,12 +180,11 @@ class Ep(CStruct, struct="OrtEp"):
 
     @status
     def CreateAllocator(self, info: Any, out: Any) -> None:
-        kind = self.ort.get(self.ort.api.MemoryInfoGetType, "int", info)
-        read_only = kind == READ_ONLY_ALLOCATOR
-        maker = ReadOnlyAllocator if read_only else ArenaAllocator
-        own = self._devices.memory_info(self.runtime.device, read_only=read_only)
+        api = self.ort.api
+        kind = (self.ort.get(api.MemoryInfoGetType, "int", info), api.MemoryInfoGetDeviceMemType(info))
+        own = self._devices.memory_info(self.runtime.device, kind)
         context = self.runtime.context
-        out[0] = maker(self.ort, own, lambda: memory.acquire(context)).pointer
+        out[0] = ALLOCATORS[kind](self.ort, own, lambda: memory.acquire(context)).pointer
 
     @status
     def GetDefaultMemoryDevice(self, out: Any) -> None:

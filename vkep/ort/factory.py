@@ -10,7 +10,7 @@ import vkep
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.external import MEMORY_KINDS, can_import_memory, can_import_semaphore
 from vkep.ort import memory
-from vkep.ort.allocator import READ_ONLY_ALLOCATOR, ArenaAllocator, DataTransfer, ReadOnlyAllocator
+from vkep.ort.allocator import ALLOCATORS, DataTransfer
 from vkep.ort.api import Ort
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, status, value
 from vkep.ort.context_data import Fit, fit
@@ -116,13 +116,12 @@ class Factory(CStruct, struct="OrtEpFactory"):
     def CreateAllocator(self, info: Any, options: Any, out: Any) -> None:
         api = self.ort.api
         device = self.devices.by_number(self.ort.get(api.MemoryInfoGetId, "int", info))
-        read_only = self.ort.get(api.MemoryInfoGetType, "int", info) == READ_ONLY_ALLOCATOR
+        kind = (self.ort.get(api.MemoryInfoGetType, "int", info), api.MemoryInfoGetDeviceMemType(info))
         arena = {**arena_options(self._environment()), **self.ort.pairs(options)}
         chosen = EpOptions(arena={k: v for k, v in arena.items() if k.startswith("arena.")})
         session_options(device, chosen).arena_config()  # wrong options are refused now, not at the first allocation
-        maker = ReadOnlyAllocator if read_only else ArenaAllocator
-        own = self.devices.memory_info(device, read_only=read_only)
-        out[0] = maker(self.ort, own, self._opener(device, chosen)).pointer
+        own = self.devices.memory_info(device, kind)
+        out[0] = ALLOCATORS[kind](self.ort, own, self._opener(device, chosen)).pointer
 
     @value(None)
     def ReleaseAllocator(self, allocator: Any) -> None:

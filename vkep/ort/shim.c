@@ -228,8 +228,8 @@ OrtStatus *vkep_outputs(const OrtApi *api, const OrtEpApi *ep_api, OrtKernelCont
 }
 
 static int is_ours(const VkepTransfer *mine, const OrtMemoryDevice *device) {
-  if (mine->ep_api->MemoryDevice_GetDeviceType(device) != 1 || mine->ep_api->MemoryDevice_GetMemoryType(device) != 0)
-    return 0;
+  int memory = mine->ep_api->MemoryDevice_GetMemoryType(device); /* the default, or host-accessible */
+  if (mine->ep_api->MemoryDevice_GetDeviceType(device) != 1 || (memory != 0 && memory != 5)) return 0;
   uint32_t vendor = mine->ep_api->MemoryDevice_GetVendorId(device);
   for (size_t i = 0; i < mine->count; ++i)
     if (mine->vendors[i] == vendor) return 1;
@@ -242,8 +242,8 @@ static int is_host(const VkepTransfer *mine, const OrtMemoryDevice *device) {
 
 _Bool vkep_can_copy(const OrtDataTransferImpl *transfer, const OrtMemoryDevice *source, const OrtMemoryDevice *target) {
   const VkepTransfer *mine = (const VkepTransfer *)transfer;
-  if (is_host(mine, source)) return is_ours(mine, target);
-  return is_ours(mine, source) && (is_host(mine, target) || is_ours(mine, target));
+  if (!is_ours(mine, source) && !is_ours(mine, target)) return 0; /* vkep's pinned memory is its own, and the host's */
+  return (is_host(mine, source) || is_ours(mine, source)) && (is_host(mine, target) || is_ours(mine, target));
 }
 
 #ifndef START_PYTHON /* embed.c has one */

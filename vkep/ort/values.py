@@ -93,7 +93,7 @@ def lies_on_vulkan(value: Any) -> int | None:
     """The index of the Vulkan device that an ``OrtValue`` lies on; None where it does not."""
     from vkep.ort.memory import domain_of
 
-    if value.device_name() == "cpu" or not value.is_tensor():
+    if value.device_name() == "cpu" or not value.is_tensor() or is_pinned(value):
         return None
     pointer = int(value.data_ptr())
     try:
@@ -104,17 +104,46 @@ def lies_on_vulkan(value: Any) -> int | None:
     return domain.context.capabilities.index
 
 
+def is_pinned(value: Any) -> bool:
+    """Whether an ``OrtValue`` lies in the provider's host-accessible memory."""
+    from vkep.ort.allocator import PinnedAllocator
+    from vkep.ort.boundary import live
+
+    if value.device_name() == "cpu":
+        return False
+    pointer = int(value.data_ptr())
+    return any(a.holds(pointer) for a in live("OrtAllocator") if isinstance(a, PinnedAllocator))
+
+
+def pinned_array(value: Any) -> np.ndarray[Any, Any]:
+    """The content of a value in host-accessible memory, shared; it keeps the value. Raises ``ValueError`` for other values."""
+    from vkep import dtypes
+    from vkep.device.tensor import Shown
+
+    dtype = dtypes.from_onnx(value.element_type())
+    if dtype is None or not is_pinned(value):
+        raise ValueError(
+            f"an OrtValue of {value.data_type()} on {value.device_name()}: it lies in no host-accessible memory"
+        )
+    shown = Shown(value, int(value.data_ptr()), value.tensor_size_in_bytes())
+    return np.asarray(shown).view(dtype.numpy).reshape(value.shape())
+
+
 def dlpack_methods(capsule: Any, device: Any) -> dict[str, Any]:
     """``__dlpack__`` and ``__dlpack_device__`` for ``onnxruntime.OrtValue``, around its own: ONNX Runtime calls every GPU's
     memory CUDA's, and a consumer would take a Vulkan address for one of CUDA's.
     """
 
     def __dlpack_device__(self: Any) -> tuple[int, int]:
+        if is_pinned(self):
+            return DLPACK_CPU
         index = lies_on_vulkan(self)
         made: tuple[int, int] = device(self) if index is None else (DLPACK_VULKAN, index)
         return made
 
     def __dlpack__(self: Any, *, stream: Any = None, dl_device: Any = None, copy: Any = None, **more: Any) -> Any:
+        if is_pinned(self) and (dl_device is None or tuple(dl_device) == DLPACK_CPU):
+            return pinned_array(self).__dlpack__(**more)
         if lies_on_vulkan(self) is None:
             return capsule(self, stream=stream)
         if dl_device is None or tuple(dl_device) != DLPACK_CPU or copy is False:
