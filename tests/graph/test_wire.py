@@ -109,7 +109,7 @@ def test_a_file_that_is_written_to_later_is_an_error_not_other_weights(proto: on
     weight = load_model(path).graph.weights["large"]
     with path.open("r+b") as file:
         file.truncate(200)
-    with pytest.raises(InvalidModelError, match="was changed after it was opened"):
+    with pytest.raises(InvalidModelError, match="was changed after the model was opened"):
         weight.array()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -208,3 +210,13 @@ def test_damaged_data_files() -> None:
         except (InvalidPteError, UnsupportedProgramError):
             refused += 1
     assert 0 < refused < 500
+
+
+def test_a_file_that_is_cut_while_it_is_open_is_no_concern(tmp_path: Path) -> None:
+    """A mapped one would end the process."""
+    path = tmp_path / "cut.pte"
+    shutil.copy(DATA / "two_methods" / "vulkan.pte", path)
+    whole = PteFile(path)
+    os.truncate(path, 100)
+    kept = PteFile(DATA / "two_methods" / "vulkan.pte")
+    assert [bytes(v) for v in whole._segments.views] == [bytes(v) for v in kept._segments.views]

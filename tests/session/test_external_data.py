@@ -1,4 +1,4 @@
-"""Weights in files of their own: mapped, uploaded in pieces with progress, never held twice."""
+"""Weights in files of their own: uploaded in pieces with progress, never held twice."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class PipelineStore:
         self._pipelines: dict[PipelineKey, ComputePipeline] = {}
         self._modules: dict[str, ShaderModule] = {}
         self._layouts: dict[int, PipelineLayout] = {}
-        self._path = device_file(device.capabilities, "pipelines", ".bin")
+        self._path = device_file(device.capabilities, "pipelines", ".sealed")
         self._saved = _read(self._path)
         self._cache = PipelineCache(device, self._saved)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +16,15 @@ from onnx import helper
 
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import wire
+from vkep.graph.files import FileBytes, FilePart, FileReader, file_identity
 from vkep.graph.model import Dim, Graph, Model, ModelMetadata, Node, ValueInfo
 from vkep.graph.normalize import bodies, captured, normalize
 from vkep.graph.unchecked import ignored_attributes, with_ignored_attributes
-from vkep.graph.weights import Content, ProtoWeight, Weight, file_identity, last_write, make_weight
+from vkep.graph.weights import Content, ProtoWeight, Weight, make_weight
 
 logger = logging.getLogger("vkep.graph")
+#: model files up to this many bytes are read at once
+_AT_ONCE = 1 << 20
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
 
@@ -44,6 +45,12 @@ def load_model(
             f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
         )
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
+    for what, version in (
+        ("IR version", proto.ir_version),
+        *((f"opset of {d or 'ai.onnx'!r}", v) for d, v in opsets.items()),
+    ):
+        if not 0 <= version < 1 << 31:
+            raise InvalidModelError(f"{name}: its {what} is {version}, expected a number from 0 to {(1 << 31) - 1}")
     newest = onnx.defs.onnx_opset_version()
     if opsets.get("", 0) > newest:
         raise InvalidModelError(
@@ -200,71 +207,19 @@ class _Held:
 
 def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
     """A model file (its large initializers are read when they are asked for), its size and identity. Raises `OSError`."""
-    file = path.open("rb", buffering=0)
-    status = os.fstat(file.fileno())
-    size = status.st_size
+    reader = FileReader(path)
+    size = reader.status.st_size
     if size == 0:
-        file.close()
         return b"", 0, {}, ""
-    later = _FileReader(path, file, status)
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-        data, raw = wire.split(view) or (bytes(view), [])
-    parts = {r.initializer: _FilePart(later, r.start, r.end) for r in raw}
+    data: FileBytes | memoryview = FileBytes(reader)
+    if size <= _AT_ONCE:
+        data = data[:]  # type: ignore[assignment]
+    found, raw = wire.split(data) or (bytes(data[:]), [])
+    parts = {r.initializer: FilePart(reader, r.start, r.end) for r in raw}
     contents: dict[int, Content] = dict(parts)
     if not hasattr(os, "preadv"):  # Windows, where an open file cannot be replaced either
         contents = {index: _Held(part().data) for index, part in parts.items()}
-    return data, size, contents, file_identity(path, status)
-
-
-class _FileReader:
-    """Reads parts of a model file for as long as somebody may ask; the file closes with the last who may. Safe to use from
-    several threads, and from a forked process.
-    """
-
-    def __init__(self, path: Path, file: io.FileIO, status: os.stat_result) -> None:
-        self._path, self._file = path, file
-        self._last_write = last_write(status)
-
-    def __del__(self) -> None:
-        self._file.close()
-
-    def read_into(self, start: int, out: np.ndarray) -> None:
-        """Fill uint8s from byte ``start`` on. Raises `InvalidModelError` where the file was written to since it was opened."""
-        done = 0
-        while done < out.nbytes:
-            count = self._read_at(start + done, out.data[done:])
-            if not count:
-                break
-            done += count
-        if done < out.nbytes or last_write(os.fstat(self._file.fileno())) != self._last_write:
-            raise InvalidModelError(f"{self._path} was changed after it was opened: open it again")
-
-    def _read_at(self, start: int, into: memoryview) -> int:
-        if hasattr(os, "preadv"):  # without the offset that threads and forked processes share
-            return os.preadv(self._file.fileno(), [into], start)
-        self._file.seek(start)
-        return self._file.readinto(into) or 0
-
-
-@dataclass(frozen=True)
-class _FilePart:
-    """Part of a model file, as `Content`."""
-
-    reader: _FileReader
-    start: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.start
-
-    def __call__(self) -> np.ndarray:
-        array = np.empty(self.nbytes, np.uint8)
-        self.read_into(array)
-        return array
-
-    def read_into(self, out: np.ndarray) -> None:
-        self.reader.read_into(self.start, out)
+    return found, size, contents, file_identity(path, reader.status)
 
 
 def _read_node(

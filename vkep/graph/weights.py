@@ -1,11 +1,10 @@
-"""Weights: initializers that stay in the model's bytes, or memory-mapped in external data files, until uploaded."""
+"""Weights: initializers that stay in the model's bytes, or in external data files, until uploaded."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +15,7 @@ from onnx import numpy_helper
 
 from vkep import dtypes
 from vkep.errors import InvalidModelError
+from vkep.graph.files import ClosedFilePart, file_identity, last_write
 
 
 class Content(Protocol):
@@ -31,10 +31,10 @@ class Content(Protocol):
 
 
 class Weight:
-    """One constant of the model. ``array()`` gives its values; external data is mapped, not read."""
+    """One constant of the model. ``array()`` gives its values."""
 
-    #: the values lie in a mapped file: arrays derived from them are not kept
-    mapped = False
+    #: the values lie in a file: arrays derived from them are not kept
+    in_file = False
 
     def __init__(self, name: str, shape: tuple[int, ...], elem_type: int) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Weight:
         return self._key is not None
 
     def array(self) -> np.ndarray:
-        """The values; mapped or new memory, not to be written."""
+        """The values, not to be written."""
         raise NotImplementedError
 
     @property
@@ -137,7 +137,7 @@ class SizesWeight(Weight):
 
 
 class PackedWeight(Weight):
-    """A weight rearranged for a kernel. Where the original is a mapped file, the packed form is made anew when uploaded
+    """A weight rearranged for a kernel. Where the original is a file's, the packed form is made anew when uploaded
     rather than kept, so that a large model is never held in memory as a whole; so is one that was made before (a plan for
     another size), which the device most likely has. ``key`` says what ``transform`` makes of ``base``.
     """
@@ -148,7 +148,7 @@ class PackedWeight(Weight):
         form = base.packed.get(key)
         if form is None:
             packed = self._pack()
-            self._array = None if base.mapped else packed
+            self._array = None if base.in_file else packed
             digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
             form = base.packed[key] = (packed.shape, dtypes.from_numpy(packed.dtype).onnx, digest)
         shape, elem_type, self_key = form
@@ -163,9 +163,9 @@ class PackedWeight(Weight):
 
 
 class ExternalWeight(Weight):
-    """A weight in an external data file, memory-mapped (ONNX IR, "External Data")."""
+    """A weight in an external data file, read whenever it is asked for (ONNX IR, "External Data")."""
 
-    mapped = True
+    in_file = True
 
     def __init__(self, proto: onnx.TensorProto, base_dir: Path | None) -> None:
         super().__init__(proto.name, tuple(proto.dims), proto.data_type)
@@ -195,7 +195,7 @@ class ExternalWeight(Weight):
                 f"but the model says length {length} and the file has {size} bytes"
             )
         self.path, self.identity = path, file_identity(path, status)
-        self._last_write = last_write(status)
+        self._content = ClosedFilePart(path, last_write(status), self._offset, self._file_bytes)
 
     @property
     def _file_bytes(self) -> int:
@@ -206,31 +206,25 @@ class ExternalWeight(Weight):
     def array(self) -> np.ndarray:
         dtype = dtypes.from_onnx(self.elem_type)
         if dtype is None:
-            raise InvalidModelError(f"weight {self.name!r}: type {dtypes.onnx_name(self.elem_type)} cannot be mapped")
+            raise InvalidModelError(f"weight {self.name!r}: type {dtypes.onnx_name(self.elem_type)} cannot be read")
         if self.nbytes == 0:
             return np.zeros(self.shape, dtype.numpy)
-        if last_write(os.stat(self.path)) != self._last_write:
-            raise InvalidModelError(f"{self.path} was changed after the model was opened: open the model again")
+        values = self._content()
         if dtype.sub_byte_bits:
-            packed = np.memmap(self.path, np.uint8, "r", self._offset, (self._file_bytes,))
-            return unpack(packed, dtype, self.shape)
-        return np.memmap(self.path, dtype.numpy, "r", self._offset, self.shape)
+            return unpack(values, dtype, self.shape)
+        return values.view(dtype.numpy).reshape(self.shape)
+
+    def read_into(self, out: np.ndarray) -> bool:
+        dtype = dtypes.from_onnx(self.elem_type)
+        if dtype is None or dtype.sub_byte_bits or self._file_bytes != out.nbytes:
+            return False
+        self._content.read_into(out)
+        return True
 
     def _digest(self) -> str:
         # Hashing gigabytes would cost more than the upload: the file's identity stands for its content.
         text = f"{self.identity}:{self._offset}:{self.nbytes}:{self.elem_type}"
         return "file-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def file_identity(path: Path, status: os.stat_result) -> str:
-    """What stands for a file's content: its path, place on disk, size and last change."""
-    times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
-    return f"{path.absolute()}:{status.st_dev}:{status.st_ino}:{status.st_size}:{times}"
-
-
-def last_write(status: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file is written to or replaced."""
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def array_key(array: np.ndarray) -> str:

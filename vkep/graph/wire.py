@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vkep.graph.files import FileBytes
+
 #: onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+Bytes = memoryview | FileBytes
 #: smaller initializers stay in the model
 LEAST_BYTES = 4096
 
@@ -39,7 +42,7 @@ class _NotThisWay(Exception):
     """The bytes are no message, or one that is written unusually: whoever asked parses all of it."""
 
 
-def split(data: memoryview) -> tuple[bytes, list[RawData]] | None:
+def split(data: Bytes) -> tuple[bytes, list[RawData]] | None:
     """A model's bytes without the raw data of its large initializers, and where those are; None where there are none, or
     where the bytes are not written as every known exporter does (the parser then says what is wrong, if anything is).
     """
@@ -57,7 +60,7 @@ def split(data: memoryview) -> tuple[bytes, list[RawData]] | None:
     return b"".join(parts), found
 
 
-def _without_raw_data(data: memoryview, graph: _Field) -> tuple[bytes, list[RawData]]:
+def _without_raw_data(data: Bytes, graph: _Field) -> tuple[bytes, list[RawData]]:
     parts: list[bytes] = []
     found: list[RawData] = []
     initializers = 0
@@ -84,7 +87,7 @@ def _message(number: int, content: bytes) -> bytes:
     return _encoded(number << 3 | _LENGTH) + _encoded(len(content)) + content
 
 
-def _fields(data: memoryview, at: int, end: int) -> Iterator[_Field]:
+def _fields(data: Bytes, at: int, end: int) -> Iterator[_Field]:
     while at < end:
         begin = at
         tag, at = _varint(data, at, end)
@@ -105,10 +108,10 @@ def _fields(data: memoryview, at: int, end: int) -> Iterator[_Field]:
         yield _Field(tag >> 3, wire, begin, start, at)
 
 
-def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
+def _varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while at < end and shift < 64:
-        byte = data[at]
+        byte: int = data[at]  # type: ignore[assignment]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from vkep import dtypes
+from vkep.graph.files import ClosedFilePart, last_write
 from vkep.graph.load import read_graph
 from vkep.graph.model import Dim, Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
@@ -55,17 +56,24 @@ class OrtWeight(Weight):
         self._tensor = None
 
 
-class MappedWeight(Weight):
-    """A constant initializer in an external data file, mapped."""
+class FileWeight(Weight):
+    """A constant initializer in an external data file, read whenever it is asked for."""
+
+    in_file = True
 
     def __init__(self, name: str, tensor: Any, path: Path, offset: int) -> None:
         super().__init__(name, shape_of(tensor), tensor.type)
         dtype = dtypes.from_onnx(tensor.type)
         assert dtype is not None
-        self._mapped = np.memmap(path, dtype.numpy, "r", offset, self.shape)
+        self._content = ClosedFilePart(path, last_write(path.stat()), offset, self.nbytes)
+        self._numpy = dtype.numpy
 
     def array(self) -> np.ndarray:
-        return self._mapped
+        return self._content().view(self._numpy).reshape(self.shape)
+
+    def read_into(self, out: np.ndarray) -> bool:
+        self._content.read_into(out)
+        return True
 
 
 class OrtGraphView:
@@ -300,7 +308,7 @@ class OrtGraphView:
         dtype = dtypes.from_onnx(tensor.type)
         if dtype is None or dtype.sub_byte_bits or not path.is_file() or not byte_count(tensor):
             return OrtWeight(name, tensor)
-        return MappedWeight(name, tensor, path, offset)
+        return FileWeight(name, tensor, path, offset)
 
 
 _PROTO_TYPES = {

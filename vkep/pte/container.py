@@ -1,11 +1,11 @@
 """The files around the flatbuffers: .pte programs and .ptd data files, with their headers, segments and named data.
 
-Nothing is copied: what is handed out are views of the file's bytes (mapped, where it was opened by its path).
+Nothing is copied: what is handed out are views of the file's bytes. A file is read, not mapped: one that is cut while it is open
+would end the process (SIGBUS).
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
 def open_source(source: Source) -> tuple[memoryview, str]:
-    """The bytes of a file (mapped) or of a buffer, and its name for messages.
+    """The bytes of a file or of a buffer, and its name for messages.
 
     Raises ``FileNotFoundError``, ``OSError``, `InvalidPteError` for an empty file, ``TypeError`` for anything else.
     """
@@ -28,10 +28,10 @@ def open_source(source: Source) -> tuple[memoryview, str]:
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"got a {type(source).__name__}, expected a path or bytes")
     path = Path(source)
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise InvalidPteError(f"{path}: the file is empty")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), str(path)
+    data = path.read_bytes()
+    if not data:
+        raise InvalidPteError(f"{path}: the file is empty")
+    return memoryview(data), str(path)
 
 
 class _Segments:

@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 class SpirvCache(CacheFolder):
     """Modules by the digest of their source and compiler; in vkep's cache folder, ``spirv/``."""
 
-    what, suffix = "SPIR-V", ".vkepspv"
+    what, suffix = "SPIR-V", ".sealed-spv"
 
     def __init__(self, folder: Path | None = None, limit: int = DEFAULT_LIMIT) -> None:
         super().__init__(cache_root() / "spirv" if folder is None else folder, limit)

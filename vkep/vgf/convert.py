@@ -49,7 +49,7 @@ def converter_version() -> str:
 class VgfCache(CacheFolder):
     """Converted files by what they were made from; in vkep's cache folder, ``vgf/``."""
 
-    what, suffix = "VGF", ".vgf"
+    what, suffix = "VGF", ".sealed-vgf"
 
     def __init__(self, folder: Path | None = None, limit: int = CACHE_LIMIT) -> None:
         super().__init__(cache_root() / "vgf" if folder is None else folder, limit)

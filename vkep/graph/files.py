@@ -1,0 +1,129 @@
+"""Parts of files, read when they are asked for and copied: a mapped file that somebody cuts would end the process (SIGBUS)."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vkep.errors import InvalidModelError
+
+LastWrite = tuple[int, ...]
+#: bytes that `FileBytes` reads at once where single ones are asked for
+_WINDOW = 1 << 16
+
+
+def last_write(status: os.stat_result) -> LastWrite:
+    """What changes when a file is written to or replaced."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def file_identity(path: Path, status: os.stat_result) -> str:
+    """What stands for a file's content: its path, place on disk, size and last change."""
+    times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
+    return f"{path.absolute()}:{status.st_dev}:{status.st_ino}:{status.st_size}:{times}"
+
+
+class FileReader:
+    """Reads parts of an open file for as long as somebody may ask; the file closes with the last who may. Safe to use from
+    several threads, and from a forked process.
+    """
+
+    def __init__(self, path: Path, known: LastWrite | None = None) -> None:
+        """``known``: the last write that was seen before. Raises `OSError`, `InvalidModelError` for a later one."""
+        self._path = path
+        self._file = path.open("rb", buffering=0)
+        self.status = os.fstat(self._file.fileno())
+        self._last_write = last_write(self.status) if known is None else known
+        if known is not None:
+            self._check()
+
+    def __del__(self) -> None:
+        if "_file" in self.__dict__:
+            self._file.close()
+
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        """Fill uint8s from byte ``start`` on. Raises `InvalidModelError` where the file was written to since it was opened."""
+        done = 0
+        while done < out.nbytes:
+            count = self._read_at(start + done, out.data[done:])
+            if not count:
+                break
+            done += count
+        self._check(whole=done == out.nbytes)
+
+    def _check(self, whole: bool = True) -> None:
+        if not whole or last_write(os.fstat(self._file.fileno())) != self._last_write:
+            raise InvalidModelError(f"{self._path} was changed after the model was opened: open the model again")
+
+    def _read_at(self, start: int, into: memoryview) -> int:
+        if hasattr(os, "preadv"):  # without the offset that threads and forked processes share
+            return os.preadv(self._file.fileno(), [into], start)
+        assert isinstance(self._file, io.FileIO)
+        self._file.seek(start)
+        return self._file.readinto(into) or 0
+
+
+class FileBytes:
+    """A file's bytes as `vkep.graph.wire` asks for them: a few at a time, or a range."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self._reader, self._size = reader, reader.status.st_size
+        self._window, self._first = memoryview(b""), 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, at: int | slice) -> int | memoryview:
+        if isinstance(at, slice):
+            start, stop, _ = at.indices(self._size)
+            return self._read(start, max(stop - start, 0))
+        within = at - self._first
+        if not 0 <= within < len(self._window):
+            self._window, self._first, within = self._read(at, min(_WINDOW, self._size - at)), at, 0
+        return self._window[within]
+
+    def _read(self, start: int, nbytes: int) -> memoryview:
+        out = np.empty(nbytes, np.uint8)
+        self._reader.read_into(start, out)
+        return out.data
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Part of an open file, as `vkep.graph.weights.Content`."""
+
+    reader: FileReader
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+    def __call__(self) -> np.ndarray:
+        array = np.empty(self.nbytes, np.uint8)
+        self.read_into(array)
+        return array
+
+    def read_into(self, out: np.ndarray) -> None:
+        self.reader.read_into(self.start, out)
+
+
+@dataclass(frozen=True)
+class ClosedFilePart:
+    """Part of a file that is opened whenever it is read: a model may have one for each of thousands of weights."""
+
+    path: Path
+    known: LastWrite
+    start: int
+    nbytes: int
+
+    def __call__(self) -> np.ndarray:
+        return FilePart(FileReader(self.path, self.known), self.start, self.start + self.nbytes)()
+
+    def read_into(self, out: np.ndarray) -> None:
+        FileReader(self.path, self.known).read_into(self.start, out)
