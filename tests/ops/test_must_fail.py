@@ -149,6 +149,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a negative sample rate": (
         "MelWeightMatrix", [*(scalar(v, np.int64) for v in (8, 16, -8192)), scalar(0.0), scalar(1e3)], {}, 17,
     ),
+    "pads below 0": (
+        "ConvTransposeWithDynamicPads", [f(1, 1, 3, 3), f(1, 1, 3, 3), i64(-1, 0, 0, 0)], {"strides": [2, 2]}, 1, MICROSOFT,
+    ),
+    "weights of no axes": ("ConvTransposeWithDynamicPads", [f(1, 1, 3, 3), scalar(1), i64(0, 0, 0, 0)], {}, 1, MICROSOFT),
     "groups": nbits(f(2, 32), _W, _S, None, np.zeros(31, np.int32)),
     "bias of blocks": nbits(f(2, 32), _W, _S, None, None, f(5)),
     "strings of no column": ("StringNormalizer", [np.zeros((1, 0), object)], {"case_change_action": "NONE"}, 10),

@@ -133,3 +133,23 @@ def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
     with pytest.raises(ClosedError):
         run(planned, 1)
     assert made[0].closed
+
+
+def test_a_plan_made_ahead_is_in_use_by_nobody() -> None:
+    """Also where an exception that planning caught still refers to its frames."""
+    planned, kept = graph(), []
+    made = planned.plan
+
+    def failing(inputs: Mapping[str, Known]) -> Any:
+        try:
+            raise ValueError("waits for a value")
+        except ValueError as error:
+            kept.append(error)
+        return made(inputs)
+
+    planned.plan = failing  # type: ignore[method-assign]
+    assert planned.plan_static([ValueInfo("x", 1, (2, 3))]) is not None
+    closing = threading.Thread(target=planned.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()

@@ -64,6 +64,9 @@ def conv_transpose_with_dynamic_pads(
     output_padding: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
+    edges = b.ints(pads, "Pads")
+    if x.rank < 3 or w.rank != x.rank or min(edges or [0]) < 0:
+        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(w.shape)}, pads {edges}")
     a = ConvTransposeAttributes(
         auto_pad=auto_pad,
         dilations=dilations,
@@ -71,7 +74,7 @@ def conv_transpose_with_dynamic_pads(
         kernel_shape=kernel_shape,
         output_padding=output_padding,
         strides=strides,
-        pads=b.ints(pads, "Pads"),
+        pads=edges,
     )
     return conv_transpose(b, x, w, bias, a=a)
 

@@ -133,8 +133,8 @@ class PlannedGraph:
             dtype = known.dtype.numpy if isinstance(known, ValueSpec) else np.dtype(object)
             signature.append((dtype, info.shape))
         key = tuple(signature)
-        self.use_key(key, lambda: self.plan(inputs))
-        return key
+        with self.use_key(key, lambda: self.plan(inputs)).hold:
+            return key
 
     def seal(self) -> None:
         """Refuse further signatures from now on; what planning needs is let go."""
