@@ -204,3 +204,25 @@ def test_results_of_a_loop_flow_on() -> None:
         }"""
     )
     _check(model, {"m": np.array(4), "x": X}, {"m": np.array(0), "x": X})
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_body_may_count_its_steps_along_an_axis(known: bool) -> None:
+    """ONNX has numbers there; converters from TensorFlow declare one axis, and ONNX Runtime gives one."""
+    rounds = "rounds = Constant<value = int64 {3}>()" if known else ""
+    model = parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 12]>
+        g ({"" if known else "int64 rounds, "}float[6] x) => (float[6] y, float[k,1] taken) {{
+            {rounds}
+            yes = Constant<value = bool {{1}}>()
+            y, taken = Loop(rounds, yes, x) <
+                body = body (int64[1] i, bool go, float[6] s) => (bool on, float[6] next, float[1] part) {{
+                    one = Constant<value = int64[1] {{1}}>()  end = Add(i, one)  part = Slice(s, i, end)
+                    on = Identity(go)  next = Exp(s)
+                }}
+            >
+        }}""")
+    values = {"x": np.linspace(-1, 0, 6, dtype=np.float32), **({} if known else {"rounds": np.array(3)})}
+    with InferenceSession(model) as session:
+        got = session.run(None, values)
+    assert_like(got, by_onnxruntime(model, values))

@@ -146,6 +146,22 @@ def test_strings(open_session: Open, engine: str) -> None:
     assert session.get_inputs()[0].type == "tensor(string)"
     _check(session, proto, {"s": np.array(["a", "bc"], dtype=object), "x": np.array([1, 2], np.float32)})
     _check(session, proto, {"s": np.array(["d", "efg"]), "x": np.array([1, 2], np.float32)})
+    assert {n.op_type: n.where for n in session.report().nodes} == {"Concat": "cpu", "Neg": "vulkan"}
+
+
+@pytest.mark.parametrize("size", ["3", "n"])
+def test_texts_that_are_moved_leave_the_rest_on_the_device(open_session: Open, size: str) -> None:
+    """A classifier's labels: the indices go to the host, and nothing else."""
+    proto = model(
+        f"""g (float[{size},4] x, string[5] labels) => (string[{size}] label, float[{size},4] p) {{
+        r = Relu(x) p = Softmax<axis=-1>(r) best = ArgMax<axis=1, keepdims=0>(p) label = Gather(labels, best) }}"""
+    )
+    session = open_session(proto)
+    x = np.random.default_rng(1).normal(0, 1, (3, 4)).astype(np.float32)
+    _check(session, proto, {"x": x, "labels": np.array(list("abcde"), object)})
+    report = session.report()
+    assert {n.op_type: n.where for n in report.nodes if n.where != "vulkan"} == {"Gather": "cpu"}
+    assert len(report.islands) == 1
 
 
 def test_sequences_inside(open_session: Open, engine: str) -> None:

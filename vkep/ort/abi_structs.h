@@ -87,6 +87,20 @@ struct OrtKernelImpl {
   void *SetSharedPrePackedWeight;
 };
 
+struct OrtLoopKernelHelper {
+  uint32_t ort_version_supported;
+  void (*Release)(OrtLoopKernelHelper *);
+  OrtStatus *(*ConcatOutput)(OrtLoopKernelHelper *, void *stream, const OrtValue *const *values, size_t count,
+      void *output, size_t bytes);
+};
+
+struct OrtScanKernelHelper {
+  uint32_t ort_version_supported;
+  void (*Release)(OrtScanKernelHelper *);
+  OrtStatus *(*Transpose)(OrtScanKernelHelper *, const size_t *permutation, size_t count, const OrtValue *source,
+      OrtSyncStream *stream, OrtValue *target);
+};
+
 struct OrtAllocator {
   uint32_t version;
   void *(*Alloc)(OrtAllocator *, size_t bytes);

@@ -222,7 +222,10 @@ struct OrtEpApi {
   void *unused_42[2];
   OrtStatus *(*DeviceEpIncompatibilityDetails_SetDetails)(OrtDeviceEpIncompatibilityDetails *details,
       uint32_t reasons, int32_t error_code, const char *notes);  /* 44 */
-  void *unused_45[4];
+  OrtStatus *(*CreateIfKernel)(const OrtKernelInfo *info, OrtKernelImpl **out);  /* 45 */
+  OrtStatus *(*CreateLoopKernel)(const OrtKernelInfo *info, OrtLoopKernelHelper *helper, OrtKernelImpl **out);  /* 46 */
+  OrtStatus *(*CreateScanKernel)(const OrtKernelInfo *info, OrtScanKernelHelper *helper, OrtKernelImpl **out);  /* 47 */
+  void *unused_48[1];
   OrtStatus *(*GetEnvConfigEntries)(OrtKeyValuePairs **out);  /* 49 */
   OrtStatus *(*GetOpSchema)(const char *name, int newest, const char *domain, OrtOpSchema **out);  /* 50 */
   void (*ReleaseOpSchema)(OrtOpSchema *schema);  /* 51 */

@@ -45,6 +45,8 @@ typedef struct OrtEpFactory OrtEpFactory;
 typedef struct OrtAllocator OrtAllocator;
 typedef struct OrtNodeComputeInfo OrtNodeComputeInfo;
 typedef struct OrtKernelImpl OrtKernelImpl;
+typedef struct OrtLoopKernelHelper OrtLoopKernelHelper;
+typedef struct OrtScanKernelHelper OrtScanKernelHelper;
 typedef struct OrtDataTransferImpl OrtDataTransferImpl;
 typedef struct OrtSyncStreamImpl OrtSyncStreamImpl;
 typedef struct OrtSyncNotificationImpl OrtSyncNotificationImpl;

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.errors import GpuError
+from vkep import dtypes
+from vkep.graph.weights import unpack
 from vkep.memory.device_arena import BufferArena, shared_arena
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
 from vkep.ort.memory import NUMBER_SHIFT, MemoryDomain, domain_of
-from vkep.ort.tensors import address, byte_count
+from vkep.ort.tensors import address, byte_count, shape_of, tensor_array
 from vkep.ort.transfers import Item, in_c
 
 if TYPE_CHECKING:
@@ -240,6 +242,7 @@ def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Copy described tensors to others of the same sizes, wherever they lie: all that go to a device, or come from it, with
     one submit. ``pairs`` depend on nothing among them. Raises `ValueError`, `TypeError`, `GpuError`.
     """
+    within: dict[MemoryDomain, list[tuple[int, int, int]]] = {}
     up: dict[MemoryDomain, list[Item]] = {}
     down: dict[MemoryDomain, list[Item]] = {}
     for source, target in pairs:
@@ -249,7 +252,13 @@ def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
         if not nbytes:
             continue
         if source.on_device and target.on_device:
-            _copy_on_devices(address(source.data), address(target.data), nbytes)
+            origin, goal = address(source.data), address(target.data)
+            if domain_of(origin) is domain_of(goal):
+                within.setdefault(domain_of(origin), []).append((origin, goal, nbytes))
+            else:
+                through = np.empty(nbytes, np.uint8)
+                domain_of(origin).download(origin, through)
+                domain_of(goal).upload(goal, through)
         elif target.on_device:
             goal = address(target.data)
             up.setdefault(domain_of(goal), []).append((goal, source.data, nbytes))
@@ -258,16 +267,24 @@ def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
             down.setdefault(domain_of(origin), []).append((origin, target.data, nbytes))
         else:
             lib.vkep_copy(target.data, source.data, nbytes)
+    for domain, inside in within.items():
+        domain.copy(inside)
     for domain, items in up.items():
         domain.uploads.run(*in_c(items))
     for domain, items in down.items():
         domain.downloads.run(*in_c(items))
 
 
-def _copy_on_devices(origin: int, goal: int, nbytes: int) -> None:
-    if domain_of(origin) is domain_of(goal):
-        domain_of(origin).copy(origin, goal, nbytes)
-    else:
-        through = np.empty(nbytes, np.uint8)
-        domain_of(origin).download(origin, through)
-        domain_of(goal).upload(goal, through)
+def array_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """A copy of a described tensor, wherever it lies. Raises `TypeError` for texts, `GpuError`."""
+    if not tensor.on_device:
+        return tensor_array(tensor)
+    dtype = dtypes.from_onnx(tensor.type)
+    assert dtype is not None
+    data = np.empty(byte_count(tensor), np.uint8)
+    pointer = address(tensor.data)
+    if data.nbytes:
+        domain_of(pointer).download(pointer, data)
+    if dtype.sub_byte_bits:
+        return unpack(data, dtype, shape_of(tensor))
+    return data.view(dtype.numpy).reshape(shape_of(tensor))

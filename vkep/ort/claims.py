@@ -35,9 +35,10 @@ SAMPLE_SIZES = (4, 1)
 
 @dataclass(frozen=True)
 class Claims:
-    """Sets of nodes to fuse, the reasons for the others, and the plans where they could be made."""
+    """Sets of nodes to fuse, control flow to drive, the reasons for the others, and the plans where they could be made."""
 
     islands: tuple[tuple[Node, ...], ...]
+    drivers: tuple[Node, ...]
     declined: Mapping[str, str]  #: node title -> reason
     program: Program | None
 
@@ -78,8 +79,10 @@ def claim(
     *,
     min_partition_size: int = 1,
     fallback: str = "cpu",
+    has_kernel: Callable[[Node], bool] = lambda node: False,
 ) -> Claims:
-    """The islands of a graph, shared out as ``policy`` says. Raises `UnsupportedModelError` where ``fallback`` is "error" and
+    """The islands of a graph, shared out as ``policy`` says. ``has_kernel``: whether the provider has a kernel for
+    a node with bodies, so that it may drive it. Raises `UnsupportedModelError` where ``fallback`` is "error" and
     a node is declined.
     """
     graph = view.graph
@@ -93,7 +96,8 @@ def claim(
         _judge(view, made, verdicts)
     _keep_packed_together(view, verdicts)
     _give_up_what_its_driver_reads(view, verdicts)
-    others = [n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n)]
+    drivers = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
+    others = [n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n) and n not in drivers]
     declined = {n.title: verdicts.reasons[n.outputs] for n in others}
     if declined and fallback == "error":
         lines = "\n  ".join(f"{title}: {reason}" for title, reason in declined.items())
@@ -101,7 +105,7 @@ def claim(
     for title, reason in declined.items():
         logger.info("not on Vulkan: %s: %s", title, reason)
     islands = _islands(view, verdicts, min_partition_size)
-    return Claims((*islands, *((n,) for n in graph.nodes if is_context(n))), declined, program)
+    return Claims((*islands, *((n,) for n in graph.nodes if is_context(n))), drivers, declined, program)
 
 
 def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:

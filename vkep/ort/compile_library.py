@@ -27,6 +27,8 @@ PREFIXES = {
     "OrtEp": "ep",
     "OrtNodeComputeInfo": "compute",
     "OrtKernelImpl": "kernel",
+    "OrtLoopKernelHelper": "loop",
+    "OrtScanKernelHelper": "scan",
     "OrtAllocator": "allocator",
     "OrtDataTransferImpl": "transfer",
     "OrtSyncStreamImpl": "stream",

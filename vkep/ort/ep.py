@@ -15,11 +15,12 @@ from vkep.ort.capture import run_id
 from vkep.ort.claims import Claims, claim
 from vkep.ort.context_data import compatibility
 from vkep.ort.context_nodes import ContextSettings
+from vkep.ort.control_flow import ControlKernel, control_entries, is_ours_to_drive
 from vkep.ort.devices import EpDevices
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
-from vkep.ort.kernels import KernelRegistry
-from vkep.ort.operators import OperatorKernel, offer_kernels, operator_entries
+from vkep.ort.kernels import KernelEntry, KernelRegistry
+from vkep.ort.operators import OperatorKernel, has_kernel, offer_kernels, operator_entries
 from vkep.ort.options import EP_NAME, EpOptions
 from vkep.ort.overrides import Overrides, are_being_read
 from vkep.ort.profiler import Profiler
@@ -62,10 +63,9 @@ class Ep(CStruct, struct="OrtEp"):
         self._model_inputs: set[str] = set()
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
-            single = operator_entries() if options.kernels == "registry" else ()
+            single = (*control_entries(), *(operator_entries() if options.kernels == "registry" else ()))
             self._overrides = Overrides(ort, session)
-            make = partial(OperatorKernel, ort, self.runtime, self._overrides)
-            self._kernels = KernelRegistry(ort, single, make, self.runtime.checks)
+            self._kernels = KernelRegistry(ort, single, self._kernel, self.runtime.checks)
         except BaseException:
             self.runtime.close()
             raise
@@ -81,6 +81,11 @@ class Ep(CStruct, struct="OrtEp"):
     @value(NULL)
     def GetName(self) -> Any:
         return _NAME
+
+    def _kernel(self, entry: KernelEntry, info: Any) -> Any:
+        if entry in control_entries():
+            return ControlKernel(self.ort, self.options.io == "device", entry, info)
+        return OperatorKernel(self.ort, self.runtime, self._overrides, entry, info)
 
     # ---- partitioning
 
@@ -107,6 +112,7 @@ class Ep(CStruct, struct="OrtEp"):
             self.runtime.policy,
             min_partition_size=options.min_partition_size,
             fallback=options.fallback,
+            has_kernel=lambda node: is_ours_to_drive(view, node) and has_kernel(self.ort, view, info, node),
         )
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = self.pointer.ort_version_supported
@@ -117,6 +123,8 @@ class Ep(CStruct, struct="OrtEp"):
         for nodes in islands:
             pointers = ffi.new("OrtNode const *[]", [view.pointer_of(n) for n in nodes])
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddNodesToFuse(info, pointers, len(nodes), fusion))
+        for node in claims.drivers:
+            self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, view.pointer_of(node)))
         self._claims.append(claims)
 
     @status

@@ -48,10 +48,10 @@ _NUMBERS = {
     d.name: n for n in range(64) if (d := dtypes.from_onnx(lib.vkep_onnx_type(n))) and d.name != "float8_e8m0fnu"
 }
 #: what ONNX Runtime's schemas of the copies allow: no element narrower than a byte
-_WHOLE = tuple(name for name in _NUMBERS if not dtypes.DTYPES[name].sub_byte_bits)
+WHOLE = tuple(name for name in _NUMBERS if not dtypes.DTYPES[name].sub_byte_bits)
 COPIES = (
-    KernelEntry("MemcpyFromHost", 1, {"T": _WHOLE}, host_inputs=(0,)),
-    KernelEntry("MemcpyToHost", 1, {"T": _WHOLE}, host_outputs=(0,)),
+    KernelEntry("MemcpyFromHost", 1, {"T": WHOLE}, host_inputs=(0,)),
+    KernelEntry("MemcpyToHost", 1, {"T": WHOLE}, host_outputs=(0,)),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -203,22 +204,17 @@ class MemoryDomain:
         if out.nbytes:
             self.downloads.run(*in_c([(pointer, ffi.from_buffer(out, require_writable=True), out.nbytes)]))
 
-    def copy(self, source: int, target: int, nbytes: int) -> None:
-        """Copy on the device, in order with what is submitted before and after."""
-        if not nbytes:
-            return
-        (from_block, from_offset), (to_block, to_offset) = self.find(source), self.find(target)
+    def copy(self, items: Iterable[tuple[int, int, int]]) -> None:
+        """Copy on the device, with one submit, in order with what is submitted before and after. ``items``: the pointers of a
+        source and a target, and bytes, more than 0; they depend on nothing among them.
+        """
+        found = [(self.find(source), self.find(target), nbytes) for source, target, nbytes in items]
         with self.lock:
             commands = self.lease.allocate("onnxruntime copy")
             commands.begin(one_time=True)
             commands.barrier_before_transfer()
-            commands.copy_buffer(
-                from_block.buffer,
-                to_block.buffer,
-                nbytes,
-                from_block.offset + from_offset,
-                to_block.offset + to_offset,
-            )
+            for (origin, start), (goal, end), nbytes in found:
+                commands.copy_buffer(origin.buffer, goal.buffer, nbytes, origin.offset + start, goal.offset + end)
             commands.barrier_after_transfer()
             commands.barrier_to_host()  # where it sees the memory
             commands.end()

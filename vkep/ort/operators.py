@@ -19,14 +19,14 @@ from onnx import numpy_helper
 from vkep import dtypes
 from vkep.graph.load import read_graph
 from vkep.graph.model import Graph, Node, ValueInfo
-from vkep.graph.weights import ArrayWeight, Weight, unpack
+from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ops import registry
+from vkep.ort.allocator import array_of
 from vkep.ort.boundary import NULL, CStruct, ffi, status, value
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
 from vkep.ort.kernels import KernelEntry
-from vkep.ort.memory import domain_of
-from vkep.ort.tensors import address, byte_count, describe, shape_of, tensor_array
+from vkep.ort.tensors import describe, tensor_array
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -76,13 +76,18 @@ def offer_kernels(
     """
     left = []
     for node in (n for nodes in islands for n in nodes):
-        pointer = view.pointer_of(node)
-        if ort.get(ort.ep_api.EpGraphSupportInfo_LookUpKernel, "OrtKernelDef const *", info, pointer) == NULL:
+        if has_kernel(ort, view, info, node):
+            ort.check(ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, view.pointer_of(node)))
+        else:
             logger.debug("no kernel in the registry for %s (version %d)", node.title, node.since_version)
             left.append((node,))
-        else:
-            ort.check(ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, pointer))
     return tuple(left)
+
+
+def has_kernel(ort: Ort, view: OrtGraphView, info: Any, node: Node) -> bool:
+    """Whether the registry has a kernel for a node."""
+    found = ort.get(ort.ep_api.EpGraphSupportInfo_LookUpKernel, "OrtKernelDef const *", info, view.pointer_of(node))
+    return bool(found != NULL)
 
 
 class OperatorKernel(CStruct, struct="OrtKernelImpl"):
@@ -194,15 +199,4 @@ def _constant(ort: Ort, info: Any, index: int) -> np.ndarray[Any, Any] | None:
     ort.check(ort.api.KernelInfoGetConstantInput_tensor(info, index, is_constant, out))
     if not is_constant[0] or out[0] == NULL:
         return None
-    tensor = describe(ort, out[0])
-    if not tensor.on_device:
-        return tensor_array(tensor)
-    dtype = dtypes.from_onnx(tensor.type)
-    assert dtype is not None
-    data = np.empty(byte_count(tensor), np.uint8)
-    pointer = address(tensor.data)
-    if data.nbytes:
-        domain_of(pointer).download(pointer, data)
-    if dtype.sub_byte_bits:
-        return unpack(data, dtype, shape_of(tensor))
-    return data.view(dtype.numpy).reshape(shape_of(tensor))
+    return array_of(describe(ort, out[0]))

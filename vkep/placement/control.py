@@ -173,6 +173,14 @@ def carried_condition(body: Graph) -> bool | str | None:
     return "same" if name == body.inputs[1].name else None
 
 
+def loop_value(body: Graph, place: int, number: int | bool) -> np.ndarray:
+    """A Loop body's count of steps (``place`` 0) or condition (1), with the one axis that the body may declare for it, as
+    converters from TensorFlow do.
+    """
+    shape = (1,) if len(body.inputs[place].shape or ()) == 1 else ()
+    return np.full(shape, number, np.bool_ if place else np.int64)
+
+
 def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
     body = node.bodies["body"]
     limit_name, start_name, *initial = (*node.inputs, *("",) * max(0, 2 - len(node.inputs)))
@@ -283,9 +291,9 @@ class _Unrolled:
     def loop(self, trips: int, initial: Sequence[str]) -> Inlined:
         states = list(initial)
         stacked: list[list[str]] = [[] for _ in self.body.outputs[1 + len(states) :]]
-        condition = self._constant("goes_on", np.array(True))
+        condition = self._constant("goes_on", loop_value(self.body, 1, True))
         for step in range(trips):
-            index = self._constant(f"step{step}", np.array(step, np.int64))
+            index = self._constant(f"step{step}", loop_value(self.body, 0, step))
             states = self._step(f"{step}/", [index, condition, *states], len(states), stacked, skip=1)
         self._finish(states, stacked, [0] * len(stacked), self.node.outputs, skip=1)
         return self.result

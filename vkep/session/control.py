@@ -11,7 +11,7 @@ from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Node
 from vkep.ir.program import ControlStep, DeferredStep
-from vkep.placement.control import ScanShape, carried_condition, empty_result
+from vkep.placement.control import ScanShape, carried_condition, empty_result, loop_value
 from vkep.session.executor import Executable, Targets, Values
 from vkep.session.planned_graph import DeferredExecutor
 
@@ -66,7 +66,7 @@ class ControlExecutor:
         carried = range(first, first + len(states))
         step = 0
         while goes_on and (limit is None or step < limit):
-            inputs = [np.array(step, np.int64), np.array(goes_on), *states]
+            inputs = [loop_value(self.body, 0, step), loop_value(self.body, 1, goes_on), *states]
             results = self._body(values, inputs, carried)
             if not same:
                 goes_on = bool(on_host(results.pop(0)).reshape(-1)[0])

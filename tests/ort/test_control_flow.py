@@ -1,0 +1,147 @@
+"""If, Loop and Scan, driven by ONNX Runtime over bodies and values on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, parser
+
+from tests.ort.conftest import OpenSession, reference, where
+
+EP, CPU = "VulkanExecutionProvider", "CPUExecutionProvider"
+ROUNDS = 6
+LOOP = """
+g (int64 rounds, float[3,4] x, float[4,4] w) => (float[3,4] last, float[k,3] sums) <int64[1] one = {1}> {
+    yes = Constant<value = bool {1}>()
+    last, sums = Loop(rounds, yes, x) <
+        body = body (int64 i, bool go, float[3,4] s) => (bool on, float[3,4] next, float[3] total) {
+        product = MatMul(s, w)  next = Tanh(product)  total = ReduceSum<keepdims = 0>(next, one)
+        size = ReduceMax<keepdims = 0>(next)  least = Constant<value = float {-2}>()  on = Greater(size, least)
+    }>
+}
+"""
+IF = """
+g (bool wish, float[3,4] x) => (float[3,4] y) {
+    d = Mul(x, x)
+    y = If(wish) <
+        then_branch = one () => (float[3,4] a) { a = Add(d, x) },
+        else_branch = other () => (float[3,4] b) { n = Neg(d)  b = Exp(n) }
+    >
+}
+"""
+
+
+def feeds_of(text: str) -> dict[str, Any]:
+    rng = np.random.default_rng(7)
+    if text is LOOP:
+        x, w = rng.normal(0, 1, (3, 4)), rng.normal(0, 1, (4, 4))
+        return {"rounds": np.array(ROUNDS), "x": x.astype(np.float32), "w": w.astype(np.float32)}
+    return {"wish": np.array(True), "x": rng.normal(0, 1, (3, 4)).astype(np.float32)}
+
+
+def model_of(text: str) -> bytes:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}')
+    return bytes(model.SerializeToString())
+
+
+def scan_model(axes: bool) -> tuple[bytes, dict[str, Any]]:
+    """A running sum over axis 1 of ``rows``, whose slices are put along axis 2 of the result (without ``axes``: along 0)."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Add", ["state", "row"], ["next"]), helper.make_node("Relu", ["next"], ["out"])],
+        "body",
+        [value("state", TensorProto.FLOAT, [3, 4]), value("row", TensorProto.FLOAT, [3, 4])],
+        [value("next", TensorProto.FLOAT, [3, 4]), value("out", TensorProto.FLOAT, [3, 4])],
+    )
+    given = {"scan_input_axes": [1], "scan_output_axes": [2]} if axes else {}
+    shape = [3, 5, 4] if axes else [5, 3, 4]
+    node = helper.make_node("Scan", ["first", "rows"], ["last", "all"], body=body, num_scan_inputs=1, **given)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [value("first", TensorProto.FLOAT, [3, 4]), value("rows", TensorProto.FLOAT, shape)],
+        [value("last", TensorProto.FLOAT, None), value("all", TensorProto.FLOAT, None)],
+    )
+    rng = np.random.default_rng(8)
+    feeds = {n: rng.normal(0, 1, s).astype(np.float32) for n, s in (("first", (3, 4)), ("rows", shape))}
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return bytes(model.SerializeToString()), feeds
+
+
+def check(session: OpenSession, model: bytes, feeds: dict[str, Any], **options: Any) -> None:
+    made = session(model, **options)
+    for _ in range(2):
+        for ours, theirs in zip(made.run(None, feeds), reference(model, feeds), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {"device": {}, "host": {"io": "host"}, "registry": {"kernels": "registry"}}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_loop(session: OpenSession, options: dict[str, Any]) -> None:
+    for rounds in (ROUNDS, 1, 0):
+        check(session, model_of(LOOP), feeds_of(LOOP) | {"rounds": np.array(rounds)}, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("wish", [True, False])
+def test_if(session: OpenSession, options: dict[str, Any], wish: bool) -> None:
+    check(session, model_of(IF), feeds_of(IF) | {"wish": np.array(wish)}, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("axes", [True, False])
+def test_scan(session: OpenSession, options: dict[str, Any], axes: bool) -> None:
+    check(session, *scan_model(axes), **options)
+
+
+def test_a_loops_state_stays_on_the_device(session: OpenSession, copies: list[str]) -> None:
+    made = session(model_of(LOOP))
+    made.run(None, feeds_of(LOOP))
+    copies.clear()
+    made.run(None, feeds_of(LOOP))
+    # the feeds go up together; each iteration's condition comes down, and at the end the results do
+    assert copies.count("download") <= ROUNDS + 1
+    assert copies.count("upload") <= 2
+
+
+def test_a_loop_over_texts_is_the_cpu_providers(session: OpenSession) -> None:
+    text = """
+    g (int64 rounds, string[2] t, float[3] x) => (string[2] last, float[3] z) {
+        yes = Constant<value = bool {1}>()
+        last, z = Loop(rounds, yes, t, x) <
+            body = body (int64 i, bool go, string[2] s, float[3] v) => (bool on, string[2] next, float[3] w) {
+                next = Identity(s)  on = Identity(go)  w = Exp(v)
+            }
+        >
+    }
+    """
+    model = model_of(text)
+    feeds = {"rounds": np.array(2), "t": np.array(["a", "b"], object), "x": np.float32([0.1, -1, 0])}
+    made = session(model, all_on_vulkan=False)
+    assert where(made)[CPU]["Loop"] == 1
+    texts, numbers = made.run(None, feeds)
+    np.testing.assert_array_equal(texts, feeds["t"])
+    np.testing.assert_allclose(numbers, reference(model, feeds)[1], rtol=1e-5)
+
+
+def test_its_kernels_go_with_the_session(registered: Any) -> None:
+    import gc
+
+    import onnxruntime
+
+    from vkep.ort.boundary import live_structs
+
+    kinds = ("OrtLoopKernelHelper", "OrtScanKernelHelper")
+    before = live_structs()
+    model, feeds = scan_model(True)
+    for source, given in ((model, feeds), (model_of(LOOP), feeds_of(LOOP))):
+        made = onnxruntime.InferenceSession(source, providers=[registered.EP_NAME], enable_fallback=0)
+        made.run(None, given)
+        assert sum(live_structs().get(k, 0) - before.get(k, 0) for k in kinds) == 1
+        del made
+        gc.collect()
+    assert [live_structs().get(k, 0) - before.get(k, 0) for k in kinds] == [0, 0]

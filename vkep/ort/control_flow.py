@@ -1,0 +1,122 @@
+"""If, Loop and Scan as kernels of the registry: ONNX Runtime's own drivers, with values that stay where the provider has them.
+
+ONNX Runtime makes such a kernel itself (`OrtEpApi.CreateLoopKernel` and its like) and asks for what it cannot do in device
+memory: to put the outputs of a loop's iterations behind each other, and to transpose the slices of a Scan.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.ops.registry import onnx_history
+from vkep.ort.allocator import array_of, copy_tensors
+from vkep.ort.boundary import CStruct, ffi, status, value
+from vkep.ort.kernels import WHOLE, KernelEntry
+from vkep.ort.options import EP_NAME
+from vkep.ort.tensors import describe
+
+if TYPE_CHECKING:
+    from vkep.graph.model import Node
+    from vkep.ort.api import Ort
+    from vkep.ort.graph import OrtGraphView
+
+#: the inputs that the drivers read on the host
+_HOST_INPUTS = {"If": (0,), "Loop": (0, 1), "Scan": ()}
+_OLDEST_SCAN = 9
+
+
+@functools.cache
+def control_entries() -> tuple[KernelEntry, ...]:
+    """An entry for each version of If, Loop and Scan, of tensors whose elements are whole bytes."""
+    found = []
+    for op_type, host in _HOST_INPUTS.items():
+        for schema in onnx_history(op_type, ""):
+            if op_type == "Scan" and schema.since_version < _OLDEST_SCAN:
+                continue
+            allowed = next(c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == "V")
+            kinds = tuple(name for name in WHOLE if f"tensor({DTYPES[name].onnx_name})" in allowed)
+            found.append(KernelEntry(op_type, schema.since_version, {"V": kinds}, host_inputs=host))
+    return tuple(found)
+
+
+def is_ours_to_drive(view: OrtGraphView, node: Node) -> bool:
+    """Whether a node is an If, Loop or Scan with a node of its bodies on this provider."""
+    ort, api, pointer = view.ort, view.ort.api, view.pointer_of(node)
+    if node.op_type not in _HOST_INPUTS or ort.text(api.Node_GetDomain, pointer):
+        return False
+    count = ort.get(api.Node_GetNumSubgraphs, "size_t", pointer)
+    graphs, names = ffi.new("OrtGraph const *[]", count or 1), ffi.new("char const *[]", count or 1)
+    ort.check(api.Node_GetSubgraphs(pointer, graphs, count, names))
+    nodes = [
+        inner
+        for graph in graphs[0:count]
+        for inner in ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", graph)
+    ]
+    return any(ort.text(api.Node_GetEpName, inner) == EP_NAME for inner in nodes)
+
+
+class ControlKernel:
+    """The kernel that ONNX Runtime makes for one node, which it also releases."""
+
+    def __init__(self, ort: Ort, on_device: bool, entry: KernelEntry, info: Any) -> None:
+        """``on_device``: whether the provider's values lie in device memory."""
+        make, kind = getattr(ort.ep_api, f"Create{entry.op_type}Kernel"), "OrtKernelImpl *"
+        if entry.op_type == "If":
+            self.pointer = ort.get(make, kind, info)
+            return
+        helper = LoopHelper(ort, on_device) if entry.op_type == "Loop" else ScanHelper(ort)
+        try:
+            self.pointer = ort.get(make, kind, info, helper.pointer)
+        except BaseException:
+            helper.release()
+            raise
+
+
+class LoopHelper(CStruct, struct="OrtLoopKernelHelper"):
+    """What a Loop asks for."""
+
+    def __init__(self, ort: Ort, on_device: bool) -> None:
+        super().__init__()
+        self._ort, self._on_device = ort, on_device
+
+    @value(None)
+    def Release(self) -> None:
+        self.release()
+
+    @status
+    def ConcatOutput(self, stream: Any, values: Any, count: int, output: Any, room: int) -> None:
+        pairs, used = [], 0
+        for index in range(count):
+            source = describe(self._ort, values[index])
+            target = ffi.new("VkepTensor *", source[0])
+            target.data, target.on_device = ffi.cast("char *", output) + used, self._on_device
+            used += source.bytes
+            pairs.append((source, target))
+        if used > room:
+            raise ValueError(f"Loop: the outputs of {count} iterations have {used} bytes, and there is room for {room}")
+        copy_tensors(pairs)
+
+
+class ScanHelper(CStruct, struct="OrtScanKernelHelper"):
+    """What a Scan over another axis than the first asks for. The host transposes."""
+
+    def __init__(self, ort: Ort) -> None:
+        super().__init__()
+        self._ort = ort
+
+    @value(None)
+    def Release(self) -> None:
+        self.release()
+
+    @status
+    def Transpose(self, permutation: Any, count: int, source: Any, stream: Any, target: Any) -> None:
+        array = array_of(describe(self._ort, source)).transpose(list(permutation[0:count]))
+        moved = np.ascontiguousarray(array)
+        goal = describe(self._ort, target)
+        held = ffi.new("VkepTensor *", goal[0])
+        held.data, held.on_device = ffi.from_buffer(moved), False
+        copy_tensors([(held, goal)])
