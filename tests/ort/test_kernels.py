@@ -107,9 +107,7 @@ def test_shapes_and_values_of_each_run_are_planned(session: OpenSession) -> None
 @pytest.mark.parametrize("kind", CONTROL_FLOW)
 def test_bodies_of_control_flow(session: OpenSession, kind: str) -> None:
     model = graph(CONTROL_FLOW[kind])
-    made = session(model, all_on_vulkan=False, kernels="registry")
-    placed = where(made)
-    assert placed[CPU] == {kind: 1}
+    made = session(model, kernels="registry")
     feeds: dict[str, Any] = {"x": np.array([1, -2, 3], np.float32)}
     if kind == "Loop":
         feeds |= {"n": np.array(4, np.int64), "c": np.array(True)}

@@ -109,8 +109,7 @@ CONTROL_FLOW = {
 @pytest.mark.parametrize("kind", CONTROL_FLOW)
 def test_bodies_of_control_flow_run_on_vulkan(session: OpenSession, kind: str) -> None:
     model = graph(CONTROL_FLOW[kind])
-    made = session(model, all_on_vulkan=False)
-    assert where(made)[CPU] == {kind: 1}
+    made = session(model)
     values: dict[str, Any] = {"x": np.array([1, -2, 3], np.float32)}
     if kind == "Loop":
         values |= {"n": np.array(4, np.int64), "c": np.array(True)}
