@@ -248,8 +248,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 continue
             made = self._output(context, index, port.shape)
             dtype = DTYPES[port.dtype]
-            if dtype.sub_byte_bits:
-                waiting.append((name, made))  # packed on the host
+            if dtype.sub_byte_bits or _lies_off(made):
+                waiting.append((name, made))  # packed on the host, or put there by it
             elif made.on_device:
                 targets[name] = self._device_tensor(name, made, dtype, port.shape, port.nbytes)
             else:
@@ -288,6 +288,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             raise InvalidInputError(f"input {name!r} of {self.name}: no tensor of numbers")
         if dtype.sub_byte_bits:  # packed in ONNX Runtime's memory, and not in the kernels'
             return unpack(self._read(tensor), dtype, shape)
+        if _lies_off(tensor):
+            return self._read(tensor).view(dtype.numpy).reshape(shape)
         if tensor.on_device:
             return self._device_tensor(name, tensor, dtype, shape, nbytes)
         return host_array(tensor.data, dtype, shape, nbytes)
@@ -308,10 +310,6 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             raise InvalidInputError(
                 f"{name!r} of {self.name} lies on the context {domain_of(pointer).context.label}, and this session runs on "
                 f"{domain.context.label}: give both the same token and group_id"
-            )
-        if pointer % ALIGNMENT:
-            raise InvalidInputError(
-                f"{name!r} of {self.name} starts at {pointer:#x}; kernels need addresses that are multiples of {ALIGNMENT}"
             )
         return PointerTensor(domain, pointer, dtype, shape, nbytes)
 
@@ -373,3 +371,8 @@ def _layout(spec: Known) -> tuple[Any, tuple[int, ...], int]:
     if not isinstance(spec, ValueSpec):
         return None, (), 0
     return spec.dtype, spec.shape, math.prod(spec.shape) * spec.dtype.itemsize
+
+
+def _lies_off(tensor: Any) -> bool:
+    """Whether a tensor starts in device memory where none may for a kernel: a slice that Scan takes. The host copies it."""
+    return tensor.on_device and bool(address(tensor.data) % ALIGNMENT)
