@@ -180,7 +180,7 @@ def test_vulkan_runs_it(session: OpenSession, op: Op, kernels: str) -> None:
 
 def test_a_node_without_a_kernel_is_declined_with_its_reason(session: OpenSession) -> None:
     op = Op("Cast", X, to=onnx.TensorProto.STRING)
-    with pytest.raises(Exception, match="Cast .*: no kernel casts to string"):
+    with pytest.raises(Exception, match=r"Cast .*: no kernel casts to string"):
         session(op.model, fallback="error")
 
 
