@@ -106,6 +106,7 @@ __all__ = [
     "live_counts",
     "make_shared_gpu_compile_specs",
     "parse_shared_gpu_compile_spec",
+    "set_default_logger_severity",
 ]
 
 
@@ -129,6 +130,20 @@ get_all_providers = get_available_providers
 def get_device() -> str:
     """What sessions run on, as ``onnxruntime.get_device`` has it: ``GPU``."""
     return "GPU"
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """Log only what is as severe as this, as ``onnxruntime.set_default_logger_severity``: 0 (all) to 4 (fatal). It sets the
+    levels of the standard library's loggers ``vkep`` and ``gpu_shared``. Raises ``ValueError`` for another number.
+    """
+    import logging
+
+    from vkep.session.run_options import LEVELS
+
+    if severity not in range(len(LEVELS)):
+        raise ValueError(f"severity is {severity!r}, expected 0 to {len(LEVELS) - 1}")
+    for name in ("vkep", "gpu_shared"):
+        logging.getLogger(name).setLevel(LEVELS[severity])
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -82,6 +82,19 @@ def test_run_options_of_the_wrong_kind(open_session: Open) -> None:
     assert options.logid == "t" and "'t'" in repr(options)
 
 
+def test_the_severity_of_all_that_is_logged() -> None:
+    loggers = [logging.getLogger(name) for name in ("vkep", "gpu_shared")]
+    before = [logger.level for logger in loggers]
+    try:
+        vkep.set_default_logger_severity(3)
+        assert [logger.level for logger in loggers] == [logging.ERROR] * 2
+        with pytest.raises(ValueError, match="severity is 5, expected 0 to 4"):
+            vkep.set_default_logger_severity(5)
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
 def test_run_async(open_session: Open, caplog: pytest.LogCaptureFixture) -> None:
     session = open_session(ADD_RELU)
     got: list[Any] = []
