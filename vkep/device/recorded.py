@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+#: (first byte, bytes) of a region
+Spans = tuple[tuple[int, int], ...]
+#: command buffers around a plan's own that are kept: those of other sizes
+_SIDES = 24
+
+
 class _HostPorts:
     """Where a run's arrays meet the device: a dense region of all input (or output) ports.
 
@@ -70,15 +76,20 @@ class _HostPorts:
             self._raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
             for p, offset in zip(ports, self._offsets, strict=True)
         ]
-        self.used = [(offset, p.nbytes) for p, offset in zip(ports, self._offsets, strict=True) if p.nbytes]
+        used = [
+            (offset, min(room, 1 << max(p.nbytes - 1, 4095).bit_length()))
+            for p, offset, room in zip(ports, self._offsets, self.room, strict=True)
+            if p.nbytes
+        ]
+        #: what is copied between the host and the device: (byte, bytes), rounded up so that few copies are recorded
+        self.spans: Spans = tuple(used) if 2 * sum(n for _, n in used) < self.size else ((0, self.size),)
         return True
 
     def copy(self, commands: CommandBuffer, down: bool) -> None:
-        """Record the copy of what the ports use from (or, for results, to) the staging block."""
+        """Record the copy of the ports' spans from (or, for results, to) the staging block."""
         assert self.staging is not None
         source, target = (self.block, self.staging) if down else (self.staging, self.block)
-        spans = [(0, self.size)] if sum(n for _, n in self.used) * 2 > self.size else self.used
-        for offset, nbytes in spans:
+        for offset, nbytes in self.spans:
             commands.copy_buffer(source.buffer, target.buffer, nbytes, source.offset + offset, target.offset + offset)
 
     def result(self, k: int) -> Array:
@@ -115,9 +126,9 @@ class RecordedPlan:
         self._inputs = [i for i, p in enumerate(self._ports) if p.is_input]
         self._outputs = [i for i, p in enumerate(self._ports) if not p.is_input]
         self._held: list[Any] = []
-        self._submits: dict[tuple[str, bool, bool], PreparedSubmit] = {}
+        self._submits: dict[tuple[str, bool, bool, Spans, Spans], PreparedSubmit] = {}
         self._main: CommandBuffer | None = None
-        self._sides: dict[str, CommandBuffer] = {}
+        self._sides: dict[tuple[str, Spans], CommandBuffer] = {}
         self._host: tuple[_HostPorts, _HostPorts] | None = None
         self._making = RLock()  # of what a run makes, perhaps for one that was interrupted
         self._closed = False
@@ -156,42 +167,38 @@ class RecordedPlan:
 
     def set_sizes(self, numbers: RunNumbers) -> None:
         """Take over the sizes of the next run. Raises `DeviceLostError`, `ArenaOutOfMemory`."""
-        if numbers is not self._numbers:
-            self._numbers = None  # until they are there
-            self._set_sizes(numbers)
-
-    @steady
-    def _set_sizes(self, numbers: RunNumbers) -> None:
+        if numbers is self._numbers:
+            return
+        self._numbers = None  # until they are there
         with self._making:
-            self._check_wanted()
             self._wait()
             self._table.set(numbers)
             self._ports = numbers.ports
-            self._fit_host()
-            self._numbers = numbers
+            fits = self._host is None or self._host_fits()
+        if not fits:
+            self._drop_host()
+        self._numbers = numbers
 
-    def _fit_host(self) -> None:
-        if self._host is None:
-            return
-        for held, which in zip(self._host, (self._inputs, self._outputs), strict=True):
-            if not held.fit([self._ports[i] for i in which]):
-                self._drop_host()
-                return
-        for name in ("upload", "download"):  # what they copy follows the sizes
-            self._drop_side(name)
+    def _host_fits(self) -> bool:
+        whiches = (self._inputs, self._outputs)
+        return all(
+            held.fit([self._ports[i] for i in which]) for held, which in zip(self._host or (), whiches, strict=True)
+        )
 
+    @steady
     def _drop_host(self) -> None:
-        for name in ("upload", "download"):
-            self._drop_side(name)
-        for ports in self._host or ():
-            self._held.remove(ports)
-            ports.close()
-        self._host = None
+        with self._making:
+            self._drop_sides()
+            for ports in self._host or ():
+                self._held.remove(ports)
+                ports.close()
+            self._host = None
 
-    def _drop_side(self, name: str) -> None:
-        commands = self._sides.pop(name, None)
-        if commands is not None:
-            self._submits.clear()
+    def _drop_sides(self) -> None:
+        """Close the command buffers that copy ports; the GPU is done with them."""
+        self._submits.clear()
+        for key in [key for key in self._sides if key[1]]:
+            commands = self._sides.pop(key)
             self._held.remove(commands)
             commands.close()
 
@@ -224,7 +231,8 @@ class RecordedPlan:
 
     def _side(self, name: str) -> CommandBuffer:
         """The command buffers around the plan's own: new slot addresses, inputs up, outputs down."""
-        if name not in self._sides:
+        key = (name, self._spans(name))
+        if key not in self._sides:
             commands = self._delegate.allocate_commands(f"plan {name}")
             self._held.append(commands)
             commands.begin()
@@ -242,8 +250,13 @@ class RecordedPlan:
                     self._table.send(commands, name)
                 commands.barrier_after_transfer()
             commands.end()
-            self._sides[name] = commands
-        return self._sides[name]
+            self._sides[key] = commands
+        return self._sides[key]
+
+    def _spans(self, name: str) -> Spans:
+        """What a side command buffer copies of the host's ports."""
+        which = ("upload", "download").index(name) if name in ("upload", "download") else None
+        return () if which is None or self._host is None else self._host[which].spans
 
     @property
     def _host_ports(self) -> tuple[_HostPorts, _HostPorts]:
@@ -389,14 +402,18 @@ class RecordedPlan:
         return [*first, self._main, *last]
 
     def _submit_for(self, key: tuple[str, bool, bool]) -> PreparedSubmit:
-        return self._submits.get(key) or self._make_submit(key)
+        what, up, down = key
+        full = (what, up, down, self._spans("upload") if up else (), self._spans("download") if down else ())
+        return self._submits.get(full) or self._make_submit(full)
 
     @steady
-    def _make_submit(self, key: tuple[str, bool, bool]) -> PreparedSubmit:
+    def _make_submit(self, key: tuple[str, bool, bool, Spans, Spans]) -> PreparedSubmit:
         with self._making:
             self._check_wanted()
             if key not in self._submits:
-                self._submits[key] = self._delegate.lease.prepare(self.buffers(key))
+                if len(self._sides) >= _SIDES:
+                    self._drop_sides()
+                self._submits[key] = self._delegate.lease.prepare(self.buffers(key[:3]))
             return self._submits[key]
 
     def _check_wanted(self) -> None:

@@ -94,7 +94,7 @@ class PlannedGraph:
         """
         if key is None:
             key = self.signature(values)
-        return self.use_key(key, lambda: self._plan_for(values))
+        return self._take(key) or self._match(key, values) or self.use_key(key, lambda: self._plan_for(values))
 
     def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
         """As `use`, for a signature whose executable ``make`` makes where it is new."""
@@ -145,7 +145,10 @@ class PlannedGraph:
     def _plan_for(self, values: Mapping[str, Any]) -> Executable:
         if self._check is not None:
             self._check(values)
-        return self.plan({name: known_value(value, name, self._asked.get(name)) for name, value in values.items()})
+        return self.plan(self._known(values))
+
+    def _known(self, values: Mapping[str, Any]) -> dict[str, Known]:
+        return {name: known_value(value, name, self._asked.get(name)) for name, value in values.items()}
 
     # ---- executables in use
 
@@ -187,6 +190,23 @@ class PlannedGraph:
                     self._evicted.append(self._entries.popitem(last=False)[1])
             self._close_evicted()
             return used
+
+    def _match(self, key: Hashable, values: Mapping[str, Any]) -> Use | None:
+        """The executable for a new signature that a plan with sizes holds for: it makes nothing on the device."""
+        if self._plans is None or not self._plans.count or self._closed:
+            return None
+        if self._check is not None:
+            self._check(values)
+        with self._planning:
+            found = self._plans.match(self._known(values))
+            if found is None:
+                return None
+            with self._lock:
+                entry = self._entries[key] = _Entry(found)
+                self.latest = found
+                if self._too_many():
+                    self._evicted.append(self._entries.popitem(last=False)[1])
+        return Use(found, entry.uses.hold())
 
     @property
     def plan_count(self) -> int:

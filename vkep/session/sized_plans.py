@@ -97,10 +97,11 @@ class SizedPlans:
         """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. Raises what planning
         raises.
         """
+        found = self.match(inputs)
+        if found is not None:
+            return found
         numbers = _numbers(inputs)
         near = self._nearest(numbers)
-        if near is not None and (near[0] < math.log(_FAR) or len(self._plans) >= self._limit // 2):
-            return near[1].executable.at(near[2])
         made = self._with_sizes(inputs, numbers) if len(self._plans) < self._limit else None
         if made is None and near is not None:
             return near[1].executable.at(near[2])
@@ -111,6 +112,13 @@ class SizedPlans:
         if self._elsewhere is None:
             self._elsewhere = _elsewhere(executable.program)
         return executable
+
+    def match(self, inputs: Mapping[str, Known]) -> Executable | None:
+        """The executable of a plan with sizes that holds for a signature; None where `executable` would make another plan."""
+        near = self._nearest(_numbers(inputs))
+        if near is None or not (near[0] < math.log(_FAR) or len(self._plans) >= self._limit // 2):
+            return None
+        return near[1].executable.at(near[2])
 
     @property
     def count(self) -> int:
