@@ -182,6 +182,24 @@ def test_smooth_softmax(smooth: int) -> None:
     check("GroupQueryAttention", _grouped(), against="onnxruntime", atol=1e-5, smooth_softmax=smooth, **GROUPED)
 
 
+@pytest.mark.parametrize(("length", "total"), [(1, 5), (5, 5), (3, 3), (1, 8)])
+@pytest.mark.parametrize("constant", [True, False])
+def test_keys_of_another_layer_alone(length: int, total: int, constant: bool) -> None:
+    """No new keys and values: the past has them all."""
+    sizes: Shapes = {
+        "q": (1, length, 32),
+        "k": (1, 0, 16),
+        "v": (1, 0, 16),
+        "pk": (1, 2, 8, 8),
+        "pv": (1, 2, 8, 8),
+        "n": (1,),
+    }
+    values = _grouped(sizes)
+    values["n"], values["t"] = np.array([total - 1], np.int32), np.array([total], np.int32)
+    rest = {**GROUPED, "constants": ("t",) if constant else ()}
+    check("GroupQueryAttention", values, against="onnxruntime", atol=1e-5, **rest)
+
+
 def test_other_values_are_declined() -> None:
     values = _grouped()
     with pytest.raises(Exception, match="'sliding_window_cache' is not supported"):

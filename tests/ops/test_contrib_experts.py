@@ -126,12 +126,20 @@ def test_routing_by_one_tensor_and_mixing_by_another(tokens: tuple[int, ...]) ->
     against(expected, "QMoE", inputs, expert_weight_bits=8, k=2, atol=1e-4)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_shapes_that_name_rows_and_columns_the_other_way(gated: bool) -> None:
+    inputs = _inputs((2, 5), 4, 1 + gated, 16, 32)
+    inputs |= {n: inputs[n].reshape(4, inputs[n].shape[2], inputs[n].shape[1]) for n in ("w1", "w2")}
+    rest: dict[str, Any] = {"activation_type": "swiglu", "swiglu_fusion": 1} if gated else {}
+    check("MoE", inputs, rtol=1e-4, atol=1e-4, k=2, **rest, **MS)
+
+
 @pytest.mark.parametrize(
     ("changes", "attributes", "told"),
     [
         ({"r": normal(9, 4)}, {}, r"router_probs has shape \[9, 4\], expected \[10, 4\]"),
         ({}, {"k": 5}, "5 experts a token"),
-        ({"w2": normal(4, 32, 31)}, {}, r"fc2_weights has shape \[4, 32, 31\]"),
+        ({"w2": normal(4, 32, 31)}, {}, r"fc1_bias has shape \[4, 32\], expected \[4, 31\]"),
         ({"b1": normal(3, 32)}, {}, r"fc1_bias has shape \[3, 32\]"),
         ({}, {"activation_type": "tanh"}, "activation_type is 'tanh'"),
         ({}, {"activation_type": "swiglu"}, "without a third matrix"),

@@ -324,16 +324,20 @@ def group_query_attention(
         b.decline("scores as an output")
     q, k, v = _grouped_parts(b, query, key, value, num_heads, kv_num_heads)
     batch, length = q.shape[0], q.shape[2]
+    shared = (
+        past_key is not None and past_value is not None and k.shape[2] == 0 == v.shape[2]
+    )  # the past of another layer
+    new = 0 if shared else length
     for name, t in (("keys", k), ("values", v)):
-        b.expect(f"{name} by head", t, (batch, kv_num_heads, length, q.shape[3] if t is k else v.shape[3]))
+        b.expect(f"{name} by head", t, (batch, kv_num_heads, new, q.shape[3] if t is k else v.shape[3]))
     room = past_key.shape[2] if past_key is not None else 0
     if past_key is not None and past_value is not None:
         b.expect("past_value", past_value, (*past_key.shape[:3], *past_value.shape[3:]))
     used = _used(b, total_sequence_length, room)
     if used < 1:
         b.invalid(f"total_sequence_length is {used}, expected 1 or more")
-    if used > room + length:
-        b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {length} new ones")
+    if used > room + new:
+        b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {new} new ones")
     # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
     if not seqlens_k.rank or seqlens_k.size != batch or not set(seqlens_k.shape) <= {1, batch}:
         b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
@@ -359,9 +363,21 @@ def group_query_attention(
             position_ids = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
         b.expect("position_ids", position_ids, (batch, length))
         cos, sin = angles(b, cos_cache, sin_cache, position_ids)
-        q, k = (rotated(b, t, cos, sin, bool(rotary_interleaved)) for t in (q, k))
+        q = rotated(b, q, cos, sin, bool(rotary_interleaved))
+        k = k if shared else rotated(b, k, cos, sin, bool(rotary_interleaved))
     room = max(used, room)
-    present_key, present_value = (cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v)))
+    if shared:
+        assert past_key is not None and past_value is not None
+        # zeros, as in `cached`, where the buffer holds more than the sequence
+        place = b.constant(np.arange(room, dtype=np.int32).reshape(1, 1, room, 1))
+        end = b.reshape(lengths, (batch, 1, 1, 1))
+        present_key, present_value = (
+            b.pointwise("({0} <= {1} ? {2} : {3})", place, end, t, b.scalar_like(0, t), dtype=t.dtype, shape=t.shape)
+            for t in (past_key, past_value)
+        )
+    else:
+        pairs = ((past_key, k), (past_value, v))
+        present_key, present_value = (cached(b, past, t, first, room) for past, t in pairs)
     if attention_bias is not None:
         used = min(used, attention_bias.shape[-1])
     used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)

@@ -8,7 +8,7 @@ Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vkep.dtypes import DTYPES, DType
 from vkep.ir.builder import Builder
@@ -52,6 +52,18 @@ class Matrices:
     scales: Tensor | None = None
     zero_points: Tensor | None = None
     bits: int = 0
+
+    @property
+    def pack(self) -> int:
+        """Codes in a byte."""
+        return 8 // self.bits if self.bits else 1
+
+    def laid(self, b: Builder, experts: int, n: int, k: int) -> Matrices:
+        """Those of [experts, n, k] whose shape says [experts, k, n], though they lie as the others do: ONNX Runtime had it so."""
+        shape = (experts, n, k // self.pack)
+        if self.weights.shape in (shape, (experts, k, n // self.pack)):
+            return replace(self, weights=b.reshape(self.weights, shape))
+        return self
 
     def check(self, b: Builder, what: str, experts: int, n: int, k: int, block: int) -> None:
         """Raise `InvalidNode` unless the operands are those of [experts, n, k]."""
@@ -170,9 +182,9 @@ def mixture(
         b.invalid(
             f"{a.activation_type} with swiglu_fusion {a.swiglu_fusion}, {'with' if fc3 else 'without'} a third matrix"
         )
-    if fc1.weights.rank != 3 or fc1.weights.shape[1] % fused:
-        b.invalid(f"weights of shape {list(fc1.weights.shape)}, expected [experts, {fused} n, k]")
-    inner = fc1.weights.shape[1] // fused
+    inner = fc2.weights.size * fc2.pack // (experts * hidden)
+    fc1, fc2 = fc1.laid(b, experts, fused * inner, hidden), fc2.laid(b, experts, hidden, inner)
+    fc3 = None if fc3 is None else fc3.laid(b, experts, inner, hidden)
     for what, part, n, k in (
         ("fc1", fc1, fused * inner, hidden),
         ("fc2", fc2, hidden, inner),
