@@ -197,6 +197,34 @@ def test_gated_rms_norm(activation: str) -> None:
     check("GatedRMSNorm", inputs, activation=activation, epsilon=1e-4, **MS)
 
 
+# ---- hyper-connections
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("gates", [(3,), (3, 1), (3, 8)])
+def test_hyper_connections(flat: bool, gates: tuple[int, ...]) -> None:
+    streams: Array = normal(2, 4, 24) if flat else normal(2, 4, 3, 8)
+    rest: dict[str, Any] = {"num_branches": 3} if flat else {}
+    check("HyperConnectionPreMix", {"x": streams, "m": normal(2, 4, *gates)}, reduction_scale=0.5, **rest, **MS)
+    for mixed in (True, False):
+        inputs: Inputs = {"x": streams, "o": normal(2, 4, 8), "m": normal(2, 4, *gates)}
+        inputs["s"] = normal(2, 4, 3, 3) if mixed else None
+        check("HyperConnectionPostMix", inputs, **rest, **MS)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_engram_gate(normed: bool) -> None:
+    inputs: Inputs = {
+        "k": normal(2, 4, 3, 8),
+        "q": normal(2, 4, 3, 8),
+        "v": normal(2, 4, 8),
+        "ks": normal(3, 8),
+        "qs": normal(3, 8),
+    }
+    inputs["c"] = normal(3, 8) if normed else None
+    check("EngramGate", inputs, outputs=("y", "z") if normed else ("y",), epsilon=1e-4, **MS)
+
+
 # ---- convolutions
 
 

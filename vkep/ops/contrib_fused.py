@@ -6,6 +6,7 @@ Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
+from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, fused_matmul, outputs
 from vkep.ops.elementwise import gelu
 from vkep.ops.normalization import group_normalization, row_norm, softmax_over
@@ -299,6 +301,85 @@ def gated_rms_norm(
     made, _, _ = row_norm(b, rows, b.cast(scale, _FLOAT32), epsilon=epsilon, rms=True)
     opened = b.expr(gates[activation], b.reshape(gate, rows.shape))
     return b.reshape(b.store(b.expr("mul", made, opened, ctype="float"), x.dtype, shape=rows.shape), x.shape)
+
+
+# ---- hyper-connections: several streams [..., branches, features] beside each other
+
+
+def _streams(b: Builder, x: Tensor, num_branches: int) -> Tensor:
+    """Float32 [..., branches, features] of grouped or flat streams."""
+    if num_branches < 0 or x.rank < (1 if num_branches else 2) or (num_branches and x.shape[-1] % num_branches):
+        b.invalid(f"{num_branches} branches of streams of shape {list(x.shape)}")
+    if num_branches:
+        x = b.reshape(x, (*x.shape[:-1], num_branches, x.shape[-1] // num_branches))
+    return b.cast(x, _FLOAT32)
+
+
+def _mix(b: Builder, what: str, mix: Tensor, shape: Sequence[int]) -> Tensor:
+    """Gates of streams of ``shape``: a number a branch, or one a feature."""
+    *lead, branches, width = shape
+    b.expect(what, mix, (*lead, branches), (*lead, branches, 1), (*lead, branches, width), (*lead, branches * width))
+    return b.reshape(mix, (*lead, branches, mix.size // max(math.prod(lead) * branches, 1)))
+
+
+@operator("HyperConnectionPreMix", domain=MICROSOFT, types={"x": SINGLE, "pre_mix": SINGLE})
+def hyper_connection_pre_mix(
+    b: Builder, x: Tensor, pre_mix: Tensor, *, num_branches: int = 0, reduction_scale: float = 1.0
+) -> Tensor:
+    streams = _streams(b, x, num_branches)
+    value = b.expr("mul", streams, _mix(b, "pre_mix", pre_mix, streams.shape))
+    parts = b.store(b.expr("mul", value, reduction_scale), _FLOAT32, shape=streams.shape)
+    return b.cast(reduce_axes(b, "sum", parts, [streams.rank - 2], False), x.dtype)
+
+
+@operator("HyperConnectionPostMix", domain=MICROSOFT, types={"x block": SINGLE, "post_mix stream_mix": SINGLE})
+def hyper_connection_post_mix(
+    b: Builder, x: Tensor, block: Tensor, post_mix: Tensor, stream_mix: Tensor | None = None, *, num_branches: int = 0
+) -> Tensor:
+    streams = _streams(b, x, num_branches)
+    *lead, branches, width = streams.shape
+    b.expect("block_output", block, (*lead, width))
+    b.expect("stream_mix", stream_mix, (*lead, branches, branches))
+    kept = streams
+    if stream_mix is not None:
+        order = (*range(len(lead)), len(lead) + 1, len(lead))
+        kept = matrix_product(b, b.cast(stream_mix, _FLOAT32).transpose(order), streams)
+    gates = _mix(b, "post_mix", post_mix, streams.shape)
+    value = b.expr("({0} + {1} * {2})", kept, gates, b.reshape(block, (*lead, 1, width)), ctype="float")
+    return b.reshape(b.store(value, x.dtype, shape=streams.shape), x.shape)
+
+
+@operator("EngramGate", domain=MICROSOFT, types={"key query value key_scale query_scale conv_scale": SINGLE})
+def engram_gate(
+    b: Builder,
+    key: Tensor,
+    query: Tensor,
+    value: Tensor,
+    key_scale: Tensor,
+    query_scale: Tensor,
+    conv_scale: Tensor | None = None,
+    *,
+    epsilon: float = 1e-5,
+) -> list[Tensor]:
+    """A value for all branches, by the gate that the branch's key and query give."""
+    if key.rank != 4:
+        b.invalid(f"keys of shape {list(key.shape)}, expected [batch, length, branches, features]")
+    *lead, branches, width = key.shape
+    b.expect("query", query, key.shape)
+    b.expect("value", value, (*lead, width))
+    for what, scale in (("key", key_scale), ("query", query_scale), ("conv", conv_scale)):
+        b.expect(f"{what}_norm_scale", scale, (branches, width))
+
+    def normed(x: Tensor, scale: Tensor) -> Tensor:
+        return row_norm(b, b.cast(x, _FLOAT32), b.cast(scale, _FLOAT32), epsilon=epsilon, rms=True)[0]
+
+    products = b.pointwise("mul", normed(key, key_scale), normed(query, query_scale))
+    dot = b.expr("mul", reduce_axes(b, "sum", products, [3], True), 1.0 / math.sqrt(max(width, 1)))
+    gate = b.expr(SIGMOID, b.expr("(sign({0}) * sqrt(max(abs({0}), 1e-6)))", dot))
+    wide = b.store(b.expr("mul", gate, b.reshape(value, (*lead, 1, width))), _FLOAT32, shape=key.shape)
+    return outputs(
+        b, b.cast(wide, key.dtype), None if conv_scale is None else b.cast(normed(wide, conv_scale), key.dtype)
+    )
 
 
 # ---- Fourier transforms
