@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import vkep
 from tests.session.models import ADD_RELU, model
 from vkep import InferenceSession, InvalidInputError, InvalidModelError, SharedGpuContext, UnsupportedModelError
+from vkep.graph.model import Node
+from vkep.placement.fold import FoldError, fold
 
+OPSETS = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
 X = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
 
 
@@ -171,3 +175,44 @@ def test_no_driver_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(contexts.SharedGpuContext, "create", none)
     with pytest.raises(vkep.DriverNotFoundError, match="install a driver"):
         InferenceSession(ADD_RELU, token="no driver")
+
+
+def test_functions_that_call_each_other_many_times_are_counted_first(vulkan: object) -> None:
+    """Eighteen functions, each of which calls the one before twice: a kilobyte, and 262144 nodes."""
+    functions = [helper.make_function("f", "F0", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], OPSETS)]
+    for k in range(1, 19):
+        calls = [helper.make_node(f"F{k - 1}", [a], [b], domain="f") for a, b in (("x", "t"), ("t", "y"))]
+        functions.append(helper.make_function("f", f"F{k}", ["x"], ["y"], calls, OPSETS))
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("F18", ["x"], ["y"], domain="f")], "g", value[:1], value[1:])
+    proto = helper.make_model(graph, functions=functions, opset_imports=OPSETS, ir_version=9)
+    with pytest.raises(
+        vkep.UnsupportedModelError, match="has 262144 nodes, its functions laid out; max_nodes is 250000"
+    ):
+        vkep.InferenceSession(proto)
+    functions[0].node[0].CopyFrom(helper.make_node("F1", ["x"], ["y"], domain="f"))
+    again = helper.make_model(graph, functions=functions, opset_imports=OPSETS, ir_version=9)
+    with pytest.raises(vkep.InvalidModelError, match="calls itself"):
+        vkep.InferenceSession(again)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("Range", [np.int64(0), np.int64(1 << 40), np.int64(1)]),
+        ("Expand", [np.ones(1, np.float32), np.array([1 << 20, 1 << 20])]),
+        ("Tile", [np.ones((2, 2), np.float32), np.array([1 << 20, 1 << 20])]),
+        ("Pad", [np.ones((2, 2), np.float32), np.array([1 << 20, 0, 0, 1 << 20])]),
+        ("OneHot", [np.arange(9), np.int64(1 << 40), np.array([0, 1], np.float32)]),
+        ("Add", [np.ones((1 << 16, 1), np.float32), np.ones((1, 1 << 16), np.float32)]),
+        ("ConstantOfShape", [np.array([1 << 40])]),
+    ],
+)
+def test_what_a_few_numbers_would_make_is_not_folded(op_type: str, inputs: list[Any]) -> None:
+    proto = helper.make_node(op_type, [f"i{k}" for k in range(len(inputs))], ["y"])
+    schema = onnx.defs.get_schema(op_type, 18, "")
+    node = Node(0, "n", op_type, "", tuple(proto.input), tuple(proto.output), {}, schema, proto)
+    began = time.monotonic()
+    with pytest.raises(FoldError, match="would be"):
+        fold(node, [np.asarray(i) for i in inputs], {"": 18})
+    assert time.monotonic() - began < 10

@@ -54,7 +54,7 @@ def test_a_source_is_converted_once(conversions: list[str], tmp_path: Path) -> N
     first = mlir_to_vgf(CHAIN, cache=VgfCache(tmp_path))
     assert mlir_to_vgf(CHAIN.encode(), cache=VgfCache(tmp_path)) == first
     assert conversions == [CHAIN]
-    assert [p.suffix for p in tmp_path.iterdir()] == [".vgf"]
+    assert [p.suffix for p in tmp_path.iterdir()] == [".sealed-vgf"]
 
 
 def test_another_source_version_or_damage_is_converted_anew(

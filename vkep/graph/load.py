@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,18 @@ ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.Mod
 
 
 def load_model(
-    source: ModelSource, *, base_dir: str | os.PathLike[str] | None = None, unknown_attributes: str = "warn"
+    source: ModelSource,
+    *,
+    base_dir: str | os.PathLike[str] | None = None,
+    unknown_attributes: str = "warn",
+    max_nodes: int | None = None,
 ) -> Model:
     """Read a model from a path, its bytes, or a ``ModelProto``.
 
     Weights in external files are looked for beside the model, or in ``base_dir``. Attributes that are ignored (`unchecked`) are
     warned of, or with ``unknown_attributes="error"`` an `InvalidModelError`. Raises `FileNotFoundError`,
     `InvalidModelError` (no ONNX model, or one that breaks the specification), `UnsupportedModelError` (compiled for ONNX
-    Runtime) or `TypeError`.
+    Runtime, or of more than ``max_nodes`` nodes once its functions are laid out) or `TypeError`.
     """
     read = _read(source, Path(base_dir) if base_dir is not None else None)
     proto, name, contents = read.proto, read.name, read.contents
@@ -56,6 +60,7 @@ def load_model(
         raise InvalidModelError(
             f"{name} uses ai.onnx opset {opsets['']}; the installed onnx package knows up to {newest}: upgrade onnx"
         )
+    _check_size(proto, name, max_nodes)
     if proto.functions:
         from onnx import inliner
 
@@ -103,6 +108,32 @@ def _refuse_compiled(graph: Graph, name: str) -> None:
             f"{name} is compiled for ONNX Runtime (EPContext of {provider}): open it with onnxruntime and {which}, "
             "or open the model that it was compiled from"
         )
+
+
+def _check_size(proto: onnx.ModelProto, name: str, most: int | None) -> None:
+    """Before functions are laid out: a kilobyte of them may become any number of nodes."""
+    functions = {(f.domain, f.name): f.node for f in proto.functions}
+    counts: dict[tuple[str, str], int] = {}
+    entered: set[tuple[str, str]] = set()
+
+    def count(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key in functions and key not in counts:
+                if key in entered:
+                    raise InvalidModelError(f"{name}: the function {node.op_type!r} calls itself")
+                entered.add(key)
+                counts[key] = count(functions[key])
+            total += counts.get(key, 1) + sum(count(body.node) for body in bodies(node))
+        return total
+
+    try:
+        found = count(proto.graph.node)
+    except RecursionError:
+        raise InvalidModelError(f"{name}: its functions or bodies lie too deep in one another") from None
+    if most is not None and found > most:
+        raise UnsupportedModelError(f"{name} has {found} nodes, its functions laid out; max_nodes is {most}")
 
 
 def read_graph(

@@ -177,10 +177,16 @@ class ExternalWeight(Weight):
                 f"{where} lies in the external file {location!r}, but the model was given as bytes or a proto: "
                 "open it by its path, or pass the folder of the data as base_dir"
             )
-        path = (base_dir / location).resolve()
+        try:
+            path = (base_dir / location).resolve()
+            there = path.is_file()
+        except (OSError, ValueError) as error:  # a NUL, a name that is too long
+            raise InvalidModelError(
+                f"{where}: external data location {location[:200]!r} is no path: {error}"
+            ) from error
         if not location or not path.is_relative_to(base_dir.resolve()):
             raise InvalidModelError(f"{where}: external data location {location!r} is not inside {base_dir}")
-        if not path.is_file():
+        if not there:
             raise InvalidModelError(f"{where}: external data file {path} does not exist")
         try:
             self._offset = int(info.get("offset", 0))

@@ -120,6 +120,7 @@ def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | No
     return b.constant(fill.reshape(-1)[:1].reshape(())).expand(tuple(dims))
 
 
+_LONGEST_WINDOW = 1 << 26
 _SINGLE_WINDOWS = {
     # coefficients of 1, cos and cos of twice the angle
     "HannWindow": (0.5, -0.5, 0.0),
@@ -133,6 +134,8 @@ def _declare_window(op_type: str, terms: tuple[float, float, float]) -> None:
         count = int(b.number(size, "size"))
         if count < 0:
             b.invalid(f"a window of {count} samples")
+        if count > _LONGEST_WINDOW:
+            b.decline(f"a window of {count} samples, expected up to {_LONGEST_WINDOW}")
         made = numeric(b, output_datatype, DTYPES["float32"])
         if made.name not in SINGLE and made.name != "float64":
             b.decline(f"a window of {made}, expected a float type")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -68,6 +68,7 @@ def fold_weights(
 def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> list[np.ndarray | None]:
     """The node's outputs; None for an absent one. Raises `FoldError`."""
     try:
+        _check_size(node, inputs)
         quick = _quick(node, inputs)
     except (TypeError, ValueError, LookupError, Decline) as error:
         raise FoldError(f"{node.title}: {error}") from error
@@ -124,10 +125,7 @@ def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None
     if node.op_type == "ConstantOfShape":
         value = node.attributes.get("value")
         fill = onnx.numpy_helper.to_array(value) if value is not None else np.zeros(1, np.float32)
-        shape = [int(d) for d in first]
-        if math.prod(shape) * fill.itemsize > MAX_FOLDED_BYTES:
-            raise FoldError(f"{node.title}: would be {math.prod(shape) * fill.itemsize} bytes")
-        return np.full(shape, fill.reshape(-1)[0], fill.dtype)
+        return np.full([int(d) for d in first], fill.reshape(-1)[0], fill.dtype)
     if node.op_type == "Identity":
         return first
     if node.op_type in ("Unsqueeze", "Squeeze"):
@@ -139,6 +137,45 @@ def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None
     if node.op_type == "Slice" and len(inputs) > 2:
         return _sliced(first, [None if given is None else given.reshape(-1).tolist() for given in inputs[1:]])
     return None
+
+
+def _check_size(node: Node, inputs: Sequence[np.ndarray | None]) -> None:
+    """Raise `FoldError` before memory is taken for more than `MAX_FOLDED_BYTES`."""
+    arrays = [array for array in inputs if array is not None]
+    if not arrays or node.domain:
+        return
+    if node.op_type in _SIZED_BY_CONTENT:
+        count = _SIZED_BY_CONTENT[node.op_type](*arrays)
+    else:  # elements that each operand is repeated over, where operands are
+        try:
+            count = math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
+        except ValueError:
+            return
+    if count * 4 > MAX_FOLDED_BYTES and count > sum(array.size for array in arrays):
+        raise FoldError(f"{node.title}: would be {count} elements")
+
+
+def _product(shape: np.ndarray) -> int:
+    return math.prod(int(d) for d in shape.reshape(-1))
+
+
+def _padded(x: np.ndarray, pads: np.ndarray) -> int:
+    if pads.size != 2 * x.ndim:  # of some axes alone: no more than all of it on each
+        return math.prod(d + int(np.abs(pads).sum()) for d in x.shape) if pads.any() else x.size
+    return math.prod(
+        d + max(int(b) + int(e), 0) for d, b, e in zip(x.shape, pads[: x.ndim], pads[x.ndim :], strict=True)
+    )
+
+
+#: elements that a node makes of a few numbers
+_SIZED_BY_CONTENT: dict[str, Callable[..., int]] = {
+    "ConstantOfShape": _product,
+    "Expand": lambda x, shape: x.size * _product(shape),
+    "Tile": lambda x, repeats, *_: x.size * _product(repeats),
+    "Pad": lambda x, pads, *_: _padded(x, pads),
+    "OneHot": lambda indices, depth, _: indices.size * int(depth.reshape(-1)[0]),
+    "Range": lambda start, limit, delta: int(abs((float(limit) - float(start)) / (float(delta) or 1.0))),
+}
 
 
 def _sliced(array: np.ndarray, given: Sequence[list[int] | None]) -> np.ndarray | None:

@@ -67,6 +67,7 @@ class SessionOptions(OrtSessionOptions):
     initializers: arrays to use in place of the model's initializers, by name.
     unknown_attributes: "warn": attributes that no engine knows are ignored with a warning where ONNX Runtime does so
         (`vkep.graph.unchecked`); "error": such a model is refused. On other operators they are an error always.
+    max_nodes: nodes that a model may have once its functions are laid out; a small file may have any number.
     progress: called while shaders are compiled and weights uploaded.
     enable_profiling, profile_file_prefix: see `InferenceSession.end_profiling`.
     free_dimensions: sizes of the model's symbolic dimensions, by name; with all of them the model is planned when it is opened.
@@ -94,6 +95,7 @@ class SessionOptions(OrtSessionOptions):
     check_data: bool = True
     initializers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     unknown_attributes: str = "warn"
+    max_nodes: int = 250_000
     progress: Progress | None = None
     enable_profiling: bool = False
     profile_file_prefix: str = "vkep_profile"
@@ -108,7 +110,7 @@ class SessionOptions(OrtSessionOptions):
             raise ValueError(
                 f"unknown_attributes is {self.unknown_attributes!r}, expected one of {_UNKNOWN_ATTRIBUTES}"
             )
-        for name in ("plan_cache_size", "concurrency", "min_partition_size"):
+        for name in ("plan_cache_size", "concurrency", "min_partition_size", "max_nodes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")

@@ -52,7 +52,12 @@ class SessionState:
 
     def __init__(self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext]) -> None:
         """``context`` is called after the work that needs no device. Raises as `InferenceSession`, leaving nothing open."""
-        model = load_model(source, base_dir=options.base_dir, unknown_attributes=options.unknown_attributes)
+        model = load_model(
+            source,
+            base_dir=options.base_dir,
+            unknown_attributes=options.unknown_attributes,
+            max_nodes=options.max_nodes,
+        )
         if options.initializers:
             model = with_initializers(model, options.initializers)
         self.model = with_sizes(model, options.free_dimensions)

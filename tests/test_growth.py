@@ -1,0 +1,26 @@
+"""The measure of growth that other tests rely on sees a leak, and none where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.growth import growth
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc/self/status")
+
+
+def test_a_leak_is_seen() -> None:
+    kept: list[bytes] = []
+    assert 1.8 < growth(lambda: kept.append(b"x" * (2 << 20))) < 2.2
+
+
+def test_what_comes_once_is_none() -> None:
+    kept: list[bytes] = []
+
+    def work() -> None:
+        if len(kept) < 3:  # in the first rounds alone
+            kept.append(b"x" * (8 << 20))
+
+    assert abs(growth(work)) < 0.3
