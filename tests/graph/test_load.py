@@ -240,6 +240,8 @@ def test_external_data_of_a_model_given_as_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"location": "a\0b"}, "is no path"),
+        ({"location": "a" * 300}, "is no path"),
         ({"location": "other.bin"}, "external data file .*other.bin does not exist"),
         ({"location": "../w.bin"}, r"location '\.\./w\.bin' is not inside"),
         ({"location": "/etc/hostname"}, "location '/etc/hostname' is not inside"),
