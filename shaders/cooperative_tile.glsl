@@ -13,6 +13,10 @@
 // and the workgroup has TILE_M / SUB_M * TILE_N / SUB_N full subgroups of SUBGROUP_LANES.
 #ifndef VKEP_COOPERATIVE_TILE_GLSL
 #define VKEP_COOPERATIVE_TILE_GLSL
+// What load_b gave, as halves: a kernel may define it to take them apart after they have arrived.
+#ifndef B_STAGED
+#define B_STAGED(unit) (unit)
+#endif
 
 // In units of eight halves. One unit more than the data keeps neighbouring rows in different banks.
 const uint A_PITCH = PART_K / 8 + 1;
@@ -48,7 +52,7 @@ void load_stage(uint k, uint slot) {
 void store_stage(uint slot) {
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) tile[k_line_of(i) * A_PITCH + k_unit_of(i)] = next_a[slot * A_LOADS + i];
     [[unroll]] for (uint i = 0; i < B_LOADS; i++)
-        tile[A_UNITS + b_line_of(i) * B_PITCH + b_unit_of(i)] = next_b[slot * B_LOADS + i];
+        tile[A_UNITS + b_line_of(i) * B_PITCH + b_unit_of(i)] = B_STAGED(next_b[slot * B_LOADS + i]);
 }
 
 // PARTS 2. Registers are freed in this order: those of b's first half of k (by rows), then all others.
@@ -73,10 +77,10 @@ void store_part(uint part) {
         tile[(line + i * (LANES / 4)) * A_PITCH + unit] = second == 1 ? next_a[2 * i + 1] : next_a[2 * i];
     if (B_ALONG_K == 1) {
         [[unroll]] for (uint i = 0; i < B_LOADS / 2; i++)
-            tile[A_UNITS + (line + i * (LANES / 4)) * B_PITCH + unit] = second == 1 ? next_b[2 * i + 1] : next_b[2 * i];
+            tile[A_UNITS + (line + i * (LANES / 4)) * B_PITCH + unit] = B_STAGED(second == 1 ? next_b[2 * i + 1] : next_b[2 * i]);
     } else {
         [[unroll]] for (uint i = 0; i < B_LOADS / 2; i++)
-            tile[A_UNITS + b_line_of(i) * B_PITCH + b_unit_of(i)] = next_b[part * (B_LOADS / 2) + i];
+            tile[A_UNITS + b_line_of(i) * B_PITCH + b_unit_of(i)] = B_STAGED(next_b[part * (B_LOADS / 2) + i]);
     }
 }
 

@@ -1,8 +1,8 @@
-// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n) for few rows: what counts is reading b once, at full width.
+// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n) for few rows and a b that is not dense along k: what counts is reading b
+// once, at full width. (`matmul_along_k.comp` takes one that is.)
 //
-// A workgroup computes ROWS rows by COLUMNS * WIDTH columns; SLICES lanes share a column's sum, each taking every SLICES-th
-// step of k, and add their parts through shared memory. K_FASTEST: neighbouring lanes lie along k (b is dense along k), else
-// along columns. B_WIDE reads four columns at a time (aligned, n a multiple of 4).
+// A workgroup computes ROWS rows by COLUMN_LANES * WIDTH columns; the lanes of a column share its sum, each taking every
+// SLICES-th step of k, UNROLL of them a turn, and loading a turn while it multiplies the one before. They add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -13,61 +13,112 @@
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "epilogue.glsl"
+#ifdef SUBGROUP_SHUFFLE
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
 
 layout(constant_id = 4) const uint ROWS = 1;
-layout(constant_id = 5) const uint COLUMNS = 8;  // lanes
-layout(constant_id = 6) const uint SLICES = 32;
-layout(constant_id = 7) const uint K_FASTEST = 0;
-layout(constant_id = 8) const uint B_WIDE = 0;
+layout(constant_id = 5) const uint COLUMN_LANES = 8;
+layout(constant_id = 6) const uint WIDTH = 1;  // columns that a lane reads at once, of 4, 8 or 16 bytes: aligned, n a multiple
+layout(constant_id = 7) const uint UNROLL = 4;
+layout(constant_id = 8) const uint T_BYTES = 4;
+layout(constant_id = 15) const uint SUBGROUP_LANES = 1;
 
-const uint WIDTH = B_WIDE == 1 ? 4 : 1;
-const uint STEPS = 4;  // steps of k with loads in flight
+const uint SLICES = gl_WorkGroupSize.x / COLUMN_LANES;
+const uint VALUES = ROWS * WIDTH;
+const uint WITHIN = SUBGROUP_LANES < COLUMN_LANES ? COLUMN_LANES : SUBGROUP_LANES;  // lanes whose slices add up by shuffles
+const uint PARTS = gl_WorkGroupSize.x / WITHIN;
+const uint WORDS = WIDTH * T_BYTES / 4;  // 0: one float16 at a time
+const uint LOADED = WORDS == 0 ? 1 : WORDS;
 
 TENSOR(T, Elements)
-layout(buffer_reference, std430, buffer_reference_align = 8) buffer WideElements { WIDE_T v[]; };
-shared float parts[SLICES * (COLUMNS * WIDTH + 1)];
+layout(buffer_reference, std430, buffer_reference_align = 8) buffer Pairs { uvec2 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uvec4 v[]; };
+shared float parts[PARTS * COLUMN_LANES * VALUES];
+
+Elements a, b;
+Pairs b_pairs;
+Quads b_quads;
+// of two turns
+uint words[2 * UNROLL * LOADED];
+float x[2 * UNROLL * ROWS];
+uint b0, a_at[ROWS];  // where the lane's columns and the rows begin
+float acc[VALUES];
+
+void load_step(uint s, uint at) {
+    if (WORDS == 4) {
+        uvec4 four = b_quads.v[at / WIDTH];
+        [[unroll]] for (uint i = 0; i < 4 && i < LOADED; i++) words[s * LOADED + i] = four[i];
+    } else if (WORDS == 2) {
+        uvec2 two = b_pairs.v[at / WIDTH];
+        [[unroll]] for (uint i = 0; i < 2 && i < LOADED; i++) words[s * LOADED + i] = two[i];
+    } else {
+        words[s] = floatBitsToUint(float(b.v[at]));
+    }
+}
+
+float value_of(uint s, uint c) {
+    if (T_BYTES == 2 && WORDS > 0) return unpackHalf2x16(words[s * LOADED + c / 2 % LOADED])[c % 2];
+    return uintBitsToFloat(words[s * LOADED + c % LOADED]);
+}
+
+void load_turn(uint turn, uint k) {
+    [[unroll]] for (uint i = 0; i < UNROLL; i++) {
+        uint s = turn * UNROLL + i, step = min(k + i * SLICES, args.k - 1);
+        load_step(s, b0 + step * args.b_row);
+        [[unroll]] for (uint r = 0; r < ROWS; r++) x[s * ROWS + r] = float(a.v[a_at[r] + step * args.a_col]);
+    }
+}
+
+void multiply_turn(uint turn, uint k) {
+    [[unroll]] for (uint i = 0; i < UNROLL; i++) {
+        uint s = turn * UNROLL + i;
+        if (k + i * SLICES < args.k)
+            [[unroll]] for (uint c = 0; c < WIDTH; c++)
+                [[unroll]] for (uint r = 0; r < ROWS; r++)
+                    acc[r * WIDTH + c] = fma(x[s * ROWS + r], value_of(s, c), acc[r * WIDTH + c]);
+    }
+}
 
 void main() {
-    uint id = gl_LocalInvocationIndex;
-    uint lane = K_FASTEST == 1 ? id / SLICES : id % COLUMNS, slice = K_FASTEST == 1 ? id % SLICES : id / COLUMNS;
+    uint id = gl_LocalInvocationIndex, lane = id % COLUMN_LANES, slice = id / COLUMN_LANES;
     uint batch0 = group_id().z / args.batch1, batch1 = group_id().z % args.batch1;
-    uint column0 = group_id().x * COLUMNS * WIDTH, row0 = group_id().y * ROWS;
-    Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1));
-    WideElements b_wide = WideElements(operand(args.b, 1));
-    uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
+    uint column0 = group_id().x * COLUMN_LANES * WIDTH, row0 = group_id().y * ROWS;
+    a = Elements(operand(args.a, 0));
+    b = Elements(operand(args.b, 1));
+    b_pairs = Pairs(operand(args.b, 1));
+    b_quads = Quads(operand(args.b, 1));
     // Rows and columns past the edge repeat the last one: their results are not stored.
-    uint column = min(column0 + lane * WIDTH, args.n - WIDTH);
-    uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + column * args.b_col;
-    uint a_at[ROWS];
-    [[unroll]] for (uint r = 0; r < ROWS; r++) a_at[r] = a0 + min(row0 + r, args.m - 1) * args.a_row;
+    b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + min(column0 + lane * WIDTH, args.n - WIDTH) * args.b_col;
+    [[unroll]] for (uint r = 0; r < ROWS; r++)
+        a_at[r] = batch0 * args.a_batch0 + batch1 * args.a_batch1 + min(row0 + r, args.m - 1) * args.a_row;
 
-    vec4 acc[ROWS];
-    [[unroll]] for (uint r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
-    for (uint k = slice; k < args.k; k += SLICES * STEPS) {
-        vec4 values[STEPS];
-        [[unroll]] for (uint s = 0; s < STEPS; s++) {
-            uint at = b0 + min(k + s * SLICES, args.k - 1) * args.b_row;
-            if (B_WIDE == 1) values[s] = vec4(b_wide.v[at / 4]);
-            else values[s] = vec4(float(b.v[at]));
-        }
-        [[unroll]] for (uint s = 0; s < STEPS; s++) {
-            if (k + s * SLICES < args.k)
-                [[unroll]] for (uint r = 0; r < ROWS; r++) acc[r] += float(a.v[a_at[r] + (k + s * SLICES) * args.a_col]) * values[s];
-        }
+    [[unroll]] for (uint v = 0; v < VALUES; v++) acc[v] = 0.0;
+    const uint turn = SLICES * UNROLL;
+    load_turn(0, slice);
+    for (uint k = slice; k - slice < args.k; k += 2 * turn) {
+        bool second = k - slice + turn < args.k;  // the same for all lanes
+        if (second) load_turn(1, k + turn);
+        multiply_turn(0, k);
+        if (k - slice + 2 * turn < args.k) load_turn(0, k + 2 * turn);
+        if (second) multiply_turn(1, k + turn);
     }
+
+#ifdef SUBGROUP_SHUFFLE
+    for (uint mask = WITHIN / 2; mask >= COLUMN_LANES; mask /= 2)
+        [[unroll]] for (uint v = 0; v < VALUES; v++) acc[v] += subgroupShuffleXor(acc[v], mask);
+#endif
+    if (id % WITHIN < COLUMN_LANES)
+        [[unroll]] for (uint v = 0; v < VALUES; v++) parts[(id / WITHIN * COLUMN_LANES + lane) * VALUES + v] = acc[v];
+    barrier();
     uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = group_id().z * args.m * args.n;
-    uint pitch = COLUMNS * WIDTH + 1;
-    [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        [[unroll]] for (uint c = 0; c < WIDTH; c++) parts[slice * pitch + lane * WIDTH + c] = acc[r][c];
-        barrier();
-        uint row = row0 + r;
-        column = column0 + id;
-        if (id < COLUMNS * WIDTH && row < args.m && column < args.n) {
+    for (uint e = id; e < COLUMN_LANES * VALUES; e += gl_WorkGroupSize.x) {
+        uint row = row0 + e % VALUES / WIDTH, column = column0 + e / VALUES * WIDTH + e % WIDTH;
+        if (row < args.m && column < args.n) {
             float sum = 0.0;
-            [[unroll]] for (uint s = 0; s < SLICES; s++) sum += parts[s * pitch + id];
+            for (uint p = 0; p < PARTS; p++) sum += parts[p * COLUMN_LANES * VALUES + e];
             Elements(operand(args.y, 2)).v[y0 + row * args.y_row + column * args.y_col] =
                 T(epilogue(args.alpha * sum, o0 + row * args.n + column, row, column));
         }
-        barrier();
     }
 }

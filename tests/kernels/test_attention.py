@@ -24,6 +24,7 @@ from vkep.kernels.attention import (
     AttentionTile,
     gains_by_attention,
 )
+from vkep.kernels.attention_split import MAX_QUERIES
 from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import Choice, Emission, candidates, choose, emit
@@ -313,7 +314,7 @@ class TestSelection:
         assert call.variant.source == "attention_tiled.comp"
 
     def test_few_queries_and_long_chains_are_better_with_scores_in_memory(self) -> None:
-        assert not gains_by_attention(Case(1, 1000, heads=32, kv_heads=8).problem("float16"), GPU)
+        assert not gains_by_attention(Case(8, 1000, heads=32, kv_heads=8).problem("float16"), GPU)
         assert not gains_by_attention(Case(16, 1 << 16, heads=1, kv_heads=1).problem("float16"), GPU)
         assert gains_by_attention(Case(1 << 12, 1 << 16, heads=8, kv_heads=8).problem("float16"), GPU)
 
@@ -336,6 +337,8 @@ class TestSelection:
         problem = case.problem("float16", origin=True)
         wanted = {n.name: n.extent * DTYPES[n.dtype].itemsize for n in (*problem.needs(), *problem.makes())}
         for candidate in candidates(AttentionProblem):
+            if candidate.name == "split" and (case.queries > MAX_QUERIES or case.keys > 32):  # more than one dispatch
+                continue
             assert candidate.when(problem, GPU) == ""
             [call] = Choice(candidate).emit(problem, emission(GPU))
             assert {name: call.reaches()[name] for name in wanted} == wanted

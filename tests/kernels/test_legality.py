@@ -112,7 +112,9 @@ def generic(rng: random.Random) -> GenericProductProblem:
 
 def few_bits(rng: random.Random) -> MatMulNBitsProblem:
     sizes = (rng.choice([1, 3, 8, 70000]), rng.choice([1, 70000]), rng.choice([1, 16, 300]))
-    return MatMulNBitsProblem(*sizes, rng.choice([2, 3, 4, 8]), rng.choice([8, 16, 32]), "float16", rng.random() < 0.5)
+    return MatMulNBitsProblem(
+        *sizes, rng.choice([2, 3, 4, 8]), rng.choice([8, 16, 32]), "float16", rng.choice(["", "packed", "float16"])
+    )
 
 
 def lying(need: Need, offset: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
 from vkep.errors import Decline
+from vkep.kernels.cooperative_tiles import no_cooperative_tile
 from vkep.kernels.deform import DeformColumnsProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.matmul_nbits import MatMulNBitsProblem
@@ -51,34 +53,123 @@ def test_generic_product_refuses_what_it_cannot_store(gpu: Harness) -> None:
         GenericProductProblem((1, 1), 2, 1, 1, (0, 0, -1, 1), (0, 0, 1, 1), ("int32",) * 3)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("sizes", [(1, 3, 16), (3, 5, 70), (8, 17, 300)])
+def packed(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Rows of codes as rows of whole bytes, the first code in the lowest bits."""
+    each = 8 // bits
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % each))).reshape(len(values), -1, each)
+    made: np.ndarray[Any, Any] = (padded << (np.arange(each) * bits)).sum(-1).astype(np.uint8)
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class FewBits:
+    """Random operands of a product with packed weights."""
+
+    m: int
+    n: int
+    k: int
+    bits: int = 4
+    block: int = 16
+    dtype: str = "float32"
+    zeros: str = ""  #: as `MatMulNBitsProblem.zeros`, "float" for ``dtype``
+    wide: bool = True  #: operands lie at multiples of 16 bytes
+
+    def run(self, gpu: Harness, caps: DeviceCapabilities, **how: Any) -> None:
+        m, n, k, bits, block = self.m, self.n, self.k, self.bits, self.block
+        blocks = -(-k // block)
+        codes = RNG.integers(0, 1 << bits, (n, blocks * block))
+        scales = RNG.uniform(0.1, 1, (n, blocks)).astype(self.dtype)
+        a = RNG.normal(size=(m, k)).astype(self.dtype)
+        points: np.ndarray[Any, Any] = np.full((n, blocks), 1 << (bits - 1))
+        operands = [a, packed(codes, bits), scales]
+        if self.zeros == "packed":
+            points = RNG.integers(0, 1 << bits, (n, blocks))
+            operands.append(packed(points, bits))
+        elif self.zeros:
+            points = RNG.uniform(0, 1 << bits, (n, blocks)).astype(self.dtype)
+            operands.append(points)
+        y = Tensor.empty((m, n), self.dtype)
+        kind = self.dtype if self.zeros == "float" else self.zeros
+        places = {"at_a": 16, "at_b": 16, "at_y": 16} if self.wide else {"at_a": 4, "at_b": 4}
+        problem = MatMulNBitsProblem(m, n, k, bits, block, self.dtype, kind, **places)
+        offset = 0 if self.wide else 4
+        gpu.compute(problem, caps, [Tensor(operand, offset) for operand in operands], [y], **how)
+        wide = (codes - np.repeat(points.astype(np.float64), block, 1)) * np.repeat(scales.astype(np.float64), block, 1)
+        expected = a.astype(np.float64) @ wide[:, :k].T
+        rtol = 2e-3 if self.dtype == "float16" else 1e-4
+        np.testing.assert_allclose(y.array, expected, rtol=rtol, atol=np.abs(expected).max() * rtol / 2)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_few_bits(
-    gpu: Harness, caps: DeviceCapabilities, bits: int, zeros: bool, sizes: tuple[int, int, int], dtype: str
-) -> None:
-    (m, n, k), block = sizes, 16
-    blocks = -(-k // block)
-    codes = RNG.integers(0, 1 << bits, (n, blocks * block))
-    points = RNG.integers(0, 1 << bits, (n, blocks)) if zeros else np.full((n, blocks), 1 << (bits - 1))
-    scales = RNG.uniform(0.1, 1, (n, blocks)).astype(dtype)
-    a = RNG.normal(size=(m, k)).astype(dtype)
+@pytest.mark.parametrize(
+    "case",
+    [
+        FewBits(1, 3, 16),
+        FewBits(1, 37, 2048, block=32, zeros="packed"),
+        FewBits(1, 5, 4096, block=256, zeros="float", wide=False),
+        FewBits(3, 5, 70, zeros="float"),
+        FewBits(2, 9, 1024, bits=2, block=16, zeros="packed"),
+        FewBits(7, 3, 300, bits=2, block=64),
+        FewBits(1, 9, 513, bits=8, block=32, zeros="packed"),
+        FewBits(8, 17, 512, bits=8, block=128, zeros="float"),
+    ],
+    ids=str,
+)
+def test_few_bits(gpu: Harness, caps: DeviceCapabilities, case: FewBits, dtype: str) -> None:
+    dataclasses.replace(case, dtype=dtype).run(gpu, caps)
 
-    def packed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        each = 8 // bits
-        padded = np.pad(values, ((0, 0), (0, -values.shape[1] % each))).reshape(n, -1, each)
-        return (padded << (np.arange(each) * bits)).sum(-1).astype(np.uint8)
 
-    y = Tensor.empty((m, n), dtype)
-    operands = [a, packed(codes), scales, *([packed(points)] if zeros else [])]
-    problem = MatMulNBitsProblem(m, n, k, bits, block, dtype, zeros)
-    gpu.compute(problem, caps, [Tensor(operand) for operand in operands], [y])
-    weights = (codes - np.repeat(points, block, 1)) * np.repeat(scales.astype(np.float64), block, 1)
-    expected = a.astype(np.float64) @ weights[:, :k].T
-    np.testing.assert_allclose(
-        y.array, expected, rtol=2e-3 if dtype == "float16" else 1e-4, atol=np.abs(expected).max() * 1e-3
-    )
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("words", [1, 2, 4])
+def test_few_bits_in_every_share(gpu: Harness, bits: int, words: int) -> None:
+    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    case = FewBits(3, 11, 1024, bits, 256)
+    for choice in ((2, 8, 2, words, 64), (8, 64, 1, words, 64), (4, 32, 4, words, 32)):
+        case.run(gpu, caps, candidate="along k", tuned={f"along_k 3 11 1024 {bits} 256": choice})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("case", "choice"),
+    [
+        (FewBits(1, 3, 32, block=32), (2, 8, 128)),
+        (FewBits(3, 37, 1056, block=32, zeros="packed"), (4, 16, 128)),
+        (FewBits(8, 5, 4096, block=256, zeros="float"), (4, 8, 256)),
+        (FewBits(1, 9, 1000, bits=2, block=64, zeros="packed"), (8, 32, 256)),
+        (FewBits(2, 9, 513, bits=8, block=32), (4, 32, 128)),
+        (FewBits(5, 9, 513, bits=8, block=128, zeros="packed"), (2, 8, 128)),
+    ],
+    ids=str,
+)
+def test_few_bits_by_dot_products_of_bytes(gpu: Harness, case: FewBits, choice: tuple[int, ...], dtype: str) -> None:
+    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    key = f"codes {case.m} {case.n} {case.k} {case.bits} {case.block}"
+    dataclasses.replace(case, dtype=dtype).run(gpu, caps, candidate="codes", tuned={key: choice})
+
+
+MANY_ROWS = [
+    FewBits(40, 37, 70),
+    FewBits(70, 130, 256, block=32, zeros="packed"),
+    FewBits(33, 40, 1100, block=64, zeros="float", wide=False),
+    FewBits(130, 24, 320, bits=2, block=16, zeros="packed"),
+    FewBits(20, 64, 129, bits=8, block=128, zeros="packed"),
+    FewBits(9, 300, 512, bits=8, block=32),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", MANY_ROWS, ids=str)
+def test_many_rows_by_few_bits_in_tiles(gpu: Harness, case: FewBits, dtype: str) -> None:
+    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    dataclasses.replace(case, dtype=dtype).run(gpu, caps, candidate="tiled")
+
+
+@pytest.mark.parametrize("case", MANY_ROWS, ids=str)
+def test_many_rows_by_few_bits_on_cooperative_matrices(gpu: Harness, case: FewBits) -> None:
+    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    if no_cooperative_tile(caps, True):
+        pytest.skip(no_cooperative_tile(caps, True))
+    dataclasses.replace(case, dtype="float16").run(gpu, caps, candidate="cooperative")
 
 
 @pytest.mark.parametrize("masked", [False, True])

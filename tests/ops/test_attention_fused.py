@@ -106,12 +106,18 @@ def test_conditions_that_heads_share_are_written_as_a_bias() -> None:
     [
         {"inputs": {**QKV, "mask": ("bool", (2, 8, 128, 128))}},  # as much to write as the scores
         {"inputs": QKV, "outputs": ("y", "", "", "scores")},
-        {"inputs": {**QKV, "q": ("float16", (2, 8, 1, 64))}},
+        {"inputs": {**QKV, "q": ("float16", (2, 8, 8, 64))}},
     ],
-    ids=["a condition of each head", "scores asked for", "one query"],
+    ids=["a condition of each head", "scores asked for", "few queries"],
 )
 def test_the_rest_has_scores_in_memory(changes: dict[str, Any]) -> None:
     assert not any(source.startswith("attention") for source in _sources(_plan(**changes)))
+
+
+def test_a_decoders_step_splits_its_keys() -> None:
+    inputs = {name: ("float16", (1, 4, 1 if name == "q" else 2000, 64)) for name in "qkv"}
+    assert _sources(_plan(inputs)) == ["attention_split.comp", "attention_join.comp"]
+    assert not any(source.startswith("attention") for source in _sources(_plan(inputs, caps=CPU)))
 
 
 def test_positions_that_a_run_decides_are_read_by_the_kernel() -> None:

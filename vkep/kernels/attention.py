@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
+from vkep.kernels.attention_problem import AttentionProblem, attention_params, row_reach
+from vkep.kernels.attention_split import attention_split, gains_by_split, no_split
 from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_type, is_cpu
-from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import Tuned, estimated
-from vkep.sizes import divides
 
 #: with fewer queries most of a block is unused, and few workgroups read the keys
 MIN_QUERIES = 16
-#: so that sums of positions fit signed 32-bit integers
-LARGEST_LENGTH = 1 << 29
 #: workgroups that fully occupy a device, by its type; for all other types
 _WORKGROUPS_TO_FILL, _WORKGROUPS_TO_FILL_SMALL = {"discrete": 128, "virtual": 128}, 24
 #: most blocks of keys in sequence for an attention of fewer workgroups than a quarter of these: beyond, scores in memory occupy
@@ -34,7 +31,6 @@ _MATRIX_REGISTERS = 200
 _LANE_COLUMNS = 8
 #: with larger heads a subgroup's matrices take too many registers: scores in memory are faster
 _LARGEST_SIZE = 64
-_LOG2_E = math.log2(math.e)
 
 _OPERANDS = (*(Operand(name) for name in ("q", "k", "v", "bias", "origin")), Operand("y", writes=True))
 _PARAMS = (
@@ -70,11 +66,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     """
     _, heads, batch = call.grid
     itemsize = GLSL_BYTES[dict(call.variant.defines).get("T", "float16_t")]
-
-    def rows(name: str, heads: int, count: int, size: int) -> int:
-        steps = (batch, heads, count), (call[f"{name}_batch"], call[f"{name}_head"], call[f"{name}_row"])
-        return size + sum((number - 1) * step for number, step in zip(*steps, strict=True))
-
+    rows = lambda name, heads, count, size: row_reach(call, name, (batch, heads, count), size)  # noqa: E731
     queries, keys, size, value_size = (call[name] for name in ("queries", "keys", "SIZE", "VALUE_SIZE"))
     kv_heads = ceil_div(heads, call["GROUP"])
     columns = {0: 0, 1: keys, 2: 1}[call["BIAS"]]
@@ -110,110 +102,6 @@ ATTENTION_TILED = Kernel(
 
 
 @dataclass(frozen=True)
-class AttentionProblem(Problem):
-    """``y = softmax(softcap(scale * q @ k.T) + bias) @ v`` for q [batch, heads, queries, size], k and v
-    [batch, kv heads, keys, size and value size], all of ``dtype`` (float32 or float16, sums in float32).
-
-    Attributes:
-        q_strides, k_strides, v_strides: of batch, head and row, in elements; elements of a row are dense.
-        y_strides: of head and row; the result is dense as a whole.
-        softcap: 0 is none.
-        bias_strides: by which the bias (``bias_dtype``: float32 or float16) broadcasts to [batch, heads, queries, keys],
-            the last one 1 or 0; None without a bias.
-        first, end: query i sees no key before ``i + first`` and none from ``i + end`` on (None: no bound). A row that sees
-            no key is zero.
-        origin: whether both are counted from a position of each batch, operand ``origin`` (int32 [batch]).
-        alignment: bytes that divide the addresses of q, k, v and y.
-
-    Raises `ValueError` for what no kernel can address.
-    """
-
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    size: int
-    value_size: int
-    q_strides: tuple[int, int, int]
-    k_strides: tuple[int, int, int]
-    v_strides: tuple[int, int, int]
-    y_strides: tuple[int, int]
-    scale: float
-    softcap: float = 0.0
-    bias_strides: tuple[int, int, int, int] | None = None
-    first: int | None = None
-    end: int | None = None
-    origin: bool = False
-    dtype: str = "float32"
-    bias_dtype: str = "float32"
-    alignment: int = 1
-
-    def needs(self) -> tuple[Need, ...]:
-        keys = (self.batch, self.kv_heads, self.keys)
-        q = Need("q", self.dtype, (self.batch, self.heads, self.queries, self.size), (*self.q_strides, 1))
-        k = Need("k", self.dtype, (*keys, self.size), (*self.k_strides, 1))
-        v = Need("v", self.dtype, (*keys, self.value_size), (*self.v_strides, 1))
-        scores = (self.batch, self.heads, self.queries, self.keys)
-        bias = [] if self.bias_strides is None else [Need("bias", self.bias_dtype, scores, self.bias_strides)]
-        return (q, k, v, *bias, *([Need("origin", "int32", (self.batch,), flat=True)] if self.origin else ()))
-
-    def makes(self) -> tuple[Need, ...]:
-        return (Need("y", self.dtype, (self.batch, self.heads, self.queries, self.value_size), flat=True),)
-
-    def placed(self, operands: Mapping[str, Any]) -> AttentionProblem:
-        return replace(self, alignment=alignment_of(*(operands[name] for name in "qkvy")))
-
-    @property
-    def flops(self) -> int:
-        """Operations of both products, with every key."""
-        return 2 * self.batch * self.heads * self.queries * self.keys * (self.size + self.value_size)
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _UNIT_TYPES or self.bias_dtype not in _UNIT_TYPES:
-            raise ValueError(
-                f"attention: element types are {self.dtype!r} and {self.bias_dtype!r} (bias), "
-                f"expected of {sorted(_UNIT_TYPES)}"
-            )
-        sizes = (self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.size, self.value_size)
-        if any(size < 1 for size in sizes) or self.heads % self.kv_heads:
-            raise ValueError(f"attention: {self}, expected sizes of 1 and more, and heads that divide into groups")
-        too_long = self.queries > LARGEST_LENGTH or self.keys > LARGEST_LENGTH
-        if too_long or any(stride < 0 for stride in self._strides):
-            raise ValueError(f"attention: {self}, expected lengths up to {LARGEST_LENGTH}, and no negative stride")
-        if self.bias_strides is not None and self.bias_strides[3] > 1:
-            raise ValueError(f"attention: a bias with strides {self.bias_strides}, expected dense columns, or one")
-
-    @property
-    def _strides(self) -> tuple[int, ...]:
-        rows = (*self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
-        return (*rows, *(self.bias_strides or ()))
-
-    def in_units(self, elements: int) -> bool:
-        """Whether all rows consist of whole groups of ``elements`` elements, aligned to a group's bytes."""
-        counts = (self.size, self.value_size, *self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
-        unit_bytes = elements * element_type(self.dtype).itemsize
-        return self.alignment % unit_bytes == 0 and all(divides(elements, count) for count in counts)
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """``first`` and ``end``; in place of None, a bound beyond all positions."""
-        first = -LARGEST_LENGTH if self.first is None else max(self.first, -LARGEST_LENGTH)
-        end = LARGEST_LENGTH if self.end is None else min(self.end, LARGEST_LENGTH)
-        return min(first, LARGEST_LENGTH), max(end, -LARGEST_LENGTH)
-
-    def flops_by(self, tile: AttentionTile) -> int:
-        """`flops` without the blocks of keys that known bounds leave out."""
-        first, end = (-LARGEST_LENGTH, LARGEST_LENGTH) if self.origin else self.bounds
-        blocks = 0
-        for start in range(0, self.queries, tile.queries):
-            last = min(start + tile.queries, self.queries) - 1
-            blocks += max(0, ceil_div(min(self.keys, last + end) - max(0, start + first), tile.keys))
-        seen = min(blocks * tile.keys * tile.queries, self.queries * self.keys)
-        return 2 * self.batch * self.heads * seen * (self.size + self.value_size)
-
-
-@dataclass(frozen=True)
 class AttentionTile:
     """A workgroup computes ``queries`` by ``keys`` scores at a time; ``rows`` of the queries belong to a subgroup, or to a lane
     without cooperative matrices.
@@ -246,9 +134,13 @@ TILED_TILES = (
 def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
     """Whether one kernel is faster than scores in memory, by what was measured (docs/performance-gpu-notes.md).
 
-    Only on cooperative matrices: arithmetic in registers is faster in the products' own tiles, whose scores blocks of queries
-    keep small.
+    With more queries than a decoder's step has, only on cooperative matrices: arithmetic in registers is faster in the
+    products' own tiles, whose scores blocks of queries keep small.
     """
+    if gains_by_split(problem, caps):
+        return True
+    if problem.sink:
+        return False
     if is_cpu(caps) or problem.queries < MIN_QUERIES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
         return False
     tile = _cooperative_tile(problem, caps)
@@ -259,6 +151,8 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
 
 
 def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
+    if problem.sink:
+        return "a sink of each head"
     if problem.dtype != "float16":
         return f"attention of {problem.dtype}; cooperative matrices take float16"
     if _shape(problem, caps) is None:
@@ -283,7 +177,7 @@ def _cooperative(problem: AttentionProblem, e: Emission) -> KernelCall:
 
 
 def _tiled_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
-    return _no_tile(problem, _tiled_tile(problem, caps))
+    return "a sink of each head" if problem.sink else _no_tile(problem, _tiled_tile(problem, caps))
 
 
 def _tiled(problem: AttentionProblem, e: Emission) -> KernelCall:
@@ -306,31 +200,10 @@ def _call(
     subgroup_size: int | None,
 ) -> KernelCall:
     bias = problem.bias_strides
-    strides = {"q": problem.q_strides, "k": problem.k_strides, "v": problem.v_strides}
-    first, end = problem.bounds
-    # scores are exponents of two: the factor of the products (or the cap of the scores) contains log2(e)
-    scale, softcap = problem.scale * _LOG2_E, 0.0
-    if problem.softcap:
-        scale, softcap = problem.scale / problem.softcap, problem.softcap * _LOG2_E
     return kernel.call(
         grid=_grid(problem, tile),
         operands={operand.name: e.get(operand.name) for operand in kernel.operands},
-        params={
-            "queries": problem.queries,
-            "keys": problem.keys,
-            **{
-                f"{name}_{axis}": stride
-                for name, of in strides.items()
-                for axis, stride in zip(("batch", "head", "row"), of, strict=True)
-            },
-            "y_head": problem.y_strides[0],
-            "y_row": problem.y_strides[1],
-            **{f"bias_{axis}": s for axis, s in zip(("batch", "head", "row"), (bias or (0,) * 4)[:3], strict=True)},
-            "scale": scale,
-            "softcap": softcap,
-            "first": first,
-            "end": end,
-        },
+        params=attention_params(problem),
         spec={
             "SIZE": problem.size,
             "VALUE_SIZE": problem.value_size,
@@ -345,12 +218,13 @@ def _call(
         defines=defines,
         local_size=(lanes, 1, 1),
         subgroup_size=subgroup_size,
-        flops=problem.flops_by(tile),
+        flops=problem.flops_by(tile.queries, tile.keys),
     )
 
 
 implement(
     AttentionProblem,
+    Candidate("split", attention_split, when=no_split),
     Candidate("cooperative", _cooperative, when=_cooperative_when),
     Candidate("tiled", _tiled, when=_tiled_when),
 )

@@ -225,12 +225,18 @@ def _shared_out(
             wanted, local // min(line, ceil_power_of_two(columns), local), floor_power_of_two(max(axis // 4, 1))
         )
     across = inner == 1 and split > 1
-    size = caps.subgroup_size
-    control = caps.has("subgroup_size_control")
+    shuffle, required = shuffle_sizes(caps, local) if shuffles and across else (None, None)
+    return ColumnShare(split, across, local, 0, shuffle, required)
+
+
+def shuffle_sizes(caps: DeviceCapabilities, local: int) -> tuple[int | None, int | None]:
+    """The subgroup size by which workgroups of ``local`` lanes can combine values by shuffles, and that size again where a
+    pipeline must ask for it; None where they cannot, or need not ask.
+    """
+    size, control = caps.subgroup_size, caps.has("subgroup_size_control")
     fixed = caps.min_subgroup_size == caps.max_subgroup_size or control
-    usable = shuffles and across and fixed and caps.has("subgroup_shuffle") and 1 < size <= local
-    shuffle = size if usable else None
-    return ColumnShare(split, across, local, 0, shuffle, shuffle if control else None)
+    usable = fixed and caps.has("subgroup_shuffle") and 1 < size <= local
+    return (size, size if control else None) if usable else (None, None)
 
 
 def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:

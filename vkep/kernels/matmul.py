@@ -11,6 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.cooperative import matmul_cooperative, no_cooperative_product
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.matmul_along_k import matmul_along_k, no_product_along_k
 from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
 from vkep.kernels.matmul_rows import matmul_rows, no_product_of_rows
 from vkep.kernels.problem import extent
@@ -176,6 +177,7 @@ def _tiled(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
 implement(
     MatMulProblem,
     Candidate("subgroup", _subgroup, when=_no_subgroup),
+    Candidate("along k", matmul_along_k, when=no_product_along_k),
     Candidate("rows", matmul_rows, when=no_product_of_rows),
     Candidate("cooperative", matmul_cooperative, when=no_cooperative_product),
     Candidate("tiled", _tiled, when=_no_tiles),

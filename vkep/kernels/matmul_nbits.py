@@ -1,88 +1,22 @@
-"""Products with block-quantised weights of 2, 4 or 8 bits (com.microsoft MatMulNBits), for few rows.
+"""Products with block-quantised weights of 2, 4 or 8 bits (com.microsoft MatMulNBits): the table of kernels for them.
 
-Such a product reads each weight once, so memory is its limit: weights stay packed up to the registers.
+A product of few rows reads each weight once, so memory is its limit: weights stay packed up to the registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_type, grid, is_cpu
-from vkep.kernels.problem import Need, Problem
-from vkep.kernels.select import Candidate, Emission, implement
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.launch import element_type
+from vkep.kernels.matmul_along_k import Weights, no_lanes, product_along_k
+from vkep.kernels.matmul_codes import matmul_codes, no_codes
+from vkep.kernels.matmul_codes_tiles import cooperative_codes, no_cooperative_codes, no_tiled_codes, tiled_codes
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.select import Candidate, Emission, When, implement
 
-
-def _reach(call: KernelCall) -> Mapping[str, int]:
-    m, n, size = call["m"], call["n"], call.size_of("T")
-    return {
-        "a": m * call["k"] * size,
-        "b": n * call["blocks"] * call["block_words"] * 4,
-        "scales": n * call["blocks"] * size,
-        "zeros": n * call["zero_bytes"] if call["HAS_ZEROS"] else 0,
-        "y": m * n * size,
-    }
-
-
-MATMUL_NBITS = Kernel(
-    "matmul_nbits.comp",
-    operands=(Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True)),
-    params=tuple((name, "uint") for name in ("m", "n", "k", "blocks", "block_words", "zero_bytes")),
-    spec={"BITS": 4, "ROWS": 4, "BLOCK": 32, "HAS_ZEROS": 0},
-    variants=({"T": "float"}, {"T": "float16_t"}),
-    reach=_reach,
-)
 #: rows beyond which unpacking the weights once and a tiled product are the faster way
 FEW_ROWS = 8
-
-
-@dataclass(frozen=True)
-class MatMulNBitsProblem(Problem):
-    """``y`` [m, n] = ``a`` [m, k] @ W, column j of W being ``(b[j] - zeros[j]) * scales[j]`` block by block.
-
-    ``b`` is [n, blocks, block * bits / 8] bytes at a multiple of 4, ``scales`` [n, blocks] of ``dtype`` (float32 or float16),
-    ``zeros`` packed bytes, rows of whole bytes, or absent for ``2**(bits - 1)``. The first element lies in the lowest bits.
-    """
-
-    aligned: ClassVar[bool] = True
-
-    m: int
-    n: int
-    k: int
-    bits: int
-    block: int
-    dtype: str
-    has_zeros: bool
-
-    @property
-    def blocks(self) -> int:
-        """Of a column."""
-        return ceil_div(self.k, self.block)
-
-    @property
-    def zero_bytes(self) -> int:
-        """Of a column."""
-        return ceil_div(self.blocks * self.bits, 8)
-
-    def needs(self) -> tuple[Need, ...]:
-        operands = (
-            Need("a", self.dtype, (self.m, self.k), flat=True),
-            Need("b", "uint8", (self.n, self.blocks, self.block * self.bits // 8), flat=True),
-            Need("scales", self.dtype, (self.n, self.blocks), flat=True),
-        )
-        zeros = Need("zeros", "uint8", (self.n, self.zero_bytes), flat=True)
-        return (*operands, zeros) if self.has_zeros else operands
-
-    def makes(self) -> tuple[Need, ...]:
-        return (Need("y", self.dtype, (self.m, self.n), flat=True),)
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.m * self.n * self.k
 
 
 def _no_bits(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
@@ -90,30 +24,49 @@ def _no_bits(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
         return f"{problem.bits} bits in blocks of {problem.block}; expected 2, 4 or 8 and a power of two from 16"
     if problem.dtype not in ("float32", "float16"):
         return f"element type is {problem.dtype}, expected float32 or float16"
+    if problem.zeros not in ("", "packed", problem.dtype):
+        return f"zero points are {problem.zeros}, expected packed codes or {problem.dtype}"
     weights = problem.n * problem.blocks * problem.block
-    return f"{weights} weights, expected fewer than {LIMIT}" if weights >= LIMIT else ""
+    return f"{weights} weights, expected fewer than {LIMIT}" if weights >= LIMIT else no_lanes(caps)
 
 
-def _nbits(problem: MatMulNBitsProblem, e: Emission) -> KernelCall:
-    bits, block, blocks = problem.bits, problem.block, problem.blocks
-    rows = min(4, 1 << (problem.m - 1).bit_length())
-    local = e.caps.subgroup_size if is_cpu(e.caps) else 64
-    local = min(local, 1 << (blocks * block * bits // 32 - 1).bit_length())
-    return MATMUL_NBITS.call(
-        grid=grid(problem.n, ceil_div(problem.m, rows)),
-        operands={"zeros": None, **e.operands},
-        params={
-            "m": problem.m,
-            "n": problem.n,
-            "k": problem.k,
-            "blocks": blocks,
-            "block_words": block * bits // 32,
-            "zero_bytes": problem.zero_bytes,
-        },
-        spec={"BITS": bits, "ROWS": rows, "BLOCK": block, "HAS_ZEROS": int(problem.has_zeros)},
-        defines={"T": element_type(problem.dtype).glsl},
-        local_size=(local,),
-    )
+def _few_rows(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
+    bits, block, columns = problem.bits, problem.block, problem.blocks * problem.block
+    size = element_type(problem.dtype).itemsize
+    # a unit of words lies within a block, and at a multiple of its size in every column
+    words = [
+        w for w in (4, 2) if w * 32 // bits <= block and columns * bits // 8 % (4 * w) == problem.at_b % (4 * w) == 0
+    ]
+    weights = Weights(bits, block, problem.zeros_kind, max(words, default=1))
+    params: dict[str, int | float] = {
+        "blocks": problem.blocks,
+        "zero_bytes": problem.zero_bytes,
+        "batch1": 1,
+        "a_row": problem.k,
+        "a_col": 1,
+        "b_col": columns,
+        "y_row": problem.n,
+        "y_col": 1,
+        "alpha": 1.0,
+        **dict.fromkeys([f"{name}_batch{axis}" for name in "aby" for axis in (0, 1)], 0),
+    }
+    sizes, wide = (problem.m, problem.n, problem.k), (problem.at_a | problem.k * size) % 16 == 0
+    return product_along_k(sizes, weights, problem.dtype, params, wide, e, problem.flops)
 
 
-implement(MatMulNBitsProblem, Candidate("nbits", _nbits, when=_no_bits))
+def _both(when: When) -> When:
+    """What a candidate refuses beside what all do."""
+    return lambda problem, caps: _no_bits(problem, caps) or when(problem, caps)
+
+
+def _worth_tiles(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
+    return "few rows read each weight once" if problem.m <= FEW_ROWS else ""
+
+
+implement(
+    MatMulNBitsProblem,
+    Candidate("codes", matmul_codes, when=_both(no_codes)),
+    Candidate("cooperative", cooperative_codes, when=_both(no_cooperative_codes), worth=_worth_tiles),
+    Candidate("tiled", tiled_codes, when=_both(no_tiled_codes), worth=_worth_tiles),
+    Candidate("along k", _few_rows, when=_no_bits),
+)

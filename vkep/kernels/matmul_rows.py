@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import ceil_div
+from vkep.kernels.launch import (
+    SHUFFLE,
+    ceil_div,
+    floor_power_of_two,
+    shuffle_sizes,
+    with_shuffles,
+)
+from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
 from vkep.kernels.select import Emission
-from vkep.kernels.tiles import TILED_DEFINES
+from vkep.kernels.tiles import STORAGE
+from vkep.kernels.tuning import Tuned
+from vkep.sizes import largest, record_at_hand
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n, k, size = call["m"], call["n"], call["k"], call.size_of("T")
     return {
         "a": product_reach(call, "a", m, k) * size,
-        "b": product_reach(call, "b", k, max(n, 4 * call["B_WIDE"])) * size,
+        "b": product_reach(call, "b", k, largest(n, call["WIDTH"])) * size,
         "y": product_reach(call, "y", m, n) * size,
     }
 
@@ -26,46 +36,101 @@ MATMUL_ROWS = Kernel(
     "matmul_rows.comp",
     operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
     params=(*uints("m", "n", "k", "batch1"), *PRODUCT_PARAMS),
-    spec={"ROWS": 1, "COLUMNS": 8, "SLICES": 32, "K_FASTEST": 0, "B_WIDE": 0},
-    variants=tuple(TILED_DEFINES.values()),
+    spec={"ROWS": 1, "COLUMN_LANES": 8, "WIDTH": 1, "UNROLL": 4, "T_BYTES": 4, "SUBGROUP_LANES": 1},
+    variants=with_shuffles(*({"T": t} for t in STORAGE.values())),
     reach=_reach,
 )
-#: products of more rows reuse what they read of b, and gain from tiles
-MAX_ROWS = 8
-#: lanes a workgroup, and those of them along columns where b is dense along its columns
-_LANES, _COLUMNS = 256, 8
-#: bytes of floats that a workgroup adds through shared memory at most
-_SHARED_BYTES = 4 * (_LANES * 4 + _LANES)
+#: results of a lane at most, and the fewest lanes of a workgroup
+_MOST_VALUES, _LEAST_LANES = 32, 64
+#: lanes that a GPU holds at once, as workgroups are counted here
+_BUSY_GROUPS = 128
+
+
+@dataclass(frozen=True)
+class Share:
+    """A workgroup of ``local`` lanes, ``column_lanes`` of them side by side, each with ``unroll`` loads in flight."""
+
+    column_lanes: int
+    unroll: int
+    local: int
+
+    @property
+    def choice(self) -> tuple[int, ...]:
+        """As `vkep tune` notes it."""
+        return self.column_lanes, self.unroll, self.local
 
 
 def no_product_of_rows(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
     """Why `matmul_rows` does not compute a product; "" where it does."""
     if problem.m > MAX_ROWS or problem.k == 0:
         return f"{problem.m} rows of {problem.k} elements, expected 1 to {MAX_ROWS} that are not empty"
-    if min(caps.max_workgroup_invocations, caps.max_workgroup_size[0]) < _LANES:
-        return f"fewer than {_LANES} lanes a workgroup"
-    if caps.max_shared_memory_bytes < _SHARED_BYTES:
-        return f"less than {_SHARED_BYTES} bytes of shared memory"
+    if min(caps.max_workgroup_invocations, caps.max_workgroup_size[0]) < _LEAST_LANES:
+        return f"fewer than {_LEAST_LANES} lanes a workgroup"
+    if caps.max_shared_memory_bytes < 4 * _LEAST_LANES * _MOST_VALUES:
+        return f"less than {4 * _LEAST_LANES * _MOST_VALUES} bytes of shared memory"
     return unaddressable(problem, caps)
 
 
-def matmul_rows(problem: MatMulProblem, e: Emission) -> KernelCall:
+def _most_lanes(caps: DeviceCapabilities, values: int) -> int:
+    most = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0], 512)
+    return floor_power_of_two(min(most, caps.max_shared_memory_bytes // (4 * values)))
+
+
+def shares(caps: DeviceCapabilities, values: int) -> list[Share]:
+    """All that `vkep tune` tries."""
+    most = _most_lanes(caps, values)
+    return [
+        Share(columns, unroll, local)
+        for columns in (1, 2, 4, 8, 16, 32)
+        for unroll in (2, 4, 8)
+        for local in (64, 128, 256, 512)
+        if local <= most
+    ]
+
+
+def share(problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilities, tuned: Tuned) -> Share:
+    """How lanes divide the columns, as it was tuned or else is estimated: 128 bytes of a row side by side, fewer where too few
+    workgroups would be busy.
+    """
+    problem = record_at_hand(problem)
+    sizes = (problem.m, problem.n, problem.k, problem.products, 4 if problem.dtype == "float32" else 2)
+    choice = tuned(lambda: [s.choice for s in shares(caps, width * rows)], "rows", *sizes)
+    if choice is not None:
+        return Share(*choice)
+    itemsize = 4 if problem.dtype == "float32" else 2
+    lanes = min(32, max(1, 128 // (width * itemsize)))
+    least = max(1, 32 // (width * itemsize))
+    while lanes > least and ceil_div(problem.n, lanes * width) * problem.products < _BUSY_GROUPS:
+        lanes //= 2
+    busy = ceil_div(problem.n, lanes * width) * problem.products
+    local = min(_most_lanes(caps, width * rows), 256 if busy >= 4 * _BUSY_GROUPS else 512)
+    return Share(lanes, 4 if rows > 1 else 8, local)
+
+
+def matmul_rows(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
     """The dispatch of a product of few rows."""
-    wide = problem.in_groups("b", 3, 4)
-    width = 4 if wide else 1
-    columns = _COLUMNS if wide or problem.b_along_k else 32
-    rows = next(r for r in (1, 2, 4, 8) if r >= problem.m)
-    return MATMUL_ROWS.call(
-        grid=(ceil_div(problem.n, columns * width), ceil_div(problem.m, rows), problem.products),
-        operands=e.operands,
-        params=problem.params,
-        spec={
-            "ROWS": rows,
-            "COLUMNS": columns,
-            "SLICES": _LANES // columns,
-            "K_FASTEST": int(problem.b_along_k),
-            "B_WIDE": int(wide),
-        },
-        local_size=(_LANES, 1, 1),
-        **call_arguments(e.epilogue, TILED_DEFINES[problem.dtype]),
-    )
+    rows = row_tile(problem.m)
+    group = 4 if problem.dtype == "float32" else 8
+    widths = [w for w in (group, 4) if w * rows <= _MOST_VALUES and problem.in_groups("b", 3, w)]
+    width = widths[0] if widths else 1
+    shared = share(problem, width, rows, e.caps, e.target.tuned)
+    shuffle, required = shuffle_sizes(e.caps, shared.local)
+    return [
+        MATMUL_ROWS.call(
+            grid=(ceil_div(problem.n, shared.column_lanes * width), ceil_div(problem.m, rows), problem.products),
+            operands=e.operands,
+            params=problem.params,
+            spec={
+                "ROWS": rows,
+                "COLUMN_LANES": shared.column_lanes,
+                "WIDTH": width,
+                "UNROLL": shared.unroll,
+                "T_BYTES": 4 if problem.dtype == "float32" else 2,
+                "SUBGROUP_LANES": shuffle or 1,
+            },
+            local_size=(shared.local, 1, 1),
+            subgroup_size=required,
+            flops=problem.flops,
+            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {})}),
+        )
+    ]

@@ -10,6 +10,7 @@ from vkep.graph.weights import PackedWeight, pack
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes
+from vkep.kernels.launch import is_cpu
 from vkep.kernels.matmul_nbits import FEW_ROWS, MatMulNBitsProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
@@ -76,11 +77,16 @@ def matmul_nbits_(
     scales = b.reshape(b.cast(scales, a.dtype), (N, blocks))
     codes = b.reshape(weights, (N, blocks, bytes_a_block))
     zero_bytes = -(-blocks * bits // 8)
-    packed_zeros = zero_points is None or (zero_points.dtype is _UINT8 and zero_points.size == N * zero_bytes)
-    if g_idx is None and rows <= FEW_ROWS and packed_zeros and codes.offset % 4 == 0:
-        out = b.empty(a.dtype, (*a.shape[:-1], N))
-        problem = MatMulNBitsProblem(rows, N, K, bits, block_size, a.dtype.name, zero_points is not None)
-        b.compute(problem, [b.contiguous(t) for t in (a, codes, scales, zero_points) if t is not None], [out])
+    # a CPU driver's products of many rows are faster on weights that are unpacked before
+    if g_idx is None and codes.offset % 4 == 0 and (rows <= FEW_ROWS or not is_cpu(b.caps)):
+        zeros, kind = zero_points, ""
+        if zeros is not None:
+            packed = zeros.dtype is _UINT8
+            zeros, kind = (zeros, "packed") if packed else (b.cast(zeros, a.dtype), a.dtype.name)
+        out = b.empty(a.dtype, (rows, N))
+        problem = MatMulNBitsProblem(rows, N, K, bits, block_size, a.dtype.name, kind)
+        b.compute(problem, [b.contiguous(t) for t in (a, codes, scales, zeros) if t is not None], [out])
+        out = b.reshape(out, (*a.shape[:-1], N))
     else:
         zeros = _zero_points(b, zero_points, N, blocks, zero_bytes, bits)
         unpacked = unpacked_codes(b, codes, bits)

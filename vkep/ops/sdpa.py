@@ -238,7 +238,7 @@ def sdpa(
         return _attend_block(b, q, k, v, heads, mask, scoring, scores_stage)
     fused = fused_attention(b.caps, q, k, v, heads, mask, scoring, merged)
     if fused is not None:
-        return Attended(sdpa_fused(b, fused, q, k, v, mask), None)
+        return Attended(sdpa_fused(b, fused, q, k, v, mask, sink), None)
     out: Tensor | None = None
     block = _block(b.caps, heads, q.dtype.itemsize, mask)
     for start in range(0, heads.queries, block):

@@ -45,7 +45,7 @@ def fused_attention(
     merged: bool = False,
 ) -> FusedAttention | None:
     """How one kernel computes `sdpa`; None where there is none, or scores in memory are faster."""
-    if scoring.sink is not None or q.dtype.name not in _FLOATS or 0 in (*q.shape, *k.shape, *v.shape):
+    if q.dtype.name not in _FLOATS or 0 in (*q.shape, *k.shape, *v.shape):
         return None
     batch, q_heads, queries, size = q.shape
     lain = (batch, queries, q_heads, v.shape[3]) if merged else (batch, q_heads, queries, v.shape[3])
@@ -68,6 +68,7 @@ def fused_attention(
         first=None if window is None else window.first,
         end=None if window is None else window.end,
         origin=window is not None and window.origin is not None,
+        sink=scoring.sink is not None,
         dtype=q.dtype.name,
     )
     biases = _biases(mask, heads, q.dtype) if gains_by_attention(problem, caps) else None
@@ -80,7 +81,9 @@ def fused_attention(
     return FusedAttention(problem, bias, y, merged)
 
 
-def sdpa_fused(b: Builder, fused: FusedAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+def sdpa_fused(
+    b: Builder, fused: FusedAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask, sink: Tensor | None
+) -> Tensor:
     """The result of `sdpa` [batch, heads, queries, value size], as `fused_attention` says for the same operands."""
     operands = []
     if fused.bias is not None:
@@ -90,6 +93,8 @@ def sdpa_fused(b: Builder, fused: FusedAttention, q: Tensor, k: Tensor, v: Tenso
     if fused.problem.origin:
         assert mask.window is not None and mask.window.origin is not None
         operands.append(b.store(mask.window.origin, DTYPES["int32"], shape=(fused.problem.batch, 1, 1, 1, 1)))
+    if sink is not None:
+        operands.append(b.contiguous(b.cast(sink, q.dtype)))
     rows = [t if _has_dense_rows(t) else b.copy(t) for t in (q, k, v)]
     b.compute(fused.problem, [*rows, *operands], [fused.y])
     return _by_head(fused.y, fused.merged)

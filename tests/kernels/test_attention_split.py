@@ -1,0 +1,79 @@
+"""Attention of few queries, its keys split over workgroups, against numpy in float64, as each kind of device selects it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from tests.kernels.test_attention import Case, check, data, expected
+from vkep.kernels.attention import gains_by_attention
+from vkep.kernels.select import choose
+
+CASES = [
+    Case(1, 40),
+    Case(1, 300, heads=8, kv_heads=2, batch=2),
+    Case(1, 300, heads=6, kv_heads=2, merged=True),
+    Case(4, 90, size=80, value_size=40, heads=4, kv_heads=1, batch=2),
+    Case(3, 70, size=10, value_size=7),  # elements one by one
+    Case(2, 500, size=128, value_size=256, first=-9, end=300),
+    Case(1, 600, end=-2),  # no key is seen
+    *(Case(2, 70, batch=2, heads=4, kv_heads=2, bias=bias) for bias in ((2, 4, 2, 70), (2, 1, 1, 70), (1, 4, 2, 1))),
+    Case(1, 290, bias=(1, 1, 1, 290), first=-280, end=250, softcap=2.0),
+]
+
+
+def run(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str, sink: np.ndarray | None = None) -> None:
+    tensors = data(case, dtype, np.random.default_rng(5))
+    *heads, bias = tensors
+    shape = (case.batch, case.heads, case.queries, case.value_size)
+    y = Tensor.empty((shape[0], shape[2], shape[1], shape[3]) if case.merged else shape, dtype)
+    given = [Tensor(np.ascontiguousarray(t.swapaxes(1, 2)) if case.merged else t) for t in heads]
+    given += [Tensor(t) for t in (bias, sink) if t is not None]
+    gpu.compute(case.problem(dtype, sink=sink is not None), caps, given, [y], candidate="split")
+    got = y.array.swapaxes(1, 2) if case.merged else y.array
+    wanted = expected(case, *tensors)
+    if sink is not None:
+        q, k, _ = (t.astype(np.float64) for t in heads)
+        scores = q @ np.repeat(k, case.heads // case.kv_heads, 1).swapaxes(2, 3) / math.sqrt(case.size)
+        powers = np.exp(scores).sum(-1, keepdims=True)
+        wanted = wanted * powers / (powers + np.exp(sink.astype(np.float64))[None, :, None, None])
+    check(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_numpys(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str) -> None:
+    run(gpu, caps, case, dtype)
+
+
+@pytest.mark.parametrize("keys", [20, 400])
+def test_a_sink_counts_once_however_many_blocks_there_are(gpu: Harness, caps: DeviceCapabilities, keys: int) -> None:
+    run(gpu, caps, Case(1, keys, heads=4, kv_heads=2), "float32", np.array([0.5, -1, 3, 9], np.float32))
+
+
+def test_keys_past_the_end_are_not_read(gpu: Harness, caps: DeviceCapabilities) -> None:
+    """What a cache holds beyond a sequence's end may be NaN."""
+    case = Case(1, 200, batch=2)
+    q, k, v, _ = data(case, "float32", np.random.default_rng(6))
+    ends = [39, 150]  # of each sequence: the position of its query
+    wanted = []
+    for b, last in enumerate(ends):
+        known = dataclasses.replace(case, keys=last + 1, batch=1)
+        wanted.append(expected(known, q[b : b + 1], k[b : b + 1, :, : last + 1], v[b : b + 1, :, : last + 1], None))
+        k[b, :, last + 1 :] = v[b, :, last + 1 :] = np.nan
+    y = Tensor.empty((2, case.heads, 1, case.value_size), np.float32)
+    problem = case.problem("float32", origin=True, end=1)
+    gpu.compute(problem, caps, [Tensor(t) for t in (q, k, v, np.array(ends, np.int32))], [y], candidate="split")
+    check(y.array, np.concatenate(wanted))
+
+
+def test_a_decoders_step_is_split_on_a_gpu_and_a_prompt_is_not(caps: DeviceCapabilities) -> None:
+    step, prompt = Case(1, 512, heads=8, kv_heads=2), Case(64, 64)
+    assert gains_by_attention(step.problem("float16"), caps) == (caps.device_type != "cpu")
+    assert choose(step.problem("float16"), caps).candidate.name == "split"
+    assert choose(prompt.problem("float32"), caps).candidate.name != "split"

@@ -1,0 +1,163 @@
+"""The products of a decoder's step by GPU timestamps, as a share of the copy's bandwidth.
+
+    python -m tools.bench.decode [--only NAME ...] [--smallest] [--sweep] [--json FILE]
+
+Each product runs over copies of its weights that no cache holds together, one after the other with a barrier between, as layers
+do. The share counts the bytes of weights, scales and rows once. ``--sweep`` tries every way to share the weights among lanes
+that `vkep tune` knows, and prints the fastest ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from vkep.device.measure.kernel_timer import KernelTimer
+from vkep.device.measure.limits import measure_limits
+from vkep.dtypes import DTYPES
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.matmul import MatMulProblem
+from vkep.kernels.matmul_nbits import MatMulNBitsProblem
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import emit
+from vkep.kernels.tuning import Choice, Trial
+
+#: bytes of weights that are read in turn: beyond any cache; on a CPU driver less
+_ROTATED, _ROTATED_CPU = 256 << 20, 32 << 20
+#: (columns, k) of Llama 3.2 1B's and 3.1 8B's products: the larger ones of a layer, and the head
+SHAPES = ((8192, 2048), (2048, 8192), (3072, 2048), (14336, 4096), (4096, 14336), (128256, 2048))
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product: what it computes, and its problem."""
+
+    name: str
+    problem: Problem
+
+    @property
+    def nbytes(self) -> int:
+        """Of all operands, each once."""
+        needs, makes = self.problem.operands
+        return sum(_nbytes(need) for need in (*needs, *makes))
+
+
+@dataclass
+class Measured:
+    """One product's time. ``share``: of the copy's bandwidth."""
+
+    name: str
+    microseconds: float
+    share: float
+    choice: Choice | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.name:44} {self.microseconds:9.2f} us {self.share:6.2f} of the copy's bandwidth"
+        return text if self.choice is None else f"{text} {self.choice}"
+
+
+def _nbytes(need: Need) -> int:
+    return need.extent * DTYPES[need.dtype].itemsize
+
+
+def products(shapes: Sequence[tuple[int, int]] = SHAPES, rows: Sequence[int] = (1,)) -> Iterator[Product]:
+    """Products of few rows with packed weights, and with floats that are dense along k or along columns."""
+    for m in rows:
+        for n, k in shapes:
+            for bits, dtype in ((4, "float16"), (4, "float32"), (8, "float16"), (2, "float16")):
+                if (bits == 4 and dtype == "float16") or (n, k) == shapes[0]:
+                    nbits = MatMulNBitsProblem(m, n, k, bits, 32, dtype, at_a=16, at_b=16)
+                    yield Product(f"{m} by {k} by {n}, {bits} bits, {dtype}", nbits)
+            for dtype in ("float16", "float32"):
+                if dtype == "float16" or (n, k) == shapes[0]:
+                    for along, strides in (("k", (0, 1, k)), ("columns", (0, n, 1))):
+                        floats = MatMulProblem(m, n, k, (0, k, 1), strides, dtype=dtype, alignment=16)
+                        yield Product(f"{m} by {k} by {n}, {dtype} along {along}", floats)
+
+
+def _time(timer: KernelTimer, product: Product) -> float:
+    """Microseconds of one product."""
+    needs, makes = product.problem.operands
+    rotated = _ROTATED_CPU if timer.caps.device_type == "cpu" else _ROTATED
+    copies = max(1, min(64, rotated // product.nbytes))
+    given = []
+    calls: list[KernelCall] = []
+    shared = [timer.operand(nbytes=_nbytes(need)) for need in (needs[0], *makes)]
+    for _ in range(copies):
+        weights = [timer.operand(nbytes=_nbytes(need)) for need in needs[1:]]
+        given += weights
+        calls += emit(product.problem, timer, [shared[0], *weights], shared[1:])
+    try:
+        return timer.milliseconds(calls, 4) * 1e3 / copies
+    finally:
+        timer.release(*given, *shared)
+
+
+def _ways(timer: KernelTimer, product: Product) -> tuple[str, tuple[Choice, ...]]:
+    trial = Trial()
+    timer.choices = trial
+    inputs, outputs = ([timer.operand(nbytes=_nbytes(need)) for need in needs] for needs in product.problem.operands)
+    emit(product.problem, timer, inputs, outputs)
+    timer.choices = {}
+    return next(((key, question.candidates) for key, question in trial.asked.items()), ("", ()))
+
+
+def measure(
+    only: Sequence[str] = (), smallest: bool = False, sweep: bool = False, tell: Callable[[str], None] = print
+) -> list[Measured]:
+    """Measure the products whose names contain one of ``only`` (none: all). Raises `DriverNotFoundError`,
+    `DeviceNotFoundError`.
+    """
+    timer = KernelTimer()
+    try:
+        limits = measure_limits(timer)
+        tell(str(limits))
+        nothing = Product("", MatMulProblem(1, 8, 64, (0, 64, 1), (0, 1, 64), dtype="float32", alignment=16))
+        tell(f"a dispatch of next to no work, and the barrier after it: {_time(timer, nothing):.2f} us")
+        found = []
+        shapes = ((64, 256),) if smallest else SHAPES[:2] if timer.caps.device_type == "cpu" else SHAPES
+        for product in products(shapes, (1,) if smallest else (1, 4)):
+            if only and not any(name in product.name for name in only):
+                continue
+            of = lambda us, p=product: limits.nanoseconds(0, p.nbytes) / 1e3 / us  # noqa: E731
+            us = _time(timer, product)
+            found.append(Measured(product.name, us, of(us)))
+            tell(str(found[-1]))
+            if sweep:
+                key, ways = _ways(timer, product)
+                tried = []
+                for way in ways:
+                    timer.choices = {key: way}
+                    us = _time(timer, product)
+                    tried.append(Measured(product.name, us, of(us), way))
+                timer.choices = {}
+                found += tried
+                for one in sorted(tried, key=lambda m: m.microseconds)[:8]:
+                    tell(str(replace(one, name="")))
+        return found
+    finally:
+        timer.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a line for each product."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.decode", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="products whose name contains one of these"
+    )
+    parser.add_argument("--smallest", action="store_true", help="one small shape: that everything runs")
+    parser.add_argument("--sweep", action="store_true", help="also every way to share the weights among lanes")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    given = parser.parse_args(arguments)
+    found = measure(given.only, given.smallest, given.sweep, lambda line: print(line, flush=True))
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(m) for m in found], indent=1) + "\n", encoding="utf-8")
+    return 0 if found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

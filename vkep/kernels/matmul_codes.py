@@ -1,0 +1,153 @@
+"""Products of few rows by packed codes, by dot products of bytes: ``shaders/matmul_codes.comp``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.epilogue import call_arguments
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div, ceil_power_of_two, floor_power_of_two, grid, is_cpu, shuffle_sizes
+from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.select import Emission
+from vkep.kernels.tiles import STORAGE
+from vkep.kernels.tuning import Tuned, estimated
+from vkep.sizes import record_at_hand
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, size = call["m"], call["n"], call.size_of("T")
+    scales = n * call["blocks"] * size
+    return {
+        "a": m * call["k"] * size,
+        "b": n * call["blocks"] * call["BLOCK"] * call["BITS"] // 8,
+        "scales": scales,
+        "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
+        "y": m * n * size,
+    }
+
+
+MATMUL_CODES = Kernel(
+    "matmul_codes.comp",
+    operands=(Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True)),
+    params=uints("m", "n", "k", "units", "blocks", "zero_bytes"),
+    spec={
+        "BITS": 4,
+        "ROWS": 1,
+        "COLUMNS": 4,
+        "K_LANES": 32,
+        "DIGITS": 2,
+        "BLOCK": 32,
+        "ZEROS": 0,
+        "SUBGROUP_LANES": 32,
+    },
+    variants=tuple({"T": t} for t in STORAGE.values()),
+    reach=_reach,
+)
+#: weights of a unit, and groups of four elements of a that a lane brings for a slab at most
+_UNIT, _MOST_TURNS = 32, 2
+#: workgroups that fill a large GPU
+_GROUPS = 256
+_LANES = 256
+
+
+@dataclass(frozen=True)
+class Share:
+    """A workgroup of ``local`` lanes, ``k_lanes`` of them along ``columns`` columns."""
+
+    columns: int
+    k_lanes: int
+    local: int
+
+    def fits(self, problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> bool:
+        """Whether a device runs it, with few enough registers a lane."""
+        rows = row_tile(problem.m)
+        lanes = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+        shared = 2 * 16 * rows * self.k_lanes * (2 * _digits(problem) + 1) + 4 * self.local * rows * self.columns // 8
+        return (
+            8 <= self.k_lanes <= self.local <= lanes
+            and self.columns * rows <= 32
+            and rows * self.k_lanes * 8 <= _MOST_TURNS * self.local
+            and shared <= caps.max_shared_memory_bytes
+        )
+
+
+def _digits(problem: MatMulNBitsProblem) -> int:
+    """Signed bytes for each element of a: 16 bits for a float16, 24 for a float32."""
+    return 2 if problem.dtype == "float16" else 3
+
+
+def _shares(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> list[Share]:
+    tried = itertools.product((2, 4, 8), (8, 16, 32, 64, 128, 256), (64, 128, 256, 512))
+    return [share for share in itertools.starmap(Share, tried) if share.fits(problem, caps)]
+
+
+def share(problem: MatMulNBitsProblem, caps: DeviceCapabilities, tuned: Tuned) -> Share | None:
+    """How lanes divide the weights, as it was tuned or else is estimated; None where the device runs none."""
+    problem = record_at_hand(problem)
+    sizes = (problem.m, problem.n, problem.k, problem.bits, problem.block)
+    choice = tuned(lambda: [astuple(s) for s in _shares(problem, caps)], "codes", *sizes)
+    if choice is not None:
+        return Share(*choice)
+    # Measured on 132 cores: 32 lanes along k where that makes workgroups enough, else up to 128 in workgroups of twice the size
+    few = problem.n < _GROUPS * 4 * _LANES // 32
+    k_lanes = max(8, min(128 if few else 32, ceil_power_of_two(ceil_div(problem.k, _UNIT))))
+    local = 2 * _LANES if k_lanes >= 128 else _LANES
+    columns = 4 if row_tile(problem.m) <= 2 else 2
+    lanes = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+    estimates = [Share(columns, k_lanes >> halved, min(local, floor_power_of_two(lanes))) for halved in range(5)]
+    return next((s for s in estimates if s.fits(problem, caps)), None)
+
+
+def no_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
+    """Why the kernel does not compute a product; "" where it does."""
+    if problem.m > MAX_ROWS:
+        return f"{problem.m} rows, expected up to {MAX_ROWS}"
+    if problem.block < _UNIT:
+        return f"blocks of {problem.block} weights, expected {_UNIT} or more"
+    if not caps.has("integer_dot_product") or is_cpu(caps):
+        return "the device has no fast dot products of packed bytes"
+    if (shuffle_sizes(caps, 64)[0] or 0) < 8:
+        return "the device has no shuffles in subgroups of 8 lanes or more"
+    return "" if share(problem, caps, estimated) else "too few lanes, or too little shared memory"
+
+
+def matmul_codes(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
+    """The dispatch of a product of few rows."""
+    shared = share(problem, e.caps, e.target.tuned)
+    assert shared is not None, "asked by no_codes"
+    shuffle, required = shuffle_sizes(e.caps, shared.local)
+    rows = row_tile(problem.m)
+    return [
+        MATMUL_CODES.call(
+            grid=grid(
+                ceil_div(problem.n, shared.columns * (shared.local // shared.k_lanes)), ceil_div(problem.m, rows)
+            ),
+            operands={name: e.get(name) for name in ("a", "b", "scales", "zeros", "y")},
+            params={
+                "m": problem.m,
+                "n": problem.n,
+                "k": problem.k,
+                "units": ceil_div(problem.k, _UNIT),
+                "blocks": problem.blocks,
+                "zero_bytes": problem.zero_bytes,
+            },
+            spec={
+                "BITS": problem.bits,
+                "ROWS": rows,
+                "COLUMNS": shared.columns,
+                "K_LANES": shared.k_lanes,
+                "DIGITS": _digits(problem),
+                "BLOCK": problem.block,
+                "ZEROS": problem.zeros_kind,
+                "SUBGROUP_LANES": shuffle or 1,
+            },
+            local_size=(shared.local, 1, 1),
+            subgroup_size=required,
+            flops=problem.flops,
+            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+        )
+    ]

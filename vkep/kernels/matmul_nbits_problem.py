@@ -1,0 +1,72 @@
+"""A product with block-quantised weights of 2, 4 or 8 bits (com.microsoft MatMulNBits)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from vkep.kernels.launch import ceil_div
+from vkep.kernels.problem import Need, Problem, alignment_of
+
+
+@dataclass(frozen=True)
+class MatMulNBitsProblem(Problem):
+    """``y`` [m, n] = ``a`` [m, k] @ W, column j of W being ``(b[j] - zeros[j]) * scales[j]`` block by block.
+
+    ``b`` is [n, blocks, block * bits / 8] bytes at a multiple of 4, ``scales`` [n, blocks] of ``dtype`` (float32 or float16),
+    ``zeros`` "packed" (bytes, rows of whole bytes), of ``dtype`` ([n, blocks]) or absent ("") for ``2**(bits - 1)``. The first
+    element lies in the lowest bits. ``at_a``, ``at_b`` and ``at_y`` (bytes) divide the addresses of a, b and y.
+    """
+
+    aligned: ClassVar[bool] = True
+    row_axis: ClassVar[int | None] = 0
+
+    m: int
+    n: int
+    k: int
+    bits: int
+    block: int
+    dtype: str
+    zeros: str = ""
+    at_a: int = 1
+    at_b: int = 4
+    at_y: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """Of a column."""
+        return ceil_div(self.k, self.block)
+
+    @property
+    def zero_bytes(self) -> int:
+        """Of a column."""
+        return ceil_div(self.blocks * self.bits, 8)
+
+    def needs(self) -> tuple[Need, ...]:
+        operands = (
+            Need("a", self.dtype, (self.m, self.k), flat=True),
+            Need("b", "uint8", (self.n, self.blocks, self.block * self.bits // 8), flat=True),
+            Need("scales", self.dtype, (self.n, self.blocks), flat=True),
+        )
+        packed = self.zeros == "packed"
+        shape = (self.n, self.zero_bytes if packed else self.blocks)
+        zeros = Need("zeros", "uint8" if packed else self.zeros, shape, flat=True)
+        return (*operands, zeros) if self.zeros else operands
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.m, self.n), flat=True),)
+
+    def placed(self, operands: Mapping[str, Any]) -> MatMulNBitsProblem:
+        return replace(
+            self, at_a=alignment_of(operands["a"]), at_b=alignment_of(operands["b"]), at_y=alignment_of(operands["y"])
+        )
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def zeros_kind(self) -> int:
+        """How kernels count ``zeros``: 0 absent, 1 packed, 2 values."""
+        return ("", "packed", self.dtype).index(self.zeros)
