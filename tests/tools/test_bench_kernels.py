@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench import tiles
+from tools.bench import decode, tiles
 from tools.bench.__main__ import main
 from tools.bench.gpu_ops import Measured, measure_kernels
 from tools.bench.kernel_cases import Sizes, cases
@@ -88,3 +88,14 @@ def test_too_few_elements_are_refused(elements: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["--ops", "--elements", elements])
     assert "--elements" in capsys.readouterr().err
+
+
+def test_the_smallest_decoders_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    assert decode.main(["--smallest", "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert {"1 by 256 by 64, 4 bits, float16", "attention of 4 heads by 2, 100 keys of 64"} <= {
+        m["name"] for m in found
+    }
+    assert all(m["microseconds"] > 0 and m["side_by_side"] > 0 for m in found)
+    assert "next to no work" in capsys.readouterr().out

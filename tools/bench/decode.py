@@ -1,16 +1,18 @@
-"""The products of a decoder's step by GPU timestamps, as a share of the copy's bandwidth.
+"""The products and the attention of a decoder's step by GPU timestamps, as a share of the copy's bandwidth.
 
     python -m tools.bench.decode [--only NAME ...] [--smallest] [--sweep] [--json FILE]
 
-Each product runs over copies of its weights that no cache holds together, one after the other with a barrier between, as layers
-do. The share counts the bytes of weights, scales and rows once. ``--sweep`` tries every way to share the weights among lanes
-that `vkep tune` knows, and prints the fastest ones.
+Each one runs over copies of its weights (or keys and values) that no cache holds together, one after the other with a barrier
+between, as layers do, and side by side. The share counts the bytes of all operands once. ``--sweep`` tries every way to share
+the weights among lanes that `vkep tune` knows, and prints the fastest ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +21,7 @@ from pathlib import Path
 from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.measure.limits import measure_limits
 from vkep.dtypes import DTYPES
+from vkep.kernels.attention import AttentionProblem
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_nbits import MatMulNBitsProblem
@@ -53,10 +56,13 @@ class Measured:
     name: str
     microseconds: float
     share: float
+    side_by_side: float = math.nan  #: microseconds of one without barriers between
     choice: Choice | None = None
 
     def __str__(self) -> str:
         text = f"{self.name:44} {self.microseconds:9.2f} us {self.share:6.2f} of the copy's bandwidth"
+        if not math.isnan(self.side_by_side):
+            text += f"; side by side {self.side_by_side:9.2f} us"
         return text if self.choice is None else f"{text} {self.choice}"
 
 
@@ -79,7 +85,28 @@ def products(shapes: Sequence[tuple[int, int]] = SHAPES, rows: Sequence[int] = (
                         yield Product(f"{m} by {k} by {n}, {dtype} along {along}", floats)
 
 
-def _time(timer: KernelTimer, product: Product) -> float:
+#: (heads, heads of keys, size, keys) of attention of one token
+ATTENTIONS = ((32, 8, 64, 576), (32, 8, 64, 4096), (32, 8, 128, 1024), (32, 8, 128, 32768))
+
+
+def attentions(shapes: Sequence[tuple[int, int, int, int]] = ATTENTIONS) -> Iterator[Product]:
+    """Attention of one token, in float16."""
+    for heads, kv_heads, size, keys in shapes:
+        row = (0, keys * size, size)
+        one = AttentionProblem(
+            *(1, heads, kv_heads, 1, keys, size, size),
+            (0, size, 0),
+            row,
+            row,
+            (size, 0),
+            scale=0.1,
+            dtype="float16",
+            alignment=16,
+        )
+        yield Product(f"attention of {heads} heads by {kv_heads}, {keys} keys of {size}", one)
+
+
+def _time(timer: KernelTimer, product: Product, waits: bool = True) -> float:
     """Microseconds of one product."""
     needs, makes = product.problem.operands
     rotated = _ROTATED_CPU if timer.caps.device_type == "cpu" else _ROTATED
@@ -92,7 +119,7 @@ def _time(timer: KernelTimer, product: Product) -> float:
         given += weights
         calls += emit(product.problem, timer, [shared[0], *weights], shared[1:])
     try:
-        return timer.milliseconds(calls, 4) * 1e3 / copies
+        return timer.milliseconds(calls, 4, waits) * 1e3 / copies
     finally:
         timer.release(*given, *shared)
 
@@ -120,12 +147,13 @@ def measure(
         tell(f"a dispatch of next to no work, and the barrier after it: {_time(timer, nothing):.2f} us")
         found = []
         shapes = ((64, 256),) if smallest else SHAPES[:2] if timer.caps.device_type == "cpu" else SHAPES
-        for product in products(shapes, (1,) if smallest else (1, 4)):
+        steps = attentions(((4, 2, 64, 100),) if smallest else ATTENTIONS)
+        for product in itertools.chain(products(shapes, (1,) if smallest else (1, 4)), steps):
             if only and not any(name in product.name for name in only):
                 continue
             of = lambda us, p=product: limits.nanoseconds(0, p.nbytes) / 1e3 / us  # noqa: E731
             us = _time(timer, product)
-            found.append(Measured(product.name, us, of(us)))
+            found.append(Measured(product.name, us, of(us), _time(timer, product, waits=False)))
             tell(str(found[-1]))
             if sweep:
                 key, ways = _ways(timer, product)
@@ -133,7 +161,7 @@ def measure(
                 for way in ways:
                     timer.choices = {key: way}
                     us = _time(timer, product)
-                    tried.append(Measured(product.name, us, of(us), way))
+                    tried.append(Measured(product.name, us, of(us), choice=way))
                 timer.choices = {}
                 found += tried
                 for one in sorted(tried, key=lambda m: m.microseconds)[:8]:

@@ -157,6 +157,13 @@ def rotated(b: Builder, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) 
     return out
 
 
+def expect_turns(b: Builder, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Raise `InvalidNode` where tables [positions, half] do not fit heads ``x`` [batch, heads, length, size]."""
+    b.expect("sin_cache", sin, cos.shape)
+    if cos.rank != 2 or not cos.shape[1] or 2 * cos.shape[1] > x.shape[3]:
+        b.invalid(f"cos and sin of shape {list(cos.shape)} do not fit heads of shape {list(x.shape)}")
+
+
 def _pairs(t: Tensor, half: int, interleaved: bool) -> Tensor:
     """The last axis as [half, 2] (neighbours) or [2, half]."""
     step = t.strides[3]

@@ -13,7 +13,8 @@ from vkep.ir.expr import Expr
 from vkep.ir.guards import RoundedCapacity
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
-from vkep.ops.attention import angles, rotated
+from vkep.ops.attention import angles, expect_turns, rotated
+from vkep.ops.cache_step import Rotary, cache_step, takes_step
 from vkep.ops.contrib import MICROSOFT, outputs, wants_output
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
@@ -347,37 +348,53 @@ def group_query_attention(
     b.expect_range(what, total_sequence_length, 1, most)
     b.expect_range("seqlens_k", seqlens_k, 0, max(used, room) - 1)
     lengths = b.reshape(seqlens_k, (batch,))
-    if used > room and length == used:
-        first = b.full((batch,), 0, _INT32)
-    else:
+    if do_rotary and (cos_cache is None or sin_cache is None):
+        b.invalid("do_rotary without tables of cos and sin")
+    if not shared and past_key is not None and past_value is not None and takes_step(q, k, v, past_key, past_value):
+        expect_joins(b, past_key, k)
+        expect_joins(b, past_value, v)
+        rotary = None
+        if do_rotary:
+            assert cos_cache is not None and sin_cache is not None
+            b.expect("position_ids", position_ids, (batch, length))
+            expect_turns(b, q, cos_cache, sin_cache)
+            rotary = Rotary(cos_cache, sin_cache, position_ids, bool(rotary_interleaved))
         total = b.reshape(total_sequence_length, (1,))
-        position: Operand = b.expr("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
-        if length > 1:
-            position = b.require(position, "({0} >= 0)", f"seqlens_k is too small for {length} new tokens")
-        first = b.pointwise("same", position, dtype=_INT32, shape=(batch,))
-    if do_rotary:
-        if cos_cache is None or sin_cache is None:
-            b.invalid("do_rotary without tables of cos and sin")
-        if position_ids is None:
-            steps = b.constant(np.arange(length, dtype=np.int32)).view((1, length), (0, 1))
-            position_ids = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
-        b.expect("position_ids", position_ids, (batch, length))
-        cos, sin = angles(b, cos_cache, sin_cache, position_ids)
-        q = rotated(b, q, cos, sin, bool(rotary_interleaved))
-        k = k if shared else rotated(b, k, cos, sin, bool(rotary_interleaved))
-    room = max(used, room)
-    if shared:
-        assert past_key is not None and past_value is not None
-        # zeros, as in `cached`, where the buffer holds more than the sequence
-        place = b.constant(np.arange(room, dtype=np.int32).reshape(1, 1, room, 1))
-        end = b.reshape(lengths, (batch, 1, 1, 1))
-        present_key, present_value = (
-            b.pointwise("({0} <= {1} ? {2} : {3})", place, end, t, b.scalar_like(0, t), dtype=t.dtype, shape=t.shape)
-            for t in (past_key, past_value)
-        )
+        step = cache_step(b, q, k, v, (past_key, past_value), max(used, room), lengths, total, rotary)
+        q, present_key, present_value, first = step
     else:
-        pairs = ((past_key, k), (past_value, v))
-        present_key, present_value = (cached(b, past, t, first, room) for past, t in pairs)
+        if used > room and length == used:
+            first = b.full((batch,), 0, _INT32)
+        else:
+            total = b.reshape(total_sequence_length, (1,))
+            position: Operand = b.expr("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
+            if length > 1:
+                position = b.require(position, "({0} >= 0)", f"seqlens_k is too small for {length} new tokens")
+            first = b.pointwise("same", position, dtype=_INT32, shape=(batch,))
+        if do_rotary:
+            assert cos_cache is not None and sin_cache is not None
+            if position_ids is None:
+                steps = b.constant(np.arange(length, dtype=np.int32)).view((1, length), (0, 1))
+                position_ids = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
+            b.expect("position_ids", position_ids, (batch, length))
+            cos, sin = angles(b, cos_cache, sin_cache, position_ids)
+            q = rotated(b, q, cos, sin, bool(rotary_interleaved))
+            k = k if shared else rotated(b, k, cos, sin, bool(rotary_interleaved))
+        room = max(used, room)
+        if shared:
+            assert past_key is not None and past_value is not None
+            # zeros, as in `cached`, where the buffer holds more than the sequence
+            place = b.constant(np.arange(room, dtype=np.int32).reshape(1, 1, room, 1))
+            end = b.reshape(lengths, (batch, 1, 1, 1))
+            present_key, present_value = (
+                b.pointwise(
+                    "({0} <= {1} ? {2} : {3})", place, end, t, b.scalar_like(0, t), dtype=t.dtype, shape=t.shape
+                )
+                for t in (past_key, past_value)
+            )
+        else:
+            pairs = ((past_key, k), (past_value, v))
+            present_key, present_value = (cached(b, past, t, first, room) for past, t in pairs)
     if attention_bias is not None:
         used = min(used, attention_bias.shape[-1])
     used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)

@@ -92,12 +92,24 @@ def sdpa_fused(
         operands.append(fused.bias)
     if fused.problem.origin:
         assert mask.window is not None and mask.window.origin is not None
-        operands.append(b.store(mask.window.origin, DTYPES["int32"], shape=(fused.problem.batch, 1, 1, 1, 1)))
+        operands.append(_positions(b, mask.window.origin, fused.problem.batch))
     if sink is not None:
         operands.append(b.contiguous(b.cast(sink, q.dtype)))
     rows = [t if _has_dense_rows(t) else b.copy(t) for t in (q, k, v)]
     b.compute(fused.problem, [*rows, *operands], [fused.y])
     return _by_head(fused.y, fused.merged)
+
+
+def _positions(b: Builder, origin: ex.Expr, batch: int) -> Tensor:
+    """An integer for each batch, which is a tensor already or is written."""
+    value = origin
+    while value.op in ("same", "cast") and len(value.args) == 1:
+        value = value.args[0]
+    if isinstance(value, ex.Leaf) and value.tensor is not None:
+        known = value.tensor
+        if known.dtype.name == "int32" and known.size == batch and known.is_contiguous:
+            return b.reshape(known, (batch,))
+    return b.store(origin, DTYPES["int32"], shape=(batch, 1, 1, 1, 1))
 
 
 def _by_head(y: Tensor, merged: bool) -> Tensor:

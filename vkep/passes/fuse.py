@@ -270,12 +270,12 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         storage = source.storage
         if storage in kept or storage.is_constant or storage.port is not None:
             continue
-        if len(uses.writers[storage]) != 1:
+        if len(uses.writers[storage]) != 1 or len(uses.writers[storage][0].outputs) != 1:
             if _move_whole(storage, copy, uses):
                 gone.add(id(copy))
             continue
         [producer] = uses.writers[storage]
-        place = copy.out.reshape(producer.outputs[0].shape) if len(producer.outputs) == 1 else None
+        place = copy.out.reshape(producer.outputs[0].shape)
         if place is None or not producer.outputs[0].is_whole:
             continue
         others = [op for op in uses.readers[storage] if op is not copy]

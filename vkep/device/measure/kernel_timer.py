@@ -69,11 +69,13 @@ class KernelTimer(KernelRunner):
                 operand.buffer.close()
                 operand.buffer = None
 
-    def milliseconds(self, calls: Sequence[KernelCall], repeats: int = 10) -> float:
-        """GPU time of one pass over the calls (each waits for the last): the median of several timed batches."""
-        return statistics.median(self.samples(calls, repeats)[-_SAMPLES:])
+    def milliseconds(self, calls: Sequence[KernelCall], repeats: int = 10, waits: bool = True) -> float:
+        """GPU time of one pass over the calls (each ``waits`` for the last, or they run side by side): the median of several
+        timed batches.
+        """
+        return statistics.median(self.samples(calls, repeats, waits)[-_SAMPLES:])
 
-    def samples(self, calls: Sequence[KernelCall], repeats: int = 10) -> list[float]:
+    def samples(self, calls: Sequence[KernelCall], repeats: int = 10, waits: bool = True) -> list[float]:
         """As `milliseconds`: the time of each batch, over ``repeats``; the first ones may be of an idle GPU."""
         prepared = [self.ready(call, [self._address(t) for _, t in call.operands]) for call in calls]
         commands, queries = self.pool.allocate(), QueryPool(self.device, 2)
@@ -84,7 +86,10 @@ class KernelTimer(KernelRunner):
         for _ in range(repeats):
             for call in prepared:
                 call.record(commands)
-                commands.memory_barrier()
+                if waits:
+                    commands.memory_barrier()
+        if not waits:
+            commands.memory_barrier()
         commands.write_timestamp(queries, 1)
         commands.end()
         submit = PreparedSubmit(self.timeline, [commands])
