@@ -1,8 +1,9 @@
 """Which nodes of an ONNX Runtime graph Vulkan takes, as convex sets: the lowering itself decides.
 
 Where all shapes are known the graph is lowered as it stands, and the plans made here are those that `Compile` uses.
-Where some are not, it is lowered for sample sizes: a node that lowers for one of them is claimed, and planned anew for
-each signature that a run brings.
+Where some are not, it is lowered for sample sizes: a node that lowers for one of them is claimed, and planned for the
+signatures that a run brings. Where a node is declined for its sizes (a window that does not fit, a head of another size), the
+conditions that lowering decided on tell which sizes to try next.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from vkep.placement.channels_last import is_channels_last, made_by, plain
 from vkep.placement.data_dependent import parts
 from vkep.placement.partition import lower
 from vkep.placement.policy import VGF, VULKAN, Policy
+from vkep.sizes import Size, Trace
 
 logger = logging.getLogger("vkep.ort")
 
 #: sizes tried for dimensions that the model leaves open. Symbols that a model relates (past + new = total) contradict
 #: each other at any one size but 1, where everything broadcasts.
 SAMPLE_SIZES = (4, 1)
+#: how often other sizes are tried
+_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ def claim(
         made = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, decline_invalid=True)
         program = made if static else None
         _judge(view, made, verdicts)
+    if not static and any(n.outputs not in verdicts.taken for n in graph.nodes):
+        _judge_by_conditions(view, caps, policy, verdicts)
     _keep_packed_together(view, verdicts)
     _give_up_what_its_driver_reads(view, verdicts)
     drivers = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
@@ -106,6 +112,45 @@ def claim(
         logger.info("not on Vulkan: %s: %s", title, reason)
     islands = _islands(view, verdicts, min_partition_size)
     return Claims((*islands, *((n,) for n in graph.nodes if is_context(n))), drivers, declined, program)
+
+
+class _Sizes:
+    """Sizes for the dimensions that a model leaves open, by name; those without one by their order."""
+
+    def __init__(self, trace: Trace, values: Mapping[str, int]) -> None:
+        self.names: list[str] = []
+        self._trace, self._values = trace, values
+        self._made: dict[str, int | Size] = {}
+
+    def __call__(self, dim: Dim) -> int:
+        name = dim if isinstance(dim, str) and dim else f"#{len(self._made)}"
+        if name not in self._made:
+            self.names.append(name)
+            self._made[name] = self._trace.symbol(self._values.get(name, SAMPLE_SIZES[0]))
+        return self._made[name]  # type: ignore[return-value]
+
+
+def _judge_by_conditions(
+    view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None, verdicts: _Verdicts
+) -> None:
+    """Lower for other sizes, which follow from what declined nodes were declined for."""
+    values: dict[str, int] = {}
+    for _ in range(_ROUNDS):
+        trace = Trace()
+        sizes = _Sizes(trace, values)
+        known = known_values(view, sizes)
+        try:
+            made = lower(
+                view.graph.nodes, known, view.outputs, view.opsets, caps, policy, decline_invalid=True, trace=trace
+            )
+        except Exception:  # an operator that knows plain numbers only
+            logger.debug("lowering with sizes failed; the sample sizes decide", exc_info=True)
+            return
+        _judge(view, made, verdicts)
+        better = {sizes.names[symbol]: value for symbol, value in trace.better().items()}
+        if not better or better.items() <= values.items():
+            return
+        values |= better
 
 
 def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:

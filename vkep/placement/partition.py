@@ -171,6 +171,7 @@ class _Partitioner:
         if self._folded(node, inputs):
             return
         first, *rest = parts(node, self.known, self.opsets)
+        mark = self.trace.mark if self.trace is not None else 0
         try:
             self._offer(first)
         except NeedsValue as need:
@@ -184,6 +185,8 @@ class _Partitioner:
         except Decline as decline:
             if isinstance(decline, InvalidNode) and not self.decline_invalid:
                 raise decline.at(node.title) from None
+            if self.trace is not None:
+                self.trace.doubt(mark)
             self._to_cpu(node, decline.reason)
         else:
             if rest:  # the node's own line in the report; its parts' lines follow

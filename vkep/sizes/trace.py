@@ -22,6 +22,7 @@ class Trace:
         self.conditions: dict[tuple[str, Terms, int], None] = {}
         self.symbols = 0
         self.shown: list[Size] = []  #: sizes that were written into text
+        self._doubtful: list[tuple[str, Terms, int]] = []
         self._hints: list[int | float] = []
         self._low: list[int] = []
         self._high: list[int] = []
@@ -83,17 +84,9 @@ class Trace:
 
     def fixed_real(self, value: Real) -> float:
         """The same for a float: every size that it is computed from is the one at hand."""
-        waiting, seen = [value.node], set[int]()
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if self.nodes[node][0] == "symbol":
-                self.fixed(Size(self, (((node,), 1),), 0, int(self._hints[node])))
-            for operand in self.nodes[node][1]:
-                if isinstance(operand, tuple):
-                    waiting += [operand[1]] if operand[0] == "node" else [n for p, _ in operand[1] for n in p]
+        for symbol in self._symbols_of((((value.node,), 1),)):
+            node = self._ids["symbol", (symbol,)]
+            self.fixed(Size(self, (((node,), 1),), 0, int(self._hints[node])))
         return value.hint
 
     def divided(self, a: Any, b: Any) -> Any:
@@ -237,6 +230,46 @@ class Trace:
             self._low.append(low)
             self._high.append(high)
         return found
+
+    # ---- other sizes
+
+    @property
+    def mark(self) -> int:
+        """A point in time, for `doubt`."""
+        return len(self.conditions)
+
+    def doubt(self, mark: int) -> None:
+        """What was decided since the mark ended in a refusal: sizes for which it is decided otherwise may fare better."""
+        self._doubtful += list(self.conditions)[mark:]
+
+    def better(self) -> dict[int, int]:
+        """For sizes that a refusal was decided on, values to try instead: what one was compared with, or a larger one."""
+        found: dict[int, int] = {}
+        for relation, terms, const in self._doubtful:
+            [((first, *others), count), *more] = terms
+            alone = not others and not more and self.nodes[first][0] == "symbol"
+            if relation == NONZERO and alone and -const // count > 1 and const % count == 0:
+                found[int(self.nodes[first][1][0])] = -const // count
+            elif relation == ZERO or (relation == AT_LEAST and count < 0 and const < 1 << 20):
+                # one that was needed by value, or is too small (not beyond what kernels count)
+                for symbol in self._symbols_of(terms):
+                    found.setdefault(symbol, 16 * int(self._hints[self._ids["symbol", (symbol,)]]))
+        return found
+
+    def _symbols_of(self, terms: Terms) -> set[int]:
+        waiting, seen, symbols = [n for product, _ in terms for n in product], set[int](), set[int]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            op, operands = self.nodes[node]
+            if op == "symbol":
+                symbols.add(int(operands[0]))
+            for operand in operands:
+                if isinstance(operand, tuple):
+                    waiting += [operand[1]] if operand[0] == "node" else [n for p, _ in operand[1] for n in p]
+        return symbols
 
     # ---- the end
 
