@@ -160,14 +160,6 @@ def test_providers_of_no_known_form_are_left_to_onnxruntime(monkeypatch: pytest.
     assert python_sessions.rewritten([], None, configured=True) == ([], None)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("polygraphy") is None, reason="needs polygraphy")
-def test_polygraphys_command_line(folder: Path) -> None:
-    command = ["polygraphy", "run", "model.onnx", "--onnxrt", "--providers", "VulkanExecutionProvider"]
-    result = start(folder, "-m", "vkep.ort", "-m", *command)
-    assert result.returncode == 0, result.stderr
-    assert "providers: ['VulkanExecutionProvider']" in result.stdout and "PASSED" in result.stdout
-
-
 @pytest.mark.skipif(importlib.util.find_spec("sympy") is None, reason="onnxruntime.transformers needs sympy")
 def test_onnxruntimes_own_tools(folder: Path) -> None:
     command = ["-m", "onnxruntime.transformers.optimizer", "--input", "model.onnx", "--output", "fused.onnx"]
