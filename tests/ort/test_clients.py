@@ -66,6 +66,7 @@ def test_every_page_is_run() -> None:
     assert {path.stem for path in (ROOT / "docs" / "clients").glob("*.md")} == set(PAGES) | NOT_RUN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_lines_of_a_page(registered: Any, tmp_path: Path, page: str) -> None:
     packages, prepare, expected = PAGES[page]

@@ -111,6 +111,7 @@ def test_what_cannot_be_started(folder: Path) -> None:
     assert result.returncode == 1 and result.stderr.endswith("ValueError: its own\n") and "Traceback" in result.stderr
 
 
+@pytest.mark.slow
 def test_by_a_variable_where_it_is_enabled(folder: Path) -> None:
     """In a virtual environment of its own: `vkep ort enable` writes to that alone."""
     home = folder / "environment"
