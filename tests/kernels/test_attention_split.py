@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
-from tests.kernels.test_attention import Case, check, data, expected
-from vkep.kernels.attention import gains_by_attention
-from vkep.kernels.select import choose
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from tests.kernels.test_attention import GPU, Case, check, data, expected
+from vkep.dtypes import DTYPES
+from vkep.kernels.attention import AttentionProblem, gains_by_attention
+from vkep.kernels.select import Emission, candidates, choose
 
 CASES = [
     Case(1, 40),
@@ -70,6 +71,19 @@ def test_keys_past_the_end_are_not_read(gpu: Harness, caps: DeviceCapabilities) 
     problem = case.problem("float32", origin=True, end=1)
     gpu.compute(problem, caps, [Tensor(t) for t in (q, k, v, np.array(ends, np.int32))], [y], candidate="split")
     check(y.array, np.concatenate(wanted))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lanes_reach_what_the_problem_needs(case: Case, dtype: str) -> None:
+    problem = case.problem(dtype, origin=True, sink=True)
+    operands = (*problem.needs(), *problem.makes())
+    wanted = {need.name: need.extent * DTYPES[need.dtype].itemsize for need in operands}
+    e = Emission(NumpyWorkspace(GPU), dict.fromkeys(wanted))
+    calls = next(c for c in candidates(AttentionProblem) if c.name == "split").emit(problem, e)
+    assert isinstance(calls, list)
+    first, last = calls[0].reaches(), calls[-1].reaches()
+    assert {name: (last if name in ("y", "sink") else first)[name] for name in wanted} == wanted
 
 
 def test_a_decoders_step_is_split_on_a_gpu_and_a_prompt_is_not(caps: DeviceCapabilities) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
+from tools.plan_digests import DEVICES
 from vkep.errors import Decline
 from vkep.kernels.cooperative_tiles import no_cooperative_tile
 from vkep.kernels.deform import DeformColumnsProblem
@@ -170,6 +171,18 @@ def test_many_rows_by_few_bits_on_cooperative_matrices(gpu: Harness, case: FewBi
     if no_cooperative_tile(caps, True):
         pytest.skip(no_cooperative_tile(caps, True))
     dataclasses.replace(case, dtype="float16").run(gpu, caps, candidate="cooperative")
+
+
+def test_which_kernel_takes_few_bits() -> None:
+    gpu, cpu = DEVICES["gpu with cooperative matrices"], DEVICES["cpu"]
+
+    def chosen(m: int, dtype: str, caps: DeviceCapabilities, block: int = 32) -> str:
+        return choose(MatMulNBitsProblem(m, 4096, 4096, 4, block, dtype), caps).candidate.name
+
+    assert [chosen(m, "float16", gpu) for m in (1, 8, 9, 512)] == ["codes", "codes", "cooperative", "cooperative"]
+    assert [chosen(m, "float32", gpu) for m in (1, 512)] == ["codes", "tiled"]
+    assert chosen(1, "float16", gpu, block=16) == "along k"
+    assert chosen(1, "float16", cpu) == "along k"
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -120,6 +120,25 @@ def test_a_decoders_step_splits_its_keys() -> None:
     assert not any(source.startswith("attention") for source in _sources(_plan(inputs, caps=CPU)))
 
 
+def test_a_token_turns_and_joins_the_cache_in_one_dispatch() -> None:
+    flat = {"q": ("float16", (1, 1, 2048)), "k": ("float16", (1, 1, 512)), "v": ("float16", (1, 1, 512))}
+    past = dict.fromkeys(("pk", "pv"), ("float16", (1, 8, 1024, 64)))
+    tables = dict.fromkeys(("cos", "sin"), ("float16", (2048, 32)))
+    plan = _plan(
+        {**flat, **past, "len": ("int32", (1,)), "total": None, **tables},
+        "GroupQueryAttention",
+        constants={"total": np.array(96, np.int32)},
+        num_heads=32,
+        kv_num_heads=8,
+        do_rotary=1,
+        domain="com.microsoft",
+        outputs=("y", "nk", "nv"),
+    )
+    kernels = [source for source in _sources(plan) if source != "pointwise.comp"]  # the check of the lengths
+    assert kernels == ["cache_step.comp", "attention_split.comp", "attention_join.comp"]
+    assert len(plan.dispatches) == 4 and sum(dispatch.barrier for dispatch in plan.dispatches) == 2
+
+
 def test_positions_that_a_run_decides_are_read_by_the_kernel() -> None:
     flat = {"q": ("float16", (2, 32, 512)), "k": ("float16", (2, 32, 128)), "v": ("float16", (2, 32, 128))}
     past = dict.fromkeys(("pk", "pv"), ("float16", (2, 2, 64, 64)))
