@@ -88,6 +88,11 @@ class _Task:
         self.abandoned = False
         self.nested = _here.task is not None
 
+    def begin(self) -> None:
+        """Hand it to its worker. Who is interrupted here must abandon it: it may have begun."""
+        assert self.worker is not None
+        self.worker.tasks.put(self)
+
 
 class _Worker:
     """The handle of a thread that waits for tasks. The thread ends when the handle goes while it is idle."""
@@ -123,6 +128,8 @@ def _serve(tasks: SimpleQueue[Any], _handle: weakref.ref[_Worker]) -> None:
                 task.result = task.context.run(task.work)
             except BaseException as error:
                 task.error = error
+            if task.abandoned:  # asked after the result is there: one of both threads drops it
+                task.result = None
             _here.task = None
             work, task.work = task.work, _nothing
             del work  # what it refers to goes in this thread, before the caller continues
@@ -137,7 +144,8 @@ def _nothing() -> None:
     pass
 
 
-def _start(work: Callable[[], Any]) -> _Task | None:
+def _task(work: Callable[[], Any]) -> _Task | None:
+    """A task for a worker of its own; None where there is none to be had."""
     try:
         worker = _idle.pop()
     except IndexError:
@@ -145,16 +153,17 @@ def _start(work: Callable[[], Any]) -> _Task | None:
             worker = _Worker()
         except RuntimeError:  # no more threads, or the interpreter ends
             return None
-    task = _Task(work, worker)
-    worker.tasks.put(task)
-    return task
+    return _Task(work, worker)
 
 
 class Started(Generic[T]):
     """Work that runs beside the caller, who must be such work itself. `result` waits for it."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self._task = _start(work) or _done_here(work)
+        task = _task(work)
+        if task is not None:
+            task.begin()
+        self._task = task or _done_here(work)
 
     def result(self) -> T:
         """What the work returned, or its error raised."""
@@ -184,15 +193,16 @@ def run_steady(work: Callable[[], T]) -> T:
     if _exiting:
         park_at_exit()
         return work()
-    task = _start(work)
+    task = _task(work)
     if task is None:
         return work()
     try:
+        task.begin()
         with task.ended:
             pass
     except BaseException:
         task.abandoned = True
-        del task  # a traceback may keep this frame, and must not keep the result
+        task.result = None  # a traceback may keep the task by its frames, and must not keep the result
         raise
     if task.error is not None:
         park_at_exit()  # the error is perhaps the end's doing
