@@ -1,6 +1,6 @@
 // Elements as unsigned keys in the same order, so that choosing and sorting compare integers only.
 // NaN is the greatest element for either direction's "keep NaN first" rule, -0 equals +0. Included after elements.glsl.
-// Defines: KEY_FLOAT, KEY_SIGNED or KEY_UNSIGNED; KEY_T (uint or uint64_t); KEY_SIGN_BIT.
+// Defines: KEY_FLOAT, KEY_DOUBLE, KEY_SIGNED or KEY_UNSIGNED; KEY_T (uint or uint64_t); KEY_SIGN_BIT.
 #ifndef VKEP_SORTKEY_GLSL
 #define VKEP_SORTKEY_GLSL
 
@@ -10,6 +10,10 @@ KEY_T sort_key(COMPUTE_T v, bool descending, KEY_T nan_key) {
     if (isnan(v)) return nan_key;
     uint bits = v == 0.0 ? 0u : floatBitsToUint(v);
     uint key = (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
+#elif defined(KEY_DOUBLE)
+    if (isnan(v)) return nan_key;
+    KEY_T bits = v == 0.0lf ? KEY_T(0) : KEY_T(doubleBitsToUint64(v));
+    KEY_T key = (bits & KEY_SIGN_BIT) != KEY_T(0) ? ~bits : bits | KEY_SIGN_BIT;
 #elif defined(KEY_SIGNED)
     KEY_T key = KEY_T(v) ^ KEY_SIGN_BIT;
 #else

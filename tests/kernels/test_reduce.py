@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -293,10 +295,15 @@ def test_what_is_turned_down(caps: DeviceCapabilities) -> None:
         ReduceProblem(2**16, 2**16, 1, "float32"): "fewer than 2\\*\\*31",
         ReduceProblem(1, 4, 1, "float64", "logsum"): "no float64 kernel",
         ArgReduceProblem(2, 0, 3, "float32"): "axis is empty",
-        ArgReduceProblem(2, 1, 3, "float64"): "no 32-bit sort key",
     }.items():
         with pytest.raises(Decline, match=why):
             choose(problem, caps)
+
+
+def test_sort_keys_of_64_bits_that_a_device_lacks(caps: DeviceCapabilities) -> None:
+    short = dataclasses.replace(caps, features=caps.features - {"int64"})
+    with pytest.raises(Decline, match="sort keys are of 64 bits"):
+        choose(ArgReduceProblem(2, 1, 3, "float64"), short)
 
 
 def run_arg(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, last: bool = False) -> np.ndarray:
@@ -305,7 +312,7 @@ def run_arg(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, 
     return y.array
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32", "int64", "uint8", "int8"])
 def test_arg_reductions_with_ties(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     for shape in [(1, 1, 1), (4, 37, 1), (2, 9, 50), (3, 700, 1), (1, 33, 2)]:
         x = rng.integers(0 if dtype == "uint8" else -4, 5, shape).astype(dtype)

@@ -133,6 +133,23 @@ def test_nan_wins_of_many(op_type: str, dtype: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_float64_in_order(dtype: Any) -> None:
+    """Values that differ beyond float32's digits, of both signs, for what sorts or compares."""
+    rng = np.random.default_rng(8)
+    x = np.concatenate(
+        [1 + rng.permutation(40) * 1e-12, -1 - rng.permutation(40) * 1e-12, [0.0, -0.0, np.inf, -np.inf]]
+    )
+    x = rng.permutation(x).astype(dtype).reshape(6, 14)
+    for largest in (0, 1):
+        values = {"x": x, "k": np.array([14 - 9 * largest], np.int64)}
+        for opset in (11, 24):
+            check("TopK", values, outputs=("y", "i"), constants=("k",), largest=largest, opset=opset, atol=0, rtol=0)
+    for op_type in ("ArgMax", "ArgMin", "Hardmax"):
+        check(op_type, {"x": x}, axis=1, atol=0)
+    check("Unique", {"x": np.round(x, 11)}, outputs=("y", "first", "at", "counts"), atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("largest", [1, 0])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_top_k_takes_nan_for_the_greatest(dtype: Any, largest: int) -> None:

@@ -133,7 +133,7 @@ Types that Vulkan does not take: of the newest version's first constraint, by ON
 (`python -m tools.backend_suite.element_types`); of older versions, since operator set 7, by declaration. What is not listed
 is taken. Operators without node cases (Multinomial, MaxRoiPool, RandomNormal and their like) are in the table above by
 declaration. float64 is taken where GLSL has what the operator needs in double precision: it has no `sin`, `pow` or `tanh`,
-and there is no sort key and no pool for it.
+and there is no pool for it.
 
 | operator | declined | reason |
 |---|---|---|

@@ -83,12 +83,20 @@ def limit(dtype: str, lowest: bool) -> str:
 def key_defines(dtype: str) -> dict[str, str]:
     """Defines of ``shaders/sortkey.glsl``."""
     kind = element_type(dtype)
-    if kind.name == "float64":
-        raise ValueError("kernels: float64 has no 32-bit sort key; expected another element type")
     wide = kind.itemsize == 8
-    family = {"float": "KEY_FLOAT", "int": "KEY_SIGNED"}.get(kind.kind, "KEY_UNSIGNED")
+    floating = "KEY_DOUBLE" if wide else "KEY_FLOAT"
+    family = {"float": floating, "int": "KEY_SIGNED"}.get(kind.kind, "KEY_UNSIGNED")
     sign = "(uint64_t(1) << 63)" if wide else "0x80000000u"
     return {family: "1", "KEY_T": "uint64_t" if wide else "uint", "KEY_SIGN_BIT": sign}
+
+
+def lacks_keys(dtype: str, caps: DeviceCapabilities) -> str:
+    """Why a device cannot compare sort keys of an element type; "" where it can."""
+    return (
+        "float64's sort keys are of 64 bits, which the device lacks"
+        if dtype == "float64" and not caps.has("int64")
+        else ""
+    )
 
 
 def is_cpu(caps: DeviceCapabilities) -> bool:

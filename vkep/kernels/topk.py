@@ -11,7 +11,7 @@ from vkep.errors import InvalidNode
 from vkep.kernels.columns import ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, flat_lanes, key_defines, share_columns
+from vkep.kernels.launch import element_defines, flat_lanes, key_defines, lacks_keys, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -55,7 +55,7 @@ class TopKProblem(ColumnProblem):
 
 
 def _takes(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    return "float64 has no 32-bit sort key" if problem.dtype == "float64" else ""
+    return lacks_keys(problem.dtype, caps)
 
 
 def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:

@@ -14,7 +14,7 @@ from vkep.kernels.argreduce import ArgReduceProblem
 from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.topk import TopKProblem
-from vkep.ops.allowed import ARITHMETIC, SINGLE, every
+from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.registry import INDICES, operator
 
 
@@ -111,20 +111,17 @@ def _arg(b: Builder, greatest: bool, x: Tensor, axis: int, keepdims: int, last: 
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i != axis])
 
 
-_COMPARED = tuple(t for t in ARITHMETIC if t != "float64")  # float64 has no sort key
-
-
-@operator("ArgMax", types={"T": every("ArgMax", among=_COMPARED)})
+@operator("ArgMax", types={"T": every("ArgMax", among=ARITHMETIC)})
 def arg_max(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     return _arg(b, True, data, axis, keepdims, select_last_index)
 
 
-@operator("ArgMin", types={"T": every("ArgMin", among=_COMPARED)})
+@operator("ArgMin", types={"T": every("ArgMin", among=ARITHMETIC)})
 def arg_min(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     return _arg(b, False, data, axis, keepdims, select_last_index)
 
 
-@operator("Hardmax", until=12, types={"T": every("Hardmax", among=SINGLE)})
+@operator("Hardmax", until=12, types={"T": every("Hardmax", among=FLOATING)})
 def hardmax_1(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
     # before version 13 the input is taken as a matrix: all axes from `axis` on together
     first = b.axis(axis, x.rank)
@@ -132,7 +129,7 @@ def hardmax_1(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
     return b.reshape(_hardmax(b, rows, 1), x.shape)
 
 
-@operator("Hardmax", since=13, types={"T": every("Hardmax", among=SINGLE)})
+@operator("Hardmax", since=13, types={"T": every("Hardmax", among=FLOATING)})
 def hardmax(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
     return _hardmax(b, x, b.axis(axis, x.rank))
 
@@ -180,13 +177,13 @@ def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list
     return [values, indices]
 
 
-@operator("TopK", since=1, until=9, types={"T": every("TopK", among=_COMPARED)})
+@operator("TopK", since=1, until=9, types={"T": every("TopK", among=ARITHMETIC)})
 def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
     if k < 1:
         b.invalid(f"k is {k}, expected at least 1")
     return top_k_of(b, x, k, axis, 1)
 
 
-@operator("TopK", since=10, types={"T": every("TopK", among=_COMPARED)})
+@operator("TopK", since=10, types={"T": every("TopK", among=ARITHMETIC)})
 def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
     return top_k_of(b, x, _count(b, k), axis, largest)  # sorted also where it need not be

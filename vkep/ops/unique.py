@@ -13,7 +13,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
-from vkep.ops.allowed import SIGNED, SINGLE, UNSIGNED
+from vkep.ops.allowed import FLOATING, SIGNED, UNSIGNED
 from vkep.ops.gather import gathered, scatter_elements_
 from vkep.ops.reduction import arg_max, reduce_axes, scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
@@ -32,7 +32,7 @@ def _same(b: Builder, x: Tensor, y: Tensor) -> Expr:
 @operator("UniqueFill", domain=SIZED, types={})
 def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int = 1) -> list[Tensor]:
     """Where each distinct value first occurs (flat positions, in the order of the result), and how many there are."""
-    if x.dtype.name == "float64" or x.dtype.kind == "bits":
+    if x.dtype.kind == "bits":
         b.decline(f"{x.dtype} has no sort key")
     if axis is not None:
         x = _slice_ranks(b, x, axis)
@@ -131,7 +131,7 @@ def _counted(b: Builder, keys: Tensor, firsts: Tensor) -> list[Tensor]:
 # ONNX Runtime's operator of that name: in the order of the input, and without the first positions
 
 
-@operator("com.microsoft.UniqueFill", domain=SIZED, types={"x": (*SINGLE, *SIGNED, *UNSIGNED, "bool")})
+@operator("com.microsoft.UniqueFill", domain=SIZED, types={"x": (*FLOATING, *SIGNED, *UNSIGNED, "bool")})
 def microsoft_unique_fill(b: Builder, x: Tensor) -> list[Tensor]:
     if x.rank != 1:
         b.invalid(f"the input has shape {list(x.shape)}, expected one axis")
