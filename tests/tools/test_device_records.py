@@ -50,3 +50,12 @@ def test_what_leaves_a_record_is_found(change: dict[str, object], problem: str) 
     (step,) = [step for step in program.steps if isinstance(step, IslandStep)]
     assert any(problem in one for one in poor.beyond(step.plan))
     assert not list(Checker(lavapipe, ShaderLibrary()).beyond(step.plan))
+
+
+def test_narrow_elements_in_shared_memory_take_words() -> None:
+    """A transposition of float16 whose tile would fit 16 KiB if the device had 16-bit types."""
+    small = RECORDS["Raspberry Pi 5 (V3D 7.1)"]
+    program = planned(build_model("op_transpose_1024x1024", Options(float16=True)), small)
+    assert program is not None
+    (step,) = [step for step in program.steps if isinstance(step, IslandStep)]
+    assert not list(Checker(small, ShaderLibrary()).beyond(step.plan))

@@ -14,7 +14,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import ITS_VIEW, Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, grid
+from vkep.kernels.launch import ceil_div, grid, shared_itemsize
 
 if TYPE_CHECKING:
     from vkep.kernels.pointwise import PointwiseOperand
@@ -78,7 +78,9 @@ def transposed_axis(
     if axis is None or shape[axis] < _MIN_AXIS or any(s < 0 for x in (out, *inputs) for s in x.strides):
         return None
     side = _tile(shape, axis, out.dtype) // (2 if _in_pairs(shape, axis, out, inputs) else 1)
-    shared = sum(x.dtype.itemsize for x in across) * _tile(shape, axis, out.dtype) ** 2 // side * (side + 1)
+    shared = (
+        sum(shared_itemsize(x.dtype, caps) for x in across) * _tile(shape, axis, out.dtype) ** 2 // side * (side + 1)
+    )
     lanes = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
     room = min(caps.max_shared_memory_bytes, _MAX_SHARED_BYTES)
     return axis if lanes >= _LANES and shared <= room else None
