@@ -156,12 +156,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "groups": nbits(f(2, 32), _W, _S, None, np.zeros(31, np.int32)),
     "bias of blocks": nbits(f(2, 32), _W, _S, None, None, f(5)),
     "strings of no column": ("StringNormalizer", [np.zeros((1, 0), object)], {"case_change_action": "NONE"}, 10),
-    "an unknown locale": (
-        "StringNormalizer",
-        [np.array(["a"], object)],
-        {"case_change_action": "UPPER", "locale": "not_a_locale"},
-        10,
-    ),
     "columns of the input": nbits(f(2, 31), _W, _S),
     "blocks of 12": nbits(f(2, 32), _W, _S, block_size=12),
 }  # fmt: skip

@@ -121,6 +121,11 @@ _DIFFERENCES = (
         "these entries are no keys; attention's kernels read whole tiles, and what is there may be NaN",
     ),
     (
+        "StringNormalizer fails where the machine lacks its locale",
+        "onnx's reference runs it, with a warning",
+        "what is installed is no fault of the model",
+    ),
+    (
         "random operators with a seed give the next draws in each run",
         "the same draws in each run, of another generator",
         "ONNX leaves the generator open",
