@@ -21,7 +21,7 @@ from vkep.memory.staging_ring import StagingArena
 from vkep.plan.layout import Layout
 from vkep.plan.memory import align
 from vkep.plan.records import FRESH, Plan, Port, Relocation, Space
-from vkep.plan.sized import PlanSizes, ports
+from vkep.plan.sized import PlanSizes, faults, ports
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -38,6 +38,7 @@ class RunNumbers:
 
     values: tuple[Any, ...]  #: of `PlanSizes.values`
     ports: tuple[Port, ...]
+    faults: tuple[tuple[int, str], ...]  #: as `Plan.faults`
     slots: tuple[int, ...]  #: the slots' addends
     words: np.ndarray[Any, Any]  #: arguments and grids, uint32, in the order of `Places.words`
     addends: np.ndarray[Any, Any]  #: of relocations, int64, in the order of `PlanSizes.addends`
@@ -92,6 +93,7 @@ class Places:
         return RunNumbers(
             values=values,
             ports=ports(self.plan, sizes, values),
+            faults=faults(self.plan, sizes, values),
             slots=tuple(slots),
             words=np.concatenate((whole, real)),
             addends=np.array([values[k] for k in self._addends], np.int64),

@@ -31,7 +31,7 @@ class FaultWord:
         self._word = block.mapped[:FAULT_BYTES].cast("I")
         self._incoherent = None if block.buffer.coherent else block.buffer
         self._lease = lease
-        self._reasons = dict(faults)
+        self.reasons = dict(faults)  #: by code; those of the run in flight
         self._lock = Lock()
         self._latest: RunCheck | None = None
         self.unread = False  #: a run was submitted, and nobody has looked at what it met
@@ -46,7 +46,7 @@ class FaultWord:
         """Look at what the run met that has just ended and has no `RunCheck`. Raises `InvalidInputError` as that."""
         code = self._taken()
         if code:
-            raise InvalidInputError(self._reasons[code])
+            raise InvalidInputError(self.reasons[code])
 
     def settle(self, check: RunCheck | None = None, *, ended: bool = False) -> None:
         """Wait for the run of ``check`` (None: the latest one) unless it has ``ended``, and write down what it met. Raises
@@ -64,7 +64,7 @@ class FaultWord:
                 return  # another thread was faster
             code = self._met()
             if code:
-                check.reason = self._reasons[
+                check.reason = self.reasons[
                     code
                 ]  # before the word is clear: an interrupt may come between any two of these
             self._taken()

@@ -172,6 +172,10 @@ class RecordedPlan:
         self._numbers = None  # until they are there
         with self._making:
             self._wait()
+            if self._fault is not None:
+                if self._fault.unread:
+                    self._fault.settle(ended=True)  # it is told with the sizes that it had
+                self._fault.reasons = dict(numbers.faults)
             self._table.set(numbers)
             self._ports = numbers.ports
             fits = self._host is None or self._host_fits()

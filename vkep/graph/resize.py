@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from vkep.errors import Decline, InvalidNode
+from vkep.sizes import is_size
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def resolve_resize(
         _check_count("sizes", sizes, chosen)
         if not all(shape[a] for a in chosen):
             raise Decline(f"sizes {list(sizes)} for an empty input {tuple(shape)}")
-        ratios = [Fraction(size, shape[a]) for size, a in zip(sizes, chosen, strict=True)]
+        ratios = [_ratio(size, shape[a]) for size, a in zip(sizes, chosen, strict=True)]
         if policy in ("not_larger", "not_smaller"):
             one = min(ratios) if policy == "not_larger" else max(ratios)
             ratios = [one] * len(chosen)
@@ -50,6 +51,8 @@ def resolve_resize(
     elif scales is not None:
         _check_count("scales", scales, chosen)
         for a, scale in zip(chosen, scales, strict=True):
+            if scale == 1 and is_size(shape[a]):
+                continue
             # ONNX does not say in what type: float32, as ONNX Runtime (onnx infers shapes in float64: 10 by 0.7 is 6)
             length = float(np.float32(shape[a]) * np.float32(scale))
             if not (scale > 0 and math.isfinite(length)):
@@ -69,6 +72,12 @@ def resolve_roi(rank: int, roi: Sequence[float], axes: Sequence[int] | None = No
     for k, a in enumerate(chosen):
         box[a], box[rank + a] = roi[k], roi[len(chosen) + k]
     return tuple(box)
+
+
+def _ratio(size: int, length: int) -> Fraction:
+    if (is_size(size) or is_size(length)) and size == length:
+        return Fraction(1)
+    return Fraction(int(size), int(length))
 
 
 def _chosen(axes: Sequence[int] | None, rank: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vkep.errors import Decline, InvalidNode
+from vkep.sizes import wholes
 
 #: kernels count elements along an axis in 31 bits
 _LIMIT = 1 << 31
@@ -57,7 +58,7 @@ def resolve_window(
     """
     rank = len(spatial)
     return _resolved(
-        tuple(map(int, spatial)),
+        wholes(spatial),
         tuple(kernel),
         tuple(strides or (1,) * rank),
         tuple(pads or (0,) * 2 * rank),

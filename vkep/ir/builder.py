@@ -132,6 +132,7 @@ class Builder:
 
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from the front. Raises `InvalidNode` for one that is out of range."""
+        axis = int(axis)
         if not -rank <= axis < max(rank, 1):
             raise InvalidNode(f"axis {axis} is out of range for rank {rank}")
         return axis % max(rank, 1)

@@ -14,7 +14,7 @@ from vkep.ir.pointwise_ops import glsl
 from vkep.ir.pointwise_ops import rounded as rounded
 from vkep.ir.pointwise_ops import stored_as as stored_as
 from vkep.ir.tensor import Tensor
-from vkep.sizes import is_size
+from vkep.sizes import serves_others
 
 #: 32-bit argument type that carries a scalar of a compute type
 _SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
@@ -229,7 +229,7 @@ class _Writer:
         key = (node.ctype, node.value)
         if key not in self._constants or node.value != node.value:  # NaN never equals itself: keep apart
             kind = _SCALAR_KINDS.get(node.ctype)
-            if kind is None and is_size(node.value) and -(1 << 31) <= node.value < 1 << 31:
+            if kind is None and serves_others(node.value) and -(1 << 31) <= node.value < 1 << 31:
                 name = f"c{len(self.scalars)}"
                 self.scalars.append((name, "int", node.value))
                 self._constants[key] = f"{node.ctype}(args.{name})"

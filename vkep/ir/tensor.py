@@ -12,7 +12,7 @@ import numpy as np
 from vkep.dtypes import DType
 from vkep.graph.weights import Weight
 from vkep.ir.guards import Answers
-from vkep.sizes import is_size, power_of_two_in, whole, wholes
+from vkep.sizes import power_of_two_in, serves_others, whole, wholes
 
 #: shapes recur within a model and from plan to plan: what follows from them alone is kept for so many
 _KEPT = 4096
@@ -79,7 +79,7 @@ class Tensor:
         """The values, where they are known while lowering (a view of a weight), else None."""
         if self.storage.weight is None:
             return None
-        if any(map(is_size, self.shape)):
+        if any(map(serves_others, self.shape)):
             return None  # known content, but not how much of it
         base = self.storage.weight.array()
         if self.size == 0:

@@ -12,7 +12,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.kernels.kernel import KernelCall
-from vkep.sizes import at_hand, divides, hint, power_of_two_in
+from vkep.sizes import at_hand, divides, power_of_two_in
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
 #: workgroups below which a GPU is taken to be starved, so that long axes are divided further: a large GPU holds a
@@ -216,20 +216,20 @@ def share_columns(
     ``inner`` is 1) and enough lanes in flight. A lane by itself reads rows of up to a memory sector (32 bytes); lanes side
     by side fill a line (128).
     """
-    share = _shared_out(columns, axis, 1 if inner == 1 else max(hint(inner), 2), caps, shuffles, load_bytes)
+    share = _shared_out(columns, axis, inner == 1, caps, shuffles, load_bytes)
     return replace(share, groups=ceil_div(columns, share.local // share.split))
 
 
 @at_hand
 def _shared_out(
-    columns: int, axis: int, inner: int, caps: DeviceCapabilities, shuffles: bool, load_bytes: int
+    columns: int, axis: int, rows: bool, caps: DeviceCapabilities, shuffles: bool, load_bytes: int
 ) -> ColumnShare:
     split = 1
     local = lanes(caps, columns)
     if is_cpu(caps):
         if columns < 4 * caps.subgroup_size and axis >= 2 * caps.subgroup_size:
             split = local
-    elif inner == 1:
+    elif rows:
         if axis > 32 // load_bytes:
             split = 32 if axis <= 1024 and columns >= BUSY_GROUPS else local
             split = min(split, local, ceil_power_of_two(axis))
@@ -238,7 +238,7 @@ def _shared_out(
         split = min(
             wanted, local // min(line, ceil_power_of_two(columns), local), floor_power_of_two(max(axis // 4, 1))
         )
-    across = inner == 1 and split > 1
+    across = rows and split > 1
     shuffle, required = shuffle_sizes(caps, local) if shuffles and across else (None, None)
     return ColumnShare(split, across, local, 0, shuffle, required)
 

@@ -13,7 +13,7 @@ from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import floor_power_of_two
 from vkep.kernels.pointwise_tile import extra_operands, generated_reach, pointwise_tile, transposed_axis
-from vkep.sizes import at_hand, divides, hint
+from vkep.sizes import at_hand, divides
 
 _SAMPLE = {
     "EXTRA_BASE": "1u",
@@ -109,7 +109,7 @@ def pointwise(
     unit.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {stored};")
 
     count = total // width
-    pair = caps.device_type != "cpu" and not code.used and hint(count) >= _PAIR_UNITS
+    pair = caps.device_type != "cpu" and not code.used and _is_long(count)
     defines = {"POINTWISE_UNIT": " ".join(part for part in unit if part)}
     if pair:  # the loads of both units come before the first store: the compiler does not reorder them
         first, second = unit[1:-1], [_second(part) for part in unit[1:-1]]
@@ -216,6 +216,11 @@ def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[Po
 
 def _element(dtype: DType, width: int) -> str:
     return dtype.glsl if width == 1 else _VECTOR_TYPES[dtype.glsl]
+
+
+@at_hand
+def _is_long(units: int) -> bool:
+    return units >= _PAIR_UNITS
 
 
 @at_hand

@@ -31,6 +31,7 @@ from vkep.kernels.launch import (
 from vkep.kernels.pad import unit_defines, value_words
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import room_for
 
 
 def axis_defines(dtype: str, out: str) -> dict[str, str]:
@@ -258,8 +259,8 @@ class ResizeProblem(Problem):
 
     def sampled(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """Of a changed axis: float64 source coordinates, and which of them are of no element but the extrapolation value."""
-        length = self.shape[axis]
-        at = source_coordinates(length, self.out_shape[axis], self.scales[axis], self.mode.coordinates, self.span(axis))
+        length, out_length = int(self.shape[axis]), int(self.out_shape[axis])
+        at = source_coordinates(length, out_length, self.scales[axis], self.mode.coordinates, self.span(axis))
         return at, (at < 0) | (at > length - 1) if self.crops else np.zeros(len(at), bool)
 
 
@@ -281,13 +282,15 @@ def _takes_nearest(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
 def _nearest(problem: ResizeProblem, e: Emission) -> KernelCall:
     strides, changed = contiguous_strides(problem.shape), problem.changed
     tables: list[np.ndarray] = []
+    lengths: list[int] = []
     for run in problem.runs:
-        table = np.arange(math.prod(problem.shape[d] for d in run), dtype=np.int64) * strides[run[-1]]
+        lengths.append(math.prod(problem.out_shape[d] for d in run))
+        table = np.arange(room_for(lengths[-1]), dtype=np.int64) * int(strides[run[-1]])
         if run[0] in changed:
             coordinates, outside = problem.sampled(run[0])
             axis = run[0]
-            at = nearest_positions(coordinates, problem.shape[axis], problem.mode.nearest, problem.scales[axis])
-            table = at * strides[axis]
+            at = nearest_positions(coordinates, int(problem.shape[axis]), problem.mode.nearest, problem.scales[axis])
+            table = at * int(strides[axis])
             table[outside] = -1
         tables.append(table)
     firsts = np.cumsum([0, *map(len, tables)])[:-1]
@@ -301,7 +304,7 @@ def _nearest(problem: ResizeProblem, e: Emission) -> KernelCall:
             "last": math.prod(problem.shape) - 1,
             "value_low": low,
             "value_high": high,
-            **magic_dims([len(table) for table in tables]),
+            **magic_dims(lengths),
             **numbered("first", [int(f) for f in firsts], 0),
         },
         spec={"RANK": len(tables)},
@@ -333,7 +336,7 @@ def _axes(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
     for n, (d, shape) in enumerate(steps):
         coordinates, outside = problem.sampled(d)
         before = problem.shape[d]
-        positions, weights = interpolation_table(coordinates, before, problem.scales[d], problem.mode)
+        positions, weights = interpolation_table(coordinates, int(before), problem.scales[d], problem.mode)
         positions[outside, 0] = -1
         last = n == len(steps) - 1
         target_type = problem.dtype if last else "float32"

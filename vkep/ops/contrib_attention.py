@@ -16,6 +16,7 @@ from vkep.kernels.gather import GatherProblem
 from vkep.ops.attention import angles, expect_turns, rotated
 from vkep.ops.cache_step import Rotary, cache_step, takes_step
 from vkep.ops.contrib import MICROSOFT, outputs, wants_output
+from vkep.ops.generators import positions
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
     Heads,
@@ -59,7 +60,7 @@ def rotary_embedding(
         b.expect("cos_cache", cos_cache, (*cos_cache.shape[:1], x.shape[-1] // 2))
     batch, length = x.shape[0], x.shape[2]
     if position_ids.size == 1 and (batch, length) != (1, 1):  # the first position of every sequence
-        steps = b.constant(np.arange(length, dtype=np.int64)).view((1, length), (0, 1))
+        steps = positions(b, length, np.int64).view((1, length), (0, 1))
         first = b.reshape(position_ids, (1, 1))
         position_ids = b.pointwise("add", steps, first, shape=(batch, length))
     b.expect("position_ids", position_ids, (batch, length))
@@ -207,7 +208,7 @@ def _of_beams(b: Builder, buffer: Tensor, indirection: Tensor, length: Tensor) -
     own = np.arange(batch, dtype=np.int32).reshape(batch, 1, 1)
     first = b.constant(own // beams * beams)
     head = b.constant(np.arange(heads, dtype=np.int32).reshape(1, heads, 1))
-    place = b.constant(np.arange(keys, dtype=np.int32))
+    place = positions(b, keys)
     row = b.expr("({0} < {1} ? {2} + {3} : {4})", place, length, first, beam, b.constant(own), ctype="int")
     index = b.expr(f"(({{0}} * {heads} + {{1}}) * {keys} + {{2}})", row, head, place, ctype="int")
     at = b.store(index, _INT32, shape=(batch, heads, keys))
@@ -374,7 +375,7 @@ def group_query_attention(
         if do_rotary:
             assert cos_cache is not None and sin_cache is not None
             if position_ids is None:
-                steps = b.constant(np.arange(length, dtype=np.int32)).view((1, length), (0, 1))
+                steps = positions(b, length).view((1, length), (0, 1))
                 position_ids = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
             b.expect("position_ids", position_ids, (batch, length))
             cos, sin = angles(b, cos_cache, sin_cache, position_ids)
@@ -384,7 +385,7 @@ def group_query_attention(
         if shared:
             assert past_key is not None and past_value is not None
             # zeros, as in `cached`, where the buffer holds more than the sequence
-            place = b.constant(np.arange(room, dtype=np.int32).reshape(1, 1, room, 1))
+            place = b.reshape(positions(b, room), (1, 1, room, 1))
             end = b.reshape(lengths, (batch, 1, 1, 1))
             present_key, present_value = (
                 b.pointwise(

@@ -15,6 +15,7 @@ from vkep.kernels.gather import GatherElementsProblem, GatherNDProblem, GatherPr
 from vkep.kernels.pad import PadProblem
 from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.ops.allowed import FLOATING, every
+from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
 
 
@@ -193,8 +194,8 @@ def tensor_scatter(
     if where == 0 or one[0] != one[1] or update.shape[where] > past_cache.shape[where]:
         b.invalid(f"a cache of shape {list(past_cache.shape)} and an update of {list(update.shape)} along axis {where}")
     b.expect("write_indices", write_indices, past_cache.shape[:1])
-    steps = np.arange(update.shape[where], dtype=np.int64).reshape([-1, *[1] * (update.rank - where - 1)])
-    at = b.expr("same", b.constant(steps))
+    steps = positions(b, update.shape[where], np.int64)
+    at = b.expr("same", b.reshape(steps, [*update.shape[where : where + 1], *[1] * (update.rank - where - 1)]))
     if write_indices is not None:
         first = b.reshape(write_indices, [write_indices.size, *[1] * (update.rank - 1)])
         at = b.expr("add", at, first)
@@ -215,7 +216,7 @@ def reverse_sequence(
     steps = x.shape[time_axis]
     spread = [1] * x.rank
     spread[time_axis] = steps
-    time = b.constant(np.arange(steps, dtype=np.int64).reshape(spread))
+    time = b.reshape(positions(b, steps, np.int64), spread)
     lengths = b.reshape(sequence_lens, [x.shape[d] if d == batch_axis else 1 for d in range(x.rank)])
     # a length that is negative or beyond the steps makes an index that is beyond them
     at = b.expr("({1} < 0 ? {3} : {0} < {1} ? {1} - {2} - {0} : {0})", time, lengths, 1, -1 - steps)

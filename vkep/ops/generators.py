@@ -14,17 +14,14 @@ from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.registry import operator
-from vkep.sizes import hint, is_size, whole
+from vkep.sizes import room_for, whole
 
 
 def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
     """0, 1, ... as a constant vector."""
     if size >= LARGEST:
         b.decline(f"{size} positions; the kernels count below 2**31")
-    if is_size(size):  # the first ones of a constant that serves other sizes too
-        many = 1 << max(hint(size).bit_length() + 1, 12)
-        return b.constant(np.arange(many, dtype=dtype)).slice(0, 0, size)
-    return b.constant(np.arange(size, dtype=dtype))
+    return b.constant(np.arange(room_for(size), dtype=dtype)).slice(0, 0, size)
 
 
 @operator("Trilu", types={"T": every("Trilu")})

@@ -15,6 +15,7 @@ from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.topk import TopKProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
+from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
 
 
@@ -136,7 +137,7 @@ def hardmax(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
 
 def _hardmax(b: Builder, x: Tensor, axis: int) -> Tensor:
     top = _arg(b, True, x, axis, 1, 0)
-    places = b.constant(np.arange(x.shape[axis]).reshape([-1, *[1] * (x.rank - axis - 1)]))
+    places = b.reshape(positions(b, x.shape[axis], np.int64), [x.shape[axis], *[1] * (x.rank - axis - 1)])
     return b.store(b.expr("({0} == {1} ? 1.0 : 0.0)", top, places, ctype="float"), x.dtype, shape=x.shape)
 
 

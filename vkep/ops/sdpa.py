@@ -19,8 +19,10 @@ from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import is_cpu
 from vkep.ops.contraction import matrix_product
+from vkep.ops.generators import positions
 from vkep.ops.normalization import softmax_over
 from vkep.ops.sdpa_fused import MINUS_INFINITY, fused_attention, sdpa_fused
+from vkep.sizes import serves_others
 
 #: most bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
@@ -128,11 +130,14 @@ class Heads:
 
     def query_index(self, b: Builder) -> Tensor:
         """0 to queries - 1 along the queries, repeated for each head of the group: an epilogue reads it by the product's row."""
+        if serves_others(self.queries):
+            step = self.queries if self.group == 1 else 0
+            return positions(b, self.queries).view((1, 1, 1, self.queries, 1), (0, 0, step, 1, 0))
         index = np.tile(np.arange(self.queries, dtype=np.int32), self.group)
         return b.constant(index).view((1, 1, self.group, self.queries, 1), (0, 0, self.queries, 1, 0))
 
     def key_index(self, b: Builder) -> Tensor:
-        return b.constant(np.arange(self.keys, dtype=np.int32)).view((1, 1, 1, 1, self.keys), (0, 0, 0, 0, 1))
+        return positions(b, self.keys).view((1, 1, 1, 1, self.keys), (0, 0, 0, 0, 1))
 
     def mask_view(self, b: Builder, mask: Tensor) -> Tensor:
         """A mask that broadcasts to [batch, heads, queries, keys], as one that broadcasts to ``shape``.
@@ -241,7 +246,8 @@ def sdpa(
         return Attended(sdpa_fused(b, fused, q, k, v, mask, sink), None)
     out: Tensor | None = None
     block = _block(b.caps, heads, q.dtype.itemsize, mask)
-    for start in range(0, heads.queries, block):
+    starts = range(0, int(heads.queries), int(block)) if block != heads.queries else (0,)
+    for start in starts:
         count = min(block, heads.queries - start)
         first, end = mask.keys_of(start, count, heads.keys)
         whole = count == heads.queries and end - first == heads.keys
@@ -365,12 +371,12 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
         conditions.append(b.expr("({0} <= {1} + {2})", key, position, right, ctype="bool"))
     if left >= 0:
         conditions.append(b.expr("({0} >= {1} - {2})", key, position, left, ctype="bool"))
-    start = offset if isinstance(offset, int) else 0
+    start = offset if not isinstance(offset, Expr) else 0
     first, end = (start - left if left >= 0 else None), (start + right + 1 if right >= 0 else None)
-    mask.window = KeyWindow(tuple(conditions), first, end, None if isinstance(offset, int) else offset)
+    mask.window = KeyWindow(tuple(conditions), first, end, None if not isinstance(offset, Expr) else offset)
     # with a left bound and fewer keys than positions, the last queries see no key
-    known = isinstance(offset, int) and offset >= 0 and offset + heads.queries <= heads.keys
-    mask.may_hide_rows = not known and not (left < 0 and isinstance(offset, int) and offset >= 0)
+    known = not isinstance(offset, Expr) and offset >= 0 and offset + heads.queries <= heads.keys
+    mask.may_hide_rows = not known and not (left < 0 and not isinstance(offset, Expr) and offset >= 0)
     return mask
 
 

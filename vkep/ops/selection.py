@@ -59,7 +59,7 @@ def non_max_suppression_fill(
     center_point_box: int = 0,
 ) -> list[Tensor]:
     def scalar(tensor: Tensor | None, what: str) -> float | None:
-        return None if tensor is None or not tensor.size else b.value(tensor, what).reshape(-1)[0].item()
+        return None if tensor is None or not tensor.size else b.value(tensor, what).reshape(-1)[:1].tolist()[0]
 
     if scores.rank != 3 or center_point_box not in (0, 1):
         b.invalid(f"scores {list(scores.shape)} and center_point_box {center_point_box}; expected 3 axes, and 0 or 1")

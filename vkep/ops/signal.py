@@ -24,7 +24,7 @@ _SHORT, _LONGEST = 128, 4096
 
 def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
     """The transform along axis 1 of float32 ``x`` [rows, n, 1 (real) or 2 (complex)], without scaling: [rows, n, 2]."""
-    rows, n, parts = x.shape
+    rows, n, parts = x.shape[0], int(x.shape[1]), x.shape[2]  # the transform's factors are constants
     if n <= _SHORT:
         return _product(b, x, inverse)
     factors = [f for f in range(2, _SHORT + 1) if n % f == 0]
@@ -47,7 +47,7 @@ def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
 
 
 def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
-    rows, n, parts = x.shape
+    rows, n, parts = x.shape[0], int(x.shape[1]), x.shape[2]
     # the angle's index modulo n first: it keeps long transforms exact
     angle = (2 if inverse else -2) * np.pi / n * (np.outer(np.arange(n), np.arange(n)) % n)
     cos, sin = np.cos(angle), np.sin(angle)

@@ -329,8 +329,9 @@ class _Layout:
     def planned(self) -> PlannedIsland:
         dispatches = [self._dispatch(k, call, label) for k, (call, label) in enumerate(self.calls)]
         sized, slots = self.sized, [Slot(port, addend) for port, addend in self.slots]
-        ports, sizes = self.ports, None
+        ports, faults, sizes = self.ports, self.faults, None
         if sized is not None:
+            faults = tuple([sized.fault(k, fault) for k, fault in enumerate(faults)])
             ports = tuple([sized.port(k, port) for k, port in enumerate(ports)])
             slots = [Slot(slot.port, sized.slot(k, slot.addend)) for k, slot in enumerate(slots)]
             sizes = sized.finished([(s, life.first, life.last) for s, life in self.lifetimes])
@@ -344,7 +345,7 @@ class _Layout:
             pipelines=tuple(self.pipelines),
             dispatches=tuple(dispatches),
             live_peak_bytes=self.peak,
-            faults=self.faults,
+            faults=faults,
         )
         return PlannedIsland(plan, self.weights, sizes)
 

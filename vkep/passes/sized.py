@@ -9,7 +9,7 @@ from vkep.ir.tensor import Storage
 from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall
 from vkep.plan.records import Port
 from vkep.plan.sized import Buffer, PlanSizes
-from vkep.sizes import Trace, fixed_text, hint, is_size, plain_text
+from vkep.sizes import Trace, fixed_text, hint, is_size, plain_text, text_parts
 
 
 class SizedNumbers:
@@ -22,6 +22,7 @@ class SizedNumbers:
         self._grids: list[tuple[int, int, int]] = []
         self._addends: list[tuple[int, int, int]] = []
         self._slots: list[tuple[int, int]] = []
+        self._faults: list[tuple[int, tuple[str | int, ...]]] = []
         self._shapes: list[tuple[int, int, int]] = []
         self._places: list[tuple[int, int, int, int]] = []
         self._buffers: dict[Storage, int] = {}
@@ -74,6 +75,13 @@ class SizedNumbers:
         """Why candidates were turned down, for people."""
         return tuple([(name, plain_text(reason)) for name, reason in turned_down])
 
+    def fault(self, k: int, fault: tuple[int, str]) -> tuple[int, str]:
+        """A code and its text, fault ``k`` of the plan."""
+        parts = text_parts(fault[1], self._trace)
+        if len(parts) > 1:
+            self._faults.append((k, tuple([p if isinstance(p, str) else self._value(p) for p in parts])))
+        return fault[0], plain_text(fault[1])
+
     def spec(self, spec: Mapping[str, Any]) -> dict[str, int]:
         """Specialization constants, which are no sizes."""
         return {name: int(value) for name, value in spec.items()}
@@ -89,6 +97,7 @@ class SizedNumbers:
             addends=tuple(self._addends),
             slots=tuple(self._slots),
             shapes=tuple(self._shapes),
+            faults=tuple(self._faults),
             buffers=buffers,
             places=tuple(self._places),
             dispatches=frozenset([number[0] for number in numbers]),

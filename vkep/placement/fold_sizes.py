@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +16,13 @@ from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
 from vkep.graph.windows import slice_span
 from vkep.ir.infer import sizes_weight
-from vkep.sizes import hint, is_size
+from vkep.placement.fold import fold, fold_weights
+from vkep.sizes import hint, is_size, serves_others
 
+#: numbers that a shape, or a list of axes or pads, has at most: more are data, which kernels make for every size
+_LARGEST_SHAPE = 16
+#: operators whose result has as many numbers as its inputs say
+_MAKES_DATA = frozenset({"ConstantOfShape", "Expand", "Range", "Tile"})
 _WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 _BOOL = onnx.TensorProto.BOOL
 
@@ -48,6 +54,25 @@ _TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
+def fold_with_sizes(
+    node: Node, inputs: Sequence[Weight | None], opsets: Mapping[str, int]
+) -> Sequence[Weight | None] | None:
+    """The outputs of a node whose inputs are known, sizes among them or not; None for those that kernels are to make. Raises
+    `FoldError`.
+    """
+    if node.op_type in _MAKES_DATA and not node.domain and serves_others(_count(node, inputs)):
+        return None
+    if not any(isinstance(w, SizesWeight) for w in inputs):
+        return fold_weights(node, inputs, opsets)
+    results = fold_sizes(node, inputs)
+    if results is not None:
+        return results
+    made = fold(node, [None if w is None else _array_at_hand(w) for w in inputs], opsets)
+    if any(result is not None and result.size > _LARGEST_SHAPE for result in made):
+        return None
+    return fold_weights(node, [w.fixed() if isinstance(w, SizesWeight) else w for w in inputs], opsets)
+
+
 def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | None] | None:
     """The node's outputs, where a size is among its inputs and no value has to be known for them; else None."""
     if node.domain or not any(isinstance(w, SizesWeight) for w in inputs):
@@ -68,7 +93,16 @@ def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | Non
     ]
 
 
-def at_hand_array(weight: Weight) -> np.ndarray[Any, Any]:
+def _count(node: Node, inputs: Sequence[Weight | None]) -> int | None:
+    """Numbers that the result of one of `_MAKES_DATA` has for each of its first input's, where few say it."""
+    given = [w for w in inputs if w is not None]
+    said = [w.array().reshape(-1).tolist() for w in (given if node.op_type == "Range" else given[-1:])]
+    if node.op_type == "Range":
+        return (said[1][0] - said[0][0]) * said[2][0] if len(said) == 3 and all(said) else None
+    return math.prod(said[0]) if len(said[0]) <= _LARGEST_SHAPE else None
+
+
+def _array_at_hand(weight: Weight) -> np.ndarray[Any, Any]:
     """A weight's numbers, as they are in the case at hand."""
     array = weight.array()
     if not isinstance(weight, SizesWeight):
@@ -101,6 +135,14 @@ def _folded(
         return (first, to) if kind in _WHOLE and to in _WHOLE else None
     if op == "Identity":
         return first, kind
+    if op == "Size":
+        return np.array(first.size, object), onnx.TensorProto.INT64
+    if op == "Shape":
+        return np.array(first.shape, object)[
+            node.attributes.get("start", 0) : node.attributes.get("end")
+        ], onnx.TensorProto.INT64
+    if op == "Range" and kind in _WHOLE:
+        return _ranged(*arrays), kind
     if op == "Concat":
         return np.concatenate([a for a in arrays if a is not None], axis=int(node.attributes["axis"])), kind
     if op == "Gather":
@@ -133,6 +175,14 @@ def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any] | None) ->
     made = np.empty(parts[0].size, object)
     made[:] = [function(*row) for row in zip(*[p.reshape(-1).tolist() for p in parts], strict=True)]
     return made.reshape(parts[0].shape)
+
+
+def _ranged(start: Any, limit: Any, delta: Any) -> Any:
+    first, step = start.item(), delta.item()
+    count = -((first - limit.item()) // step)
+    if is_size(count):
+        raise ValueError("how many numbers there are follows from sizes")
+    return np.array([first + step * k for k in range(count)], object)
 
 
 def _plain(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:

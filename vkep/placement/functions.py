@@ -10,16 +10,18 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from vkep.dtypes import from_numpy
 from vkep.errors import Decline, InvalidModelError
 from vkep.graph.load import read_graph
 from vkep.graph.model import Node
-from vkep.graph.weights import ArrayWeight, Weight
+from vkep.graph.weights import ArrayWeight, SizesWeight, Weight
 from vkep.ir.builder import Builder, NeedsValue
+from vkep.ir.infer import shape_of
 from vkep.ir.program import ValueSpec
 from vkep.ir.tensor import Tensor
 from vkep.placement.control import HostDriven, NeedsCondition, expand, is_control
-from vkep.placement.fold import FoldError, can_fold, fold
+from vkep.placement.fold import FoldError, can_fold
+from vkep.placement.fold_sizes import fold_with_sizes
+from vkep.sizes import is_size
 
 #: lowers one node of a body: (node, arguments, the body's opsets) to results; raises `Decline`
 LowerNode = Callable[[Node, Sequence[Tensor | None], Mapping[str, int]], Sequence[Tensor]]
@@ -108,7 +110,11 @@ def _expanded(
 
 def _known(name: str, tensor: Tensor) -> Weight | ValueSpec:
     array = tensor.array
-    return ValueSpec(tensor.dtype, tensor.shape) if array is None else ArrayWeight(name, np.ascontiguousarray(array))
+    if array is None:
+        return ValueSpec(tensor.dtype, tensor.shape)
+    if array.dtype == object:
+        return SizesWeight(name, array, tensor.dtype.onnx)
+    return ArrayWeight(name, np.ascontiguousarray(array))
 
 
 def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.FunctionProto:
@@ -121,18 +127,27 @@ def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.Fu
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         if not versions:
             raise Decline(f"{node.op_type} has no function body for opset {opset}")
-        types = [
-            helper.make_tensor_type_proto(t.dtype.onnx, t.shape) if t is not None else onnx.TypeProto()
-            for t in arguments
-        ]
-        body = schema.get_context_dependent_function_with_opset_version(
-            max(versions), node.proto.SerializeToString(), [t.SerializeToString() for t in types]
-        )
+        body = _body_for(node, arguments, max(versions), None)
+        if not body and any(is_size(d) for t in arguments if t is not None for d in t.shape):
+            body = _body_for(node, arguments, max(versions), int)  # it is another one for other sizes
     if isinstance(body, bytes):
         body = onnx.FunctionProto.FromString(body)
     if not body.node:
         raise Decline(f"{node.op_type} has no function body for these inputs")
     return body
+
+
+def _body_for(node: Node, arguments: Sequence[Tensor | None], version: int, size: Callable[[int], int] | None) -> Any:
+    """The body for the arguments' types. ``size`` makes numbers of sizes, which are left open without it."""
+    types = [onnx.TypeProto() for _ in arguments]
+    for made, t in zip(types, arguments, strict=True):
+        if t is not None:
+            shape = [d if not is_size(d) else size and size(d) for d in t.shape]
+            made.CopyFrom(helper.make_tensor_type_proto(t.dtype.onnx, shape))
+    schema: Any = node.schema
+    return schema.get_context_dependent_function_with_opset_version(
+        version, node.proto.SerializeToString(), [t.SerializeToString() for t in types]
+    )
 
 
 def _nodes(node: Node, body: onnx.FunctionProto, versions: Mapping[str, int]) -> Sequence[Node]:
@@ -197,20 +212,16 @@ def _folded(
         except (TypeError, IndexError) as error:  # onnx writes some bodies for few types only
             raise Decline(f"the constant {node.outputs[0]!r} of its function body has no value: {error}") from None
     first = inputs[0] if inputs else None
-    if node.op_type == "Shape" and first is not None:
-        return [
-            b.constant(np.array(first.shape[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64))
-        ]
-    if node.op_type == "Size" and first is not None:
-        return [b.constant(np.array(first.size, np.int64))]
-    arrays = [None if t is None else t.array for t in inputs]
-    if not can_fold(node) or any(a is None and t is not None for a, t in zip(arrays, inputs, strict=True)):
+    if node.op_type in ("Shape", "Size") and first is not None:
+        return [b.weight(shape_of(node, "", first.shape))]
+    known = [None if t is None else _known("", t) for t in inputs]
+    if not can_fold(node) or any(isinstance(value, ValueSpec) for value in known):
         return None
+    weights = [value if isinstance(value, Weight) else None for value in known]
     try:
-        results = fold(node, arrays, versions)
-        for array in results:
-            if array is not None:
-                from_numpy(array.dtype)
-    except (FoldError, TypeError):
+        results = fold_with_sizes(node, weights, versions)
+    except FoldError:
         return None
-    return [b.constant(np.zeros(0, np.float32) if a is None else a) for a in results]
+    if results is None:
+        return None
+    return [b.weight(w or ArrayWeight("", np.zeros(0, np.float32))) for w in results]

@@ -33,8 +33,8 @@ from vkep.ir.tensor import Tensor
 from vkep.passes.island import Island
 from vkep.placement.control import HostDriven, Inlined, expand, is_control
 from vkep.placement.data_dependent import parts
-from vkep.placement.fold import FoldError, can_fold, fold, fold_weights
-from vkep.placement.fold_sizes import at_hand_array, fold_sizes
+from vkep.placement.fold import FoldError, can_fold
+from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.graph_islands import GraphIslands
 from vkep.placement.kompute import KOMPUTE, KpRegions
 from vkep.placement.kompute import find as find_kp
@@ -42,8 +42,6 @@ from vkep.placement.nodes import check_known, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
 from vkep.sizes import Formulas, Trace, plain_text
 
-#: numbers that a shape, or a list of axes or pads, has at most
-_LARGEST_SHAPE = 16
 #: the delegates to offer a node to where there are no data graphs
 _ALONE: tuple[str, ...] = (VULKAN,)
 
@@ -225,12 +223,7 @@ class _Partitioner:
         elif all(isinstance(v, Weight) for v in inputs) and can_fold(node):
             weights = [v if isinstance(v := self.known.get(n), Weight) else None for n in node.inputs]
             try:
-                results = fold_sizes(node, weights)
-                if results is None and self._is_data(node, weights):
-                    return False
-                if results is None:
-                    weights = [w.fixed() if isinstance(w, SizesWeight) else w for w in weights]
-                    results = fold_weights(node, weights, self.opsets)
+                results = fold_with_sizes(node, weights, self.opsets)
             except FoldError:
                 return False
         else:
@@ -240,15 +233,6 @@ class _Partitioner:
         self.known.update({r.name: r for r in results if r is not None})
         self.placements.append(Placement(node, "folded"))
         return True
-
-    def _is_data(self, node: Node, weights: Sequence[Weight | None]) -> bool:
-        """Whether a constant node whose result follows from sizes makes data rather than a shape: more numbers than a shape
-        has. Kernels make them then, for every size.
-        """
-        if not any(isinstance(w, SizesWeight) for w in weights):
-            return False
-        made = fold(node, [None if w is None else at_hand_array(w) for w in weights], self.opsets)
-        return any(result is not None and result.size > _LARGEST_SHAPE for result in made)
 
     def _offer(self, node: Node) -> None:
         """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, `NeedsValue` where one

@@ -41,6 +41,8 @@ class PlanSizes:
     addends: tuple[tuple[int, int, int], ...] = ()  #: dispatch, relocation, value: the addend (of a buffer: within it)
     slots: tuple[tuple[int, int], ...] = ()  #: slot, value: its addend
     shapes: tuple[tuple[int, int, int], ...] = ()  #: port, axis, value
+    #: fault (its place in `Plan.faults`), and the strings and values that its text is made of
+    faults: tuple[tuple[int, tuple[str | int, ...]], ...] = ()
     buffers: tuple[Buffer, ...] = ()
     places: tuple[
         tuple[int, int, int, int], ...
@@ -77,6 +79,7 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
     return replace(
         plan,
         ports=ports(plan, sizes, values),
+        faults=faults(plan, sizes, values),
         slots=tuple(slots),
         activation_bytes=slab,
         live_peak_bytes=live_peak(lifetimes),
@@ -99,6 +102,14 @@ def ports(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[Port, ..
         port = found[k]
         each = port.nbytes // max(math.prod(port.shape), 1)
         found[k] = replace(port, shape=tuple(shape), nbytes=each * math.prod(shape))
+    return tuple(found)
+
+
+def faults(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    """The plan's faults, as they are told for the values of `PlanSizes.values`."""
+    found = list(plan.faults)
+    for k, parts in sizes.faults:
+        found[k] = (found[k][0], "".join([part if isinstance(part, str) else str(values[part]) for part in parts]))
     return tuple(found)
 
 

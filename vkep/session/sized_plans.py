@@ -100,7 +100,7 @@ class SizedPlans:
         found = self.match(inputs)
         if found is not None:
             return found
-        numbers = _numbers(inputs)
+        numbers = numbers_of(inputs)
         near = self._nearest(numbers)
         made = self._with_sizes(inputs, numbers) if len(self._plans) < self._limit else None
         if made is None and near is not None:
@@ -115,7 +115,7 @@ class SizedPlans:
 
     def match(self, inputs: Mapping[str, Known]) -> Executable | None:
         """The executable of a plan with sizes that holds for a signature; None where `executable` would make another plan."""
-        near = self._nearest(_numbers(inputs))
+        near = self._nearest(numbers_of(inputs))
         if near is None or not (near[0] < math.log(_FAR) or len(self._plans) >= self._limit // 2):
             return None
         return near[1].executable.at(near[2])
@@ -163,7 +163,7 @@ class SizedPlans:
             place: size for group in symbols for size in [trace.symbol(numbers.values[group[0]])] for place in group
         }
         try:
-            parent = self._make({**self._constants, **_with(inputs, sizes)}, trace=trace)
+            parent = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace)
         except (VkepError, GpuError):  # planning this signature alone tells what is wrong with it
             return None
         except Exception:  # an operator that knows plain numbers only
@@ -186,7 +186,7 @@ class SizedPlans:
         return parent.at([numbers.values[group[0]] for group in symbols])
 
 
-def _numbers(inputs: Mapping[str, Known]) -> _Numbers:
+def numbers_of(inputs: Mapping[str, Known]) -> _Numbers:
     kinds: list[object] = []
     values: list[int] = []
     for known in inputs.values():
@@ -205,8 +205,8 @@ def _numbers(inputs: Mapping[str, Known]) -> _Numbers:
     return _Numbers(tuple(kinds), tuple(values))
 
 
-def _with(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> dict[str, Known]:
-    """The inputs with sizes at the places (of `_Numbers.values`) that have one."""
+def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> dict[str, Known]:
+    """The inputs with sizes at the places (of `numbers_of`) that have one."""
     made: dict[str, Known] = {}
     place = 0
     for name, known in inputs.items():

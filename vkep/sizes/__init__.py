@@ -18,6 +18,9 @@ from vkep.sizes.size import (
     plain_text,
     power_of_two_in,
     record_at_hand,
+    room_for,
+    serves_others,
+    text_parts,
     whole,
     wholes,
 )
@@ -38,6 +41,9 @@ __all__ = [
     "plain_text",
     "power_of_two_in",
     "record_at_hand",
+    "room_for",
+    "serves_others",
+    "text_parts",
     "whole",
     "wholes",
 ]

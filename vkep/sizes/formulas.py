@@ -68,12 +68,18 @@ class Formulas:
         return values
 
     def hold(self, sizes: Sequence[int]) -> bool:
-        """Whether the conditions hold for these sizes."""
-        return bool(self._compiled(sizes))
+        """Whether the conditions hold for these sizes. Where a formula has no value (a division by 0), one of them does not."""
+        try:
+            return bool(self._compiled(sizes))
+        except (ArithmeticError, ValueError):
+            return False
 
     def failed(self, sizes: Sequence[int]) -> list[str]:
         """The conditions that do not hold for these sizes, as text."""
-        values = Formulas(self.symbols, self.nodes, self.results)(sizes)
+        try:
+            values = Formulas(self.symbols, self.nodes, self.results)(sizes)
+        except (ArithmeticError, ValueError) as error:
+            return [str(error)]
         return [
             f"{self.text(result)} {relation} 0"
             for result, relation, value in zip(self.results, self.relations or (), values, strict=True)
@@ -82,15 +88,14 @@ class Formulas:
 
     def text(self, operand: Operand) -> str:
         """A formula as Python writes it, with symbols s0, s1 and so on."""
-        return _text(operand, [self._node_text(k) for k in range(len(self.nodes))])
-
-    def _node_text(self, k: int) -> str:
-        op, operands = self.nodes[k]
-        if op == "symbol":
-            return f"s{operands[0]}"
-        inner = [self._node_text(j) for j in range(k)]
-        parts = [_text(o, inner) for o in operands]
-        return f"({parts[0]} {op} {parts[1]})" if op in BINARY else f"{op}({', '.join(parts)})"
+        names: list[str] = []
+        for op, operands in self.nodes:
+            parts = [_text(o, names) for o in operands]
+            if op == "symbol":
+                names.append(f"s{operands[0]}")
+            else:
+                names.append(f"({parts[0]} {op} {parts[1]})" if op in BINARY else f"{op}({', '.join(parts)})")
+        return _text(operand, names)
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Sequence[int]], Any]:

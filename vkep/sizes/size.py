@@ -74,6 +74,8 @@ class Size:
     def __pos__(self) -> Size:
         return self
 
+    __floor__ = __ceil__ = __round__ = __pos__
+
     def __sub__(self, other: Any) -> Any:
         if other.__class__ is int:
             return Size(self.trace, self.terms, self.const - other, self.hint - other)
@@ -106,7 +108,7 @@ class Size:
     __rmul__ = __mul__
 
     def __pow__(self, other: Any) -> Any:
-        if other.__class__ is int and 0 <= other <= 4:
+        if other.__class__ is int and other >= 0:
             return math.prod([self] * other)
         return _real(self.trace, "**", self, other)
 
@@ -170,8 +172,12 @@ class Size:
     def __eq__(self, other: object) -> bool:
         if other.__class__ is Size and other.trace is not self.trace:
             return False
-        difference = self - other if isinstance(other, (int, Size)) else NotImplemented
-        return NotImplemented if difference is NotImplemented else self.trace.is_zero(difference)
+        if other.__class__ is int or other.__class__ is Size:
+            return self.trace.is_zero(self - other)
+        if isinstance(other, float) or other.__class__ is Real:
+            number = float(other)
+            return number.is_integer() and self.trace.is_zero(self - int(number))
+        return self.trace.is_zero(self - other.__index__()) if hasattr(other, "__index__") else NotImplemented
 
     def __bool__(self) -> bool:
         return not self.trace.is_zero(self)
@@ -244,6 +250,9 @@ class Real:
             return other.node == self.node or float(self) == float(other)
         return float(self) == other
 
+    def __bool__(self) -> bool:
+        return float(self) != 0
+
     def __hash__(self) -> int:
         return hash((id(self.trace), self.node))
 
@@ -290,6 +299,16 @@ def largest(*values: Any) -> Any:
 def hint(value: Any) -> Any:
     """The value at hand, without a condition: for choices that are right whatever the size is (a tile, an order)."""
     return value.hint if value.__class__ is Size or value.__class__ is Real else value
+
+
+def serves_others(value: Any) -> bool:
+    """Whether what is chosen for a number is to serve other sizes too."""
+    return is_size(value)
+
+
+def room_for(count: Any) -> int:
+    """How many numbers to make of a constant of which ``count`` are used: of a size more than there are at hand, for others."""
+    return 1 << max(count.hint.bit_length() + 1, 12) if count.__class__ is Size else int(count)
 
 
 def at_hand(choose: F) -> F:
@@ -353,21 +372,32 @@ def plain_text(text: str) -> str:
     return _MARKED.sub(r"\2", text) if _OPEN in text else text
 
 
+def text_parts(text: str, trace: Tracing) -> list[Any]:
+    """Text as the strings and the sizes that follow one another in it."""
+    parts: list[Any] = _MARKED.split(text)  # text, number, value, text and so on
+    return [trace.shown[int(parts[k])] if k % 3 else parts[k] for k in range(len(parts)) if k % 3 < 2]
+
+
 def fixed_text(text: str, trace: Tracing) -> str:
     """Text for a compiler: sizes in it are asked for their values."""
     return _MARKED.sub(lambda found: str(trace.fixed(trace.shown[int(found[1])])), text) if _OPEN in text else text
 
 
 def _difference(a: Any, b: Any) -> Any:
-    if a.__class__ not in (int, Size) or b.__class__ not in (int, Size):
-        a, b = (x if x.__class__ is Size or not isinstance(x, float) else _bound(x) for x in (a, b))
+    """A whole number that is positive exactly where ``a > b``."""
+    if a.__class__ not in (int, Size):
+        a = _rounded(a, math.ceil)
+    if b.__class__ not in (int, Size):
+        b = _rounded(b, math.floor)
     return a - b
 
 
-def _bound(x: float) -> Any:
-    if not math.isinf(x):
-        raise TypeError(f"a size is compared with {x}; expected a whole number or an infinity")
-    return (1 << 200) if x > 0 else -(1 << 200)
+def _rounded(x: Any, towards: Callable[[float], int]) -> int:
+    """What a size is compared with in place of a number of another kind."""
+    x = x.__index__() if hasattr(x, "__index__") else float(x)
+    if math.isinf(x):
+        return (1 << 200) if x > 0 else -(1 << 200)
+    return towards(x)
 
 
 def _other(a: Any, b: Any, op: str, again: Callable[[int], Any], other: Any = None) -> Any:

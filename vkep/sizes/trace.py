@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from vkep.sizes.formulas import BINARY, CALLS, Formulas, Operand
@@ -12,6 +11,8 @@ from vkep.sizes.size import Real, Size, Terms, made
 #: conditions: the relation of a polynomial to 0
 ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
 _MOST = 1 << 62
+#: terms of a quotient of two polynomials at most
+_LONGEST_QUOTIENT = 16
 
 
 class Trace:
@@ -143,8 +144,11 @@ class Trace:
         """A function of `vkep.sizes.formulas.CALLS`, of whole numbers to a whole number."""
         if not any(a.__class__ is Size for a in arguments):
             return CALLS[name](*arguments)
-        value = CALLS[name](*map(hint_of, arguments))
-        return self._size(self._node(name, tuple(map(operand, arguments)), value, 0, _MOST))
+        value, low, high = CALLS[name](*map(hint_of, arguments)), 0, _MOST
+        if name == "max":
+            bounds = [self.bounds(a) if a.__class__ is Size else (a, a) for a in arguments]
+            low, high = max(least for least, _ in bounds), max(most for _, most in bounds)
+        return self._size(self._node(name, tuple(map(operand, arguments)), value, low, high))
 
     def real(self, op: str, a: Any, b: Any) -> Real:
         """A float of two numbers."""
@@ -306,21 +310,31 @@ def hint_of(value: Any) -> Any:
 
 
 def _divided_exactly(trace: Trace, a: Size, b: Size) -> Any:
-    """``a / b`` where that is a polynomial found by looking at one product; else None."""
-    if a.terms == b.terms and a.const == b.const:
-        return 1
-    if len(b.terms) == 1 and not b.const and not a.const:
-        [(divisor, count)] = b.terms
-        quotient: dict[tuple[int, ...], int] = {}
-        for product, times in a.terms:
-            left = list(product)
-            if times % count or any(not _removed(left, node) for node in divisor):
-                return None
-            quotient[tuple(left)] = times // count
-        const = quotient.pop((), 0)
-        return made(trace, quotient, const)
-    factor = a.terms[0][1] // b.terms[0][1] if b.terms else 0
-    return factor if factor and (b * factor) is not None and _same(b * factor, a) else None
+    """``a / b`` where that is a polynomial, by long division; else None."""
+    rest = {**dict(a.terms), (): a.const} if a.const else dict(a.terms)
+    divisor = {**dict(b.terms), (): b.const} if b.const else dict(b.terms)
+    lead = max(divisor, key=_degree)
+    quotient: dict[tuple[int, ...], int] = {}
+    while rest and len(quotient) <= _LONGEST_QUOTIENT:
+        first = max(rest, key=_degree)
+        left = list(first)
+        if rest[first] % divisor[lead] or any(not _removed(left, node) for node in lead):
+            return None
+        product, count = tuple(left), rest[first] // divisor[lead]
+        quotient[product] = count
+        for term, times in divisor.items():
+            key = tuple(sorted(product + term))
+            rest[key] = rest.get(key, 0) - count * times
+            if not rest[key]:
+                del rest[key]
+    if rest:
+        return None
+    const = quotient.pop((), 0)
+    return made(trace, quotient, const)
+
+
+def _degree(product: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    return len(product), product
 
 
 def _removed(nodes: list[int], node: int) -> bool:
@@ -328,10 +342,3 @@ def _removed(nodes: list[int], node: int) -> bool:
         return False
     nodes.remove(node)
     return True
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a.__class__ is Size and b.__class__ is Size and a.terms == b.terms and a.const == b.const
-
-
-Decide = Callable[[Any], bool]

@@ -1,0 +1,98 @@
+"""For every signature that a plan with sizes serves, its instance is the plan that lowering for that signature alone gives, with
+the same choices among what is right for both (docs/shapes.md).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.lowering.replayed import Choices, compared
+from tools.models.catalog import Options, build_model
+from tools.plan_digests import DEVICES
+from tools.size_conditions import Case, declared, node_cases
+from vkep.errors import VkepError
+from vkep.graph import load_model
+from vkep.ir.program import IslandStep, Program
+from vkep.plan.sized import instance
+from vkep.sizes import Trace
+
+
+def check(case: Case, device: str, seed: int, most: int, wanted: int = 2) -> int:
+    """How many other signatures were compared, of those tried that the plan serves."""
+    caps, draw = DEVICES[device], random.Random(seed)
+    trace, choices = Trace(), Choices()
+    case.lowered(case.sizes, caps)  # packs the weights that later ones find packed
+    case.with_trace(Trace(), caps)
+    with choices.recorded():
+        program = case.with_trace(trace, caps)
+    holds, served = trace.holds(), 0
+    assert holds.hold(list(case.sizes.values()))
+    for sizes in others(case, draw, most):
+        if not holds.hold(list(sizes.values())):
+            continue
+        try:
+            with choices.replayed(trace, list(sizes.values())):
+                alone = case.lowered(sizes, caps)
+        except VkepError as error:
+            raise AssertionError(f"a plan with sizes serves {sizes}, which lowering refuses") from error
+        same(program, alone, list(sizes.values()), f"{sizes} on {device}")
+        served += 1
+        if served == wanted:
+            break
+    return served
+
+
+def others(case: Case, draw: random.Random, most: int) -> Iterator[dict[str, int]]:
+    """Sizes at hand, and others near and far, 0 and 1 among them."""
+    at = case.sizes
+    yield at
+    for _ in range(24):
+        yield {
+            name: draw.choice([n, n + 1, 2 * n, draw.randint(0, 4), draw.randint(1, most)]) for name, n in at.items()
+        }
+    for name in at:
+        yield {**at, name: at[name] * 2}
+        yield {**at, name: at[name] + 1}
+
+
+def same(sized: Program, alone: Program, sizes: list[int], told: str) -> None:
+    assert [p.where for p in sized.placements] == [p.where for p in alone.placements], told
+    assert [type(s) for s in sized.steps] == [type(s) for s in alone.steps], told
+    for ours, theirs in zip(sized.steps, alone.steps, strict=True):
+        if isinstance(ours, IslandStep):
+            assert isinstance(theirs, IslandStep) and ours.sizes is not None
+            for a, b in zip(compared(instance(ours.plan, ours.sizes, sizes)), compared(theirs.plan), strict=True):
+                assert a == b, told
+    for name, number in sized.numbers.items():
+        known = alone.constants.get(name)
+        assert known is None or number.array(sizes).tolist() == known.array().tolist(), told
+
+
+MODELS: Mapping[str, Mapping[str, int]] = {
+    "gpt2step": {"past": 37},
+    "bert_enc": {"batch": 3, "sequence": 37},
+    "resnet18": {"batch": 3},
+    "mobilenetv2": {"batch": 3},
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", MODELS)
+def test_models_of_the_catalog(model: str, device: str) -> None:
+    loaded = load_model(build_model(model, Options(dynamic=True)).SerializeToString())
+    assert check(declared(loaded, MODELS[model]), device, 1, 300) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_node_cases(device: str) -> None:
+    compared_with_others = 0
+    for k, (name, case) in enumerate(node_cases()):
+        try:
+            compared_with_others += check(case, device, k, 40) > 1
+        except AssertionError as error:
+            raise AssertionError(name) from error
+    assert compared_with_others > 1200

@@ -1,0 +1,176 @@
+"""`SizedPlans` without a device: which signatures are planned and which share a plan. Executables only note their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkep.dtypes import DTYPES
+from vkep.errors import InvalidInputError
+from vkep.graph.weights import ArrayWeight, SizesWeight
+from vkep.ir.infer import Known
+from vkep.ir.program import Program, ValueSpec
+from vkep.session.sized_plans import SizedPlans, numbers_of, with_sizes
+from vkep.sizes import Size, Trace
+
+
+class Made:
+    """Stands for an executable of a program that was lowered with these inputs."""
+
+    owns = True
+
+    def __init__(self, known: Mapping[str, Known], trace: Trace | None) -> None:
+        self.known, self.trace, self.closed = dict(known), trace, False
+        self.program = Program((), {}, (), (), trace.holds() if trace is not None else None)
+        self.sizes: list[int] | None = None
+
+    def at(self, sizes: Sequence[int]) -> Made:
+        made = Made(self.known, self.trace)
+        made.sizes, made.owns = list(sizes), False
+        return made
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Maker:
+    """Makes `Made`s, and lets a test decide on their inputs as lowering does."""
+
+    def __init__(self, lower: Callable[[Mapping[str, Any]], object] = lambda known: None) -> None:
+        self.lower, self.made = lower, list[Made]()
+
+    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None) -> Made:
+        self.lower(known)
+        self.made.append(Made(known, trace))
+        return self.made[-1]
+
+    @property
+    def kinds(self) -> list[str]:
+        return ["alone" if made.trace is None else "sizes" for made in self.made]
+
+
+def plans(maker: Maker, limit: int = 8) -> SizedPlans:
+    weight = ArrayWeight("w", np.ones(3, np.float32))
+    return SizedPlans(maker, {"w": weight}, limit)  # type: ignore[arg-type]
+
+
+def shape(*dims: int) -> ValueSpec:
+    return ValueSpec(DTYPES["float32"], dims)
+
+
+def run(graph: SizedPlans, *dims: int, **more: Known) -> Any:
+    return graph.executable({"x": shape(*dims), **more})
+
+
+def test_the_second_signature_makes_what_moved_a_size_and_later_ones_take_their_numbers() -> None:
+    maker = Maker()
+    graph = plans(maker)
+    assert run(graph, 2, 8).sizes is None
+    assert run(graph, 3, 8).sizes == [3] and run(graph, 7, 8).sizes == [7]
+    assert maker.kinds == ["alone", "sizes"] and graph.count == 1
+    spec = maker.made[1].known["x"]
+    assert isinstance(spec, ValueSpec) and isinstance(spec.shape[0], Size) and spec.shape[1] == 8
+    assert isinstance(maker.made[1].known["w"], ArrayWeight)
+    assert run(graph, 3, 9).sizes == [3, 9]  # the other dimension moves too
+    assert maker.kinds == ["alone", "sizes", "sizes"]
+
+
+def test_dimensions_that_were_always_the_same_are_one_size() -> None:
+    maker = Maker()
+    graph = plans(maker)
+    for n in (4, 6, 9):
+        made = run(graph, n, 5, n)
+    assert made.sizes == [9] and maker.kinds == ["alone", "sizes"]
+    assert run(graph, 6, 5, 7).sizes == [6, 7]
+    assert run(graph, 11, 5, 8).sizes == [11, 8] and graph.count == 2
+
+
+def test_sizes_of_0_and_1_and_other_kinds_are_planned_alone() -> None:
+    maker = Maker()
+    graph = plans(maker)
+    for dims in ((4,), (1,), (0,), (4, 4)):
+        assert run(graph, *dims).sizes is None
+    assert run(graph, 5).sizes == [5] and run(graph, 1).sizes is None and run(graph, 0).sizes is None
+
+
+def test_a_plan_serves_what_meets_its_conditions() -> None:
+    maker = Maker(lambda known: known["x"].shape[0] > 10)
+    graph = plans(maker)
+    run(graph, 4)
+    assert run(graph, 8).sizes == [8] and run(graph, 10).sizes == [10] and graph.count == 1
+    assert run(graph, 11).sizes == [11] and graph.count == 2
+    assert run(graph, 9).sizes == [9] and run(graph, 12).sizes == [12] and graph.count == 2
+
+
+def test_a_size_whose_value_lowering_needs_is_none_from_then_on() -> None:
+    maker = Maker(lambda known: int(known["x"].shape[1]))
+    graph = plans(maker)
+    run(graph, 4, 5)
+    assert run(graph, 6, 7).sizes == [6, 7] and run(graph, 9, 7).sizes == [9, 7]
+    assert run(graph, 9, 8).sizes == [9] and graph.count == 2
+    maker.lower = lambda known: [int(n) for n in known["x"].shape]
+    other = plans(maker)
+    run(other, 4)
+    assert run(other, 6).sizes is None and other.count == 0
+    made = len(maker.made)
+    assert maker.made[-2].closed and run(other, 7).sizes is None and len(maker.made) == made + 1
+
+
+def test_what_lowering_with_sizes_does_not_know_is_planned_alone() -> None:
+    def lower(known: Mapping[str, Any]) -> None:
+        if not isinstance(known["x"].shape[0], int):
+            raise TypeError("plain numbers only")
+
+    maker = Maker(lower)
+    graph = plans(maker)
+    assert [run(graph, n).sizes for n in (2, 3, 4)] == [None] * 3 and maker.kinds == ["alone"] * 3
+
+
+def test_what_is_wrong_is_told_for_the_signature_alone() -> None:
+    def lower(known: Mapping[str, Any]) -> None:
+        if known["x"].shape[0] > 5:
+            raise InvalidInputError(f"got {known['x'].shape[0]}")
+
+    graph = plans(Maker(lower))
+    run(graph, 2)
+    with pytest.raises(InvalidInputError, match=r"got 7$"):
+        run(graph, 7)
+    assert run(graph, 3).sizes == [3]
+
+
+def test_sizes_far_from_a_plans_own_get_another_until_there_are_many() -> None:
+    graph = plans(Maker(), limit=4)
+    run(graph, 4)
+    run(graph, 5)
+    assert run(graph, 39).sizes == [39] and graph.count == 1
+    assert run(graph, 400).sizes == [400] and graph.count == 2
+    assert run(graph, 90000).sizes == [90000] and graph.count == 2
+
+
+def test_contents_of_few_numbers_are_sizes() -> None:
+    maker = Maker()
+    graph = plans(maker)
+
+    def length(n: int, *rest: int) -> ArrayWeight:
+        return ArrayWeight("n", np.array([n, *rest]))
+
+    assert run(graph, 4, n=length(7, -1)).sizes is None
+    assert run(graph, 4, n=length(9, -1)).sizes == [9] and run(graph, 4, n=length(12, -1)).sizes == [12]
+    known = maker.made[1].known["n"]
+    assert isinstance(known, SizesWeight) and known.array()[1] == -1
+    assert run(graph, 4, n=length(12, -2)).sizes == [12] and graph.count == 2  # what is below 2 is no size
+    many = ArrayWeight("n", np.arange(17))
+    assert numbers_of({"n": many}).values == ()
+    assert with_sizes({"n": many}, {})["n"] is many
+
+
+def test_closing_closes_the_plans_with_sizes() -> None:
+    maker = Maker()
+    graph = plans(maker)
+    run(graph, 2)
+    run(graph, 3)
+    graph.close()
+    assert not maker.made[0].closed and maker.made[1].closed and graph.count == 0
