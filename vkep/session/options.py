@@ -56,7 +56,7 @@ class SessionOptions(OrtSessionOptions):
     fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
     cache_dir: folder for compiled shaders and plans instead of the user's cache folder.
     save_plans: keep what planning makes of a model file on disk, so that the next process need not plan (`vkep.session.saved`).
-    plan_cache_size: how many input signatures keep their plan (dynamic shapes).
+    plan_cache_size: how many plans are kept: of one signature, and as many again that serve many sizes (dynamic shapes).
     concurrency: runs of one session that may hold memory at the same time.
     tuned: tilings of problems instead of those that ``vkep tune`` measured on the device (`vkep.device.tuning`); ``{}``
         leaves every choice to the kernels' own estimates.
