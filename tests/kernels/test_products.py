@@ -176,12 +176,13 @@ def test_many_rows_by_few_bits_on_cooperative_matrices(gpu: Harness, case: FewBi
 def test_which_kernel_takes_few_bits() -> None:
     gpu, cpu = DEVICES["gpu with cooperative matrices"], DEVICES["cpu"]
 
-    def chosen(m: int, dtype: str, caps: DeviceCapabilities, block: int = 32) -> str:
-        return choose(MatMulNBitsProblem(m, 4096, 4096, 4, block, dtype), caps).candidate.name
+    def chosen(m: int, dtype: str, caps: DeviceCapabilities, block: int = 32, at_b: int = 16) -> str:
+        return choose(MatMulNBitsProblem(m, 4096, 4096, 4, block, dtype, at_b=at_b), caps).candidate.name
 
     assert [chosen(m, "float16", gpu) for m in (1, 8, 9, 512)] == ["codes", "codes", "cooperative", "cooperative"]
     assert [chosen(m, "float32", gpu) for m in (1, 512)] == ["codes", "tiled"]
     assert chosen(1, "float16", gpu, block=16) == "along k"
+    assert chosen(1, "float16", gpu, at_b=4) == "along k"
     assert chosen(1, "float16", cpu) == "along k"
 
 

@@ -108,6 +108,9 @@ def no_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
         return f"{problem.m} rows, expected up to {MAX_ROWS}"
     if problem.block < _UNIT:
         return f"blocks of {problem.block} weights, expected {_UNIT} or more"
+    wide = min(16, 4 * problem.bits)  # bytes of a load
+    if problem.at_b % wide:
+        return f"the weights lie at a multiple of {problem.at_b} bytes, expected {wide}"
     if not caps.has("integer_dot_product") or is_cpu(caps):
         return "the device has no fast dot products of packed bytes"
     if (shuffle_sizes(caps, 64)[0] or 0) < 8:
