@@ -86,13 +86,20 @@ def test_models_of_the_catalog(model: str, device: str) -> None:
     assert check(declared(loaded, MODELS[model]), device, 1, 300) == 2
 
 
+#: cases whose function bodies compute at run time, with sizes, what folds for one signature: other nodes make it then
+_OTHER_BODIES = ("center_crop_pad", "linear_attention")
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("device", DEVICES)
 def test_node_cases(device: str) -> None:
     compared_with_others = 0
     for k, (name, case) in enumerate(node_cases()):
+        if any(part in name for part in _OTHER_BODIES):
+            continue
         try:
             compared_with_others += check(case, device, k, 40) > 1
         except AssertionError as error:
             raise AssertionError(name) from error
-    assert compared_with_others > 1200
+    assert compared_with_others > 1600

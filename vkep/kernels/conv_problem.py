@@ -62,9 +62,9 @@ class ConvProblem(Problem):
             raise ValueError(f"conv: {self.groups} groups do not divide {self.c} input and {self.oc} output channels")
         if min(self.kh, self.kw, self.kd, *self.stride, *self.dilation, self.stride_d, self.dilation_d) < 1:
             raise ValueError(f"conv: kernel, strides and dilations must be at least 1, got {self}")
-        if min(*self.pads, *self.pads_d, self.n, self.c, self.h, self.w, self.d, self.oc) < 0:
+        if any(n < 0 for n in (*self.pads, *self.pads_d, self.n, self.c, self.h, self.w, self.d, self.oc)):
             raise ValueError(f"conv: sizes and pads must not be negative, got {self}")
-        if min(self.oh, self.ow, self.od) < 0:
+        if self.oh < 0 or self.ow < 0 or self.od < 0:
             raise ValueError(f"conv: the window is larger than the padded input, got {self}")
 
     def needs(self) -> tuple[Need, ...]:

@@ -26,6 +26,7 @@ from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_r
 from vkep.kernels.select import Emission
 from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import tile_grid
+from vkep.sizes import divides
 
 HALVES = {"T": "float16_t"}
 COOPERATIVE_SPEC = {
@@ -168,7 +169,7 @@ def no_cooperative_conv(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 def no_conv_as_product(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why cooperative matrices do not compute a convolution as products of its weights by its images; "" where they do."""
-    if not problem.pointwise or problem.c % VECTOR or problem.pixels % (VECTOR // 2):
+    if not problem.pointwise or problem.c % VECTOR or not divides(VECTOR // 2, problem.pixels):
         return f"no 1x1 convolution of whole groups of {VECTOR} channels and {VECTOR // 2} pixels"
     return no_cooperative_conv(problem, caps) or no_cooperative_product(_as_product(problem), caps)
 

@@ -103,13 +103,13 @@ def is_cpu(caps: DeviceCapabilities) -> bool:
     return caps.device_type == "cpu"
 
 
-@at_hand
 def shared_itemsize(dtype: DType, caps: DeviceCapabilities) -> int:
     """Bytes of an element in shared memory: a narrow one takes a word on a device that lacks types of its width."""
     needed = {1: ("int8", "storage_8bit"), 2: ("int16", "float16", "storage_16bit")}.get(dtype.itemsize, ())
     return dtype.itemsize if caps.has(*needed) else 4
 
 
+@at_hand
 def lanes(caps: DeviceCapabilities, total: int) -> int:
     """Lanes a workgroup for kernels whose ``total`` lanes do not cooperate.
 

@@ -69,7 +69,7 @@ class PadProblem(Problem):
             raise InvalidNode(f"mode is {self.mode!r}, expected one of {list(MODES)}")
         if not len(self.shape) == len(self.begins) == len(self.ends):
             raise InvalidNode(f"{told}; expected two for each axis")
-        if min(self.out_shape, default=0) < 0:
+        if any(size < 0 for size in self.out_shape):
             raise InvalidNode(f"{told} crop more than it holds")
         if self.mode != "constant" and 0 in self.kept and 0 not in self.out_shape:
             raise InvalidNode(f"{told}: mode {self.mode!r} has no elements to repeat")
@@ -129,7 +129,7 @@ def _pad(problem: PadProblem, e: Emission) -> KernelCall:
 
 
 def _takes(problem: PadProblem, caps: DeviceCapabilities) -> str:
-    if min(problem.kept, default=0) < 0:
+    if any(size < 0 for size in problem.kept):
         return f"pads {list(problem.begins)}, {list(problem.ends)} crop what they add; the kernel crops first"
     return beyond_rank(len(problem.axes))
 

@@ -463,11 +463,11 @@ def cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: in
         return new
     if past is not None:
         expect_joins(b, past, new)
-    positions = b.constant(np.arange(room, dtype=np.int32)).view((1, 1, room, 1), (0, 0, 1, 0))
+    places = positions(b, room).view((1, 1, room, 1), (0, 0, 1, 0))
 
     def step_in(start: int, count: int) -> Expr:
         """Index into ``new`` for each position: negative before the new rows, at least ``length`` after them."""
-        return b.expr("sub", positions.slice(2, start, count), b.reshape(first, (batch, 1, 1, 1)))
+        return b.expr("sub", places.slice(2, start, count), b.reshape(first, (batch, 1, 1, 1)))
 
     if past is not None and old and length == 1 and room <= old + 1:
         out = b.empty(new.dtype, (batch, heads, room, size))

@@ -47,7 +47,7 @@ def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
 
 
 def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
-    rows, n, parts = x.shape[0], int(x.shape[1]), x.shape[2]
+    rows, n, parts = x.shape[0], int(x.shape[1]), int(x.shape[2])
     # the angle's index modulo n first: it keeps long transforms exact
     angle = (2 if inverse else -2) * np.pi / n * (np.outer(np.arange(n), np.arange(n)) % n)
     cos, sin = np.cos(angle), np.sin(angle)

@@ -91,7 +91,8 @@ class Emitter(BaseTarget):
             return None
         if not (self.may_pack or base.is_hashed):
             raise _MustPackError
-        key = (f"{base.key}:{weight.offset}:{weight.shape}:{weight.strides}", tag)
+        shape, strides = (tuple(map(int, numbers)) for numbers in (weight.shape, weight.strides))
+        key = (f"{base.key}:{int(weight.offset)}:{shape}:{strides}", tag)
         if key not in self.packed:
             if not (self.may_pack or "/".join(key) in base.packed):
                 raise _MustPackError

@@ -21,7 +21,7 @@ from vkep.ir.tensor import Tensor
 from vkep.placement.control import HostDriven, NeedsCondition, expand, is_control
 from vkep.placement.fold import FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
-from vkep.sizes import is_size
+from vkep.sizes import serves_others
 
 #: lowers one node of a body: (node, arguments, the body's opsets) to results; raises `Decline`
 LowerNode = Callable[[Node, Sequence[Tensor | None], Mapping[str, int]], Sequence[Tensor]]
@@ -128,7 +128,7 @@ def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.Fu
         if not versions:
             raise Decline(f"{node.op_type} has no function body for opset {opset}")
         body = _body_for(node, arguments, max(versions), None)
-        if not body and any(is_size(d) for t in arguments if t is not None for d in t.shape):
+        if not body and any(serves_others(d) for t in arguments if t is not None for d in t.shape):
             body = _body_for(node, arguments, max(versions), int)  # it is another one for other sizes
     if isinstance(body, bytes):
         body = onnx.FunctionProto.FromString(body)
@@ -142,7 +142,7 @@ def _body_for(node: Node, arguments: Sequence[Tensor | None], version: int, size
     types = [onnx.TypeProto() for _ in arguments]
     for made, t in zip(types, arguments, strict=True):
         if t is not None:
-            shape = [d if not is_size(d) else size and size(d) for d in t.shape]
+            shape = [d if not serves_others(d) else size and size(d) for d in t.shape]
             made.CopyFrom(helper.make_tensor_type_proto(t.dtype.onnx, shape))
     schema: Any = node.schema
     return schema.get_context_dependent_function_with_opset_version(

@@ -1,0 +1,117 @@
+"""Results of plans with sizes, against a session for each signature alone, and ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.session.models import model, reference
+from vkep import InferenceSession
+
+Open = Callable[..., InferenceSession]
+FLOAT = np.float32
+
+#: text of a graph, opset, and the shapes of its inputs for several sizes: with 0 and 1, which get plans of their own
+CASES: dict[str, tuple[str, int, list[dict[str, tuple[int, ...]]]]] = {
+    "convolutions of any height and width": (
+        """g (float[n,3,h,w] x, float[8,3,3,3] k, float[4,8,1,1] l) => (float[n,4,1,1] y) {
+            a = Conv <pads: ints = [1,1,1,1], strides: ints = [2,2]> (x, k)
+            b = Relu(a)
+            c = MaxPool <kernel_shape: ints = [3,3], ceil_mode: int = 1, strides: ints = [2,2]> (b)
+            d = Conv (c, l)
+            y = GlobalAveragePool(d)
+        }""",
+        18,
+        [
+            {"x": (n, 3, h, w), "k": (8, 3, 3, 3), "l": (4, 8, 1, 1)}
+            for n, h, w in ((2, 16, 16), (3, 19, 24), (2, 33, 17), (1, 19, 24), (5, 40, 11))
+        ],
+    ),
+    "pieces of an axis": (
+        """g (float[n,m] x, float[k,m] z) => (float[a,m] y, float[p,q] s, float[m] t) {
+            c = Concat <axis: int = 0> (x, z)
+            e = Softmax <axis: int = 0> (c)
+            one = Constant <value_ints: ints = [1]> ()
+            end = Constant <value_ints: ints = [9223372036854775807]> ()
+            zero = Constant <value_ints: ints = [0]> ()
+            y = Slice(e, one, end, zero)
+            pads = Constant <value_ints: ints = [1,0,0,2]> ()
+            s = Pad(x, pads)
+            t = ReduceSum <keepdims: int = 0> (c, zero)
+        }""",
+        18,
+        [
+            {"x": (n, m), "z": (k, m)}
+            for n, k, m in ((3, 4, 8), (4, 4, 12), (9, 2, 12), (3, 2, 64), (1, 7, 16), (17, 12, 4))
+        ],
+    ),
+    "shapes that are computed": (
+        """g (float[n,m] x) => (float[p,q] y, float[m,n] u, int64[r] i) {
+            s = Shape(x)
+            zero = Constant <value_int: int = 0> ()
+            one = Constant <value_int: int = 1> ()
+            n = Gather(s, zero)
+            m = Gather(s, one)
+            i = Range(zero, n, one)
+            f = ConstantOfShape(s)
+            two = Constant <value_floats: floats = [2.0]> ()
+            g = Add(f, two)
+            h = Mul(g, x)
+            ones = Constant <value_ints: ints = [-1]> ()
+            axis = Constant <value_ints: ints = [0]> ()
+            mm = Unsqueeze(m, axis)
+            w = Concat <axis: int = 0> (ones, mm)
+            v = Concat <axis: int = 0> (h, h)
+            y = Reshape(v, w)
+            u = Transpose(x)
+        }""",
+        18,
+        [{"x": dims} for dims in ((3, 4), (5, 6), (4, 9), (40, 2), (1, 6), (0, 6), (7, 33))],
+    ),
+    "products and norms of any length": (
+        """g (float[b,l,16] x, float[16,24] w, float[24] g, float[24] h) => (float[b,l,24] y, float[b,l,l] s) {
+            p = MatMul(x, w)
+            y = LayerNormalization(p, g, h)
+            t = Transpose <perm: ints = [0,2,1]> (y)
+            a = MatMul(y, t)
+            s = Softmax(a)
+        }""",
+        18,
+        [
+            {"x": (b, n, 16), "w": (16, 24), "g": (24,), "h": (24,)}
+            for b, n in ((2, 8), (3, 9), (1, 17), (4, 33), (2, 1), (5, 64))
+        ],
+    ),
+    "recurrences of any length": (
+        """g (float[l,n,4] x, float[1,9,4] w, float[1,9,3] r) => (float[l,1,n,3] y, float[1,n,3] z) {
+            y, z = GRU <hidden_size: int = 3> (x, w, r)
+        }""",
+        18,
+        [{"x": (n, b, 4), "w": (1, 9, 4), "r": (1, 9, 3)} for n, b in ((5, 2), (6, 3), (9, 3), (1, 3), (12, 2))],
+    ),
+}
+
+
+def feeds(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {name: random.normal(0, 0.5, shape).astype(FLOAT) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sizes_that_were_never_seen_give_the_same_results(open_session: Open, case: str) -> None:
+    text, opset, signatures = CASES[case]
+    proto = model(text, opset=opset)
+    session = open_session(proto.SerializeToString())
+    for k, shapes in enumerate(signatures):
+        given = feeds(shapes, k)
+        results = session.run(None, given)
+        alone = open_session(proto.SerializeToString()).run(None, given)
+        for got, same, expected in zip(results, alone, reference(proto, given), strict=True):
+            assert got.shape == same.shape == expected.shape and got.dtype == expected.dtype
+            np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
+            np.testing.assert_allclose(got, same, rtol=1e-4, atol=1e-5)
+    plans = session._parts.graph._plans
+    assert plans is not None and 1 <= plans.count <= 3
