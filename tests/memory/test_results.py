@@ -110,3 +110,16 @@ def test_many_threads() -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
     assert memory.nbytes == sum(m.nbytes for m in memory._spares.values()) <= 4000
+
+
+def test_memory_serves_results_that_are_a_little_smaller() -> None:
+    memory = ResultMemory()
+    large = memory.empty((100,), FLOAT)
+    there = place(large)
+    del large
+    a_little = memory.empty((90,), FLOAT)
+    assert place(a_little) == there and a_little.shape == (90,)
+    assert place(memory.empty((70,), FLOAT)) != there
+    del a_little
+    assert memory.nbytes >= 400, "all of it came back"
+    assert place(memory.empty((100,), FLOAT)) == there

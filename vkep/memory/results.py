@@ -17,8 +17,8 @@ MOST_SPARE = 256 << 20
 
 
 class ResultMemory:
-    """Memory of long results that were dropped, for later results of the same size: the system's own would be cleared
-    and mapped page by page, which takes longer than the copy. Keeps ``most`` bytes.
+    """Memory of long results that were dropped, for later results of the same size or a little less: the system's own would be
+    cleared and mapped page by page, which takes longer than the copy. Keeps ``most`` bytes.
 
     Thread-safe without a lock, by single steps of a dictionary: memory comes back in finalisers, which a garbage collection or
     a signal's handler may cut in on anywhere.
@@ -36,11 +36,11 @@ class ResultMemory:
         memory = self._take(nbytes)
         if memory is None:
             memory = np.empty(nbytes, np.uint8)
-        return np.asarray(_Lent(memory, weakref.ref(self))).view(dtype).reshape(shape)
+        return np.asarray(_Lent(memory, nbytes, weakref.ref(self))).view(dtype).reshape(shape)
 
     def _take(self, nbytes: int) -> Array | None:
         for key, memory in list(self._spares.items()):
-            if memory.nbytes == nbytes and self._spares.pop(key, None) is not None:
+            if 4 * memory.nbytes <= 5 * nbytes <= 5 * memory.nbytes and self._spares.pop(key, None) is not None:
                 return memory
         return None
 
@@ -76,9 +76,9 @@ class _Lent:
 
     __slots__ = ("__array_interface__", "_home", "_memory")
 
-    def __init__(self, memory: Array, home: weakref.ref[ResultMemory]) -> None:
+    def __init__(self, memory: Array, nbytes: int, home: weakref.ref[ResultMemory]) -> None:
         self._memory, self._home = memory, home
-        self.__array_interface__ = memory.__array_interface__
+        self.__array_interface__ = memory[:nbytes].__array_interface__
 
     def __del__(self) -> None:
         home = self._home()
