@@ -30,6 +30,8 @@ from vkep.plan.records import (
     Slot,
     Space,
 )
+from vkep.plan.sized import Buffer, PlanSizes
+from vkep.sizes import Formulas
 
 _ALIGNMENT = 64
 _START = struct.Struct("<Q16s")  # length and digest of the header
@@ -122,6 +124,60 @@ def read_plan(fields: Any) -> Plan:
     )
 
 
+def sizes_fields(thing: PlanSizes | Formulas | None) -> Any:
+    """What a plan's sizes change, or the conditions on them, as JSON."""
+    return _plain(thing)
+
+
+def read_sizes(fields: Any) -> PlanSizes | None:
+    """The inverse of `sizes_fields`. Raises `ValueError`, `TypeError`."""
+    if fields is None:
+        return None
+    values, arguments, grids, addends, slots, shapes, faults, buffers, places, dispatches = fields
+    return PlanSizes(
+        values=read_formulas(values),
+        arguments=tuple((int(k), int(at), _code(code), int(v)) for k, at, code, v in arguments),
+        grids=tuple((int(k), int(axis), int(v)) for k, axis, v in grids),
+        addends=tuple((int(k), int(at), int(v)) for k, at, v in addends),
+        slots=tuple((int(k), int(v)) for k, v in slots),
+        shapes=tuple((int(k), int(axis), int(v)) for k, axis, v in shapes),
+        faults=tuple((int(k), tuple(p if isinstance(p, str) else int(p) for p in parts)) for k, parts in faults),
+        buffers=tuple(Buffer(int(nbytes), int(first), int(last)) for nbytes, first, last in buffers),
+        places=tuple((int(k), int(at), int(b), int(byte)) for k, at, b, byte in places),
+        dispatches=frozenset(map(int, dispatches)),
+    )
+
+
+def read_formulas(fields: Any) -> Formulas:
+    """The inverse of `sizes_fields` for formulas: numbers are numbers, and names are known ones, as they are compiled."""
+    symbols, nodes, results, relations = fields
+    made = Formulas(
+        int(symbols),
+        tuple((str(op), tuple(map(_operand, operands))) for op, operands in nodes),
+        tuple(map(_operand, results)),
+        None if relations is None else tuple(map(str, relations)),
+    )
+    made.check()
+    return made
+
+
+def _operand(fields: Any) -> Any:
+    if not isinstance(fields, list):
+        return float(fields) if isinstance(fields, float) else int(fields)
+    if fields[0] == "node":
+        return ("node", int(fields[1]))
+    kind, terms, const = fields
+    if kind != "sum":
+        raise ValueError(f"an operand of a formula is {kind!r}, expected 'sum' or 'node'")
+    return ("sum", tuple((tuple(map(int, product)), int(count)) for product, count in terms), int(const))
+
+
+def _code(code: str) -> str:
+    if code not in ("I", "i", "f"):
+        raise ValueError(f"an argument's code is {code!r}")
+    return code
+
+
 def _plain(thing: Any) -> Any:
     if dataclasses.is_dataclass(thing):
         return [_plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)]
@@ -129,6 +185,8 @@ def _plain(thing: Any) -> Any:
         return thing.value
     if isinstance(thing, bytes):
         return base64.b64encode(thing).decode()
+    if isinstance(thing, frozenset):
+        return sorted(thing)
     if isinstance(thing, (tuple, list)):
         return [_plain(t) for t in thing]
     return thing

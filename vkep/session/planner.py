@@ -52,23 +52,25 @@ class Planner:
         self._opsets = model.opsets
         self._rooms = Rooms(options.concurrency)
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
-        self._stored = False
+        self._stored: set[bool] = set()  # of plans with sizes, and of those without, the first is kept
         self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
 
     def plan_model(
         self, model: Model, known: Mapping[str, Known], outputs: Sequence[str], trace: Trace | None = None
     ) -> Executable:
         """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""
-        saved = self._saved if trace is None else None
+        saved = self._saved
         key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy) if saved else None
         if saved is None or key is None:
             return self.plan(model.graph.nodes, known, outputs, trace)
         program = saved.program(key, model, outputs)
-        if program is not None:
+        # of a plan with sizes the file has those that were met first, and their conditions
+        if program is not None and (trace is None or (program.conditions and program.conditions.hold(trace.values))):
             return self(program)
-        executable = self.plan(model.graph.nodes, known, outputs)
-        if not self._stored:  # plans for further sizes would each bring the packed weights again
-            self._stored = True
+        executable = self.plan(model.graph.nodes, known, outputs, trace)
+        sized = trace is not None
+        if sized not in self._stored:  # plans for further sizes would each bring the packed weights again
+            self._stored.add(sized)
             try:
                 saved.keep(key, executable.program, model)
             except BaseException:

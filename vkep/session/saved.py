@@ -27,13 +27,14 @@ from vkep.ir.program import IslandStep, Placement, Program, ValueSpec
 from vkep.placement.policy import Policy
 from vkep.plan import encoded
 from vkep.shaders.source import shader_digest
+from vkep.sizes import is_size
 
 if TYPE_CHECKING:
     from vkep.ir.infer import Known
 
 logger = logging.getLogger("vkep.session")
 
-_MAGIC = b"VKEPPLN1"
+_MAGIC = b"VKEPPLN2"
 #: bytes of all kept plans, and of the largest one
 TOTAL_LIMIT, LARGEST = 2 << 30, 1 << 30
 #: dispatches, or bytes of constants, below which planning again is as fast
@@ -66,7 +67,9 @@ class SavedPlans(CacheFolder):
         if not _is_kept(program, model.graph.nodes):
             return
         header, weights = _encode(program, model)
-        if sum(weight.nbytes for weight in weights.values()) <= LARGEST:
+        # the packed weights of a plan with sizes are those of the first one once more
+        most = LARGEST if program.conditions is None else LARGEST // 4
+        if sum(weight.nbytes for weight in weights.values()) <= most:
             self.store(key, encoded.chunks(_MAGIC, header, weights))
 
 
@@ -85,7 +88,8 @@ def plan_key(
         spec = known[info.name]
         if not isinstance(spec, ValueSpec):
             return None
-        signature.append((info.name, spec.dtype.name, spec.shape))
+        dims: list[Any] = list(spec.shape)
+        signature.append((info.name, spec.dtype.name, [str(d.terms) if is_size(d) else d for d in dims]))
     text = json.dumps(
         (
             made_by(),
@@ -115,7 +119,7 @@ def _is_kept(program: Program, nodes: Sequence[Node]) -> bool:
     from vkep.ops.registry import find  # what reads a plan need not declare the operators, which takes its time
 
     steps = program.steps
-    if program.constants or not steps or not all(isinstance(step, IslandStep) for step in steps):
+    if program.constants or program.numbers or not steps or not all(isinstance(step, IslandStep) for step in steps):
         return False
     plans = [step.plan for step in steps if isinstance(step, IslandStep)]
     if not all(encoded.is_own(key.shader.source) for plan in plans for key in plan.pipelines):
@@ -138,9 +142,12 @@ def _encode(program: Program, model: Model) -> tuple[dict[str, Any], dict[str, W
         assert isinstance(step, IslandStep)
         named = {key: names[id(weight)] for key, weight in step.weights.items() if id(weight) in names}
         weights |= {key: weight for key, weight in step.weights.items() if key not in named}
-        steps.append((encoded.plan_fields(step.plan), list(step.weights), named, [node.index for node in step.nodes]))
+        indices = [node.index for node in step.nodes]
+        sizes = encoded.sizes_fields(step.sizes)
+        steps.append((encoded.plan_fields(step.plan), list(step.weights), named, indices, sizes))
     placements = [(p.node.index, p.where, p.reason, p.island, dict(p.declined)) for p in program.placements]
-    return {"steps": steps, "placements": placements, "outputs": program.outputs}, weights
+    conditions = encoded.sizes_fields(program.conditions)
+    return {"steps": steps, "placements": placements, "outputs": program.outputs, "conditions": conditions}, weights
 
 
 def _decode(data: memoryview, model: Model, outputs: Sequence[str]) -> Program:
@@ -149,11 +156,14 @@ def _decode(data: memoryview, model: Model, outputs: Sequence[str]) -> Program:
         raise ValueError(f"a plan of {header['outputs']}, expected {list(outputs)}")
     nodes, weights = model.graph.nodes, model.graph.weights
     steps = []
-    for plan, keys, named, indices in header["steps"]:
+    for plan, keys, named, indices, sizes in header["steps"]:
         used = {k: weights[named[k]] if k in named else ArrayWeight(k, arrays[k]) for k in keys}
-        steps.append(IslandStep(encoded.read_plan(plan), used, tuple(nodes[i] for i in indices)))
+        own = tuple(nodes[i] for i in indices)
+        steps.append(IslandStep(encoded.read_plan(plan), used, own, encoded.read_sizes(sizes)))
     placements = [
         Placement(nodes[index], where, reason, island, declined)
         for index, where, reason, island, declined in header["placements"]
     ]
-    return Program(tuple(steps), {}, tuple(placements), tuple(header["outputs"]))
+    conditions = header["conditions"]
+    holds = None if conditions is None else encoded.read_formulas(conditions)
+    return Program(tuple(steps), {}, tuple(placements), tuple(header["outputs"]), holds)

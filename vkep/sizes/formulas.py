@@ -62,6 +62,15 @@ class Formulas:
         kept = tuple([(nodes[n][0], tuple([_renumbered(o, number) for o in nodes[n][1]])) for n in sorted(needed)])
         return cls(symbols, kept, tuple([_renumbered(r, number) for r in results]), relations)
 
+    def check(self) -> None:
+        """Raise `ValueError` for a name that no formula has, or a node that is not before the one that takes it."""
+        for k, (op, operands) in enumerate((*self.nodes, *[("results", (r,)) for r in self.results])):
+            known = op in BINARY or op in CALLS or op == ("results" if k >= len(self.nodes) else "symbol")
+            if not known or any(not 0 <= node < min(k, len(self.nodes)) for o in operands for node in _nodes_of(o)):
+                raise ValueError(f"formula {k} is {op!r} of {operands}")
+        if self.relations is not None and not {*self.relations} <= {"==", "!=", ">="}:
+            raise ValueError(f"relations are {self.relations}")
+
     def __call__(self, sizes: Sequence[int]) -> tuple[Any, ...]:
         """The results for these sizes, in the order of the symbols."""
         values: tuple[Any, ...] = self._compiled(sizes)

@@ -42,6 +42,11 @@ class Trace:
         self._condition(AT_LEAST, size.terms, -2)
         return size
 
+    @property
+    def values(self) -> list[int]:
+        """The sizes at hand, in order."""
+        return [int(self._hints[self._ids["symbol", (k,)]]) for k in range(self.symbols)]
+
     # ---- what sizes ask
 
     def product(self, product: tuple[int, ...]) -> int:
