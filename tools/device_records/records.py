@@ -1,7 +1,8 @@
 """Devices as their drivers report them: what vkep is planned for without having them.
 
-Facts of the public hardware database (vulkan.gpuinfo.org) and of reports in public issue trackers. Where reports of a device
-differ, the poorer value stands here. lavapipe and SwiftShader were asked on the machine (``vkep devices --json``).
+lavapipe and SwiftShader were asked (``vkep devices --json``). Parts of the Raspberry Pi 5's and MoltenVK's values stand in public
+reports. The others follow what is generally known of these devices, the poorer value where that is unsure: none was compared
+with a report of the public hardware database (vulkan.gpuinfo.org) yet, which whoever has the device should do.
 """
 
 from __future__ import annotations
