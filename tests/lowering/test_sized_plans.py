@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.lowering.replayed import Choices, compared
+from tests.session.test_decode import decoder
 from tools.models.catalog import Options, build_model
 from tools.plan_digests import DEVICES
 from tools.size_conditions import Case, declared, node_cases
 from vkep.errors import VkepError
 from vkep.graph import load_model
-from vkep.ir.program import IslandStep, Program
+from vkep.ir.program import DeferredStep, IslandStep, Program
 from vkep.plan.sized import instance
+from vkep.session.planned_graph import known_value
 from vkep.sizes import Trace
 
 
@@ -84,6 +88,16 @@ MODELS: Mapping[str, Mapping[str, int]] = {
 def test_models_of_the_catalog(model: str, device: str) -> None:
     loaded = load_model(build_model(model, Options(dynamic=True)).SerializeToString())
     assert check(declared(loaded, MODELS[model]), device, 1, 300) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_decoder_whose_prompts_differ_in_length(device: str) -> None:
+    """Its past is of one size: the guard on the total length asks for it."""
+    case = declared(load_model(decoder().SerializeToString()), {"batch": 2, "length": 5, "past": 96})
+    waiting = [s for s in case.lowered(case.sizes, DEVICES[device]).steps if isinstance(s, DeferredStep)]
+    total = {n: known_value(np.array([60], np.int32), n, guards) for n, guards in waiting[0].values.items()}
+    case = replace(case, inputs={**case.inputs, **total}, places={n: case.places[n] for n in ("batch", "length")})
+    assert check(case, device, 1, 12) == 2
 
 
 #: cases whose function bodies compute at run time, with sizes, what folds for one signature: other nodes make it then

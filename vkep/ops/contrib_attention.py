@@ -31,6 +31,7 @@ from vkep.ops.sdpa import (
     sdpa,
     split_heads,
 )
+from vkep.sizes import largest, serves_others
 
 _INT32 = DTYPES["int32"]
 
@@ -453,6 +454,21 @@ def _grouped_parts(
     return q, every.slice(1, num_heads, kv_heads), every.slice(1, num_heads + kv_heads, kv_heads)
 
 
+def _joined_rows(b: Builder, batch: int, heads: int, each: int) -> Operand:
+    """The first row of each sequence and head, of ``each`` rows."""
+    if serves_others(batch) or serves_others(each):
+        return b.expr("({0} * {1})", b.reshape(positions(b, batch * heads), (batch, heads, 1, 1)), each, ctype="int")
+    return b.constant((np.arange(batch * heads, dtype=np.int32) * each).reshape(batch, heads, 1, 1))
+
+
+def _rows_before(b: Builder, room: int, old: int) -> Operand:
+    """For each position in the room the row of the past, at most its last."""
+    shape, strides = (1, 1, room, 1), (0, 0, 1, 0)
+    if serves_others(room) or serves_others(old):
+        return b.expr("min({0}, {1})", positions(b, room).view(shape, strides), largest(old - 1, 0), ctype="int")
+    return b.constant(np.minimum(np.arange(room, dtype=np.int32), max(old - 1, 0))).view(shape, strides)
+
+
 def cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: int) -> Tensor:
     """The KV cache [batch, heads, room, size]: ``past`` before each sequence's ``first`` position, ``new`` from there on, then
     zeros, since what the past's buffer holds beyond a sequence's end may be NaN.
@@ -485,10 +501,7 @@ def cached(b: Builder, past: Tensor | None, new: Tensor, first: Tensor, room: in
         b.copy(past, out=both.slice(2, 0, old))
     b.copy(new, out=both.slice(2, old, length))
     b.copy(b.full((batch, heads, 1, size), 0, new.dtype), out=both.slice(2, old + length, 1))
-    rows = np.arange(batch * heads, dtype=np.int32) * both.shape[2]
-    row = b.constant(rows.reshape(batch, heads, 1, 1))
-    place = b.constant(np.minimum(np.arange(room, dtype=np.int32), max(old - 1, 0)))
-    before = place.view((1, 1, room, 1), (0, 0, 1, 0))
+    row, before = _joined_rows(b, batch, heads, both.shape[2]), _rows_before(b, room, old)
     source = b.expr("({0} < 0 ? {1} : {3} + min({0}, {2}))", step_in(0, room), before, length, old, ctype="int")
     index = b.store(b.expr("add", source, row), _INT32, shape=(batch, heads, room, 1))
     out = b.empty(new.dtype, (batch, heads, room, size))
