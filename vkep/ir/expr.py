@@ -197,7 +197,7 @@ class _Writer:
         self._name_leaf, self._name_fault = name_leaf, name_fault
         self.fault: Tensor | None = None
         self._names: dict[int, str] = {}
-        self._constants: dict[tuple[str, float | int], str] = {}
+        self._constants: dict[tuple[str, float | int | Const], str] = {}
         self.lines: list[str] = []
         self.scalars: list[tuple[str, str, float | int]] = []
 
@@ -226,10 +226,11 @@ class _Writer:
     def _constant(self, node: Const) -> str:
         if node.ctype == "bool":
             return "true" if node.value else "false"
-        key = (node.ctype, node.value)
+        sized = serves_others(node.value)
+        key = (node.ctype, node if sized else node.value)  # a size equals other numbers in some runs only
         if key not in self._constants or node.value != node.value:  # NaN never equals itself: keep apart
             kind = _SCALAR_KINDS.get(node.ctype)
-            if kind is None and serves_others(node.value) and -(1 << 31) <= node.value < 1 << 31:
+            if kind is None and sized and -(1 << 31) <= node.value < 1 << 31:
                 name = f"c{len(self.scalars)}"
                 self.scalars.append((name, "int", node.value))
                 self._constants[key] = f"{node.ctype}(args.{name})"
