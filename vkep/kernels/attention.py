@@ -18,6 +18,7 @@ from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_type, is_cpu
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import Tuned, estimated
+from vkep.sizes import record_at_hand
 
 #: with fewer queries most of a block is unused, and few workgroups read the keys
 MIN_QUERIES = 16
@@ -218,7 +219,7 @@ def _call(
         defines=defines,
         local_size=(lanes, 1, 1),
         subgroup_size=subgroup_size,
-        flops=problem.flops_by(tile.queries, tile.keys),
+        flops=record_at_hand(problem).flops_by(tile.queries, tile.keys),
     )
 
 

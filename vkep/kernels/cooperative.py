@@ -111,7 +111,7 @@ def no_cooperative_product(problem: MatMulProblem, caps: DeviceCapabilities) -> 
     """Why cooperative matrices do not compute a product; "" where they do."""
     if problem.dtype != "float16":
         return f"cooperative matrices of float16, the product is of {problem.dtype}"
-    if min(problem.m, problem.n) < MIN_EDGE or problem.k == 0:
+    if problem.m < MIN_EDGE or problem.n < MIN_EDGE or problem.k == 0:
         return f"a product of {problem.m} by {problem.n} by {problem.k} leaves most of a matrix unused"
     return unaddressable(problem, caps) or no_cooperative_tile(caps, problem.b_along_k)
 
@@ -137,9 +137,9 @@ def matmul_cooperative(
                 "B_ALONG_K": int(along_k),
                 "A_VECTOR": int(problem.in_groups("a", 3, VECTOR)),
                 "B_VECTOR": _b_vector(problem),
-                "STORE_VECTOR": int(n % VECTOR == 0 and (splits > 1 or problem.in_groups("y", 3, VECTOR))),
+                "STORE_VECTOR": int(divides(VECTOR, n) and (splits > 1 or problem.in_groups("y", 3, VECTOR))),
                 "PARTIAL": int(splits > 1),
-                "WHOLE_K": int(k % tile.k == 0),
+                "WHOLE_K": int(divides(tile.k, k)),
             },
             local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
             subgroup_size=e.caps.subgroup_size,
@@ -239,10 +239,10 @@ def conv_cooperative(problem: ConvProblem, e: Emission, tiling: CooperativeTilin
             spec={
                 **tile.spec(tiling.shape, e.caps.subgroup_size),
                 "B_ALONG_K": 1,
-                "STORE_VECTOR": int(pixels % VECTOR == 0 and aligned),
+                "STORE_VECTOR": int(divides(VECTOR, pixels) and aligned),
                 "PARTIAL": int(splits > 1),
-                "WHOLE_K": int(k_size % tile.k == 0),
-                "WHOLE_TAPS": int(channels % tile.k == 0),
+                "WHOLE_K": int(divides(tile.k, k_size)),
+                "WHOLE_TAPS": int(divides(tile.k, channels)),
                 "ONE_TAP": int(taps == 1 and max(problem.pads) == 0),
             },
             local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),

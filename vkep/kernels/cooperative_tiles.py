@@ -9,6 +9,7 @@ from functools import partial
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from vkep.kernels.launch import ceil_div, is_cpu
 from vkep.kernels.tuning import Choice, Tuned, estimated
+from vkep.sizes import at_hand
 
 #: halves in the 16 bytes that a lane loads at a time
 VECTOR = 8
@@ -187,12 +188,28 @@ def cooperative_tiling(
     """
     shape = float16_shape(caps)
     assert shape is not None
+    choice = _choice(m, n, k, batch, caps, shape, b_along_k, tuned, tiles)
+    return tiling_of(CooperativeTile(*choice[:-1]), shape, k, choice[-1])
+
+
+@at_hand
+def _choice(
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    caps: DeviceCapabilities,
+    shape: CooperativeMatrixShape,
+    b_along_k: bool,
+    tuned: Tuned,
+    tiles: Mapping[CooperativeTile, TileCost],
+) -> Choice:
     kind = next((name for name, table in _TABLES.items() if table is tiles), "own")
     candidates = partial(cooperative_candidates, k, caps, b_along_k, tiles)
     choice = tuned(candidates, "cooperative", kind, m, n, k, batch, int(b_along_k))
     if choice is None:
         choice = _fastest(m, n, k, batch, caps, shape, b_along_k, tiles)
-    return tiling_of(CooperativeTile(*choice[:-1]), shape, k, choice[-1])
+    return choice
 
 
 def _fastest(
@@ -252,4 +269,4 @@ def cooperative_candidates(
 def tiling_of(tile: CooperativeTile, shape: CooperativeMatrixShape, k: int, splits: int) -> CooperativeTiling:
     """``tile`` with k in at most ``splits`` parts, none of them empty."""
     split_k = ceil_div(ceil_div(max(k, 1), splits), tile.k) * tile.k
-    return CooperativeTiling(tile, shape, ceil_div(max(k, 1), split_k), split_k)
+    return CooperativeTiling(tile, shape, ceil_div(max(k, 1), split_k) if splits > 1 else 1, split_k)
