@@ -39,16 +39,18 @@ class Room:
 
     def drop(self, runner: int) -> None:
         """Close a runner's recording, once the GPU is done with it; the slab goes with the last one."""
-        recorded = self.recorded.pop(runner, None)
+        recorded = self.recorded.get(runner)
         if recorded is not None:
-            recorded.close()
+            recorded.close()  # it stays where that fails, to be closed again
+            del self.recorded[runner]
         if not self.recorded:
             self.close()
 
     def close(self) -> None:
         """Close all recordings and free the slab."""
-        while self.recorded:
-            self.recorded.popitem()[1].close()
+        for runner, recorded in list(self.recorded.items()):
+            recorded.close()
+            del self.recorded[runner]
         slab, self.slab = self.slab, None
         if slab is not None:
             slab.free()

@@ -145,7 +145,8 @@ class PlanRunner:
             recorded = room.recorded.get(id(self))
             if recorded is None or recorded.layout is not layout:
                 if recorded is not None:
-                    room.recorded.pop(id(self)).close()
+                    recorded.close()
+                    del room.recorded[id(self)]
                 slab = room.slab_of(self.plan.activation_bytes if layout is None else layout.nbytes, self._delegate)
                 recorded = room.recorded[id(self)] = RecordedPlan(
                     self._delegate, self._places, self._pipelines, self._constants.addresses, slab.address, layout

@@ -243,6 +243,10 @@ def _shared_out(
     return ColumnShare(split, across, local, 0, shuffle, required)
 
 
+#: subgroups of a required size that a workgroup may have (Vulkan: maxComputeWorkgroupSubgroups, 32 on the poorest driver met)
+_MOST_SUBGROUPS = 32
+
+
 def shuffle_sizes(caps: DeviceCapabilities, local: int) -> tuple[int | None, int | None]:
     """The subgroup size by which workgroups of ``local`` lanes can combine values by shuffles, and that size again where a
     pipeline must ask for it; None where they cannot, or need not ask.
@@ -250,6 +254,8 @@ def shuffle_sizes(caps: DeviceCapabilities, local: int) -> tuple[int | None, int
     size, control = caps.subgroup_size, caps.has("subgroup_size_control")
     fixed = caps.min_subgroup_size == caps.max_subgroup_size or control
     usable = fixed and caps.has("subgroup_shuffle") and 1 < size <= local
+    if control and local > _MOST_SUBGROUPS * size:
+        return None, None
     return (size, size if control else None) if usable else (None, None)
 
 

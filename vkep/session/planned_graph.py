@@ -94,7 +94,10 @@ class PlannedGraph:
         """
         if key is None:
             key = self.signature(values)
-        return self._take(key) or self._match(key, values) or self.use_key(key, lambda: self._plan_for(values))
+        found = self._take(key)
+        if found is None and self._match(key, values):
+            found = self._take(key)
+        return found or self.use_key(key, lambda: self._plan_for(values))
 
     def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
         """As `use`, for a signature whose executable ``make`` makes where it is new."""
@@ -191,22 +194,22 @@ class PlannedGraph:
             self._close_evicted()
             return used
 
-    def _match(self, key: Hashable, values: Mapping[str, Any]) -> Use | None:
-        """The executable for a new signature that a plan with sizes holds for: it makes nothing on the device."""
+    def _match(self, key: Hashable, values: Mapping[str, Any]) -> bool:
+        """Enter the executable for a new signature, where a plan with sizes holds for it: it makes nothing on the device."""
         if self._plans is None or not self._plans.count or self._closed:
-            return None
+            return False
         if self._check is not None:
             self._check(values)
         with self._planning:
             found = self._plans.match(self._known(values))
             if found is None:
-                return None
+                return False
             with self._lock:
-                entry = self._entries[key] = _Entry(found)
+                self._entries[key] = _Entry(found)
                 self.latest = found
                 if self._too_many():
                     self._evicted.append(self._entries.popitem(last=False)[1])
-        return Use(found, entry.uses.hold())
+        return True
 
     @property
     def plan_count(self) -> int:
