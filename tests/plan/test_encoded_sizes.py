@@ -23,7 +23,6 @@ def made() -> tuple[PlanSizes, Any]:
         grids=((0, 0, 1),),
         faults=((0, ("outside of ", 1, " places")),),
         buffers=(Buffer(0, 0, 2),),
-        dispatches=frozenset({0, 1}),
     )
     return sizes, trace.holds()
 

@@ -73,7 +73,6 @@ def plan() -> tuple[Plan, PlanSizes]:
         faults=((0, ("an index is outside [0, ", 0, "]")),),
         buffers=(Buffer(1, 0, 1), Buffer(5, 1, 1)),
         places=((0, 1, 0, 0), (1, 0, 0, 16), (1, 1, 1, 32)),
-        dispatches=frozenset({0, 1}),
     )
     return made, sizes
 

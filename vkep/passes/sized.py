@@ -89,7 +89,6 @@ class SizedNumbers:
     def finished(self, lifetimes: Sequence[tuple[Storage, int, int]]) -> PlanSizes:
         """All of it. ``lifetimes``: each buffer, and from which group to which it is needed."""
         buffers = tuple([Buffer(self._value(storage.nbytes), first, last) for storage, first, last in lifetimes])
-        numbers: list[tuple[Any, ...]] = [*self._arguments, *self._grids, *self._addends]
         return PlanSizes(
             values=self._trace.formulas(list(self._values)),
             arguments=tuple(self._arguments),
@@ -100,5 +99,4 @@ class SizedNumbers:
             faults=tuple(self._faults),
             buffers=buffers,
             places=tuple(self._places),
-            dispatches=frozenset([number[0] for number in numbers]),
         )

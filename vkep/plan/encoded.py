@@ -133,7 +133,7 @@ def read_sizes(fields: Any) -> PlanSizes | None:
     """The inverse of `sizes_fields`. Raises `ValueError`, `TypeError`."""
     if fields is None:
         return None
-    values, arguments, grids, addends, slots, shapes, faults, buffers, places, dispatches = fields
+    values, arguments, grids, addends, slots, shapes, faults, buffers, places = fields
     return PlanSizes(
         values=read_formulas(values),
         arguments=tuple((int(k), int(at), _code(code), int(v)) for k, at, code, v in arguments),
@@ -144,7 +144,6 @@ def read_sizes(fields: Any) -> PlanSizes | None:
         faults=tuple((int(k), tuple(p if isinstance(p, str) else int(p) for p in parts)) for k, parts in faults),
         buffers=tuple(Buffer(int(nbytes), int(first), int(last)) for nbytes, first, last in buffers),
         places=tuple((int(k), int(at), int(b), int(byte)) for k, at, b, byte in places),
-        dispatches=frozenset(map(int, dispatches)),
     )
 
 
@@ -185,8 +184,6 @@ def _plain(thing: Any) -> Any:
         return thing.value
     if isinstance(thing, bytes):
         return base64.b64encode(thing).decode()
-    if isinstance(thing, frozenset):
-        return sorted(thing)
     if isinstance(thing, (tuple, list)):
         return [_plain(t) for t in thing]
     return thing

@@ -47,7 +47,6 @@ class PlanSizes:
     places: tuple[
         tuple[int, int, int, int], ...
     ] = ()  #: dispatch, relocation, buffer, byte within it for sizes at hand
-    dispatches: frozenset[int] = frozenset()  #: those with arguments or a grid that sizes change, buffers' places aside
 
     def lifetimes(self, values: Sequence[int]) -> list[Lifetime]:
         """The buffers' sizes, and when they are needed."""

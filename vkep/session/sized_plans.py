@@ -97,11 +97,10 @@ class SizedPlans:
         """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. Raises what planning
         raises.
         """
-        found = self.match(inputs)
-        if found is not None:
-            return found
         numbers = numbers_of(inputs)
         near = self._nearest(numbers)
+        if near is not None and self._is_near(near[0]):
+            return near[1].executable.at(near[2])
         made = self._with_sizes(inputs, numbers) if len(self._plans) < self._limit else None
         if made is None and near is not None:
             return near[1].executable.at(near[2])
@@ -116,9 +115,7 @@ class SizedPlans:
     def match(self, inputs: Mapping[str, Known]) -> Executable | None:
         """The executable of a plan with sizes that holds for a signature; None where `executable` would make another plan."""
         near = self._nearest(numbers_of(inputs))
-        if near is None or not (near[0] < math.log(_FAR) or len(self._plans) >= self._limit // 2):
-            return None
-        return near[1].executable.at(near[2])
+        return near[1].executable.at(near[2]) if near is not None and self._is_near(near[0]) else None
 
     @property
     def count(self) -> int:
@@ -138,6 +135,10 @@ class SizedPlans:
     def _nearest(self, numbers: _Numbers) -> tuple[float, _Sized, list[int]] | None:
         found = [(plan.distance(s), plan, s) for plan in self._plans if (s := plan.sizes(numbers)) is not None]
         return min(found, key=lambda entry: entry[0], default=None)
+
+    def _is_near(self, distance: float) -> bool:
+        """Whether a plan at this distance is used, rather than another one made."""
+        return distance < math.log(_FAR) or len(self._plans) >= self._limit // 2
 
     def _note(self, numbers: _Numbers) -> None:
         seen = self._seen.setdefault(numbers.kinds, [])

@@ -52,12 +52,12 @@ class Formulas:
     ) -> Formulas:
         """The formulas with those nodes only that the results need."""
         needed: set[int] = set()
-        waiting = [node for result in results for node in _nodes_of(result)]
+        waiting = [node for result in results for node in nodes_of(result)]
         while waiting:
             node = waiting.pop()
             if node not in needed:
                 needed.add(node)
-                waiting += [n for o in nodes[node][1] for n in _nodes_of(o)]
+                waiting += [n for o in nodes[node][1] for n in nodes_of(o)]
         number = {node: k for k, node in enumerate(sorted(needed))}
         kept = tuple([(nodes[n][0], tuple([_renumbered(o, number) for o in nodes[n][1]])) for n in sorted(needed)])
         return cls(symbols, kept, tuple([_renumbered(r, number) for r in results]), relations)
@@ -66,7 +66,7 @@ class Formulas:
         """Raise `ValueError` for a name that no formula has, or a node that is not before the one that takes it."""
         for k, (op, operands) in enumerate((*self.nodes, *[("results", (r,)) for r in self.results])):
             known = op in BINARY or op in CALLS or op == ("results" if k >= len(self.nodes) else "symbol")
-            if not known or any(not 0 <= node < min(k, len(self.nodes)) for o in operands for node in _nodes_of(o)):
+            if not known or any(not 0 <= node < min(k, len(self.nodes)) for o in operands for node in nodes_of(o)):
                 raise ValueError(f"formula {k} is {op!r} of {operands}")
         if self.relations is not None and not {*self.relations} <= {"==", "!=", ">="}:
             raise ValueError(f"relations are {self.relations}")
@@ -129,7 +129,8 @@ class Formulas:
         return space["compute"]
 
 
-def _nodes_of(operand: Operand) -> list[int]:
+def nodes_of(operand: Operand) -> list[int]:
+    """The nodes that an operand refers to."""
     if not isinstance(operand, tuple):
         return []
     return [operand[1]] if operand[0] == "node" else [n for product, _ in operand[1] for n in product]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vkep.sizes.formulas import BINARY, CALLS, Formulas, Operand
-from vkep.sizes.size import Real, Size, Terms, made
+from vkep.sizes.formulas import BINARY, CALLS, Formulas, Operand, nodes_of
+from vkep.sizes.size import Real, Size, Terms, hint, made
 
 #: conditions: the relation of a polynomial to 0
 ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
@@ -105,7 +105,7 @@ class Trace:
                 return exact
             low, high = (self.bounds(a) if a.__class__ is Size else (a, a)), self.bounds(b)
             known = (0, low[1]) if low[0] >= 0 and high[0] > 0 else (-_MOST, _MOST)
-            return self._of("//", a, b, hint_of(a) // b.hint, *known)
+            return self._of("//", a, b, hint(a) // b.hint, *known)
         if b < 0:
             return self.divided(-a, -b)
         if a.terms[0][1] < 0:  # towards positive numbers: -n // 8 is -((n + 7) // 8)
@@ -134,7 +134,7 @@ class Trace:
             if a.__class__ is Size and _divided_exactly(self, a, b) is not None:
                 return 0
             known = (0, self.bounds(b)[1]) if self.bounds(b)[0] > 0 else (-_MOST, _MOST)
-            return self._of("%", a, b, hint_of(a) % b.hint, *known)
+            return self._of("%", a, b, hint(a) % b.hint, *known)
         if b < 0:
             return a - self.divided(a, b) * b
         inside = made(self, {p: c % b for p, c in a.terms}, a.const % b)
@@ -149,7 +149,7 @@ class Trace:
         """A function of `vkep.sizes.formulas.CALLS`, of whole numbers to a whole number."""
         if not any(a.__class__ is Size for a in arguments):
             return CALLS[name](*arguments)
-        value, low, high = CALLS[name](*map(hint_of, arguments)), 0, _MOST
+        value, low, high = CALLS[name](*map(hint, arguments)), 0, _MOST
         if name == "max":
             bounds = [self.bounds(a) if a.__class__ is Size else (a, a) for a in arguments]
             low, high = max(least for least, _ in bounds), max(most for _, most in bounds)
@@ -157,7 +157,7 @@ class Trace:
 
     def real(self, op: str, a: Any, b: Any) -> Real:
         """A float of two numbers."""
-        value = BINARY[op](hint_of(a), hint_of(b))
+        value = BINARY[op](hint(a), hint(b))
         return Real(self, self._node(op, (operand(a), operand(b)), value, -_MOST, _MOST), value)
 
     def marked(self, size: Size, begin: str, end: str) -> str:
@@ -275,9 +275,7 @@ class Trace:
             op, operands = self.nodes[node]
             if op == "symbol":
                 symbols.add(int(operands[0]))
-            for operand in operands:
-                if isinstance(operand, tuple):
-                    waiting += [operand[1]] if operand[0] == "node" else [n for p, _ in operand[1] for n in p]
+            waiting += [n for taken in operands for n in nodes_of(taken)]
         return symbols
 
     # ---- the end
@@ -308,10 +306,6 @@ def operand(value: Any) -> Operand:
     if value.__class__ is Real:
         return ("node", value.node)
     return value if isinstance(value, float) else int(value)
-
-
-def hint_of(value: Any) -> Any:
-    return value.hint if value.__class__ is Size or value.__class__ is Real else value
 
 
 def _divided_exactly(trace: Trace, a: Size, b: Size) -> Any:
