@@ -44,6 +44,7 @@ FLOOR_OF = {
     "vkep.executorch": FRONT,
     "vkep.kompute": FRONT,
     "vkep.cuda": FRONT,
+    "vkep.ray": FRONT,
     "vkep.__init__": FRONT,
     "vkep.__main__": FRONT,
 }
@@ -79,7 +80,10 @@ THIRD_PARTY = {
 }
 VULKAN_MODULE = "gpu_shared.vk"
 # Heavy extras that one package alone imports, and only once it is asked for.
-EXPORT_PACKAGE, EXPORT_ONLY = "vkep.executorch.export", {"torch", "executorch"}
+HEAVY = {
+    "vkep.executorch.export": {"torch", "executorch"},
+    "vkep.ray": {"ray", "starlette", "grpc", "google"},
+}
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,9 @@ def why_not(item: Import) -> str | None:
         return None
     if top in ("registry", "tools", "tests"):
         return f"{top} is not part of the installed package"
-    if top in EXPORT_ONLY:
-        return None if item.importer.startswith(EXPORT_PACKAGE + ".") else f"only {EXPORT_PACKAGE} may import {top}"
+    heavy = [package for package, names in HEAVY.items() if top in names and top not in THIRD_PARTY[own]]
+    if heavy:
+        return None if item.importer.startswith(f"{heavy[0]}.") else f"only {heavy[0]} may import {top}"
     if top not in sys.stdlib_module_names and top not in THIRD_PARTY[own]:
         return f"floor {own} may only import {', '.join(sorted(THIRD_PARTY[own]))} from other projects"
     return None

@@ -39,6 +39,7 @@ if _typing.TYPE_CHECKING:
     from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
     from vkep.session.ort_options import ExecutionMode, GraphOptimizationLevel
     from vkep.session.ort_value import OrtValue
+    from vkep.session.replicas import Replicas
     from vkep.session.run_options import RunOptions
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ _LAZY = {
     "ModelMetadata": "vkep.graph.model",
     "NodeArg": "vkep.session",
     "OrtValue": "vkep.session.ort_value",
+    "Replicas": "vkep.session.replicas",
     "Report": "vkep.session",
     "RunOptions": "vkep.session.run_options",
     "SessionOptions": "vkep.session",
@@ -89,6 +91,7 @@ __all__ = [
     "NodeArg",
     "OrtValue",
     "OutOfDeviceMemoryError",
+    "Replicas",
     "Report",
     "RunOptions",
     "RunTerminatedError",

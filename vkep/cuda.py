@@ -69,15 +69,7 @@ class _Driver:
     def __init__(self, uuid: str) -> None:
         """``uuid``: of the Vulkan device, in hexadecimal digits. Raises `CudaError`."""
         self._library = _load()
-        self.call("cuInit", 0)
-        count = ctypes.c_int()
-        self.call("cuDeviceGetCount", ctypes.byref(count))
-        found = {}
-        for index in range(count.value):
-            device, bytes_ = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-            self.call("cuDeviceGet", ctypes.byref(device), index)
-            self.call("cuDeviceGetUuid_v2", bytes_, device)
-            found[bytes(bytes_).hex()] = device
+        found = _devices(self._library)
         if uuid not in found:
             raise CudaError(f"CUDA does not see the session's device {uuid}; it sees {sorted(found) or 'none'}")
         self.device = found[uuid].value
@@ -86,11 +78,7 @@ class _Driver:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function. Raises `CudaError`."""
-        result = getattr(self._library, name)(*arguments)
-        if result:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(result, ctypes.byref(text))
-            raise CudaError(f"{name}: {(text.value or b'unknown error').decode()} ({result})")
+        _call(self._library, name, *arguments)
 
     def __enter__(self) -> _Driver:
         self.call("cuCtxPushCurrent_v2", self.context)
@@ -107,6 +95,36 @@ def _load() -> Any:
         except OSError:
             continue
     raise CudaError(f"no CUDA driver: none of {', '.join(_LIBRARIES)} could be loaded")
+
+
+def _call(library: Any, name: str, *arguments: Any) -> None:
+    result = getattr(library, name)(*arguments)
+    if result:
+        text = ctypes.c_char_p()
+        library.cuGetErrorString(result, ctypes.byref(text))
+        raise CudaError(f"{name}: {(text.value or b'unknown error').decode()} ({result})")
+
+
+def _devices(library: Any) -> dict[str, ctypes.c_int]:
+    """CUDA's devices by UUID, in CUDA's order."""
+    _call(library, "cuInit", 0)
+    count = ctypes.c_int()
+    _call(library, "cuDeviceGetCount", ctypes.byref(count))
+    found = {}
+    for index in range(count.value):
+        device, bytes_ = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+        _call(library, "cuDeviceGet", ctypes.byref(device), index)
+        _call(library, "cuDeviceGetUuid_v2", bytes_, device)
+        found[bytes(bytes_).hex()] = device
+    return found
+
+
+def visible_uuids() -> list[str]:
+    """The UUIDs of the devices that CUDA sees in this process, in CUDA's order, written as `vkep.DeviceCapabilities.uuid`.
+
+    Raises `CudaError` where there is no driver or it refuses.
+    """
+    return list(_devices(_load()))
 
 
 _drivers: dict[str, _Driver] = {}

@@ -1,0 +1,32 @@
+"""vkep on Ray: batch jobs (`Predictor` for Ray Data) and services (`deployment` for Ray Serve). ``pip install vkep[ray]``.
+
+Importing this package imports no Ray; the names do. docs/scaling.md says how to start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vkep.ray.devices import assigned_device
+    from vkep.ray.models import Shipped, ship
+    from vkep.ray.predictor import Predictor
+
+__all__ = ["Predictor", "Shipped", "assigned_device", "ship"]
+
+_LAZY = {
+    "Predictor": "predictor",
+    "Shipped": "models",
+    "assigned_device": "devices",
+    "ship": "models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value

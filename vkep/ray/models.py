@@ -1,0 +1,123 @@
+"""How a model reaches a cluster's machines: by a path that they all have, or as an object that Ray ships once to each node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from vkep.cache import code_folder, write_atomically
+from vkep.dtypes import from_onnx
+from vkep.ray.devices import assigned_device
+from vkep.session import InferenceSession
+
+if TYPE_CHECKING:
+    import onnx
+    import ray
+
+_MODEL = "model.onnx"
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A model's files as an object of Ray's store, which each node copies once and whose bytes all its processes read in place.
+
+    files: bytes by path, relative to the model's folder; the first is the model itself.
+    digest: 64 hexadecimal digits for all of them.
+    """
+
+    files: Mapping[str, np.ndarray[Any, Any]]
+    digest: str
+
+    def path(self) -> Path:
+        """The model as a file on this machine, written the first time that one of its processes asks, below vkep's cache folder
+        (``models``). A file keeps plans between processes, and weights are read from it as they are uploaded. Raises ``OSError``.
+        """
+        folder = code_folder("models", self.digest)
+        names = list(self.files)
+        for name in (*names[1:], names[0]):  # the model comes last: where it lies, all is there
+            path, content = folder / name, self.files[name]
+            if not path.is_file() or path.stat().st_size != content.nbytes:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, [content.data])
+        return folder / names[0]
+
+
+if TYPE_CHECKING:
+    Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | Shipped | ray.ObjectRef[Shipped]
+
+
+def ship(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ray.ObjectRef[Shipped]:
+    """Put a model into Ray's object store; what this returns is a model to `Predictor` and `deployment`.
+
+    Files with weights beside the model go with it. Raises ``FileNotFoundError``; ``ValueError`` for weights outside the
+    model's folder; Ray's errors where the store has no room.
+    """
+    import ray
+
+    return ray.put(packed(model))
+
+
+def packed(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Shipped:
+    """What `ship` ships. Raises as `ship`."""
+    if not isinstance(model, (str, os.PathLike)):
+        content = model if isinstance(model, bytes) else model.SerializeToString()
+        return _shipped({_MODEL: np.frombuffer(content, np.uint8)})
+    path = Path(model)
+    files = {path.name: np.fromfile(path, np.uint8)}
+    for location in sorted(_external_files(path)):
+        inside = PurePosixPath(location)
+        if inside.is_absolute() or ".." in inside.parts:
+            raise ValueError(f"{path}: its weights lie in {location!r}, expected a file below the model's folder")
+        files[location] = np.fromfile(path.parent / location, np.uint8)
+    return _shipped(files)
+
+
+def _external_files(path: Path) -> set[str]:
+    """The files beside a model that hold weights, also those of inner graphs and functions."""
+    import onnx
+    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+
+    proto = onnx.load(path, load_external_data=False)
+    return {ExternalDataInfo(tensor).location for tensor in _get_all_tensors(proto) if uses_external_data(tensor)}
+
+
+def _shipped(files: Mapping[str, np.ndarray[Any, Any]]) -> Shipped:
+    digest = hashlib.sha256()
+    for name, content in files.items():
+        digest.update(f"{len(name)} {name} {content.nbytes} ".encode())
+        digest.update(content.data)
+    return Shipped(files, digest.hexdigest())
+
+
+def open_session(model: Source, options: Mapping[str, Any]) -> InferenceSession:
+    """A session on the device that Ray assigned, unless ``options`` name one. Raises as `vkep.InferenceSession`."""
+    mine = dict(options)
+    if mine.get("device") is None and (device := assigned_device()) is not None:
+        mine["device"] = device  # the token follows from it: sessions of one process share its context and weights
+    return InferenceSession(local(model), **mine)
+
+
+def local(model: Source) -> str | os.PathLike[str] | bytes | onnx.ModelProto:
+    """The model as `vkep.InferenceSession` takes it."""
+    if type(model).__name__ == "ObjectRef":  # Ray is imported by who has one
+        import ray
+
+        model = ray.get(model)
+    return model.path() if isinstance(model, Shipped) else model
+
+
+def zeros(session: InferenceSession, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Feeds of zeros, for a first run. Raises ``ValueError`` for an input without a shape, or of a type that no array has."""
+    feeds = {}
+    for info in session.model.graph.inputs:
+        dtype = from_onnx(info.elem_type)
+        if info.name not in shapes or dtype is None:
+            raise ValueError(f"a first run needs a shape for {info.name!r}, an array; got shapes {dict(shapes)}")
+        feeds[info.name] = np.zeros(tuple(shapes[info.name]), dtype.numpy)
+    return feeds

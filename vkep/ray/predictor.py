@@ -1,0 +1,133 @@
+"""`Predictor`: a model as a class for `ray.data.Dataset.map_batches`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep.errors import InvalidInputError
+from vkep.ray.batches import Array, Columns, Padding, Table
+from vkep.ray.models import local, open_session, zeros
+from vkep.session.replicas import RenewedSession
+
+if TYPE_CHECKING:
+    from vkep.ray.models import Source
+
+
+class Predictor:
+    """A model over the batches of a Ray dataset: an actor opens it on the GPU that Ray assigned, and keeps it open.
+
+        dataset.map_batches(
+            vkep.ray.Predictor, fn_constructor_args=[model], num_gpus=1, batch_size=64, compute=ray.data.ActorPoolStrategy(size=4)
+        )
+
+    Args:
+        model: a path that all nodes have, bytes, an ``onnx.ModelProto``, or what `vkep.ray.ship` returned.
+        inputs: column by input, where they are not named the same.
+        outputs: column by output, for those that are wanted; None: all, by their names.
+        warm: what to run before the first batch: a number of rows, or shapes by input (rows included). None: one row where the
+            model's other axes are fixed. The first run of a shape compiles its shaders.
+        rows: the most rows of one run; 0: a batch as it comes.
+        pad: values by input to fill up rows of different sizes with (``{"input_ids": 0, "attention_mask": 0}``), so that they
+            share runs; what is padded is cut off the outputs again, along axes of the same symbol. Without it rows of equal
+            shape share runs.
+        steps: the sizes that padded axes are rounded up to.
+        session_options: as `vkep.SessionOptions`; ``device`` is the GPU that Ray assigned, unless it is named.
+
+    A call takes columns as arrays [rows, ...] (or arrays of arrays where rows differ in shape) and gives the outputs, and the
+    columns that are no inputs as they are. Subclasses may override `__call__` and use `predict`. A batch whose device is lost
+    is run again on a new context.
+
+    Raises as `vkep.InferenceSession`; ``ValueError`` for a model without an axis of rows.
+    """
+
+    def __init__(
+        self,
+        model: Source,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+        warm: int | Mapping[str, Sequence[int]] | None = None,
+        rows: int = 0,
+        pad: Mapping[str, Any] | None = None,
+        steps: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024, 2048),
+        **session_options: Any,
+    ) -> None:
+        self._padding = Padding(pad, steps) if pad else None
+        self._rows = rows
+        model = local(model)  # once: a session that is opened again finds it here
+        self._session = RenewedSession(partial(open_session, model, session_options))
+        try:
+            arguments, results = self.session.get_inputs(), self.session.get_outputs()
+            self._columns = _named("inputs", inputs or {}, [a.name for a in arguments])
+            self._results = _named("outputs", outputs or {}, [r.name for r in results])
+            if outputs is not None:
+                self._results = {name: column for name, column in self._results.items() if name in outputs}
+                results = [result for result in results if result.name in outputs]
+            _named("pad", dict.fromkeys(pad or {}, ""), [a.name for a in arguments])
+            self._table = Table.of(arguments, results)
+            self._warm(warm)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def session(self) -> Any:
+        """The `vkep.InferenceSession`."""
+        return self._session.session
+
+    def __call__(self, batch: Columns) -> Columns:
+        """The outputs for a batch's rows, and the columns that are no inputs. Raises `InvalidInputError`, ``ValueError``."""
+        return self.predict(batch)
+
+    def predict(self, batch: Columns) -> Columns:
+        """See `__call__`."""
+        missing = [column for column in self._columns.values() if column not in batch]
+        if missing:
+            raise InvalidInputError(
+                f"the batch has no columns {missing}; it has {list(batch)}: inputs={{input: column}} says which is which"
+            )
+        feeds = {name: np.asarray(batch[column]) for name, column in self._columns.items()}
+        kept = {name: column for name, column in batch.items() if name not in self._columns.values()}
+        clash = sorted(set(kept) & set(self._results.values()))
+        if clash:
+            raise InvalidInputError(
+                f"columns {clash} would be overwritten: outputs={{output: column}} gives outputs other names"
+            )
+        found = self._table.run(feeds, self._run, self._padding, self._rows)
+        return {**kept, **{column: found[name] for name, column in self._results.items()}}
+
+    def _run(self, feeds: Columns) -> list[Array]:
+        return self._session.run(list(self._results), feeds)
+
+    def _warm(self, warm: int | Mapping[str, Sequence[int]] | None) -> None:
+        shapes = warm if isinstance(warm, Mapping) else self._warm_shapes(warm)
+        if shapes is not None:
+            self._run(zeros(self.session, shapes))
+
+    def _warm_shapes(self, rows: int | None) -> dict[str, tuple[int, ...]] | None:
+        """Shapes for a number of rows; None where other axes than the first are symbolic, which nobody gave a size."""
+        count = self._table.rows if isinstance(self._table.rows, int) else rows or 1
+        if all(isinstance(dim, int) for dims in self._table.inputs.values() for dim in dims):
+            return {name: (count, *map(int, dims)) for name, dims in self._table.inputs.items()}  # type: ignore[arg-type]
+        if rows is not None:
+            raise ValueError(
+                f"warm is {rows}, but the model has symbolic axes beside that of rows ({dict(self._table.inputs)}): "
+                "give shapes by input"
+            )
+        return None
+
+    def close(self) -> None:
+        """Close the session; idempotent."""
+        self._session.close()
+
+
+def _named(what: str, given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """Columns by name: ``given``, else the name itself. Raises ``ValueError`` for a name that the model does not have."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"{what} names {unknown}; the model has {list(known)}")
+    return {name: given.get(name, name) for name in known}

@@ -1,0 +1,210 @@
+"""One model on several devices of one machine: `Replicas`; and a session that outlives the loss of its device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from gpu_shared.errors import ClosedError, DeviceLostError, DeviceNotFoundError
+from vkep.session.options import SessionOptions, merged_options
+from vkep.session.session import InferenceSession, NodeArg
+
+if TYPE_CHECKING:
+    from gpu_shared.capabilities import DeviceInfo
+    from vkep.graph.load import ModelSource
+    from vkep.session.run_options import RunOptions
+    from vkep.session.session_state import Array
+
+logger = logging.getLogger("vkep.session")
+
+
+class RenewedSession:
+    """A session that is opened again, once for each run, where its device was lost: a context that was lost stays so, and a new
+    session makes a new one. Inputs are numpy arrays: device tensors are gone with their context. Safe to use from threads.
+    """
+
+    def __init__(self, open_session: Callable[[], InferenceSession]) -> None:
+        """Raises as ``open_session``."""
+        self._open = open_session
+        self._lock = threading.Lock()
+        self._closed = False
+        self.renewals = 0  #: how often the session was opened again
+        self.session = open_session()
+
+    def run(
+        self, names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
+    ) -> list[Array]:
+        """As `InferenceSession.run`. Raises `DeviceLostError` where a new device was lost as well, or cannot be had."""
+        session = self.session
+        try:
+            return session.run(names, feeds, run_options)
+        except DeviceLostError as lost:
+            return self._renewed(session, lost).run(names, feeds, run_options)
+        except ClosedError:
+            # another thread, whose run was lost too, has closed the session between the two lines above
+            if self._closed or session is self.session:
+                raise
+            return self.session.run(names, feeds, run_options)
+
+    def _renewed(self, lost: InferenceSession, error: DeviceLostError) -> InferenceSession:
+        with self._lock:
+            if self._closed:
+                raise ClosedError(repr(lost))
+            if self.session is lost:  # else another thread was first
+                logger.warning("the device of %s was lost (%s): the session is opened again", repr(lost), str(error))
+                try:
+                    session = self._open()
+                except Exception as reason:
+                    raise DeviceLostError("opening a session again", hint=f"{error}; then: {reason}") from reason
+                self.session = session
+                self.renewals += 1
+                lost.close()
+            return self.session
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._closed = True
+            self.session.close()
+
+
+class Replicas:
+    """A model with a session on each of several devices: each run goes to the one with the fewest runs under way.
+
+    Args:
+        model, options, overrides: as `InferenceSession` takes them, but for ``device``, ``token`` and ``group_id``, which are the
+            devices' own.
+        devices: indices, UUIDs or parts of names; "all": all GPUs that can be used, or the CPU's driver where there is no
+            other. A device that is named twice gets two contexts.
+
+    Safe to use from several threads; one thread alone keeps all devices busy through `map`. A run whose device is lost is
+    tried again on a new context, then on the other devices, and fails where none of them is left. Close it, or use ``with``.
+
+    Raises as `InferenceSession`; `DeviceNotFoundError` where a device is not there.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        devices: Sequence[int | str] | str = "all",
+        options: SessionOptions | None = None,
+        **overrides: Any,
+    ) -> None:
+        given = merged_options(options, overrides)
+        for name in ("device", "token"):
+            if getattr(given, name) is not None:
+                raise ValueError(
+                    f"{name} is {getattr(given, name)!r}: devices says where Replicas run, each with a token"
+                )
+        chosen = chosen_devices(devices)
+        self._concurrency = given.concurrency
+        self._lock = threading.Lock()
+        self._running = [0] * len(chosen)
+        self._sessions: list[RenewedSession] = []
+        self._pool: ThreadPoolExecutor | None = None
+        seen: Counter[str] = Counter()
+        try:
+            for device in chosen:
+                uuid = device.capabilities.uuid or str(device.index)
+                key = {"device": uuid, "token": f"replica:{uuid}", "group_id": seen[uuid]}
+                mine = merged_options(given, key)
+                seen[uuid] += 1
+                # one after another: the first fills the disk's caches for the others
+                self._sessions.append(RenewedSession(lambda mine=mine: InferenceSession(model, mine)))  # type: ignore[misc]
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def sessions(self) -> list[InferenceSession]:
+        """The sessions by device."""
+        return [one.session for one in self._sessions]
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The model's inputs in order."""
+        return self.sessions[0].get_inputs()
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The model's outputs in order."""
+        return self.sessions[0].get_outputs()
+
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
+    ) -> list[Array]:
+        """`InferenceSession.run` on the device with the fewest runs under way."""
+        failed: dict[int, DeviceLostError] = {}
+        while True:
+            index = self._begin(failed)
+            try:
+                return self._sessions[index].run(output_names, feeds, run_options)
+            except DeviceLostError as lost:
+                failed[index] = lost
+                if len(failed) == len(self._sessions):
+                    raise
+                logger.warning("device %d of %d is lost: the run goes to another", index, len(self._sessions))
+            finally:
+                with self._lock:
+                    self._running[index] -= 1
+
+    def _begin(self, failed: Mapping[int, DeviceLostError]) -> int:
+        with self._lock:
+            index = min((i for i in range(len(self._sessions)) if i not in failed), key=self._running.__getitem__)
+            self._running[index] += 1
+            return index
+
+    def map(
+        self, batches: Iterable[Mapping[str, Array]], output_names: Sequence[str] | None = None
+    ) -> Iterator[list[Array]]:
+        """The results of `run` for each feed, in order; ``concurrency`` + 1 of them for each device are taken ahead."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self) * (self._concurrency + 1), thread_name_prefix="vkep-replicas")
+        pending: deque[Future[list[Array]]] = deque()
+        try:
+            for feeds in batches:
+                pending.append(self._pool.submit(self.run, output_names, feeds))
+                if len(pending) > len(self) * (self._concurrency + 1):
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def close(self) -> None:
+        """Wait for the runs under way and close all sessions; idempotent."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        for one in self._sessions:
+            one.close()
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def chosen_devices(devices: Sequence[int | str] | str) -> list[DeviceInfo]:
+    """The devices that `Replicas` run on. Raises `DeviceNotFoundError`, ``ValueError``, ``TypeError``."""
+    from gpu_shared.instance import list_devices, select_device
+
+    there = list_devices()
+    if isinstance(devices, str):
+        if devices != "all":
+            raise ValueError(f"devices is {devices!r}, expected 'all' or a list of indices, UUIDs or names")
+        usable = [device for device in there if not device.problems]
+        chosen = [device for device in usable if device.capabilities.device_type != "cpu"] or usable[:1]
+        if not chosen:
+            select_device(there)  # says what is there and why none will do
+        return chosen
+    chosen = [select_device(there, device) for device in devices]
+    if not chosen:
+        raise DeviceNotFoundError("choosing devices", hint="devices is empty: name at least one, or say 'all'")
+    return chosen
