@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 
 from gpu_shared.capabilities import DeviceInfo
@@ -16,9 +17,8 @@ def assigned_device() -> str | None:
     Ray hides the other GPUs from CUDA in the worker, so CUDA's first device is the one: its UUID is Vulkan's too, whatever
     the order of either. Raises `DeviceNotFoundError` where Vulkan does not have it, or where more than one was assigned.
     """
-    import ray
-
-    if not ray.is_initialized():
+    ray = sys.modules.get("ray")  # who runs in a worker has it
+    if ray is None or not ray.is_initialized():
         return None
     ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     if not ids:
@@ -26,6 +26,12 @@ def assigned_device() -> str | None:
     from gpu_shared.instance import list_devices
 
     return device_of(ids, _cuda_uuids, list_devices())
+
+
+def in_actor() -> bool:
+    """Whether this process is an actor of Ray's."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
 def device_of(ids: Sequence[str], cuda: Callable[[], Sequence[str]], devices: Sequence[DeviceInfo]) -> str:

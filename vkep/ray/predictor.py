@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.errors import DeviceLostError
 from vkep.errors import InvalidInputError
 from vkep.ray.batches import Array, Columns, Padding, Table
+from vkep.ray.devices import in_actor
 from vkep.ray.models import local, open_session, zeros
 from vkep.session.replicas import RenewedSession
 
 if TYPE_CHECKING:
     from vkep.ray.models import Source
+
+logger = logging.getLogger("vkep.ray")
 
 
 class Predictor:
@@ -39,7 +45,7 @@ class Predictor:
 
     A call takes columns as arrays [rows, ...] (or arrays of arrays where rows differ in shape) and gives the outputs, and the
     columns that are no inputs as they are. Subclasses may override `__call__` and use `predict`. A batch whose device is lost
-    is run again on a new context.
+    is run again on a new context; where there is none to be had the actor ends, and Ray runs the batch in another.
 
     Raises as `vkep.InferenceSession`; ``ValueError`` for a model without an axis of rows.
     """
@@ -101,7 +107,14 @@ class Predictor:
         return {**kept, **{column: found[name] for name, column in self._results.items()}}
 
     def _run(self, feeds: Columns) -> list[Array]:
-        return self._session.run(list(self._results), feeds)
+        try:
+            return self._session.run(list(self._results), feeds)
+        except DeviceLostError:
+            if self._session.gone and in_actor():
+                # Ray runs the batch again in another actor: an exception of this one would end the job instead
+                logger.exception("the device is gone: this worker ends")
+                os._exit(1)
+            raise
 
     def _warm(self, warm: int | Mapping[str, Sequence[int]] | None) -> None:
         shapes = warm if isinstance(warm, Mapping) else self._warm_shapes(warm)

@@ -33,6 +33,7 @@ class RenewedSession:
         self._lock = threading.Lock()
         self._closed = False
         self.renewals = 0  #: how often the session was opened again
+        self.gone = False  #: it could not be opened again: the device is gone
         self.session = open_session()
 
     def run(
@@ -59,8 +60,9 @@ class RenewedSession:
                 try:
                     session = self._open()
                 except Exception as reason:
+                    self.gone = True
                     raise DeviceLostError("opening a session again", hint=f"{error}; then: {reason}") from reason
-                self.session = session
+                self.session, self.gone = session, False
                 self.renewals += 1
                 lost.close()
             return self.session

@@ -1,0 +1,76 @@
+"""`vkep.ray.Predictor` in Ray Data jobs, killed workers among them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import vkep.ray
+from tests.session.models import model
+
+pytestmark = pytest.mark.slow
+
+SQUARE = model("g (float[n,3] x) => (float[n,3] y) { y = Mul(x, x) }")
+
+
+def rows(count: int) -> Any:
+    import ray
+
+    x = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+    return ray.data.from_numpy(x).rename_columns({"data": "x"})
+
+
+def check(found: list[dict[str, Any]], count: int) -> None:
+    """Each row's answer once, and right."""
+    expected = np.arange(count * 3, dtype=np.float32).reshape(count, 3) ** 2
+    np.testing.assert_array_equal(np.stack([row["y"] for row in sorted(found, key=lambda row: row["y"][0])]), expected)
+
+
+def test_a_job_over_two_actors_with_a_model_that_is_shipped(cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    onnx.save(SQUARE, tmp_path / "square.onnx")
+    found = rows(300).map_batches(
+        vkep.ray.Predictor,
+        fn_constructor_args=[vkep.ray.ship(tmp_path / "square.onnx")],
+        fn_constructor_kwargs={"warm": 16},
+        batch_size=16,
+        compute=ray.data.ActorPoolStrategy(size=2),
+    )
+    check(found.take_all(), 300)
+
+
+class KilledOnce(vkep.ray.Predictor):
+    """Kills its process at some batches, once for each file of a folder that it takes away."""
+
+    def __init__(self, model: Any, folder: str, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._folder = Path(folder)
+
+    def __call__(self, batch: Any) -> Any:
+        for file in sorted(self._folder.iterdir()):
+            if batch["x"][0, 0] >= float(file.name):
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.predict(batch)
+
+
+def test_a_job_whose_workers_are_killed_ends_right(cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    for at in ("100", "400", "700"):
+        (tmp_path / at).touch()
+    found = rows(300).map_batches(
+        KilledOnce,
+        fn_constructor_args=[SQUARE.SerializeToString(), str(tmp_path)],
+        batch_size=16,
+        compute=ray.data.ActorPoolStrategy(size=2),
+    )
+    check(found.take_all(), 300)
+    assert not list(tmp_path.iterdir())
