@@ -1,9 +1,9 @@
 # Every target is one script, so that nothing here needs make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test quick lint format bench docs clean
 
 help:
-	@echo "make demo | test | lint | format | bench | setup | clean     (see CONTRIBUTING.md)"
+	@echo "make demo | test | quick | lint | format | bench | docs | setup | clean     (see CONTRIBUTING.md)"
 
 setup:
 	./tools/setup.sh --dev
@@ -14,6 +14,9 @@ demo:
 test:
 	./tools/test.sh $(ARGS)
 
+quick:
+	./tools/test.sh --quick $(ARGS)
+
 lint:
 	./tools/lint.sh
 
@@ -22,6 +25,9 @@ format:
 
 bench:
 	./tools/bench.sh $(ARGS)
+
+docs:
+	./tools/docs.sh $(ARGS)
 
 clean:
 	rm -rf build dist models bench-results .pytest_cache .ruff_cache .mypy_cache .hypothesis

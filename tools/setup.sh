@@ -5,22 +5,33 @@
 #   tools/setup.sh --dev        and what tests, lint and types need (validation layers, spirv-val, pytest, ruff, mypy)
 #   tools/setup.sh --bench      and the peers to measure against
 #   tools/setup.sh --system     only the system packages (the part that needs root)
+#   tools/setup.sh --python     only the virtual environment: enough for what needs no Vulkan
+#   tools/setup.sh --yes        as with VKEP_INSTALL=yes
 #
-# As root on Debian or Ubuntu it installs system packages with apt-get; otherwise it prints the line to run and stops.
-# Variables: PYTHON (interpreter for the environment), VKEP_VENV (its place, default .venv).
+# Missing system packages are installed with apt-get on Debian and Ubuntu, as root. On a terminal the script asks first; without one
+# (CI, a container's build) nobody can answer, and it installs. VKEP_INSTALL=yes never asks, VKEP_INSTALL=no never installs. Where it
+# does not install, it prints the line to run and stops.
+# Variables: PYTHON (interpreter for the environment), VKEP_VENV (its place, default .venv), VKEP_INSTALL.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv="${VKEP_VENV:-.venv}"
-dev=0 bench=0 system_only=0
+dev=0 bench=0 system_only=0 python_only=0
 for argument in "$@"; do
     case "$argument" in
         --dev) dev=1 ;;
         --bench) bench=1 ;;
         --system) system_only=1 ;;
-        *) echo "setup: unknown argument $argument (known: --dev --bench --system)" >&2; exit 2 ;;
+        --python) python_only=1 ;;
+        --yes) VKEP_INSTALL=yes ;;
+        *) echo "setup: unknown argument $argument (known: --dev --bench --system --python --yes)" >&2; exit 2 ;;
     esac
 done
+install="${VKEP_INSTALL:-ask}"
+case "$install" in
+    yes | no | ask) ;;
+    *) echo "setup: VKEP_INSTALL is '$install', expected yes, no or ask" >&2; exit 2 ;;
+esac
 extras=cpu
 if ((dev)); then extras+=,dev; fi
 if ((bench)); then extras+=,bench; fi
@@ -137,6 +148,18 @@ venv_package() {  # /usr/bin/python3 is the distribution's; another one has its 
     fi
 }
 
+# Whether system packages may be installed: by root, with apt-get, where VKEP_INSTALL or the person at the terminal says so.
+may_install() {
+    if ((EUID != 0)) || ! command -v apt-get >/dev/null || [[ "$install" == no ]]; then return 1; fi
+    if [[ "$install" == yes || ! -t 0 || ! -t 2 ]]; then return 0; fi
+    local answer=""
+    read -r -p "setup: install the system packages $* with apt-get? [Y/n] " answer || return 1
+    case "$answer" in
+        "" | [yY]*) install=yes ;;
+        *) install=no; return 1 ;;
+    esac
+}
+
 ask_root() {
     local arguments="--system"
     if ((dev)); then arguments+=" --dev"; fi
@@ -153,17 +176,17 @@ ask_root() {
 install_system() {
     look_at_system
     if ((${#system_missing[@]} == 0)); then
-        # All is there; only an old lavapipe is worth a newer one, and only root can bring it.
+        # Nothing is missing. A lavapipe older than Mesa 25 is replaced by a newer one, where that is allowed.
         if ! probe current-driver; then
-            if ((EUID == 0)) && command -v apt-get >/dev/null && ! done_already mesa; then
+            if ! done_already mesa; then
                 newer_mesa_tried=1
-                install_driver || true
+                if may_install "mesa-vulkan-drivers (a newer one)"; then install_driver || true; fi
             fi
             probe current-driver || say "the CPU driver is older than Mesa 25: it works, several times slower"
         fi
         return
     fi
-    if ((EUID != 0)) || ! command -v apt-get >/dev/null; then ask_root; fi
+    may_install "${system_missing[@]}" || ask_root
     local package plain=()
     for package in "${system_missing[@]}"; do
         [[ "$package" == mesa-vulkan-drivers ]] || plain+=("$package")
@@ -218,7 +241,7 @@ if ((dev)); then wanted+=(dev); fi
 if ((bench)); then wanted+=(bench); fi
 
 find_python
-install_system
+((python_only)) || install_system
 if ((system_only)); then say "system packages are in place"; exit 0; fi
 for name in "${wanted[@]}"; do
     if ! done_already "$name"; then

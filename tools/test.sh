@@ -1,10 +1,24 @@
 #!/usr/bin/env bash
 # The test command: lint, types, then pytest with the validation layers on, a worker for each core (VKEP_TEST_JOBS: another
 # number). Arguments go to pytest.
+#
+#   tools/test.sh               everything
+#   tools/test.sh --quick       ruff, and the tests of the parts that need no Vulkan driver: for use while you work
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-./tools/setup.sh --dev || exit
 status=0
+if [[ "${1:-}" == --quick ]]; then
+    shift
+    ./tools/setup.sh --dev --python || exit
+    bin="${VKEP_VENV:-.venv}/bin"
+    "$bin/ruff" check . || status=1
+    "$bin/ruff" format --check . || status=1
+    "$bin/python" -m pytest -q -n 2 --dist worksteal -m "not gpu and not slow" \
+        tests/test_*.py tests/graph tests/lowering tests/memory tests/plan tests/pte tests/sizes "$@" || status=1
+    if ((status)); then echo "test --quick: FAILED (see above)" >&2; fi
+    exit "$status"
+fi
+./tools/setup.sh --dev || exit
 ./tools/lint.sh || status=1
 cores=$(nproc 2>/dev/null || echo 1)
 jobs="${VKEP_TEST_JOBS:-$((cores < 8 ? cores : 8))}"

@@ -21,7 +21,6 @@ app = typer.Typer(
     name="vkep",
     help="Run ONNX models with Vulkan compute shaders.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("devices")(devices_command)

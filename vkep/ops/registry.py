@@ -8,7 +8,8 @@ Positional parameters after the builder are the inputs in schema order (``None``
 variadic); keyword-only ones are attributes with the schema's defaults, and ``opset`` of an operator of ONNX is the version of
 the definition in force. The function lowers the node or declines it, so what is claimed and what works are one thing.
 Each declaration is checked against ``onnx.defs`` when it is made: a misspelt attribute, a wrong default or a type that
-the schema does not allow raises `OperatorDeclarationError` at import.
+the schema does not allow raises `OperatorDeclarationError` at import. An onnx package older than `CHECKED_OPSET` lacks versions
+and operators that are declared here; with it the declarations are taken without that check.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ ANY = (*NUMERIC, "bool")
 
 #: domain of the two halves of an operator whose output's size is data (`vkep.placement.data_dependent`)
 SIZED = "vkep.sized"
+
+#: the opset of the onnx package that the declarations are checked against
+CHECKED_OPSET = 28
 
 Function = Callable[..., Any]
 
@@ -142,10 +146,11 @@ def _define(
         fixed=fixed,
         checked=checked,
     )
-    if definition.checked:
+    if not definition.checked:
+        if unknown := set(definition.types) - set(signature.inputs):
+            raise OperatorDeclarationError(f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function")
+    elif onnx.defs.onnx_opset_version() >= CHECKED_OPSET:
         _check(definition)
-    elif unknown := set(definition.types) - set(signature.inputs):
-        raise OperatorDeclarationError(f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function")
     return definition
 
 
