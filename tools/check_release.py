@@ -19,7 +19,9 @@ def notes(version: str) -> str:
         if found is None or found[1] != version:
             raise SystemExit(f"{name} has version {found and found[1]!r}, the tag has {version!r}")
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    part = re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    part = re.search(
+        rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+    )
     if part is None:
         raise SystemExit(f"CHANGELOG.md has no heading '## {version} (YYYY-MM-DD)'")
     return part[1].strip()

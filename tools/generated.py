@@ -74,7 +74,9 @@ def main() -> int:
             continue
         for name in changed(generator, keep=given.write):
             status = 1
-            print(f"{name}: {'written anew' if given.write else 'differs from what is generated'} ({generator.command})")
+            print(
+                f"{name}: {'written anew' if given.write else 'differs from what is generated'} ({generator.command})"
+            )
     return 0 if given.write else status
 
 

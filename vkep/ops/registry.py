@@ -148,7 +148,9 @@ def _define(
     )
     if not definition.checked:
         if unknown := set(definition.types) - set(signature.inputs):
-            raise OperatorDeclarationError(f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function")
+            raise OperatorDeclarationError(
+                f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function"
+            )
     elif onnx.defs.onnx_opset_version() >= CHECKED_OPSET:
         _check(definition)
     return definition
