@@ -39,6 +39,7 @@ FLOOR_OF = {
     "vkep.device": DEVICE,
     "vkep.session": SESSION,
     "vkep.cli": FRONT,
+    "vkep.generation": FRONT,
     "vkep.backend": FRONT,
     "vkep.ort": FRONT,
     "vkep.executorch": FRONT,
@@ -76,7 +77,7 @@ THIRD_PARTY = {
     PURE: {"numpy", "onnx", "google", "ml_dtypes", "platformdirs", "scenario_runner", "typing_extensions", "vgfpy"},
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
     SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp"},
-    FRONT: {"numpy", "onnx", "ml_dtypes", "typer", "click", "rich", "onnxruntime", "cffi"},
+    FRONT: {"numpy", "onnx", "ml_dtypes", "typer", "click", "rich", "onnxruntime", "cffi", "tokenizers", "jinja2"},
 }
 VULKAN_MODULE = "gpu_shared.vk"
 # Heavy extras that one package alone imports, and only once it is asked for.

@@ -9,34 +9,13 @@ import numpy as np
 
 from gpu_shared.external import ImportedBuffer, MemorySource, exported_buffer, memory_descriptor
 from gpu_shared.steady import on_end
-from vkep.device.tensor import DeviceTensor, checked_shape
+from vkep.device.tensor import ALIGNMENT, DeviceTensor, ExternalBlock, checked_shape
 from vkep.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext, SharedResource
     from gpu_shared.memory import Buffer
     from vkep.device.delegate import VulkanDelegate
-
-#: what kernels count on of the first byte of a tensor: they read up to 16 bytes at once
-ALIGNMENT = 16
-
-
-class ExternalBlock:
-    """A part of an imported buffer, with what readers ask of a `DeviceBlock`. Nobody allocates from it or frees it."""
-
-    def __init__(self, buffer: Buffer, offset: int, size: int) -> None:
-        self.buffer, self.offset = buffer, offset
-        self.size = self.requested = size
-        self.address = buffer.address + offset
-
-    @property
-    def mapped(self) -> memoryview | None:
-        """The bytes, where the host sees them. Raises `ClosedError`."""
-        whole = self.buffer.mapped
-        return None if whole is None else whole[self.offset : self.offset + self.size]
-
-    def free(self, **_options: Any) -> None:
-        """Nothing: the memory goes with the import."""
 
 
 def checked_block(buffer: Buffer, offset: int, nbytes: int, what: str) -> ExternalBlock:
@@ -124,7 +103,7 @@ class ExternalTensor(DeviceTensor):
         context = delegate.context
         shared: SharedResource[_Import] = context.shared_resource(key, _gone)
         try:
-            self._block = checked_block(shared.value.buffer, offset, self.nbytes, f"a tensor of {dtype} {self.shape}")  # type: ignore[assignment]
+            self._block = checked_block(shared.value.buffer, offset, self.nbytes, f"a tensor of {dtype} {self.shape}")
         except BaseException:
             shared.release()
             raise

@@ -16,12 +16,33 @@ from vkep.plan.memory import align
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.memory import Buffer
     from gpu_shared.timeline import Timeline
     from vkep.device.delegate import VulkanDelegate
     from vkep.device.faults import RunCheck
 
 
+#: what kernels count on of the first byte of a tensor: they read up to 16 bytes at once
+ALIGNMENT = 16
 DLPACK_CPU, DLPACK_VULKAN = (1, 0), 7  #: a device (type, number), and a DLDeviceType
+
+
+class ExternalBlock:
+    """A part of a buffer that somebody else owns, with what readers ask of a `DeviceBlock`."""
+
+    def __init__(self, buffer: Buffer, offset: int, size: int) -> None:
+        self.buffer, self.offset = buffer, offset
+        self.size = self.requested = size
+        self.address = buffer.address + offset
+
+    @property
+    def mapped(self) -> memoryview | None:
+        """The bytes, where the host sees them. Raises `ClosedError`."""
+        whole = self.buffer.mapped
+        return None if whole is None else whole[self.offset : self.offset + self.size]
+
+    def free(self, **_options: Any) -> None:
+        """Nothing: the memory goes with its owner."""
 
 
 class DeviceTensor:
@@ -50,7 +71,7 @@ class DeviceTensor:
             raise
         self._finalizer = on_end(self, _give_back, context.timeline, block, arena, at_exit=False)
         self._context: SharedGpuContext | None = context
-        self._block: DeviceBlock | None = block
+        self._block: DeviceBlock | ExternalBlock | None = block
         self.address = block.address
         self.written_at = 0  #: timeline value of the submit that wrote it last
         self.checks: list[RunCheck] = []  #: of the runs that its content comes from; shared with its views
@@ -78,6 +99,27 @@ class DeviceTensor:
         view.__dict__.update(self.__dict__, shape=sizes, _finalizer=_nothing)
         return view
 
+    def rows(self, first: int, count: int) -> DeviceTensor:
+        """``count`` entries of the first axis: the same memory, which goes with this tensor.
+
+        Raises ``ValueError`` for entries that the tensor has not, or whose first byte kernels could not read (`ALIGNMENT`).
+        """
+        total = self.shape[0] if self.shape else 0
+        if not 0 <= first <= first + count <= total:
+            raise ValueError(f"device tensor of {self.dtype} {self.shape}: no entries {first} to {first + count}")
+        block, each = self._open_block(), self.nbytes // max(total, 1)
+        if first * each % ALIGNMENT:
+            raise ValueError(
+                f"device tensor of {self.dtype} {self.shape}: entry {first} starts at no multiple of {ALIGNMENT} bytes"
+            )
+        view = object.__new__(type(self))
+        part = ExternalBlock(block.buffer, block.offset + first * each, count * each)
+        sizes = (count, *self.shape[1:])
+        view.__dict__.update(
+            self.__dict__, shape=sizes, nbytes=count * each, _finalizer=_nothing, _block=part, address=part.address
+        )
+        return view
+
     @property
     def context_key(self) -> object:
         """Identifies the context whose device the tensor lies on; None once closed."""
@@ -88,7 +130,7 @@ class DeviceTensor:
         return self._block is None
 
     @property
-    def block(self) -> DeviceBlock:
+    def block(self) -> DeviceBlock | ExternalBlock:
         """Where it lies: a buffer and an offset in it. Raises `ClosedError`."""
         return self._open_block()
 
@@ -181,7 +223,7 @@ class DeviceTensor:
                     raise
         return self.numpy().__dlpack__(max_version=max_version)
 
-    def _open_block(self) -> DeviceBlock:
+    def _open_block(self) -> DeviceBlock | ExternalBlock:
         block = self._block
         if block is None:
             raise ClosedError(f"device tensor of {self.dtype} {self.shape}")

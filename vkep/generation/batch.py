@@ -1,0 +1,198 @@
+"""Answers that are made together, which join and leave at any step (continuous batching)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpu_shared.errors import OutOfDeviceMemoryError
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError
+from vkep.generation.choosing import Chooser
+from vkep.generation.decoder import Decoder
+from vkep.generation.rows import rows_of
+from vkep.generation.sampling import Chances, Sampling
+from vkep.generation.text import TextStream
+from vkep.memory import ArenaOutOfMemory
+
+#: tokens of a prompt that one step takes, so that other answers go on meanwhile
+CHUNK = 512
+_GREEDY = Sampling()
+
+
+@dataclass(eq=False)
+class Answer:
+    """An answer, as far as the steps so far made it.
+
+    ``reason`` says why it ended: "stop" (an end token or a stop text), "length" (``max_tokens``), "context" (the model takes no
+    longer sequence), "memory" (none left for longer caches), "cancelled"; it is "" while the answer goes on.
+    """
+
+    prompt: list[int]
+    sampling: Sampling = field(repr=False)
+    tokens: list[int] = field(default_factory=list)  #: without the end token
+    text: str = ""
+    reason: str = ""
+    _row: int = field(default=-1, repr=False)
+    _chances: Chances = field(default_factory=Chances, repr=False)
+    _stream: TextStream | None = field(default=None, repr=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return bool(self.reason)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a step brought one answer: a token (None: an end without one), the text that became known, why it ended."""
+
+    answer: Answer
+    token: int | None
+    text: str
+    reason: str
+
+
+class Batch:
+    """Answers under way, for one thread. `Generator.batch` makes one.
+
+    `add` an answer at any time; each `step` takes the next part of a new prompt, and one token for every other answer.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        encode: Callable[[str], list[int]],
+        stream: Callable[[Sampling], TextStream | None],
+        limit: int,
+    ) -> None:
+        self._decoder, self._encode, self._stream = decoder, encode, stream
+        self._rows = rows_of(decoder, limit)
+        self._chooser = Chooser(decoder)
+        self._under_way: list[Answer] = []
+        self._known: tuple[DeviceTensor, list[int]] | None = None  # the tokens chosen last, on the device and here
+
+    @property
+    def under_way(self) -> list[Answer]:
+        """The answers that have not ended, in the order in which they came."""
+        return list(self._under_way)
+
+    def add(self, prompt: str | Sequence[int], sampling: Sampling | None = None) -> Answer:
+        """Begin an answer to a text, or to token ids. Nothing runs yet.
+
+        Raises `InvalidInputError` for a prompt that is empty, too long for the model, or has tokens that it does not know, and
+        where ``max_sequences`` answers are under way; `ArenaOutOfMemory` where no memory is left for one more.
+        """
+        sampling = sampling or self._decoder.folder.defaults
+        tokens = self._checked(prompt)
+        row = self._rows.take(tokens, {a._row for a in self._under_way})
+        chances = Chances() if sampling.seed is None else Chances(sampling.seed)
+        answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling))
+        self._under_way.append(answer)
+        return answer
+
+    def _checked(self, prompt: str | Sequence[int]) -> list[int]:
+        tokens = self._encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not tokens:
+            raise InvalidInputError("the prompt is empty: expected one token or more")
+        context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary
+        if context and len(tokens) >= context:
+            raise InvalidInputError(f"the prompt has {len(tokens)} tokens; the model takes {context} with the answer")
+        wrong = [t for t in tokens if t < 0 or (vocabulary and t >= vocabulary)]
+        if wrong:
+            raise InvalidInputError(
+                f"token {wrong[0]} of the prompt is not among the model's {vocabulary}; is the tokenizer another model's?"
+            )
+        return tokens
+
+    def cancel(self, answer: Answer) -> None:
+        """End an answer; nothing where it has ended."""
+        if answer in self._under_way:
+            self._end(answer, "cancelled")
+
+    def step(self) -> list[Event]:
+        """The next token of every answer under way, and of one prompt the next part.
+
+        Raises as `InferenceSession.run`; answers stay as they were before then, and another step goes on.
+        """
+        waiting = next((a for a in self._under_way if self._rest(a)), None)
+        ready = [a for a in self._under_way if not self._rest(a)]
+        events = self._prompt(waiting) if waiting is not None else []
+        return [*events, *self._decode(ready)]
+
+    def _rest(self, answer: Answer) -> list[int]:
+        """The part of the prompt that the caches do not hold."""
+        return answer.prompt[len(self._rows.held[answer._row]) :]
+
+    def _prompt(self, answer: Answer) -> list[Event]:
+        part = self._rest(answer)[:CHUNK]
+        logits = self._rows.feed(answer._row, part)
+        if self._rest(answer):
+            return []
+        _, [token] = self._choose([answer], logits)
+        return [self._took(answer, token)]
+
+    def _decode(self, ready: Sequence[Answer]) -> list[Event]:
+        events = [event for a in ready if (event := self._without_memory(a)) is not None]
+        ready = [a for a in ready if not a.ended]
+        if not ready:
+            return events
+        by_row = {a._row: a for a in ready}
+        busy = [a._row for a in self._under_way]
+        for rows, logits in self._rows.step({a._row: a.tokens[-1] for a in ready}, busy, self._known):
+            self._known = self._choose([by_row.get(row) for row in rows], logits)
+            chosen = dict(zip(rows, self._known[1], strict=True))
+            events += [self._took(by_row[row], chosen[row]) for row in rows if row in by_row]
+        return events
+
+    def _without_memory(self, answer: Answer) -> Event | None:
+        """The end of an answer whose caches cannot become longer."""
+        try:
+            self._rows.reserve(answer._row, len(self._rows.held[answer._row]) + 1)
+        except (ArenaOutOfMemory, OutOfDeviceMemoryError):
+            return self._ended(answer, None, "", "memory")
+        return None
+
+    def _choose(self, answers: Sequence[Answer | None], logits: DeviceTensor) -> tuple[DeviceTensor, list[int]]:
+        each = [a.sampling if a is not None else _GREEDY for a in answers]
+        chances = [a._chances.at(len(a.tokens)) if a is not None and a.sampling.temperature else 0.0 for a in answers]
+        seen = [
+            list(dict.fromkeys([*a.prompt, *a.tokens])) if a is not None and a.sampling.repetition_penalty != 1 else []
+            for a in answers
+        ]
+        return self._chooser.choose(logits, each, chances, seen)
+
+    def _took(self, answer: Answer, token: int) -> Event:
+        settings, stream = answer.sampling, answer._stream
+        ends = frozenset(settings.stop_tokens) | (
+            frozenset() if settings.ignore_end else self._decoder.folder.end_tokens
+        )
+        if token in ends:
+            return self._ended(answer, token, "", "stop")
+        answer.tokens.append(token)
+        text = stream.add(token) if stream is not None else ""
+        if stream is not None and stream.stopped:
+            return self._ended(answer, token, text, "stop")
+        if settings.max_tokens is not None and len(answer.tokens) >= settings.max_tokens:
+            return self._ended(answer, token, text, "length")
+        if self._decoder.folder.context and len(answer.prompt) + len(answer.tokens) >= self._decoder.folder.context:
+            return self._ended(answer, token, text, "context")
+        answer.text += text
+        return Event(answer, token, text, "")
+
+    def _ended(self, answer: Answer, token: int | None, text: str, reason: str) -> Event:
+        text += answer._stream.end() if answer._stream is not None else ""
+        answer.text += text
+        self._end(answer, reason)
+        return Event(answer, token, text, reason)
+
+    def _end(self, answer: Answer, reason: str) -> None:
+        answer.reason = reason
+        self._under_way.remove(answer)
+
+    def close(self) -> None:
+        """Cancel what is under way, and give the memory back."""
+        for answer in self.under_way:
+            self.cancel(answer)
+        self._chooser.close()
+        self._rows.close()

@@ -1,0 +1,170 @@
+"""Keys and values of the tokens so far, on the device between steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import TensorProto, helper
+
+from vkep.device.tensor import DeviceTensor
+from vkep.session import InferenceSession
+
+#: a cache's room grows by doubling, from this on and in multiples of it
+ROOM = 64
+_FLOATS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """One of a model's caches: the input ``past`` [batch, heads, length, size], which the output ``present`` becomes."""
+
+    past: str
+    present: str
+    heads: int
+    size: int
+    dtype: str
+
+    @property
+    def bytes_of_token(self) -> int:
+        return self.heads * self.size * (2 if self.dtype == "float16" else 4)
+
+
+class RowCaches:
+    """Caches in buffers with room for more tokens: a row for each sequence, of whatever length it has.
+
+    A step reads one set of buffers and writes another; then they change places.
+    """
+
+    def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
+        self._session, self._specs = session, specs
+        self._moves = _Moves(session, specs[0].dtype)
+        self.rows = self.room = 0
+        self._past: list[DeviceTensor] = []
+        self._present: list[DeviceTensor] = []
+        self._views: dict[tuple[int, int], tuple[list[DeviceTensor], list[DeviceTensor]]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return sum(t.nbytes for t in (*self._past, *self._present))
+
+    def grow(self, rows: int, room: int) -> None:
+        """Room for as many sequences, of as many tokens each; what is there stays. Raises `ArenaOutOfMemory`, and then all is as
+        it was.
+        """
+        rows, room = max(rows, self.rows), max(room, self.room)
+        if (rows, room) == (self.rows, self.room):
+            return
+        made: list[DeviceTensor] = []
+        try:
+            for place, spec in enumerate(self._specs):
+                made.append(self._session.empty_device_tensor((rows, spec.heads, room, spec.size), spec.dtype))
+                if self.rows:
+                    self._moves.copy(self._past[place], made[-1].rows(0, self.rows))
+            others = [self._session.empty_device_tensor(t.shape, str(t.dtype)) for t in made]
+        except BaseException:
+            for tensor in made:
+                tensor.close()
+            raise
+        old = [*self._past, *self._present]
+        self._past, self._present, self._views, self.rows, self.room = made, others, {}, rows, room
+        for tensor in old:
+            tensor.close()
+
+    def bound(self, first: int, count: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
+        """What a run on rows ``first`` and on is bound to: inputs and outputs by name."""
+        views = self._views.get((first, count))
+        if views is None:
+            views = tuple([t.rows(first, count) for t in buffers] for buffers in (self._past, self._present))  # type: ignore[assignment]
+            self._views[first, count] = views  # type: ignore[assignment]
+        past, present = views  # type: ignore[misc]
+        return (
+            {spec.past: tensor for spec, tensor in zip(self._specs, past, strict=True)},
+            {spec.present: tensor for spec, tensor in zip(self._specs, present, strict=True)},
+        )
+
+    def stepped(self) -> None:
+        """A run wrote all rows that are in use."""
+        self._past, self._present = self._present, self._past
+        self._views = {rows: (new, old) for rows, (old, new) in self._views.items()}
+
+    def filled(self, row: int) -> None:
+        """A run wrote one row."""
+        past, present = self.bound(row, 1)
+        for old, new in zip(past.values(), present.values(), strict=True):
+            self._moves.copy(new, old)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for tensor in (*self._past, *self._present):
+            tensor.close()
+        self._past, self._present, self._views, self.rows, self.room = [], [], {}, 0, 0
+        self._moves.close()
+
+
+class GrownCaches:
+    """The caches of one sequence, of its length: each run makes new ones that are longer."""
+
+    def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
+        self._specs = specs
+        empty = [session.empty_device_tensor((1, s.heads, 0, s.size), s.dtype) for s in specs]
+        self.tensors: dict[str, Any] = {spec.past: tensor for spec, tensor in zip(specs, empty, strict=True)}
+
+    def became(self, present: Mapping[str, DeviceTensor]) -> None:
+        """What a run wrote, by the outputs' names."""
+        old = list(self.tensors.values())
+        self.tensors = {spec.past: present[spec.present] for spec in self._specs}
+        for tensor in old:
+            tensor.close()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for tensor in self.tensors.values():
+            tensor.close()
+
+
+class _Moves:
+    """Copies between device tensors."""
+
+    def __init__(self, session: InferenceSession, dtype: str) -> None:
+        self._owner, self._dtype = session, dtype
+
+    @functools.cached_property
+    def _sessions(self) -> tuple[InferenceSession, InferenceSession]:
+        return tuple(
+            InferenceSession(_copy_model(self._dtype, longer), context=self._owner.context) for longer in (False, True)
+        )  # type: ignore[return-value]
+
+    def copy(self, source: DeviceTensor, target: DeviceTensor) -> None:
+        """Copy ``source`` [batch, heads, room, size] to where ``target``, of as much room or more, begins."""
+        more = target.shape[2] - source.shape[2]
+        session = self._sessions[more > 0]
+        binding = session.io_binding()
+        binding.bind_input("x", source)
+        if more:
+            with session.empty_device_tensor((*source.shape[:2], more, source.shape[3]), self._dtype) as rest:
+                binding.bind_input("rest", rest)
+                binding.bind_output("y", target)
+                session.run_with_iobinding(binding)
+        else:
+            binding.bind_output("y", target)
+            session.run_with_iobinding(binding)
+
+    def close(self) -> None:
+        if "_sessions" in vars(self):
+            for session in self._sessions:
+                session.close()
+
+
+def _copy_model(dtype: str, longer: bool) -> Any:
+    """``y`` is ``x``, followed along the third axis by ``rest`` where it is ``longer``."""
+    info = lambda name: helper.make_tensor_value_info(name, _FLOATS[dtype], [f"{name}{k}" for k in range(4)])  # noqa: E731
+    if longer:
+        nodes, inputs = [helper.make_node("Concat", ["x", "rest"], ["y"], axis=2)], [info("x"), info("rest")]
+    else:
+        nodes, inputs = [helper.make_node("Identity", ["x"], ["y"])], [info("x")]
+    graph = helper.make_graph(nodes, "copy", inputs, [info("y")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

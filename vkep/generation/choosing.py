@@ -1,0 +1,52 @@
+"""The sessions that choose tokens on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vkep.device.tensor import DeviceTensor
+from vkep.generation.decoder import Decoder
+from vkep.generation.sampling import Choice, Sampling, chooser, padded, settings_of
+from vkep.session import InferenceSession
+
+
+class Chooser:
+    """Chooses the next token of each sequence from a decoder's logits, which stay on the device."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._sessions: dict[Choice, InferenceSession] = {}
+
+    def choose(
+        self, logits: DeviceTensor, each: Sequence[Sampling], chances: Sequence[float], seen: Sequence[Sequence[int]]
+    ) -> tuple[DeviceTensor, list[int]]:
+        """The tokens as the next step reads them, int64 [batch, 1] on the device, and on the host (4 bytes each).
+
+        For each sequence: its settings, its random number, and the tokens that occurred, where its penalty asks for them.
+        """
+        choice = Choice.of(each)
+        session = self._sessions.get(choice)
+        if session is None:
+            model = chooser(self._decoder.element, choice)
+            session = self._sessions[choice] = InferenceSession(model, context=self._decoder.session.context)
+        binding = session.io_binding()
+        binding.bind_input("logits", logits)
+        if choice.reads_settings:
+            rows = [settings_of(s, chance) for s, chance in zip(each, chances, strict=True)]
+            binding.bind_cpu_input("settings", np.array(rows, np.float32))
+        if choice.penalty:
+            binding.bind_cpu_input("seen", padded([tokens or [0] for tokens in seen]))
+        binding.bind_output("tokens")
+        binding.bind_output("chosen", device="cpu")
+        session.run_with_iobinding(binding)
+        results: list[Any] = binding.results
+        return results[0], [int(token) for token in results[1]]
+
+    def close(self) -> None:
+        """Close the sessions."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions = {}

@@ -1,0 +1,167 @@
+"""A decoder on the device: tokens in, logits out, its caches kept between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidModelError, UnsupportedModelError
+from vkep.generation.caches import CacheSpec, GrownCaches, RowCaches
+from vkep.generation.folder import ModelFolder, refuse_encoder
+from vkep.session import InferenceSession, NodeArg
+
+Array = np.ndarray[Any, Any]
+
+#: operators whose past may lie in a buffer with room for more, each sequence with a length of its own
+_ROW_OPERATORS = {"GroupQueryAttention"}
+#: a mask's length is rounded up to a multiple of this, so that few shapes occur
+_WINDOW = 64
+
+
+class Decoder:
+    """A session with what is known of its inputs.
+
+    Raises as `InferenceSession`, and `UnsupportedModelError` for a model with inputs that generation does not know.
+    """
+
+    def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.session = InferenceSession(str(folder.decoder), **options)
+        try:
+            self._read()
+        except BaseException:
+            self.session.close()
+            raise
+
+    def _read(self) -> None:
+        folder, inputs = self.folder, {i.name: i for i in self.session.get_inputs()}
+        refuse_encoder(folder, inputs)
+        outputs = {o.name: o for o in self.session.get_outputs()}
+        pairs = dict(folder.caches) or {n: p for n in inputs if (p := _present(n, outputs))}
+        missing = [n for n in (*pairs, *pairs.values()) if n not in inputs and n not in outputs]
+        if missing or not pairs:
+            raise InvalidModelError(f"{folder.decoder}: no cache of keys and values named {missing or 'past...'}")
+        self.specs = [self._spec(inputs[past], present) for past, present in pairs.items()]
+        plain = [o for o in outputs if o not in set(pairs.values())]
+        self.logits = next((o for o in plain if o == "logits"), plain[0] if len(plain) == 1 else "")
+        if not self.logits:
+            raise InvalidModelError(f"{folder.decoder}: none of its outputs {plain} is named logits")
+        self.element = _element(outputs[self.logits])
+        self.vocabulary = _size(outputs[self.logits].shape)
+        self._kinds = {n: folder.inputs.get(n, n) for n in inputs if n not in pairs}
+        unknown = [n for n, what in self._kinds.items() if what not in _FEEDS]
+        if unknown or "input_ids" not in self._kinds.values():
+            raise UnsupportedModelError(
+                f"{folder.decoder} has inputs {unknown or list(self._kinds)}; generation knows {sorted(_FEEDS)} and caches"
+            )
+        readers = {(n.op_type, r) for n in self.session.model.graph.nodes for r in n.reads if r in pairs}
+        #: whether several sequences run at once, each in a row of the caches
+        self.by_rows = all(op in _ROW_OPERATORS for op, _ in readers)
+
+    def _spec(self, past: NodeArg, present: str) -> CacheSpec:
+        shape, folder = past.shape or [], self.folder
+        if len(shape) != 4:
+            raise UnsupportedModelError(
+                f"{folder.decoder}: cache {past.name!r} has shape {shape}, expected 4 dimensions"
+            )
+        heads = shape[1] if isinstance(shape[1], int) else folder.heads
+        size = shape[3] if isinstance(shape[3], int) else folder.head_size
+        if not heads or not size:
+            raise InvalidModelError(
+                f"{folder.decoder}: cache {past.name!r} has shape {shape}, and no file says its sizes"
+            )
+        return CacheSpec(past.name, present, heads, size, str(dtypes.from_onnx(_element(past))))
+
+    def caches(self) -> RowCaches:
+        """New caches for several sequences, where the model is `by_rows`."""
+        return RowCaches(self.session, self.specs)
+
+    def grown_caches(self) -> GrownCaches:
+        """New caches for one sequence, where it is not."""
+        return GrownCaches(self.session, self.specs)
+
+    def on_rows(self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int) -> DeviceTensor:
+        """Logits [rows, count, vocabulary] of tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows
+        ``first`` and on. The caller tells the caches what was written. Raises as `InferenceSession.run`.
+        """
+        count = ids.shape[1]
+        most = max(lengths) + count
+        # a prompt's mask ends with it: GroupQueryAttention then knows that it is one
+        window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.room)
+        past, present = caches.bound(first, len(lengths))
+        logits: DeviceTensor = self._run(ids, lengths, window, past, present)[0]
+        return logits
+
+    def on_grown(self, ids: Array | DeviceTensor, length: int, caches: GrownCaches) -> DeviceTensor:
+        """Logits [1, count, vocabulary] of tokens ``ids`` int64 [1, count] that follow ``length`` tokens. Raises as `on_rows`."""
+        present: dict[str, DeviceTensor | None] = {spec.present: None for spec in self.specs}
+        logits, *made = self._run(ids, [length], length + ids.shape[1], caches.tensors, present)
+        caches.became(dict(zip(present, made, strict=True)))
+        return logits
+
+    def _run(
+        self,
+        ids: Array | DeviceTensor,
+        lengths: Sequence[int],
+        window: int,
+        past: Mapping[str, DeviceTensor],
+        present: Mapping[str, DeviceTensor | None],
+    ) -> list[Any]:
+        binding = self.session.io_binding()
+        for name, what in self._kinds.items():
+            value = ids if what == "input_ids" else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
+            if isinstance(value, DeviceTensor):
+                binding.bind_input(name, value)
+            else:
+                binding.bind_cpu_input(name, value)
+        for name, tensor in past.items():
+            binding.bind_input(name, tensor)
+        binding.bind_output(self.logits)
+        for name, target in present.items():
+            binding.bind_output(name, target)
+        self.session.run_with_iobinding(binding)
+        return binding.results
+
+    def close(self) -> None:
+        """Close the session."""
+        self.session.close()
+
+
+def _mask(lengths: Array, count: int, window: int) -> Array:
+    return (np.arange(window) < (lengths + count)[:, None]).astype(np.int64)
+
+
+#: what a model may read beside its caches, from the rows' lengths, the number of new tokens and the mask's length
+_FEEDS: dict[str, Any] = {
+    "input_ids": None,
+    "attention_mask": _mask,
+    "position_ids": lambda lengths, count, window: lengths[:, None] + np.arange(count),
+    "num_logits_to_keep": lambda lengths, count, window: np.array(1, np.int64),
+    "use_cache_branch": lambda lengths, count, window: np.array([True]),
+}
+
+
+def _present(past: str, outputs: Mapping[str, Any]) -> str:
+    """The output that becomes the input ``past``, by the names that exporters give; "" where there is none."""
+    for old, new in (("past_key_values", "present"), ("past_key_values", "present_key_values"), ("past", "present")):
+        if past.startswith(old) and (name := new + past[len(old) :]) in outputs:
+            return name
+    return ""
+
+
+def _element(argument: NodeArg) -> int:
+    from onnx import TensorProto
+
+    kind = argument.type.removeprefix("tensor(").removesuffix(")")
+    names = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+    if kind not in names:
+        raise UnsupportedModelError(f"{argument.name!r} is {argument.type}; generation takes float and float16")
+    return int(names[kind])
+
+
+def _size(shape: Sequence[Any] | None) -> int:
+    return shape[-1] if shape and isinstance(shape[-1], int) else 0

@@ -1,0 +1,136 @@
+"""Folders of language models, as onnxruntime-genai's builder and optimum write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from vkep.errors import InvalidModelError, UnsupportedModelError
+from vkep.generation.sampling import Sampling
+
+GENAI, CONFIG = "genai_config.json", "config.json"
+#: files of a decoder that optimum and transformers.js write, the ones that serve prompts and single tokens first
+DECODERS = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+#: names of the greatest length of a sequence in configurations of various models
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+#: in genai_config.json: what its patterns of names stand for
+_PAST = {f"past_{part}_names": f"present_{part}_names" for part in ("key", "value")}
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What a folder says of its model. ``context`` is the greatest number of tokens of a sequence (0: it does not say);
+    ``caches`` has the names of past inputs and the present outputs that become them, where the folder lists them.
+    """
+
+    path: Path
+    decoder: Path
+    kind: str
+    context: int
+    end_tokens: frozenset[int]
+    defaults: Sampling
+    caches: Mapping[str, str]
+    inputs: Mapping[str, str]  #: what the model's inputs are, by their names, where they are not the usual ones
+    heads: int = 0  #: of keys and values; 0: the model's inputs say it
+    head_size: int = 0  #: as ``heads``
+
+
+def read_folder(path: str | Path) -> ModelFolder:
+    """Read ``genai_config.json``, or ``config.json`` with ``generation_config.json``.
+
+    Raises ``FileNotFoundError`` where the folder or a file of it is not there, `InvalidModelError` for one that cannot be read,
+    `UnsupportedModelError` for a model of a kind that generation does not have.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is no folder; expected one with {GENAI} or {CONFIG} beside the model's files"
+        )
+    if (folder / GENAI).is_file():
+        return _genai(folder, read_json(folder / GENAI))
+    if (folder / CONFIG).is_file():
+        return _optimum(folder, read_json(folder / CONFIG))
+    raise FileNotFoundError(f"{folder} has neither {GENAI} (onnxruntime-genai) nor {CONFIG} (optimum)")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's object. Raises `InvalidModelError` where it holds none, ``FileNotFoundError``."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidModelError(f"{path}: no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise InvalidModelError(f"{path}: expected an object, found {type(found).__name__}")
+    return found
+
+
+def _genai(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
+    try:
+        model, search = config["model"], config.get("search", {})
+        decoder = model["decoder"]
+        inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+        file = folder / decoder["filename"]
+        layers = int(decoder["num_hidden_layers"])
+        sizes = int(decoder.get("num_key_value_heads", 0)), int(decoder.get("head_size", 0))
+        end, context, kind = model.get("eos_token_id"), int(model.get("context_length", 0)), str(model.get("type", ""))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidModelError(f"{folder / GENAI}: {type(error).__name__}: {error}") from None
+    pairs = [
+        (inputs[past], outputs[present]) for past, present in _PAST.items() if past in inputs and present in outputs
+    ]
+    caches = {past % k: present % k for k in range(layers) for past, present in pairs}
+    names = {name: what for what, name in inputs.items() if isinstance(name, str) and "%" not in name}
+    sampling = _defaults(search, folder / GENAI)
+    return ModelFolder(folder, _file(file), kind, context, _ids(end), sampling, caches, names, *sizes)
+
+
+def _optimum(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
+    found = [f / name for f in (folder, folder / "onnx") for name in DECODERS if (f / name).is_file()]
+    if not found:
+        raise FileNotFoundError(f"{folder} has none of {', '.join(DECODERS)}, nor has its folder onnx")
+    text = config.get("text_config", config)
+    settings = folder / "generation_config.json"
+    generation = read_json(settings) if settings.is_file() else {}
+    context = next((int(text[name]) for name in _CONTEXT if isinstance(text.get(name), int)), 0)
+    end = generation.get("eos_token_id", text.get("eos_token_id"))
+    kind, sampling = str(config.get("model_type", "")), _defaults(generation, settings)
+    heads = int(text.get("num_key_value_heads") or text.get("num_attention_heads") or text.get("n_head") or 0)
+    width = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    size = int(text.get("head_dim") or width // max(int(text.get("num_attention_heads") or text.get("n_head") or 1), 1))
+    return ModelFolder(folder, found[0], kind, context, _ids(end), sampling, {}, {}, heads, size)
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; {GENAI} beside it names it")
+    return path
+
+
+def _ids(value: Any) -> frozenset[int]:
+    return frozenset(int(v) for v in (value if isinstance(value, Iterable) else [value]) if v is not None)
+
+
+def _defaults(settings: Mapping[str, Any], source: Path) -> Sampling:
+    """The settings that the folder proposes; greedy where it does not ask for sampling."""
+    known = {f.name for f in fields(Sampling)} - {"max_tokens", "seed", "stop"}
+    given: dict[str, Any] = {k: v for k, v in settings.items() if k in known and isinstance(v, (int, float))}
+    if not settings.get("do_sample"):
+        given = {k: v for k, v in given.items() if k == "repetition_penalty"}
+    elif not given.get("temperature"):
+        given["temperature"] = 1.0
+    try:
+        return replace(Sampling(), **given)
+    except ValueError as error:
+        raise InvalidModelError(f"{source}: {error}") from None
+
+
+def refuse_encoder(folder: ModelFolder, inputs: Iterable[str]) -> None:
+    """Raise `UnsupportedModelError` for the decoder of an encoder."""
+    if any("encoder" in name for name in inputs):
+        raise UnsupportedModelError(
+            f"{folder.decoder} reads an encoder's results ({folder.kind or 'its kind is not named'}); "
+            "use vkep.generation.Seq2Seq"
+        )

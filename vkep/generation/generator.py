@@ -1,0 +1,142 @@
+"""`Generator`: text from a folder with a language model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+from vkep.errors import InvalidInputError
+from vkep.generation.batch import Answer, Batch
+from vkep.generation.decoder import Decoder
+from vkep.generation.folder import read_folder
+from vkep.generation.sampling import Sampling
+from vkep.generation.text import Text, TextStream
+from vkep.memory import ArenaOutOfMemory
+
+Prompt = str | Sequence[int]
+
+
+class Generator:
+    """A language model on Vulkan, from a folder that onnxruntime-genai's builder or optimum wrote.
+
+    Args:
+        folder: with ``genai_config.json`` or ``config.json``, the model, and ``tokenizer.json`` for prompts of text.
+        max_sequences: answers that are made at the same time; more prompts wait for their turn.
+        options: of `vkep.InferenceSession`.
+
+    Caches stay after an answer: a prompt that begins as an earlier one and its answer did only computes the rest. For one thread;
+    close it, or use ``with``.
+
+    Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, and as `vkep.InferenceSession`.
+    """
+
+    def __init__(self, folder: str | Path, *, max_sequences: int = 16, **options: Any) -> None:
+        if max_sequences < 1:
+            raise InvalidInputError(f"max_sequences is {max_sequences}, expected 1 or more")
+        self._limit = max_sequences
+        self._decoder = Decoder(read_folder(folder), options)
+        self._batch = self.batch(max_sequences)
+
+    @functools.cached_property
+    def text(self) -> Text:
+        """The folder's tokenizer. Raises as `Text`."""
+        return Text(self._decoder.folder.path)
+
+    @property
+    def defaults(self) -> Sampling:
+        """The settings that the folder proposes, which are used where none are given."""
+        return self._decoder.folder.defaults
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model's session, and what is known of it."""
+        return self._decoder
+
+    def sampling(self, **settings: Any) -> Sampling:
+        """The folder's settings with some of them replaced. Raises `InvalidInputError`, ``TypeError`` for a name that is none."""
+        return replace(self.defaults, **settings)
+
+    def batch(self, max_sequences: int | None = None) -> Batch:
+        """A new batch, to add answers to and to step by hand (servers); close it before the generator."""
+        return Batch(self._decoder, self._encode, self._text_stream, max_sequences or self._limit)
+
+    def _encode(self, prompt: str) -> list[int]:
+        return self.text.encode(prompt)
+
+    def _text_stream(self, sampling: Sampling) -> TextStream | None:
+        if "text" in vars(self) or sampling.stop:
+            return TextStream(self.text, sampling.stop)
+        return None
+
+    # ---- answers
+
+    @overload
+    def generate(self, prompts: str, **settings: Any) -> Answer: ...
+    @overload
+    def generate(self, prompts: Sequence[int], **settings: Any) -> Answer: ...
+    @overload
+    def generate(self, prompts: Sequence[Prompt], **settings: Any) -> list[Answer]: ...
+    def generate(self, prompts: Any, **settings: Any) -> Answer | list[Answer]:
+        """The answer to a prompt (a text, or token ids), or to each of several; ``settings`` as `Sampling` has them.
+
+        An interrupt (Ctrl-C) leaves the generator usable. Raises as `Batch.add` before the first token.
+        """
+        several = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], int)
+        sampling = self.sampling(**settings)
+        waiting = list(enumerate(prompts if several else [prompts]))
+        answers: dict[int, Answer] = {}
+        try:
+            while waiting or any(not a.ended for a in answers.values()):
+                while waiting and len(self._batch.under_way) < self._limit:
+                    place, prompt = waiting[0]
+                    try:
+                        answers[place] = self._batch.add(prompt, sampling)
+                    except ArenaOutOfMemory:
+                        if not self._batch.under_way:
+                            raise
+                        break  # until another one's caches are free
+                    waiting.pop(0)
+                self._batch.step()
+        finally:
+            for answer in answers.values():
+                self._batch.cancel(answer)
+        made = [answers[place] for place in range(len(answers))]
+        return made if several else made[0]
+
+    def stream(self, prompt: Prompt, **settings: Any) -> Iterator[str]:
+        """The answer's text as it comes; of a model without tokenizer, nothing. Leaving the loop ends the answer."""
+        return self.pieces(self._batch.add(prompt, self.sampling(**settings)))
+
+    def pieces(self, answer: Answer) -> Iterator[str]:
+        """The text of an answer of this generator's as it comes."""
+        shown = 0
+        try:
+            while not answer.ended:
+                self._batch.step()
+                if len(answer.text) > shown:
+                    piece, shown = answer.text[shown:], len(answer.text)
+                    yield piece
+        finally:
+            self._batch.cancel(answer)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Answer:
+        """The answer to a conversation, ``[{"role": "user", "content": "..."}, ...]``, by the folder's chat template."""
+        return self.generate(self.text.chat(messages), **settings)
+
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Iterator[str]:
+        """`chat`'s text as it comes."""
+        return self.stream(self.text.chat(messages), **settings)
+
+    def close(self) -> None:
+        """Close the session and its caches; idempotent."""
+        self._batch.close()
+        self._decoder.close()
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

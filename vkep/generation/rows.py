@@ -1,0 +1,179 @@
+"""Rows of caches: which tokens each holds, and runs of a decoder that make them hold more."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError
+from vkep.generation.caches import ROOM, GrownCaches
+from vkep.generation.decoder import Decoder
+
+
+class Rows(ABC):
+    """A row is one sequence's caches; ``held`` has the tokens whose keys and values it holds. A row whose sequence has ended
+    keeps them, for a prompt that begins with the same tokens.
+    """
+
+    def __init__(self, decoder: Decoder, limit: int) -> None:
+        self._decoder, self.limit = decoder, limit
+        self.held: list[list[int]] = []
+
+    def take(self, prompt: Sequence[int], busy: Collection[int]) -> int:
+        """A row that is not ``busy``, for a new sequence; it holds as much of the prompt as one held already, but not its last
+        token. Raises `InvalidInputError` where all are busy, `ArenaOutOfMemory`.
+        """
+        free = [row for row in range(len(self.held)) if row not in busy]
+        shared = {row: self._shared(row, prompt) for row in free}
+        row = max(free, key=lambda r: shared[r], default=-1)
+        # another conversation's row is left alone while there is room for one more
+        if row < 0 or (shared[row] * 2 < len(self.held[row]) and len(self.held) < self.limit):
+            row = next((r for r in free if not self.held[r]), len(self.held))
+        if row >= self.limit:
+            raise InvalidInputError(
+                f"{self.limit} sequences are under way, as many as max_sequences allows; step until one ends, or cancel one"
+            )
+        self.reserve(row, len(prompt) + 1)
+        if row == len(self.held):
+            self.held.append([])
+        self._trim(row, shared.get(row, 0))
+        return row
+
+    def _shared(self, row: int, prompt: Sequence[int]) -> int:
+        held = self.held[row]
+        most = min(len(held), len(prompt) - 1)
+        same = next((k for k in range(most) if held[k] != prompt[k]), most)
+        return self._usable(row, same)
+
+    @abstractmethod
+    def _usable(self, row: int, count: int) -> int:
+        """How many of the first ``count`` tokens that a row holds can be kept without the rest."""
+
+    @abstractmethod
+    def _trim(self, row: int, count: int) -> None:
+        """Keep only the first tokens of a row, as many as `_usable` said."""
+
+    @abstractmethod
+    def reserve(self, row: int, tokens: int) -> None:
+        """Room for as many tokens in a row, which may be the next one. Raises `ArenaOutOfMemory`."""
+
+    @abstractmethod
+    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
+        """Logits [1, count, vocabulary] of tokens that follow those in the row."""
+
+    @abstractmethod
+    def step(
+        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+    ) -> Iterator[tuple[range, DeviceTensor]]:
+        """Logits of the next token of some rows, with the rows that they are of; what other ``busy`` rows hold stays.
+        ``known`` are tokens on the device and the same on the host, which serve where they are those wanted.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+class BufferRows(Rows):
+    """Rows of common buffers with room for more; one run makes a step of all."""
+
+    def __init__(self, decoder: Decoder, limit: int) -> None:
+        super().__init__(decoder, limit)
+        self._caches = decoder.caches()
+
+    def _usable(self, row: int, count: int) -> int:
+        return count
+
+    def _trim(self, row: int, count: int) -> None:
+        del self.held[row][count:]
+
+    def reserve(self, row: int, tokens: int) -> None:
+        caches, most = self._caches, self._decoder.folder.context
+        rows, room = caches.rows, caches.room
+        if row >= rows:
+            rows = min(max(row + 1, 2 * rows), self.limit)
+        if tokens > room:
+            room = max(-(-tokens // ROOM) * ROOM, 2 * room)
+            room = max(min(room, -(-most // ROOM) * ROOM), tokens) if most else room
+        caches.grow(rows, room)
+
+    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
+        held = self.held[row]
+        self.reserve(row, len(held) + len(tokens))
+        logits = self._decoder.on_rows(np.array([tokens], np.int64), [len(held)], self._caches, row)
+        self._caches.filled(row)
+        self.held[row] = [*held, *tokens]
+        return logits
+
+    def step(
+        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+    ) -> Iterator[tuple[range, DeviceTensor]]:
+        rows = range(max(*tokens, *busy) + 1)
+        self.reserve(0, max(len(self.held[row]) for row in tokens) + 1)
+        for row in range(len(self.held)):
+            if row not in rows:
+                self.held[row] = []  # a step does not carry it over
+            elif row not in tokens:
+                del self.held[row][self._caches.room - 1 :]  # the step writes a place behind them
+        on_device, on_host = known or (None, [])
+        wanted = [tokens.get(row, on_host[row] if row < len(on_host) else 0) for row in rows]
+        same = on_device is not None and on_host == wanted
+        ids = on_device if same and on_device is not None else np.array(wanted, np.int64)[:, None]
+        logits = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, 0)
+        self._caches.stepped()
+        for row, token in tokens.items():
+            self.held[row] = [*self.held[row], token]
+        yield rows, logits
+
+    def close(self) -> None:
+        self._caches.close()
+        self.held = []
+
+
+class GrownRows(Rows):
+    """Rows of buffers that each run makes anew, longer by its tokens: a run for each row."""
+
+    def __init__(self, decoder: Decoder, limit: int) -> None:
+        super().__init__(decoder, limit)
+        self._caches: list[GrownCaches] = []
+
+    def _usable(self, row: int, count: int) -> int:
+        return count if count == len(self.held[row]) else 0
+
+    def _trim(self, row: int, count: int) -> None:
+        if count < len(self.held[row]):
+            self._caches[row].close()
+            self._caches[row], self.held[row] = self._decoder.grown_caches(), []
+
+    def reserve(self, row: int, tokens: int) -> None:
+        if row == len(self._caches):
+            self._caches.append(self._decoder.grown_caches())
+
+    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
+        return self._feed(row, np.array([tokens], np.int64), tokens)
+
+    def _feed(self, row: int, ids: np.ndarray | DeviceTensor, tokens: Sequence[int]) -> DeviceTensor:
+        logits = self._decoder.on_grown(ids, len(self.held[row]), self._caches[row])
+        self.held[row] = [*self.held[row], *tokens]
+        return logits
+
+    def step(
+        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+    ) -> Iterator[tuple[range, DeviceTensor]]:
+        for row, token in tokens.items():
+            same = known is not None and known[1] == [token]
+            ids = known[0] if same and known is not None else np.array([[token]], np.int64)
+            yield range(row, row + 1), self._feed(row, ids, [token])
+
+    def close(self) -> None:
+        for caches in self._caches:
+            caches.close()
+        self._caches, self.held = [], []
+
+
+def rows_of(decoder: Decoder, limit: int) -> Rows:
+    """The rows that a decoder's caches allow."""
+    return BufferRows(decoder, limit) if decoder.by_rows else GrownRows(decoder, limit)
