@@ -78,13 +78,13 @@ def by_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[
 
 
 def assert_like(got: Sequence[Array], expected: Sequence[Array], rtol: float = 1e-5, atol: float = 1e-5) -> None:
-    """Equal shapes and dtypes, and values that are near (integers: equal)."""
+    """Equal shapes and dtypes, and values that are near (integers and texts: equal)."""
     assert len(got) == len(expected)
     for k, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         theirs = np.asarray(theirs)
         assert ours.dtype == theirs.dtype, f"output {k}"
         assert ours.shape == theirs.shape, f"output {k}"
-        if theirs.dtype.kind in "iub":
+        if theirs.dtype.kind in "iubO":
             np.testing.assert_array_equal(ours, theirs, err_msg=f"output {k}")
         else:
             np.testing.assert_allclose(

@@ -172,7 +172,7 @@ def test_sequences_inside(open_session: Open, engine: str) -> None:
     session = open_session(proto)
     _check(session, proto, {"x": np.array([1, 2], np.float32), "z": np.array([0, 1, 2], np.float32)})
     where = {n.op_type: n.where for n in session.report().nodes}
-    assert where["SequenceConstruct"] == "cpu" and where["Mul"] == "vulkan" and where["Neg"] == "vulkan"
+    assert where["SequenceConstruct"] == "inlined" and where["Mul"] == "vulkan" and where["Neg"] == "vulkan"
 
 
 def test_a_sequence_as_input(open_session: Open, engine: str) -> None:

@@ -6,8 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import onnx
-
 from tools.backend_suite import through_ort
 from tools.backend_suite.cases import Case, check_outputs, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome
@@ -48,9 +46,7 @@ def run_case(case: Case) -> Outcome:
     except UnsupportedModelError as error:
         return outcome(DECLINED, [_one_line(error)])
     except (InvalidInputError, ValueError) as error:
-        if _tensors_only(model):
-            return outcome(FAILED, [f"{type(error).__name__}: {_one_line(error)}"])
-        return outcome(DECLINED, ["a session takes tensors, this model sequences or optionals"])
+        return outcome(FAILED, [f"{type(error).__name__}: {_one_line(error)}"])
     except VkepError as error:
         # a node that Vulkan declined, and that no evaluator on the CPU takes: the message says which, and why
         state = DECLINED if str(error).startswith("on the CPU") else FAILED
@@ -71,10 +67,6 @@ def run_case(case: Case) -> Outcome:
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split())[:600]
-
-
-def _tensors_only(model: onnx.ModelProto) -> bool:
-    return all(v.type.HasField("tensor_type") for v in [*model.graph.input, *model.graph.output])
 
 
 #: what runs a case, by the name that the command line gives it

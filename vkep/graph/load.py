@@ -340,7 +340,7 @@ def _constant(proto: onnx.NodeProto, folder: Path | None) -> Weight | None:
 
 def _value_info(proto: onnx.ValueInfoProto) -> ValueInfo:
     if not proto.type.HasField("tensor_type"):  # a body need not say its outputs' types
-        return ValueInfo(proto.name, 0, None, is_tensor=proto.type.WhichOneof("value") is None)
+        return ValueInfo(proto.name, 0, None, proto.type if proto.type.WhichOneof("value") is not None else None)
     tensor = proto.type.tensor_type
     if not tensor.HasField("shape"):
         return ValueInfo(proto.name, tensor.elem_type, None)

@@ -22,7 +22,17 @@ class ValueInfo:
     name: str
     elem_type: int  #: ``TensorProto.DataType``; 0 where it is no tensor
     shape: tuple[Dim, ...] | None
-    is_tensor: bool = True  #: False for a sequence, map or optional
+    other: onnx.TypeProto | None = field(default=None, compare=False, repr=False)  #: of a sequence, map or optional
+
+    @property
+    def is_tensor(self) -> bool:
+        """False for a sequence, map or optional."""
+        return self.other is None
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether None may stand for it."""
+        return self.other is not None and self.other.HasField("optional_type")
 
     @property
     def is_static(self) -> bool:

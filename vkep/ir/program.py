@@ -33,9 +33,34 @@ class ValueSpec:
 
 @dataclass(frozen=True)
 class HostValue:
-    """A value that only the CPU can hold: strings, sequences, optionals."""
+    """A value that only the CPU can hold: texts, maps, or what is not known of a sequence."""
 
     what: str
+
+
+#: tensors in a sequence whose elements are planned one by one; of longer ones the CPU takes care
+LONGEST_LIST = 512
+
+
+@dataclass(frozen=True)
+class ListValue(HostValue):
+    """A sequence of values that have names of their own."""
+
+    what: str = "a sequence"
+    items: tuple[str, ...] = ()
+    elem_type: int = 0  #: of its tensors, 0 where that is not known
+
+
+def element_name(name: str, place: int) -> str:
+    """The name of an element of a sequence that a run is given, or gives."""
+    return f"{name}[{place}]"
+
+
+@dataclass(frozen=True)
+class NoValue(HostValue):
+    """An optional without an element. One that has an element is that element."""
+
+    what: str = "an optional without an element"
 
 
 def declared_value(info: ValueInfo, size: Callable[[Dim], int] | None = None) -> ValueSpec | HostValue | None:
@@ -83,13 +108,16 @@ class VgfStep:
 
 @dataclass(frozen=True)
 class CpuStep:
-    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names, ``reasons`` why each node is here."""
+    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names, ``reasons`` why each node is here. ``lists`` are the
+    sequences and optionals among what the nodes read; ``inputs`` and ``constants`` have what is in them.
+    """
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: Mapping[str, Weight]
     reasons: tuple[str, ...] = ()
+    lists: Mapping[str, HostValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +132,7 @@ class DeferredStep:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     values: Mapping[str, tuple[Guard, ...]]
-    constants: Mapping[str, Weight]
+    constants: Mapping[str, Weight | HostValue]  #: and the sequences and optionals, whose elements are inputs
 
 
 @dataclass(frozen=True)
@@ -167,7 +195,8 @@ class Program:
     steps: tuple[Step, ...]
     constants: Mapping[str, Weight]  #: outputs that folding already knows
     placements: tuple[Placement, ...]
-    outputs: tuple[str, ...] = ()  #: the values that whoever runs it asks for
+    outputs: tuple[str, ...] = ()  #: the values that whoever runs it asks for, what is in ``lists`` one by one
     #: the sizes that the program holds for, as conditions on them; None for those alone that it was planned for
     conditions: Formulas | None = None
     numbers: Mapping[str, SizedConstant] = field(default_factory=dict)  #: values that the sizes of a run give
+    lists: Mapping[str, HostValue] = field(default_factory=dict)  #: outputs that are sequences or optionals

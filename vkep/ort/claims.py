@@ -26,6 +26,7 @@ from vkep.placement.channels_last import is_channels_last, made_by, plain
 from vkep.placement.data_dependent import parts
 from vkep.placement.partition import lower
 from vkep.placement.policy import VGF, VULKAN, Policy
+from vkep.placement.sequences import ON_LISTS
 from vkep.sizes import Size, Trace
 
 logger = logging.getLogger("vkep.ort")
@@ -164,6 +165,7 @@ def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Kn
 
 
 def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
+    on_lists = {n.outputs for n in view.graph.nodes if n.op_type in ON_LISTS and not _on_tensors(view, n)}
     for placement in program.placements:
         node = placement.node
         if not any(name in view.pointers for name in node.outputs):
@@ -176,6 +178,8 @@ def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
                 if node.bodies
                 else "ONNX Runtime's interface does not give its attributes"
             )
+        elif node.outputs in on_lists:  # it, or a node that stands for it
+            verdicts.reasons[node.outputs] = "its sequences and optionals are values of ONNX Runtime's"
         elif placement.where in (VULKAN, VGF, "folded"):
             verdicts.taken[node.outputs] = placement.where != "folded"
         elif placement.where == "deferred":
@@ -186,6 +190,10 @@ def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
                 verdicts.taken[node.outputs] = not _folds_later(node)
         else:
             verdicts.reasons.setdefault(node.outputs, placement.reason)
+
+
+def _on_tensors(view: OrtGraphView, node: Node) -> bool:
+    return all(view.value_info(name).elem_type for name in (*node.inputs, *node.outputs) if name)
 
 
 def _assigned_elsewhere(view: OrtGraphView, node: Node) -> bool:

@@ -7,18 +7,17 @@ planned once for each signature, as often as it takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper
 
 from vkep import dtypes
 from vkep.errors import Decline
 from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
-from vkep.ir.program import HostValue, ValueSpec
+from vkep.ir.program import HostValue, ListValue, NoValue, ValueSpec
+from vkep.placement.inlined import Inlined, NeedsContent, instantiate, make_node, scope
 
 #: nodes that a loop may grow to when it is laid out; longer ones are driven by the session
 MAX_UNROLLED_NODES = 512
@@ -26,29 +25,15 @@ MAX_UNROLLED_NODES = 512
 Known = Weight | ValueSpec | HostValue
 
 
-@dataclass
-class Inlined:
-    """Nodes to lower in place of a control-flow node, and the constants that they read."""
-
-    nodes: list[Node] = field(default_factory=list)
-    weights: dict[str, Weight] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class NeedsCondition:
-    """The branch follows from a value that only a run gives."""
-
-    name: str
-
-
 @dataclass(frozen=True)
 class HostDriven:
     """A loop for the session to drive."""
 
     reason: str
+    waits_for: str = ""  #: the value by whose content the loop could be laid out
 
 
-Expansion = Inlined | NeedsCondition | HostDriven
+Expansion = Inlined | NeedsContent | HostDriven
 
 
 def is_control(node: Node) -> bool:
@@ -57,95 +42,20 @@ def is_control(node: Node) -> bool:
 
 def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
     """What becomes of a control-flow node whose inputs are ``known``. Raises `Decline` for what only the CPU can run."""
+    lists = [v for name in node.reads if isinstance(v := known[name], (ListValue, NoValue))]
     for name in node.reads:
-        if isinstance(known[name], HostValue):
+        if isinstance(known[name], HostValue) and known[name] not in lists:
             raise Decline(f"{name!r} is no tensor")
-    if not all(v.is_tensor for body in node.bodies.values() for v in body.outputs):
-        raise Decline("a result of its body is no tensor")
     if node.op_type == "If":
         return _expand_if(node, known)
-    return _expand_loop(node, known, opsets) if node.op_type == "Loop" else _expand_scan(node, known, opsets)
-
-
-def scope(node: Node) -> str:
-    """A prefix for names inside of a node that no other node has."""
-    return f"{next((o for o in node.outputs if o), node.name)}/"
-
-
-# ---- bodies
-
-
-def instantiate(body: Graph, prefix: str, inputs: Sequence[str], outputs: Sequence[str]) -> Inlined:
-    """The body's nodes with its inputs and outputs under the given names, and all else under ``prefix``.
-
-    An output named "" is not wanted.
-    """
-    names = {info.name: name for info, name in zip(body.inputs, inputs, strict=True)}
-    names |= {name: prefix + name for name in body.weights}
-    names |= {name: prefix + name for node in body.nodes for name in node.outputs if name}
-    made = {name for node in body.nodes for name in node.outputs if name}
-    copies: list[tuple[str, str]] = []
-    for info, wanted in zip(body.outputs, outputs, strict=True):
-        if not wanted:
-            continue
-        if info.name in made:
-            names[info.name] = wanted
-            made.remove(info.name)  # an output listed twice needs a name of its own
-        else:
-            copies.append((info.name, wanted))
-    result = Inlined(weights={names[name]: weight for name, weight in body.weights.items()})
-    result.nodes = [renamed(node, names, prefix) for node in body.nodes]
-    result.nodes += [_node("Identity", [names.get(source, source)], [wanted], 13) for source, wanted in copies]
-    return result
-
-
-def renamed(node: Node, names: Mapping[str, str], prefix: str = "") -> Node:
-    """A node that reads and writes other names, in its bodies too."""
-
-    def of(name: str) -> str:
-        return names.get(name, name)
-
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    _rename(proto, names)
-    free = {name: of(name) for name in node.captures}
-    return replace(
-        node,
-        name=prefix + node.name,
-        inputs=tuple(map(of, node.inputs)),
-        outputs=tuple(map(of, node.outputs)),
-        captures=tuple(map(of, node.captures)),
-        proto=proto,
-        bodies={key: _renamed_body(body, free) for key, body in node.bodies.items()},
-    )
-
-
-def _renamed_body(body: Graph, names: Mapping[str, str]) -> Graph:
-    """A body that reads other names of the graph around it; its own names stay."""
-    own = {i.name for i in body.inputs} | set(body.weights) | {o for n in body.nodes for o in n.outputs}
-    free = {name: other for name, other in names.items() if name not in own}
-    outputs = tuple(replace(o, name=free.get(o.name, o.name)) for o in body.outputs)
-    return replace(body, nodes=tuple(renamed(n, free) for n in body.nodes), outputs=outputs)
-
-
-def _rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    proto.input[:] = [names.get(name, name) for name in proto.input]
-    proto.output[:] = [names.get(name, name) for name in proto.output]
-    for attribute in proto.attribute:
-        for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
-            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-            own.update(o for n in graph.node for o in n.output)
-            free = {name: other for name, other in names.items() if name not in own}
-            for inner in graph.node:
-                _rename(inner, free)
-            for output in graph.output:
-                output.name = free.get(output.name, output.name)
-
-
-def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, **attributes: Any) -> Node:
-    proto = helper.make_node(op_type, list(inputs), list(outputs), **attributes)
-    schema = onnx.defs.get_schema(op_type, opset, "")
-    return Node(0, outputs[0], op_type, "", tuple(inputs), tuple(outputs), attributes, proto, schema)
+    expansion = _expand_loop(node, known, opsets) if node.op_type == "Loop" else _expand_scan(node, known, opsets)
+    if not isinstance(expansion, HostDriven):
+        return expansion
+    if lists or not all(v.is_tensor for body in node.bodies.values() for v in body.outputs):
+        if not expansion.waits_for:
+            raise Decline(f"{expansion.reason}, and a sequence or optional goes through it")
+        return NeedsContent(expansion.waits_for, expansion.reason)
+    return expansion
 
 
 # ---- If
@@ -154,7 +64,7 @@ def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], opset: in
 def _expand_if(node: Node, known: Mapping[str, Known]) -> Expansion:
     condition = known[node.inputs[0]]
     if not isinstance(condition, Weight):
-        return NeedsCondition(node.inputs[0])
+        return NeedsContent(node.inputs[0], f"its branch follows from {node.inputs[0]!r}")
     body = node.bodies["then_branch" if bool(condition.array().reshape(-1)[0]) else "else_branch"]
     return instantiate(body, scope(node), (), node.outputs)
 
@@ -190,19 +100,19 @@ def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, in
     if not limit_name and goes_on in (True, "same") and (start is None or goes_on is True):
         raise Decline("a loop without an end")
     if goes_on is None or (start is not None and not isinstance(start, Weight)):
-        return HostDriven("its condition is computed")
+        return HostDriven("its condition is computed", start_name if goes_on is not None else "")
     if isinstance(start, Weight) and not bool(start.array().reshape(-1)[0]):
         trips = 0
     elif goes_on is False:
         trips = 1
         if limit is not None and not isinstance(limit, Weight):
-            return HostDriven("its number of steps is computed")
+            return HostDriven("its number of steps is computed", limit_name)
         if isinstance(limit, Weight):
             trips = min(trips, int(limit.array().reshape(-1)[0]))
     elif isinstance(limit, Weight):
         trips = int(limit.array().reshape(-1)[0])
     else:
-        return HostDriven("its number of steps is computed")
+        return HostDriven("its number of steps is computed", limit_name)
     trips = max(trips, 0)
     if trips * max(len(body.nodes), 1) > MAX_UNROLLED_NODES:
         return HostDriven(f"{trips} steps of {len(body.nodes)} nodes")
@@ -313,7 +223,7 @@ class _Unrolled:
         for output, *names in zip(self.node.outputs, *parts, strict=True):
             if output:
                 stacked = [self._unsqueezed(name, 0, f"{name}/stacked") for name in names]
-                self.result.nodes.append(_node("Concat", stacked, [output], self.opset, axis=0))
+                self.result.nodes.append(make_node("Concat", stacked, [output], self.opset, axis=0))
         return self.result
 
     def _scan(self, scan: ScanShape, trips: int, inputs: Sequence[str], outputs: Sequence[str], where: str) -> None:
@@ -354,7 +264,7 @@ class _Unrolled:
     ) -> None:
         for name, output in zip(states, outputs, strict=False):
             if output:
-                self.result.nodes.append(_node("Identity", [name], [output], self.opset))
+                self.result.nodes.append(make_node("Identity", [name], [output], self.opset))
         infos = self.body.outputs[skip + len(states) :]
         for k, output in enumerate(outputs[len(states) :]):
             if not output:
@@ -363,7 +273,7 @@ class _Unrolled:
                 self.result.weights[output] = ArrayWeight(output, empty_result(infos[k], axes[k]))
                 continue
             parts = [self._unsqueezed(name, axes[k], f"{where}{k}/part{j}") for j, name in enumerate(stacked[k])]
-            self.result.nodes.append(_node("Concat", parts, [output], self.opset, axis=axes[k]))
+            self.result.nodes.append(make_node("Concat", parts, [output], self.opset, axis=axes[k]))
 
     def _unsqueezed(self, name: str, axis: int, to: str) -> str:
         if self.opset < 13:
@@ -372,7 +282,7 @@ class _Unrolled:
 
     def _add(self, op_type: str, inputs: Sequence[str], to: str, **attributes: Any) -> str:
         name = self.scope + to
-        self.result.nodes.append(_node(op_type, inputs, [name], self.opset, **attributes))
+        self.result.nodes.append(make_node(op_type, inputs, [name], self.opset, **attributes))
         return name
 
     def _constant(self, name: str, array: np.ndarray[Any, Any]) -> str:

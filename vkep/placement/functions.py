@@ -18,9 +18,10 @@ from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.infer import shape_of
 from vkep.ir.program import ValueSpec
 from vkep.ir.tensor import Tensor
-from vkep.placement.control import HostDriven, NeedsCondition, expand, is_control
+from vkep.placement.control import HostDriven, expand, is_control
 from vkep.placement.fold import FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
+from vkep.placement.inlined import NeedsContent
 from vkep.sizes import serves_others
 
 #: lowers one node of a body: (node, arguments, the body's opsets) to results; raises `Decline`
@@ -97,10 +98,10 @@ def _expanded(
     expansion = expand(inner, known, versions)
     if isinstance(expansion, HostDriven):
         raise Decline(f"{inner.op_type} in its function body: {expansion.reason}")
-    if isinstance(expansion, NeedsCondition):
+    if isinstance(expansion, NeedsContent):
         tensor = env[expansion.name]
         assert tensor is not None
-        need = NeedsValue(f"the branch of {inner.op_type} in its function body is chosen at run time", tensor)
+        need = NeedsValue(f"{inner.op_type} in its function body: {expansion.reason}", tensor)
         need.names = tuple(n for n in node.inputs if n in origin.get(expansion.name, frozenset()))
         raise need
     for name, weight in expansion.weights.items():

@@ -22,7 +22,10 @@ from vkep.ir.program import (
     ControlStep,
     CpuStep,
     DeferredStep,
+    HostValue,
     IslandStep,
+    ListValue,
+    NoValue,
     Placement,
     Program,
     SizedConstant,
@@ -31,15 +34,17 @@ from vkep.ir.program import (
 )
 from vkep.ir.tensor import Tensor
 from vkep.passes.island import Island
-from vkep.placement.control import HostDriven, Inlined, expand, is_control
+from vkep.placement.control import HostDriven, expand, is_control
 from vkep.placement.data_dependent import parts
 from vkep.placement.fold import FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.graph_islands import GraphIslands
+from vkep.placement.inlined import Inlined
 from vkep.placement.kompute import KOMPUTE, KpRegions
 from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
+from vkep.placement.sequences import dissolve, dissolves, named_elements
 from vkep.sizes import Formulas, Trace, plain_text
 
 #: the delegates to offer a node to where there are no data graphs
@@ -94,6 +99,9 @@ class _Partitioner:
         self.graphs = GraphIslands()
         self.kompute = KpRegions()
         self.known: dict[str, Known] = dict(known)
+        #: sequences and optionals; those that the program starts from stand in ``known`` from the beginning
+        self.lists: dict[str, HostValue] = {n: v for n, v in known.items() if isinstance(v, (ListValue, NoValue))}
+        self.list_outputs: dict[str, HostValue] = {}
         self.made: dict[str, tuple[str, int]] = {}  # value: (kind, stage) of the step that makes it
         self.islands: dict[int, Island] = {}
         self.cpu: dict[int, list[tuple[Node, str]]] = {}
@@ -120,13 +128,14 @@ class _Partitioner:
         return found
 
     def program(self) -> Program:
+        self._place_lists()
         steps = self._steps()
         constants = self._constants(self.outputs)
         conditions = self.trace.holds() if self.trace is not None else None
         placements, outputs = tuple(self.placements), tuple(self.outputs)
         if self.trace is not None:
             placements = tuple([replace(p, reason=plain_text(p.reason)) for p in placements])
-        return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers())
+        return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers(), self.list_outputs)
 
     def postponed(self) -> Program:
         """All nodes in one deferred step: planned at once during the run, where a part planned now would end at the guard."""
@@ -136,7 +145,8 @@ class _Partitioner:
         placements = tuple(Placement(node, "deferred", self.asks_inputs) for node in self.nodes)
         # what was lowered to find the guard is of no account
         conditions = Formulas(self.trace.symbols, (), (), ()) if self.trace is not None else None
-        return Program((step,), constants, placements, tuple(self.outputs), conditions, self._numbers())
+        lists = {n: self.lists[n] for n in self.outputs if n in self.lists and n not in step.outputs}
+        return Program((step,), constants, placements, tuple(self.outputs), conditions, self._numbers(), lists)
 
     def _constants(self, names: Iterable[str]) -> dict[str, Weight]:
         """Those of the names whose content is known; what follows from sizes is known once a run has them."""
@@ -156,12 +166,12 @@ class _Partitioner:
     # ---- one node
 
     def _place(self, node: Node) -> None:
-        for name in node.reads:
-            if name not in self.known:
-                self._defer(node, f"waits for the shape of {name!r}")
-                return
-        if is_control(node):
-            self._place_control(node)
+        if self._waits(node, node.reads):
+            return
+        if is_control(node) or dissolves(node, self.known):
+            self._place_inlined(node)
+            return
+        if self.lists and self._waits(node, self._leaves(node.reads)):
             return
         self.placed.append(node)
         inputs = [self.known[n] for n in node.reads]
@@ -192,16 +202,49 @@ class _Partitioner:
             for part in rest:
                 self._place(part)
 
-    def _place_control(self, node: Node) -> None:
+    def _waits(self, node: Node, names: Iterable[str]) -> bool:
+        """Whether the node is put off, since one of the values is not known yet."""
+        missing = next((name for name in names if name not in self.known), None)
+        if missing is not None:
+            self._defer(node, f"waits for the shape of {missing!r}")
+        return missing is not None
+
+    def _leaves(self, names: Iterable[str]) -> Iterable[str]:
+        """The names, those of sequences and optionals replaced by what is in them."""
+        if not self.lists:
+            return names
+        found: list[str] = []
+        for name in names:
+            value = self.lists.get(name)
+            found += [name] if value is None else self._leaves(value.items) if isinstance(value, ListValue) else []
+        return found
+
+    def _place_lists(self) -> None:
+        """Give the elements of sequences among the outputs names of their own: another may hold the same tensors."""
+        for name in [n for n in self.outputs if n in self.lists]:
+            value, nodes = named_elements(name, self.lists[name], self.opsets.get("", 1))
+            for node in nodes:
+                self._place(node)
+            self.lists[name] = self.list_outputs[name] = value
+        self.outputs = list(dict.fromkeys(self._leaves(self.outputs)))
+
+    def _place_inlined(self, node: Node) -> None:
         try:
-            expansion = expand(node, self.known, self.opsets)
+            expansion = (expand if is_control(node) else dissolve)(node, self.known, self.opsets)
         except Decline as decline:
+            if isinstance(decline, InvalidNode) and not self.decline_invalid:
+                raise decline.at(node.title) from None
+            if self._waits(node, self._leaves(node.reads)):
+                return
             self.placed.append(node)
             self._to_cpu(node, decline.reason)
             return
         if isinstance(expansion, Inlined):
             self.known.update(expansion.weights)
-            self.placements.append(Placement(node, "inlined"))
+            self.known.update(expansion.values)
+            self.lists.update(expansion.values)
+            folds = not expansion.nodes and not expansion.values
+            self.placements.append(Placement(node, "folded" if folds else "inlined"))
             for inner in expansion.nodes:
                 self._place(inner)
         elif isinstance(expansion, HostDriven):
@@ -212,7 +255,7 @@ class _Partitioner:
             self.made.update({name: ("control", stage) for name in node.outputs if name})
         else:
             self.needs.add([expansion.name], None)
-            self._defer(node, f"its branch follows from {expansion.name!r}")
+            self._defer(node, expansion.reason)
 
     def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:
         if node.op_type in ("Shape", "Size") and not node.domain and isinstance(inputs[0], ValueSpec):
@@ -322,7 +365,7 @@ class _Partitioner:
 
     def _stage(self, node: Node, kind: str) -> int:
         latest = 0
-        for name in node.reads:
+        for name in self._leaves(node.reads):
             made = self.made.get(name)
             if made is not None:
                 latest = max(latest, made[1] + (made[0] != kind))
@@ -347,10 +390,10 @@ class _Partitioner:
     # ---- the steps
 
     def _steps(self) -> list[Step]:
-        later = {n for node in self.deferred for n in node.reads} | set(self.outputs)
+        later = {n for node in self.deferred for n in self._leaves(node.reads)} | set(self.outputs)
         outside = [node for nodes in self.cpu.values() for node, _ in nodes]
         outside += [node for nodes in self.control.values() for node in nodes]
-        outside_reads = {n for node in outside for n in node.reads} | self.kompute.reads()
+        outside_reads = {n for node in outside for n in self._leaves(node.reads)} | self.kompute.reads()
         read_outside = outside_reads | self.graphs.reads()
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
@@ -375,13 +418,15 @@ class _Partitioner:
         nodes = [node for node, _ in placed]
         made = [n for node in nodes for n in node.outputs if n]
         inputs, constants = self._needs(nodes, set(made))
-        wanted = later | _reads_outside(self.placed, nodes)
+        inside = {id(n) for n in nodes}
+        wanted = later.union(*(self._leaves(n.reads) for n in self.placed if id(n) not in inside))
         return CpuStep(
             tuple(nodes),
             inputs,
             tuple(n for n in made if n in wanted),
             constants,
             tuple(reason for _, reason in placed),
+            self._lists(nodes, set(made)),
         )
 
     def _deferred_step(self) -> DeferredStep:
@@ -394,15 +439,16 @@ class _Partitioner:
             asked = self.needs.of(name, known.answers if isinstance(known, ValueSpec) else ())
             if asked is not None:
                 values[name] = asked
-        return DeferredStep(tuple(self.deferred), inputs, outputs, values, constants)
+        lists = self._lists(self.deferred, set(made))
+        return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists})
 
     def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
         """The values that a group of nodes takes in, and the constants that it reads."""
-        needed = dict.fromkeys(n for node in nodes for n in node.reads if n not in made)
+        reads = (n for node in nodes for n in node.reads if n not in made)
+        needed = dict.fromkeys(n for n in self._leaves(reads) if n not in made)
         constants = self._constants(needed)
         return tuple(n for n in needed if n not in constants), constants
 
-
-def _reads_outside(all_nodes: Iterable[Node], group: Sequence[Node]) -> set[str]:
-    inside = {id(n) for n in group}
-    return {name for node in all_nodes if id(node) not in inside for name in node.reads}
+    def _lists(self, nodes: Sequence[Node], made: set[str]) -> dict[str, HostValue]:
+        """The sequences and optionals that a group of nodes takes in."""
+        return {n: self.lists[n] for node in nodes for n in node.reads if n in self.lists and n not in made}

@@ -14,7 +14,8 @@ from onnx import helper, numpy_helper
 
 from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
-from vkep.ir.program import CpuStep
+from vkep.ir.program import CpuStep, HostValue, ListValue
+from vkep.session.sequences import gathered
 
 logger = logging.getLogger("vkep.cpu")
 #: a session entry: `vkep.ort.programs` leaves the session's providers as they are
@@ -62,7 +63,7 @@ class CpuRunner:
         Raises `InvalidInputError` with the evaluator's message where a node refuses what comes to it,
         `VkepError` where no evaluator knows the nodes.
         """
-        feeds = {name: on_host(values[name]) for name in self.step.inputs}
+        feeds = self._feeds(values)
         evaluate = self._run or self._chosen(feeds)
         try:
             results = evaluate(feeds)
@@ -72,6 +73,20 @@ class CpuRunner:
             raise self._refused(error) from error
         self._run = evaluate
         values.update(zip(self.step.outputs, results, strict=True))
+
+    def _feeds(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs of the nodes on the host, tensors in sequences in the lists that the nodes read."""
+        step = self.step
+        if not step.lists:
+            return {name: on_host(values[name]) for name in step.inputs}
+
+        def tensor(name: str) -> Any:
+            weight = step.constants.get(name)
+            return on_host(values[name]) if weight is None else weight.array()
+
+        read = {name for node in step.nodes for name in node.reads}
+        feeds = {name: on_host(values[name]) for name in step.inputs if name in read}
+        return feeds | {name: gathered(value, tensor) for name, value in step.lists.items()}
 
     def close(self) -> None:
         """Nothing of it lies on a device."""
@@ -110,7 +125,10 @@ class CpuRunner:
         return ", ".join(n.title for n in self.step.nodes)
 
     def _model(self, feeds: Mapping[str, Any], sizes: bool = False) -> onnx.ModelProto:
-        inputs = [onnx.ValueInfoProto(name=name, type=_type_of(value, sizes)) for name, value in feeds.items()]
+        inputs = [
+            onnx.ValueInfoProto(name=name, type=_type_of(value, sizes, self.step.lists.get(name)))
+            for name, value in feeds.items()
+        ]
         graph = helper.make_graph(
             [node.proto for node in self.step.nodes],
             "cpu",
@@ -148,12 +166,14 @@ def _reference(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
     return lambda values: list(evaluator.run(outputs, dict(values)))
 
 
-def _type_of(value: Any, sizes: bool) -> onnx.TypeProto:
+def _type_of(value: Any, sizes: bool, known: HostValue | None = None) -> onnx.TypeProto:
     if isinstance(value, np.ndarray):
         return helper.make_tensor_type_proto(_elem_type(value), value.shape if sizes else [None] * value.ndim)
     if isinstance(value, (list, tuple)):
-        item = _type_of(value[0], sizes) if value else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
-        return helper.make_sequence_type_proto(item)
+        elem_type = known.elem_type if isinstance(known, ListValue) and known.elem_type else onnx.TensorProto.FLOAT
+        if value and isinstance(value[0], np.ndarray):
+            elem_type = _elem_type(value[0])
+        return helper.make_sequence_type_proto(helper.make_tensor_type_proto(elem_type, None))
     raise TypeError(f"no ONNX type for a value of type {type(value).__name__}")
 
 

@@ -18,6 +18,7 @@ from vkep.errors import InvalidInputError
 from vkep.ir.program import IslandStep, Program
 from vkep.plan.records import Port
 from vkep.session.run_options import stop_if_told
+from vkep.session.sequences import gathered
 from vkep.session.shared_values import BufferSets
 from vkep.session.submit_batch import Region, Staged, SubmitBatch
 from vkep.session.vgf_executor import VgfExecutor
@@ -89,9 +90,15 @@ class Executable:
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller may change its copy
         if self._shared is None:
             self._run(values, targets, times)
+            self._gather(values)
             return
         with self._with_shared(self._shared, values, targets) as places:
             self._run(values, places, times)
+        self._gather(values)
+
+    def _gather(self, values: Values) -> None:
+        for name, value in self.program.lists.items():
+            values[name] = gathered(value, values.__getitem__)
 
     def _run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None) -> None:
         for step in self._runs:
@@ -193,8 +200,10 @@ def check_target(name: str, dtype: object, shape: tuple[int, ...], target: Devic
 
 def own_array(value: Any, shared: bool) -> Any:
     """A result of a run as the caller's own array. ``shared``: others have the value too (a run's input), so it is copied.
-    Values that are no tensors are returned as they are.
+    Of a list each element is; values of other kinds are returned as they are.
     """
+    if isinstance(value, list):
+        return [own_array(element, shared) for element in value]
     if isinstance(value, DeviceTensor):
         return value.numpy()
     return value.copy() if shared and isinstance(value, np.ndarray) else value

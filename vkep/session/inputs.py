@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import onnx
+
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
@@ -16,7 +18,9 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
     symbols: dict[str, tuple[int, str]] = {}
     for name, info in declared.items():
         value = values[name]
-        if not info.elem_type:  # a sequence or an optional: the CPU's evaluator checks it
+        if not info.elem_type:
+            if info.other is not None:
+                _check_other(f"input {name!r}", value, info.other)
             continue
         expected = dtypes.from_onnx(info.elem_type)
         got = value.dtype.numpy if isinstance(value, DeviceTensor) else value.dtype
@@ -24,6 +28,48 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
             raise InvalidInputError(f"input {name!r}: got dtype {got}, expected {expected} ({_describe(info)})")
         if info.shape is not None:
             _check_shape(name, tuple(value.shape), info, symbols)
+
+
+def _check_other(what: str, value: Any, declared: onnx.TypeProto) -> None:
+    """Check a sequence or an optional; of maps the evaluator on the CPU knows more."""
+    if declared.HasField("optional_type"):
+        if value is not None:
+            _check_other(what, value, declared.optional_type.elem_type)
+    elif declared.HasField("sequence_type"):
+        if not isinstance(value, list):
+            raise InvalidInputError(f"{what}: got {_kind(value)}, expected a list ({_type_text(declared)})")
+        for k, element in enumerate(value):
+            _check_other(f"{what}[{k}]", element, declared.sequence_type.elem_type)
+    elif declared.HasField("tensor_type"):
+        expected = dtypes.from_onnx(declared.tensor_type.elem_type)
+        got = value.dtype.numpy if isinstance(value, DeviceTensor) else getattr(value, "dtype", None)
+        if got is None or (expected is not None and got != expected.numpy):
+            raise InvalidInputError(f"{what}: got {_kind(value)}, expected {_type_text(declared)}")
+
+
+def _kind(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return f"a {type(value).__name__}" if dtype is None else f"{dtype} {tuple(value.shape)}"
+
+
+def type_name(info: ValueInfo) -> str:
+    """A type as ONNX writes it: ``tensor(float)``, ``optional(seq(tensor(float)))``."""
+    if info.other is not None:
+        return _type_text(info.other)
+    return f"tensor({dtypes.onnx_name(info.elem_type)})" if info.elem_type else "other"
+
+
+def _type_text(declared: onnx.TypeProto) -> str:
+    if declared.HasField("optional_type"):
+        return f"optional({_type_text(declared.optional_type.elem_type)})"
+    if declared.HasField("sequence_type"):
+        return f"seq({_type_text(declared.sequence_type.elem_type)})"
+    if declared.HasField("tensor_type"):
+        return f"tensor({dtypes.onnx_name(declared.tensor_type.elem_type)})"
+    if declared.HasField("map_type"):
+        key = dtypes.onnx_name(declared.map_type.key_type)
+        return f"map({key},{_type_text(declared.map_type.value_type)})"
+    return "other"
 
 
 def _check_shape(name: str, shape: tuple[int, ...], info: ValueInfo, symbols: dict[str, tuple[int, str]]) -> None:
@@ -47,7 +93,7 @@ def _check_shape(name: str, shape: tuple[int, ...], info: ValueInfo, symbols: di
 
 def wrong_names(declared: Mapping[str, ValueInfo], feeds: Mapping[str, Any]) -> InvalidInputError:
     """The error for feeds that lack an input or have one that the model does not know."""
-    missing = [n for n in declared if feeds.get(n) is None]
+    missing = [n for n, info in declared.items() if feeds.get(n) is None and not (info.is_optional and n in feeds)]
     unknown = [n for n in feeds if n not in declared]
     parts = ([f"missing {missing}"] if missing else []) + ([f"unknown {unknown}"] if unknown else [])
     return InvalidInputError(f"inputs: {', '.join(parts)}; the model takes {list(declared)}")

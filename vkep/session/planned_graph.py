@@ -19,8 +19,9 @@ from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.guards import Guard
 from vkep.ir.infer import Known
-from vkep.ir.program import DeferredStep, HostValue, ValueSpec, declared_value
+from vkep.ir.program import DeferredStep, HostValue, NoValue, ValueSpec, declared_value
 from vkep.session.executor import Executable, Targets, Values
+from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import MakePlan, SizedPlans
 
 #: signatures whose executables are kept at hand, those that share a plan included
@@ -274,6 +275,7 @@ class DeferredExecutor:
         """Run on the step's inputs in ``values``; results are added there."""
         asked = self.step.values
         here: Values = {n: on_host(values[n]) if n in asked else values[n] for n in self.step.inputs}
+        spread(here)
         self.graph.run(here, targets)
         # not only the step's outputs: profiling runs the islands inside again, on the values of this run
         for name, value in here.items():
@@ -295,6 +297,10 @@ def known_value(value: Any, name: str, asked: Sequence[Guard] | None = None) -> 
     """
     if isinstance(value, DeviceTensor):
         return ValueSpec(value.dtype, value.shape)
+    if isinstance(value, list):
+        return known_list(value, name)
+    if value is None:
+        return NoValue()
     if not isinstance(value, np.ndarray):
         return HostValue(type(value).__name__)
     try:
@@ -307,4 +313,6 @@ def known_value(value: Any, name: str, asked: Sequence[Guard] | None = None) -> 
 
 
 def _kind(value: Any) -> object:
-    return (value.dtype.numpy, value.shape) if isinstance(value, DeviceTensor) else type(value)
+    if isinstance(value, DeviceTensor):
+        return (value.dtype.numpy, value.shape)
+    return (list, len(value)) if isinstance(value, list) else type(value)

@@ -119,7 +119,9 @@ def _is_kept(program: Program, nodes: Sequence[Node]) -> bool:
     from vkep.ops.registry import find  # what reads a plan need not declare the operators, which takes its time
 
     steps = program.steps
-    if program.constants or program.numbers or not steps or not all(isinstance(step, IslandStep) for step in steps):
+    if program.constants or program.numbers or program.lists:
+        return False
+    if not steps or not all(isinstance(step, IslandStep) for step in steps):
         return False
     plans = [step.plan for step in steps if isinstance(step, IslandStep)]
     if not all(encoded.is_own(key.shader.source) for plan in plans for key in plan.pipelines):

@@ -42,8 +42,8 @@ logger = logging.getLogger("vkep.session")
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output of the model: ``type`` as ONNX writes it (``tensor(float)``), symbolic dimensions by name; ``shape`` is
-    None where the model gives no rank.
+    """An input or output of the model: ``type`` as ONNX writes it (``tensor(float)``, ``seq(tensor(float))``), symbolic
+    dimensions by name; ``shape`` is None where the model gives no rank.
     """
 
     name: str
@@ -158,7 +158,8 @@ class InferenceSession:
     ) -> list[Array]:
         """Run the model; arrays of ``output_names`` (None, or none: all) in order.
 
-        Inputs are numpy arrays (any strides), `DeviceTensor` or `OrtValue`. Raises `InvalidInputError` for a wrong name, rank,
+        Inputs are numpy arrays (any strides), `DeviceTensor` or `OrtValue`, a sequence is a list of them, an optional without an
+        element None; so are results. Raises `InvalidInputError` for a wrong name, rank,
         shape or dtype, `TypeError` for other kinds of arguments, `RunTerminatedError`, `ClosedError`, `DeviceLostError`.
         """
         parts = self._parts
@@ -428,7 +429,6 @@ class InferenceSession:
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:
-    from vkep.dtypes import onnx_name
+    from vkep.session.inputs import type_name
 
-    shape = None if info.shape is None else list(info.shape)
-    return NodeArg(info.name, f"tensor({onnx_name(info.elem_type)})" if info.elem_type else "other", shape)
+    return NodeArg(info.name, type_name(info), None if info.shape is None else list(info.shape))

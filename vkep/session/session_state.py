@@ -36,6 +36,7 @@ from vkep.session.planner import Planner
 from vkep.session.profiling import SessionProfile
 from vkep.session.run_options import RunOptions, checked_run_options, running
 from vkep.session.saved import made_by
+from vkep.session.sequences import spread
 from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
@@ -43,6 +44,8 @@ Array = np.ndarray[Any, Any]
 Feed = Array | DeviceTensor | OrtValue
 
 
+#: a tensor in a sequence
+_ELEMENT = ValueInfo("", 1, None)
 #: the session whose `SessionState.later` does what runs now
 _later_of: contextvars.ContextVar[SessionState | None] = contextvars.ContextVar("_later_of", default=None)
 
@@ -62,6 +65,7 @@ class SessionState:
             model = with_initializers(model, options.initializers)
         self.model = with_sizes(model, options.free_dimensions)
         self.inputs = {v.name: v for v in self.model.graph.inputs}
+        self._has_lists = not all(v.is_tensor for v in self.model.graph.inputs)
         self.outputs = [v.name for v in self.model.graph.outputs]
         self.output_names = dict.fromkeys(self.outputs)
         self.overridable = {v.name: v for v in self.model.graph.overridable}
@@ -128,7 +132,7 @@ class SessionState:
         values: dict[str, Any] = {}
         for name, info in self.inputs.items():
             value: Any = feeds.get(name)
-            if value is None:
+            if value is None and not (info.is_optional and name in feeds):
                 raise wrong_names(self.inputs, feeds)
             values[name] = value if isinstance(value, np.ndarray) else self._fed(name, value, info)
         if len(feeds) != len(values):
@@ -136,9 +140,13 @@ class SessionState:
             if not self.overridable.keys() >= set(more):
                 raise wrong_names(self.inputs, feeds)
             values |= {name: self._fed(name, feeds[name], self.overridable[name]) for name in more}
+        if self._has_lists:
+            spread(values)
         return values
 
     def _fed(self, name: str, value: Any, info: ValueInfo) -> Any:
+        if not info.is_tensor and isinstance(value, (list, tuple)):
+            return [self._fed(f"{name}[{k}]", element, _ELEMENT) for k, element in enumerate(value)]
         if isinstance(value, OrtValue):
             value = value.on(self.delegate, f"input {name!r}")
         if isinstance(value, DeviceTensor):
@@ -149,9 +157,11 @@ class SessionState:
 
     def graph_of(self, values: Mapping[str, Any]) -> PlannedGraph:
         """What runs these inputs: the model, or the model with the weights as inputs that ``values`` brings."""
-        if len(values) == len(self.inputs):
+        if len(values) == len(self.inputs) or not self.overridable:
             return self.graph
-        names = frozenset(name for name in values if name not in self.inputs)
+        names = frozenset(name for name in values if name in self.overridable)
+        if not names:
+            return self.graph
         with self._lock:
             graph = self._overriding.get(names)
             if graph is None:
