@@ -151,6 +151,12 @@ def test_label_encoder_of_tensors(dtype: Any) -> None:
     )
 
 
+def test_label_encoder_of_lists_with_a_default_that_is_a_tensor() -> None:
+    default = numpy_helper.from_array(np.array([42], np.int64))
+    lists = {"keys_int64s": [1, 2], "values_int64s": [7, 8]}
+    check_ml("LabelEncoder", {"x": np.array([2, 5], np.int64)}, version=4, default_tensor=default, **lists)
+
+
 def test_texts_are_declined() -> None:
     model = ml_model("LabelEncoder", {"x": np.zeros(3, np.int64)}, keys_int64s=[0], values_strings=["a"])
     with pytest.raises(UnsupportedModelError, match="attribute 'values_strings' is not supported"):
@@ -172,6 +178,7 @@ def test_linear_regressor(dtype: Any, targets: int, transform: str) -> None:
             on_vulkan(ml_model("LinearRegressor", {"x": x}, **attributes), {"x": x})
         return
     check_ml("LinearRegressor", {"x": x}, **attributes)
+    attributes["coefficients"] = [*coefficients, 99.0]  # what is too many is not read
     check_ml("LinearRegressor", {"x": x}, **attributes, intercepts=[0.05] * targets)
 
 

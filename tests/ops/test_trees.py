@@ -35,10 +35,11 @@ def drawn(
         row = len(nodes["nodes_modes"])
         leaf = level == 5 or (level > 1 and rng.random() < 0.3)
         mode = "LEAF" if leaf else str(rng.choice(modes))
+        feature = int(rng.integers(4))
         entry = (
             tree,
             number,
-            int(rng.integers(4)),
+            -2 if leaf else feature,  # scikit-learn's number for none
             mode,
             float(np.round(rng.normal(0, 2))),
             0,

@@ -40,8 +40,9 @@ from vkep.ops.trees import Floats, Ints, numbers
 
 
 def _linear(b: Builder, x: Tensor, coefficients: Floats, intercepts: Floats, count: int) -> Tensor:
-    """Scores [rows, count] of rows [rows, features]."""
-    product = matrix_product(b, x, matrix_of(b, "coefficients", coefficients, count, x.shape[1]).transpose((1, 0)))
+    """Scores [rows, count] of rows [rows, features]. Coefficients beyond those are not asked for, as in ONNX Runtime."""
+    used = coefficients[: count * x.shape[1]]
+    product = matrix_product(b, x, matrix_of(b, "coefficients", used, count, x.shape[1]).transpose((1, 0)))
     if not intercepts:
         return product
     return b.pointwise("add", product, matrix_of(b, "intercepts", intercepts, 1, count))
@@ -296,7 +297,7 @@ def label_encoder(
     default_int64: int = -1,
     default_tensor: onnx.TensorProto | None = None,
 ) -> Tensor:
-    if keys_tensor is None and values_tensor is None:
+    if keys_tensor is None and values_tensor is None and default_tensor is None:
         return label_encoder_2(
             b,
             x,

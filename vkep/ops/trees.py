@@ -44,6 +44,7 @@ class Forest:
     splits: Array
     weights: Array
     depth: int
+    features: int  #: how many a row must have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,7 @@ def forest(
         b.invalid(f"the lists of nodes have {[len(c) for c in (*columns, splits, missing)]} entries, expected {size}")
     trees, names, features, when_true, when_false = columns
     leaf = np.array([mode == "LEAF" for mode in a.nodes_modes])
+    features[leaf] = 0  # a leaf asks for none, whatever stands there
     unknown = set(a.nodes_modes) - {*MODES, "LEAF"}
     if unknown:
         b.decline(f"nodes_modes has {sorted(unknown)[0]!r}")
@@ -158,13 +160,14 @@ def planted(
     if features.size and (features.min() < 0 or features.max() >= 1 << 27):
         b.invalid(f"a feature is {features.min()} or {features.max()}")
     words = np.stack([features << FEATURE_SHIFT | (missing != 0) * MISSING | mode, *children], axis=1)
-    return Forest(roots.astype(np.uint32), words.astype(np.uint32), splits, table, depth)
+    needed = 1 + int(features.max(initial=-1))
+    return Forest(roots.astype(np.uint32), words.astype(np.uint32), splits, table, depth, needed)
 
 
-def grown(b: Builder, x: Tensor, made: Forest, features: int, total: str) -> Tensor:
+def grown(b: Builder, x: Tensor, made: Forest, total: str) -> Tensor:
     """What a forest says of each row and target, [rows, targets] of the splits' type; NaN where it says nothing."""
-    if features > x.shape[1]:
-        b.invalid(f"a node reads feature {features - 1} of {x.shape[1]}")
+    if made.features > x.shape[1]:
+        b.invalid(f"a node reads feature {made.features - 1} of {x.shape[1]}")
     kind = x.dtype.name
     trees, (leaves, targets) = len(made.roots), made.weights.shape
     leaf = b.empty(DTYPES["uint32"], [x.shape[0], trees])
@@ -223,7 +226,7 @@ def tree_ensemble_regressor(
     weights = numbers(target_weights, target_weights_as_tensor)
     count = n_targets or 0
     made = forest(b, a, target_treeids, target_nodeids, target_ids, weights, count, total == "SUM", kind)
-    said = grown(b, x, made, 1 + max(a.nodes_featureids), total)
+    said = grown(b, x, made, total)
     base = numbers(a.base_values, a.base_values_as_tensor)
     return _regressed(b, said, len(made.roots), aggregate_function, base, a.post_transform)
 
@@ -247,7 +250,7 @@ def tree_ensemble_classifier(
     if len(labels) < 2:
         b.decline(f"{len(labels)} class labels; the kernels take two or more integers")
     made = forest(b, a, class_treeids, class_nodeids, class_ids, weights, len(labels), True, kind)
-    said = b.cast(grown(b, x, made, 1 + max(a.nodes_featureids), "SUM"), FLOAT)
+    said = b.cast(grown(b, x, made, "SUM"), FLOAT)
     base = numbers(a.base_values, a.base_values_as_tensor).astype(np.float32)
     if len(labels) == 2:
         weighed = [not np.isnan(made.weights[:, k]).all() for k in (0, 1)]
@@ -333,7 +336,7 @@ def tree_ensemble(
     every_leaf = np.arange(len(weights))
     table = leaf_table(b, len(weights), n_targets or 0, every_leaf >= 0, every_leaf, targets, weights, total == "SUM")
     made = planted(b, roots, children, mode, features, missing, splits, table)
-    said = grown(b, x, made, 1 + int(features.max(initial=0)), total)
+    said = grown(b, x, made, total)
     return _regressed(b, said, len(roots), aggregate, np.zeros(0), TRANSFORMS[post_transform], to)
 
 
