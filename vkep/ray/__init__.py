@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from vkep.ray.devices import assigned_device
     from vkep.ray.models import Shipped, ship
     from vkep.ray.predictor import Predictor
+    from vkep.ray.service import ServiceOptions, deployment
 
-__all__ = ["Predictor", "Shipped", "assigned_device", "ship"]
+__all__ = ["Predictor", "ServiceOptions", "Shipped", "assigned_device", "deployment", "ship"]
 
 _LAZY = {
     "Predictor": "predictor",
+    "ServiceOptions": "service",
     "Shipped": "models",
     "assigned_device": "devices",
+    "deployment": "service",
     "ship": "models",
 }
 

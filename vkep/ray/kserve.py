@@ -1,0 +1,290 @@
+"""The Open Inference protocol (KServe v2) as data: tensors of a request, read and checked against a model, and of an answer.
+
+Sources: the protocol's page (https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol) and its binary
+tensor extension. Neither Ray nor Vulkan.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: numpy's types by the protocol's names; elements are little-endian
+DATATYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"{sign}INT{bits}": np.dtype(f"{sign.lower()}int{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)},
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+#: kinds of numbers in JSON, as numpy reads them, that a kind of type takes
+_JSON_KINDS = {"b": "b", "i": "iu", "u": "iu"}
+HEADER_LENGTH = "inference-header-content-length"
+
+
+class ProtocolError(Exception):
+    """A request that is answered with ``status`` (HTTP's) and a text."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a model: the protocol's datatype; sizes, None where they may vary."""
+
+    name: str
+    datatype: str
+    shape: tuple[int | None, ...]
+
+    def metadata(self) -> dict[str, Any]:
+        """As model metadata has it."""
+        shape = [-1 if size is None else size for size in self.shape]
+        return {"name": self.name, "datatype": self.datatype, "shape": shape}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What requests and answers of one model version are checked against."""
+
+    name: str
+    version: str
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+
+    def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
+        """The model metadata response."""
+        return {
+            "name": self.name,
+            "versions": list(versions),
+            "platform": "onnx_vkep",
+            "inputs": [spec.metadata() for spec in self.inputs.values()],
+            "outputs": [spec.metadata() for spec in self.outputs.values()],
+        }
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """A request's tensors by name, and for each output that is wanted whether it goes back as binary data."""
+
+    feeds: Mapping[str, Array]
+    outputs: Mapping[str, bool]
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class InferResponse:
+    """An answer's body: ``json_size`` bytes of JSON and binary data after it; 0: JSON alone."""
+
+    pieces: Sequence[bytes | memoryview]
+    json_size: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def datatype(dtype: np.dtype[Any]) -> str:
+    """The protocol's name of a type. Raises ``ValueError`` for one that it has no name for."""
+    try:
+        return _NAMES[np.dtype(dtype)]
+    except KeyError:
+        raise ValueError(f"the Open Inference protocol has no datatype for {dtype}; it has {list(DATATYPES)}") from None
+
+
+def parse_infer(body: bytes, header_length: str | None, model: ModelSpec) -> InferRequest:
+    """The tensors of an inference request; ``header_length`` is the header's text where binary data follows the JSON.
+
+    Raises `ProtocolError` (400) for anything that the protocol or the model does not allow.
+    """
+    size = len(body)
+    if header_length is not None:
+        if not header_length.isdecimal() or not 0 < int(header_length) <= len(body):
+            raise ProtocolError(
+                400, f"Inference-Header-Content-Length is {header_length!r}, the body has {len(body)} bytes"
+            )
+        size = int(header_length)
+    try:
+        request = json.loads(bytes(body[:size]))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(400, f"the request's JSON cannot be read: {error}") from None
+    inputs = _items(_object(request, "the request"), "inputs")
+    binary, at = memoryview(body)[size:], 0
+    feeds: dict[str, Array] = {}
+    for given in inputs:
+        spec, shape = checked_tensor(model, given.get("name"), given.get("datatype"), given.get("shape"), feeds)
+        nbytes = _parameters(given).get("binary_data_size")
+        if nbytes is None:
+            feeds[spec.name] = _from_json(spec, shape, given.get("data"))
+            continue
+        if not _is_size(nbytes) or at + nbytes > len(binary):
+            raise ProtocolError(
+                400,
+                f"input {spec.name!r}: binary_data_size is {nbytes!r}, and {len(binary) - at} bytes are left in the body",
+            )
+        feeds[spec.name] = from_bytes(spec, shape, binary[at : at + nbytes])
+        at += nbytes
+    if at != len(binary):
+        raise ProtocolError(400, f"the body has {len(binary) - at} bytes after the last input")
+    check_all_there(model, feeds)
+    every = _parameters(request).get("binary_data_output", False)
+    asked = _items(request, "outputs") if request.get("outputs") else [{"name": name} for name in model.outputs]
+    outputs = {}
+    for output in asked:
+        check_output(model, output.get("name"))
+        outputs[output["name"]] = bool(_parameters(output).get("binary_data", every))
+    identity = request.get("id", "")
+    return InferRequest(feeds, outputs, identity if isinstance(identity, str) else str(identity))
+
+
+def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str, Array]) -> InferResponse:
+    """The answer to ``request``."""
+    outputs, pieces = [], []
+    for name, binary in request.outputs.items():
+        array = np.ascontiguousarray(results[name])
+        output: dict[str, Any] = {
+            "name": name,
+            "datatype": datatype(array.dtype),
+            "shape": list(np.shape(results[name])),
+        }
+        if binary:
+            output["parameters"] = {"binary_data_size": array.nbytes}
+            pieces.append(array.reshape(-1).view(np.uint8).data)
+        else:
+            exact = (
+                array.astype(np.float32) if array.dtype.kind == "V" else array
+            )  # bfloat16 has no numbers of Python's
+            output["data"] = exact.reshape(-1).tolist()
+        outputs.append(output)
+    head: dict[str, Any] = {"model_name": model.name, "model_version": model.version, "outputs": outputs}
+    if request.id:
+        head["id"] = request.id
+    text = json.dumps(head).encode()
+    return InferResponse([text, *pieces], len(text) if pieces else 0)
+
+
+def inflated(body: bytes, encoding: str, most: int) -> bytes:
+    """A body that was sent compressed. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and 415 for what cannot be read."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise ProtocolError(415, f"Content-Encoding is {encoding!r}, expected gzip or deflate")
+    stream = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
+    try:
+        whole = stream.decompress(body, most + 1)
+    except zlib.error as error:
+        raise ProtocolError(400, f"the body is no {encoding}: {error}") from None
+    if len(whole) > most:
+        raise ProtocolError(413, f"the body has more than {most} bytes once it is decompressed")
+    if not stream.eof:
+        raise ProtocolError(400, f"the {encoding} body ends before its end")
+    return whole
+
+
+# ---- checks that HTTP and gRPC share
+
+
+def checked_tensor(
+    model: ModelSpec, name: Any, given: Any, shape: Any, known: Mapping[str, Any]
+) -> tuple[TensorSpec, tuple[int, ...]]:
+    """The input that a request's tensor is for, and its shape. Raises `ProtocolError`."""
+    spec = model.inputs.get(name) if isinstance(name, str) else None
+    if spec is None:
+        raise ProtocolError(400, f"model {model.name!r} has no input {name!r}; it has {list(model.inputs)}")
+    if name in known:
+        raise ProtocolError(400, f"input {name!r} is given twice")
+    if given != spec.datatype:
+        raise ProtocolError(400, f"input {name!r}: got datatype {given!r}, expected {spec.datatype!r}")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
+        raise ProtocolError(400, f"input {name!r}: shape is {shape!r}, expected a list of sizes")
+    fits = len(shape) == len(spec.shape) and all(
+        want in (None, got) for got, want in zip(shape, spec.shape, strict=True)
+    )
+    if not fits:
+        raise ProtocolError(
+            400, f"input {name!r}: got shape {shape}, expected {spec.metadata()['shape']} (-1: any size)"
+        )
+    return spec, tuple(shape)
+
+
+def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
+    """A tensor of binary data, in place. Raises `ProtocolError`."""
+    dtype = DATATYPES[spec.datatype]
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise ProtocolError(
+            400,
+            f"input {spec.name!r}: got {len(data)} bytes, expected {expected} for {spec.datatype} of shape {list(shape)}",
+        )
+    array = np.frombuffer(data, np.uint8)
+    # a byte that is neither 0 nor 1 is no bool; bytes at an odd address are copied
+    whole = (
+        array != 0 if dtype.kind == "b" else np.frombuffer(array.tobytes() if _odd(array, dtype) else array.data, dtype)
+    )
+    return whole.reshape(shape)
+
+
+def check_all_there(model: ModelSpec, feeds: Mapping[str, Any]) -> None:
+    """Raises `ProtocolError` where an input is missing."""
+    missing = [name for name in model.inputs if name not in feeds]
+    if missing:
+        raise ProtocolError(400, f"model {model.name!r}: inputs {missing} are missing")
+
+
+def check_output(model: ModelSpec, name: Any) -> None:
+    """Raises `ProtocolError` for an output that the model does not have."""
+    if not isinstance(name, str) or name not in model.outputs:
+        raise ProtocolError(400, f"model {model.name!r} has no output {name!r}; it has {list(model.outputs)}")
+
+
+def _odd(array: Array, dtype: np.dtype[Any]) -> bool:
+    return bool(array.ctypes.data % dtype.itemsize)
+
+
+def _from_json(spec: TensorSpec, shape: tuple[int, ...], data: Any) -> Array:
+    dtype = DATATYPES[spec.datatype]
+    if not isinstance(data, list):
+        raise ProtocolError(400, f"input {spec.name!r} has neither data (a list) nor binary_data_size")
+    try:
+        array = np.asarray(data)
+        if array.size and array.dtype.kind not in _JSON_KINDS.get(dtype.kind, "iuf"):
+            raise ValueError(f"got values of {array.dtype}")
+        if array.size != math.prod(shape):
+            raise ValueError(f"got {array.size} values for shape {list(shape)}")
+        if dtype.kind in "iu" and array.size:
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+            if int(array.min()) < low or int(array.max()) > high:
+                raise ValueError(f"got values beyond {low} to {high}")
+        return array.astype(dtype).reshape(shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(400, f"input {spec.name!r}: its data are no {spec.datatype}: {error}") from None
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ProtocolError(400, f"{what} is no JSON object")
+    return value
+
+
+def _items(request: Mapping[str, Any], name: str) -> Iterable[dict[str, Any]]:
+    values = request.get(name)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ProtocolError(400, f"{name} is expected to be a list of JSON objects")
+    return values
+
+
+def _parameters(value: Mapping[str, Any]) -> dict[str, Any]:
+    return _object(value.get("parameters", {}), "parameters")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31

@@ -1,0 +1,219 @@
+"""Models that a service has open: versions by name on one device context, and runs that share a batch.
+
+No Ray in here: `vkep.ray.service` brings Serve's batching and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkep.dtypes import from_onnx
+from vkep.errors import InvalidInputError
+from vkep.ray.batches import rows_axis
+from vkep.ray.kserve import Array, ModelSpec, ProtocolError, TensorSpec, datatype
+from vkep.ray.models import local, open_session, zeros
+from vkep.session.replicas import RenewedSession
+
+if TYPE_CHECKING:
+    from vkep.graph.model import ValueInfo
+    from vkep.ray.models import Source
+
+logger = logging.getLogger("vkep.ray")
+
+Feeds = Mapping[str, Array]
+Results = dict[str, Array]
+#: a function of one item that gathers items and gives them to the function of a list that it was made of
+Gather = Callable[[Callable[[list[Feeds]], Awaitable[list[Any]]]], Callable[[Feeds], Awaitable[Any]]]
+#: ``observe(model, version, rows, requests, seconds)``: what was run at once
+Observe = Callable[[str, str, int, int, float], None]
+#: shapes of a model that have a queue of their own; the rest share one, whose batches are split by shape
+MOST_QUEUES = 32
+
+
+class LoadedModel:
+    """One version of a model. Requests whose inputs agree in all but the first axis share a run, where that axis is of rows."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        source: Source,
+        options: Mapping[str, Any],
+        *,
+        pool: Executor,
+        gather: Gather,
+        rows: int,
+        observe: Observe,
+    ) -> None:
+        """``rows``: the most rows of one run; 1: no request shares a run. Where no axis but that of rows is symbolic, runs of one
+        row and of ``rows`` come before the first request. Raises as `vkep.InferenceSession`, and ``ValueError`` for a model whose
+        inputs or outputs the protocol has no datatype for.
+        """
+        self._pool, self._gather, self._observe = pool, gather, observe
+        self.renewed = RenewedSession(partial(open_session, local(source), options))
+        try:
+            session = self.renewed.session
+            inputs, outputs = session.get_inputs(), session.get_outputs()
+            graph = session.model.graph
+            self.spec = ModelSpec(
+                name,
+                version,
+                {v.name: tensor_spec(v) for v in graph.inputs},
+                {v.name: tensor_spec(v) for v in graph.outputs},
+            )
+            self._rows = rows if isinstance(rows_axis(inputs, outputs), str) else 1
+            self._queues: dict[Any, Callable[[Feeds], Awaitable[Any]]] = {}
+            for count in sorted({1, self._rows}):
+                shapes = self._shapes(count)
+                if shapes is not None:
+                    self.run(zeros(session, shapes))
+        except BaseException:
+            self.renewed.close()
+            raise
+
+    def _shapes(self, rows: int) -> dict[str, list[int]] | None:
+        """Shapes for a number of rows; None where other axes are symbolic."""
+        specs = self.spec.inputs.values()
+        if any(size is None for spec in specs for size in spec.shape[self._rows > 1 :]):
+            return None
+        return {spec.name: [rows if size is None else size for size in spec.shape] for spec in specs}
+
+    def run(self, feeds: Feeds) -> Results:
+        """One run, in this thread. Raises as `vkep.InferenceSession.run`."""
+        started = time.perf_counter()
+        results = self.renewed.run(None, feeds)
+        rows = row_count(feeds)
+        self._observe(self.spec.name, self.spec.version, rows, 1, time.perf_counter() - started)
+        return dict(zip(self.spec.outputs, results, strict=True))
+
+    async def infer(self, feeds: Feeds) -> Results:
+        """The outputs for one request. Raises as `vkep.InferenceSession.run`."""
+        rows = row_count(feeds)
+        if self._rows > 1 and 0 < rows < self._rows:
+            counts = {len(array) for array in feeds.values()}
+            if len(counts) != 1:
+                raise InvalidInputError(f"inputs must have the same number of rows, got {sorted(counts)}")
+            result = await self._queue(signature(feeds))(feeds)
+            if isinstance(result, Exception):
+                raise result
+            return dict(result)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.run, feeds)
+
+    def _queue(self, key: Any) -> Callable[[Feeds], Awaitable[Any]]:
+        if key not in self._queues and len(self._queues) >= MOST_QUEUES:
+            key = None
+        if key not in self._queues:
+            self._queues[key] = self._gather(self._run_all)
+        return self._queues[key]
+
+    async def _run_all(self, items: list[Feeds]) -> list[Any]:
+        """A result, or what it failed with, for each of the requests; those of one shape share a run."""
+        groups: dict[Any, list[int]] = {}
+        for index, feeds in enumerate(items):
+            groups.setdefault(signature(feeds), []).append(index)
+        found: list[Any] = [None] * len(items)
+        loop = asyncio.get_running_loop()
+        for members in groups.values():
+            results = await loop.run_in_executor(self._pool, self._run_together, [items[index] for index in members])
+            for index, result in zip(members, results, strict=True):
+                found[index] = result
+        return found
+
+    def _run_together(self, items: list[Feeds]) -> list[Any]:
+        if len(items) > 1:
+            try:
+                return self._joined(items)
+            except (InvalidInputError, MemoryError) as error:
+                # data of one request, or all of them at once, are too much: each has its own answer
+                logger.info("a batch of %d requests is run one by one: %s", len(items), error)
+        found: list[Any] = []
+        for feeds in items:
+            try:
+                found.append(self.run(feeds))
+            except Exception as error:
+                found.append(error)
+        return found
+
+    def _joined(self, items: list[Feeds]) -> list[Results]:
+        started = time.perf_counter()
+        ends = np.cumsum([row_count(feeds) for feeds in items])
+        joined = {name: np.concatenate([feeds[name] for feeds in items]) for name in items[0]}
+        results = self.renewed.run(None, joined)
+        self._observe(self.spec.name, self.spec.version, int(ends[-1]), len(items), time.perf_counter() - started)
+        parts = [np.split(result, ends[:-1]) for result in results]
+        return [dict(zip(self.spec.outputs, mine, strict=True)) for mine in zip(*parts, strict=True)]
+
+
+class Models:
+    """The versions of each model by name."""
+
+    def __init__(self, loaded: Mapping[str, Mapping[str, LoadedModel]]) -> None:
+        self.by_name = loaded
+
+    def find(self, name: str, version: str = "") -> LoadedModel:
+        """A model; without a version, the newest (the highest number, else the last by name). Raises `ProtocolError` (404)."""
+        versions = self.by_name.get(name)
+        if versions is None:
+            raise ProtocolError(404, f"there is no model {name!r}; there are {sorted(self.by_name)}")
+        version = version or max(versions, key=_age)
+        if version not in versions:
+            raise ProtocolError(404, f"model {name!r} has no version {version!r}; it has {sorted(versions, key=_age)}")
+        return versions[version]
+
+    def versions(self, name: str) -> list[str]:
+        """A model's versions, oldest first. Raises as `find`."""
+        self.find(name)
+        return sorted(self.by_name[name], key=_age)
+
+    def index(self) -> list[dict[str, str]]:
+        """All versions as the repository index has them."""
+        return [
+            {"name": name, "version": version, "state": "UNAVAILABLE" if one.renewed.gone else "READY", "reason": ""}
+            for name, versions in self.by_name.items()
+            for version, one in versions.items()
+        ]
+
+    def gone(self) -> list[str]:
+        """The models whose device was lost for good."""
+        return [f"{e['name']} version {e['version']}" for e in self.index() if e["state"] != "READY"]
+
+    def close(self) -> None:
+        """Close all."""
+        for versions in self.by_name.values():
+            for one in versions.values():
+                one.renewed.close()
+
+
+def signature(feeds: Feeds) -> Any:
+    """What requests that share a run have in common: shapes without the first axis."""
+    return tuple((name, array.shape[1:]) for name, array in sorted(feeds.items()))
+
+
+def row_count(feeds: Feeds) -> int:
+    """The rows of the first input; 1 for a scalar."""
+    first = next(iter(feeds.values()), np.empty(1))
+    return len(first) if first.ndim else 1
+
+
+def tensor_spec(info: ValueInfo) -> TensorSpec:
+    """An input or output as the protocol has it. Raises ``ValueError``."""
+    dtype = from_onnx(info.elem_type)
+    if dtype is None or info.shape is None:
+        raise ValueError(
+            f"{info.name!r} has no type or rank that the Open Inference protocol can send: give it both in the model"
+        )
+    return TensorSpec(
+        info.name, datatype(dtype.numpy), tuple(dim if isinstance(dim, int) else None for dim in info.shape)
+    )
+
+
+def _age(version: str) -> tuple[int, str]:
+    return (int(version), "") if version.isdecimal() else (-1, version)

@@ -1,0 +1,179 @@
+"""The Open Inference protocol's gRPC service: its messages, built from the table of their fields, and what they carry.
+
+Field numbers and types are the protocol's (https://github.com/kserve/open-inference-protocol, open_inference_grpc.proto). The
+messages live in a pool of their own, beside those of a client library in the same process.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from vkep.ray.kserve import (
+    DATATYPES,
+    Array,
+    InferRequest,
+    ModelSpec,
+    ProtocolError,
+    TensorSpec,
+    check_all_there,
+    check_output,
+    checked_tensor,
+    datatype,
+    from_bytes,
+)
+
+SERVICE = "inference.GRPCInferenceService"
+#: for ``serve.start(grpc_options={"grpc_servicer_functions": [...]})``
+SERVICER_FUNCTION = "vkep.ray.messages.add_to_server"
+#: the methods, each with messages named after it
+METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+
+_TENSOR = (
+    "name=1 string, datatype=2 string, shape=3 int64*, parameters=4 {InferParameter}, contents=5 InferTensorContents"
+)
+#: fields by message: ``*`` repeats, ``{}`` maps texts to messages, ``|`` are choices of one
+_MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "live=1 bool",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "ready=1 bool",
+    "ModelReadyRequest": "name=1 string, version=2 string",
+    "ModelReadyResponse": "ready=1 bool",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "name=1 string, version=2 string, extensions=3 string*",
+    "ModelMetadataRequest": "name=1 string, version=2 string",
+    "ModelMetadataResponse": "name=1 string, versions=2 string*, platform=3 string, inputs=4 TensorMetadata*, "
+    "outputs=5 TensorMetadata*",
+    "TensorMetadata": "name=1 string, datatype=2 string, shape=3 int64*",
+    "InferParameter": "bool_param=1 bool|, int64_param=2 int64|, string_param=3 string|, double_param=4 double|, "
+    "uint64_param=5 uint64|",
+    "InferTensorContents": "bool_contents=1 bool*, int_contents=2 int32*, int64_contents=3 int64*, uint_contents=4 uint32*, "
+    "uint64_contents=5 uint64*, fp32_contents=6 float*, fp64_contents=7 double*, bytes_contents=8 bytes*",
+    "InferInputTensor": _TENSOR,
+    "InferRequestedOutputTensor": "name=1 string, parameters=2 {InferParameter}",
+    "InferOutputTensor": _TENSOR,
+    "ModelInferRequest": "model_name=1 string, model_version=2 string, id=3 string, parameters=4 {InferParameter}, "
+    "inputs=5 InferInputTensor*, outputs=6 InferRequestedOutputTensor*, raw_input_contents=7 bytes*",
+    "ModelInferResponse": "model_name=1 string, model_version=2 string, id=3 string, parameters=4 {InferParameter}, "
+    "outputs=5 InferOutputTensor*, raw_output_contents=6 bytes*",
+}
+#: the contents' field of a datatype that is not sent raw
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="vkep_open_inference.proto", package="inference", syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for part in filter(None, fields.split(", ")):
+            left, kind = part.split(" ")
+            field_name, number = left.split("=")
+            label = kinds.LABEL_REPEATED if kind[-1] in "*}" else kinds.LABEL_OPTIONAL
+            field = message.field.add(name=field_name, number=int(number), label=label)
+            bare = kind.strip("*|{}")
+            if kind[0] == "{":  # a map is a repeated message of keys and values
+                entry = message.nested_type.add(name=f"{field_name.capitalize()}Entry")
+                entry.options.map_entry = True
+                one = kinds.LABEL_OPTIONAL
+                entry.field.add(name="key", number=1, label=one, type=kinds.TYPE_STRING)
+                entry.field.add(
+                    name="value", number=2, label=one, type=kinds.TYPE_MESSAGE, type_name=f".inference.{bare}"
+                )
+                field.type, field.type_name = kinds.TYPE_MESSAGE, f".inference.{name}.{entry.name}"
+            elif bare in _MESSAGES:
+                field.type, field.type_name = kinds.TYPE_MESSAGE, f".inference.{bare}"
+            else:
+                field.type = kinds.Type.Value(f"TYPE_{bare.upper()}")
+            if kind[-1] == "|":
+                if not message.oneof_decl:
+                    message.oneof_decl.add(name="parameter_choice")
+                field.oneof_index = 0
+    return file
+
+
+@functools.cache
+def _classes() -> Mapping[str, Any]:
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(_file())
+    return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference.{n}")) for n in _MESSAGES}
+
+
+def message(kind: str, /, **fields: Any) -> Any:
+    """A message by its name."""
+    return _classes()[kind](**fields)
+
+
+def read(name: str, data: bytes) -> Any:
+    """A message from its bytes. Raises `ProtocolError`."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _classes()[name].FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(400, f"the {name} cannot be read: {error}") from None
+
+
+def add_to_server(servicer: Any, server: Any) -> None:
+    """Add the service to a gRPC server, as generated code does. Requests stay bytes: the method of the replica reads them."""
+    import grpc
+
+    handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name, None)) for name in METHODS}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def parse_infer(request: Any, model: ModelSpec) -> InferRequest:
+    """The tensors of a ModelInferRequest. Raises `ProtocolError`."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise ProtocolError(400, f"got {len(raw)} raw_input_contents for {len(request.inputs)} inputs")
+    feeds: dict[str, Array] = {}
+    for index, given in enumerate(request.inputs):
+        spec, shape = checked_tensor(model, given.name, given.datatype, list(given.shape), feeds)
+        if raw:
+            feeds[spec.name] = from_bytes(spec, shape, raw[index])
+        else:
+            feeds[spec.name] = _from_contents(spec, shape, given.contents)
+    check_all_there(model, feeds)
+    for output in request.outputs:
+        check_output(model, output.name)
+    return InferRequest(feeds, dict.fromkeys([o.name for o in request.outputs] or model.outputs, True), request.id)
+
+
+def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str, Array]) -> Any:
+    """The ModelInferResponse, with raw contents."""
+    response = message("ModelInferResponse", model_name=model.name, model_version=model.version, id=request.id)
+    for name in request.outputs:
+        array = results[name]
+        response.outputs.add(name=name, datatype=datatype(array.dtype), shape=array.shape)
+        response.raw_output_contents.append(array.tobytes())
+    return response
+
+
+def _from_contents(spec: TensorSpec, shape: tuple[int, ...], contents: Any) -> Array:
+    name = _CONTENTS.get(spec.datatype)
+    if name is None:
+        raise ProtocolError(400, f"input {spec.name!r}: {spec.datatype} is sent in raw_input_contents")
+    values = getattr(contents, name)
+    if len(values) != math.prod(shape):
+        raise ProtocolError(400, f"input {spec.name!r}: got {len(values)} values in {name} for shape {list(shape)}")
+    dtype = DATATYPES[spec.datatype]
+    wide = np.asarray(values, np.int64 if dtype.kind == "i" else np.uint64 if dtype.kind == "u" else dtype)
+    narrow = wide.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(wide, narrow):
+        raise ProtocolError(400, f"input {spec.name!r}: values beyond {spec.datatype} in {name}")
+    return narrow.reshape(shape)

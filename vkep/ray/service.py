@@ -1,0 +1,362 @@
+"""`deployment`: models as a Ray Serve application that speaks the Open Inference protocol over HTTP and gRPC.
+
+Queues, back-pressure, batching, health checks, updates and metrics are Serve's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from ray import serve
+from ray.serve.config import BackpressureConfig
+from ray.util import metrics
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+import vkep
+from gpu_shared.errors import DeviceLostError, OutOfDeviceMemoryError
+from vkep.errors import InvalidInputError
+from vkep.ray import kserve, messages
+from vkep.ray.kserve import HEADER_LENGTH, ProtocolError
+from vkep.ray.loaded import LoadedModel, Models
+
+if TYPE_CHECKING:
+    from vkep.ray.models import Source
+
+logger = logging.getLogger("vkep.ray")
+
+_MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+_EXTENSIONS = ["binary_tensor_data"]
+#: HTTP's statuses as gRPC's
+_GRPC_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """How a replica serves.
+
+    rows: the most rows of one run. wait_ms: how long the first request of a run waits for others (the latency budget).
+    runs: runs under way at once. max_body: bytes of a request, also once it is decompressed. body_s: seconds within which a
+    request's body must be there. retry_after_s: what a client is told that finds the service overloaded.
+    session: as `vkep.SessionOptions`.
+    """
+
+    rows: int = 32
+    wait_ms: float = 5.0
+    runs: int = 2
+    max_body: int = 64 << 20
+    body_s: float = 30.0
+    retry_after_s: float = 1.0
+    session: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("rows", 1),
+            ("wait_ms", 0),
+            ("runs", 1),
+            ("max_body", 1),
+            ("body_s", 0),
+            ("retry_after_s", 0),
+        ):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {least}")
+
+
+def deployment(
+    models: Source | Mapping[str, Source | Mapping[str, Source]],
+    *,
+    name: str = "vkep",
+    num_gpus: float = 0,
+    max_ongoing_requests: int = 256,
+    max_queued_requests: int = 1024,
+    options: Mapping[str, Any] | None = None,
+    **serve_options: Any,
+) -> serve.Application:
+    """A Ray Serve application for ``serve.run``.
+
+    Args:
+        models: a model (named ``model``), models by name, or versions by name by version. Each is a path that all nodes have or
+            what `vkep.ray.ship` returned. All of a replica's models share one device context.
+        name: of the deployment.
+        num_gpus: GPUs of a replica: 1, a part of one, or 0 for CPU drivers.
+        max_ongoing_requests: requests that one replica works on at once; more wait at the proxies.
+        max_queued_requests: how many of them, at each proxy; more are answered with 503 and Retry-After.
+        options: the fields of `ServiceOptions`.
+        serve_options: of ``ray.serve.deployment``, such as ``num_replicas`` or ``autoscaling_config``.
+
+    A model that cannot be opened fails the deployment; its status says why. Raises ``ValueError`` and ``TypeError`` for options
+    that are not allowed.
+    """
+    chosen = ServiceOptions(**(options or {}))
+    serve_options = {
+        "ray_actor_options": {"num_gpus": num_gpus, **serve_options.pop("ray_actor_options", {})},
+        "max_ongoing_requests": max_ongoing_requests,
+        "max_queued_requests": max_queued_requests,
+        "backpressure_config": BackpressureConfig(retry_after_s=chosen.retry_after_s),
+        "health_check_period_s": 2,
+        "max_constructor_retry_count": 3,
+        **serve_options,
+    }
+    return serve.deployment(Service).options(name=name, **serve_options).bind(by_version(models), asdict(chosen))
+
+
+def by_version(models: Any) -> dict[str, dict[str, Any]]:
+    """Models by name and version. Raises ``ValueError`` where there are none."""
+    if not isinstance(models, Mapping):
+        models = {"model": models}
+    found = {name: dict(one) if isinstance(one, Mapping) else {"1": one} for name, one in models.items()}
+    if not found or not all(found.values()):
+        raise ValueError(f"models is {models!r}, expected at least one model, each with at least one version")
+    return found
+
+
+def application(arguments: dict[str, Any]) -> serve.Application:
+    """`deployment` with ``arguments``, for Serve's configuration files: ``import_path: vkep.ray.service:application``."""
+    return deployment(**arguments)
+
+
+class Service:
+    """A replica. Its methods are called by Serve."""
+
+    def __init__(self, models: Mapping[str, Mapping[str, Source]], options: Mapping[str, Any]) -> None:
+        self._options = ServiceOptions(**options)
+        self._pool = ThreadPoolExecutor(self._options.runs, thread_name_prefix="vkep-runs")
+        tags = ("model", "version")
+        self._requests = metrics.Counter("vkep_requests", "Inference requests by status.", (*tags, "status"))
+        self._rows = metrics.Histogram("vkep_run_rows", "Rows of a run.", [2.0**k for k in range(12)], tags)
+        self._shared = metrics.Histogram(
+            "vkep_run_requests", "Requests that share a run.", [2.0**k for k in range(10)], tags
+        )
+        self._seconds = metrics.Histogram(
+            "vkep_run_seconds", "Seconds of a run.", [0.001 * 2**k for k in range(14)], tags
+        )
+        session = {"concurrency": self._options.runs, **self._options.session}
+        loaded: dict[str, dict[str, LoadedModel]] = {}
+        self.models = Models(loaded)
+        try:
+            for name, versions in models.items():
+                for version, source in versions.items():
+                    one = LoadedModel(
+                        name,
+                        version,
+                        source,
+                        session,
+                        pool=self._pool,
+                        gather=self._gather,
+                        rows=self._options.rows,
+                        observe=self._observe,
+                    )
+                    loaded.setdefault(name, {})[version] = one
+        except BaseException:
+            self.models.close()
+            raise
+        self._routes: list[tuple[str, re.Pattern[str], Callable[..., Awaitable[Response]]]] = [
+            ("GET", re.compile(r"/v2/?"), self._server),
+            ("GET", re.compile(r"/v2/health/(live|ready)"), self._healthy),
+            ("GET", re.compile(_MODEL), self._model),
+            ("GET", re.compile(_MODEL + "/ready"), self._model_ready),
+            ("POST", re.compile(_MODEL + "/infer"), self._infer),
+            ("POST", re.compile(r"/v2/repository/index"), self._index),
+        ]
+
+    def check_health(self) -> None:
+        """Raises where a device is lost for good: Serve then starts another replica."""
+        gone = self.models.gone()
+        if gone:
+            raise RuntimeError(f"the device is lost for good: {', '.join(gone)}")
+
+    def _gather(self, run: Callable[[list[Any]], Awaitable[list[Any]]]) -> Callable[[Any], Awaitable[Any]]:
+        async def run_batch(items: list[Any]) -> list[Any]:
+            return await run(items)
+
+        rows = self._options.rows
+        return serve.batch(
+            max_batch_size=rows,
+            batch_wait_timeout_s=self._options.wait_ms / 1000,
+            max_concurrent_batches=self._options.runs,
+            batch_size_fn=lambda items: sum(len(next(iter(feeds.values()))) for feeds in items),
+        )(run_batch)
+
+    def _observe(self, model: str, version: str, rows: int, requests: int, seconds: float) -> None:
+        tags = {"model": model, "version": version}
+        self._rows.observe(max(rows, 1), tags)
+        self._shared.observe(requests, tags)
+        self._seconds.observe(seconds, tags)
+
+    # ---- HTTP
+
+    async def __call__(self, request: Request) -> Response:
+        """One HTTP request."""
+        path, allowed = request.url.path, []
+        for method, pattern, handler in self._routes:
+            found = pattern.fullmatch(path)
+            if found is not None:
+                if request.method == method:
+                    try:
+                        return await handler(request, **found.groupdict())
+                    except Exception as error:
+                        return self._failed(*answer_of(error))
+                allowed.append(method)
+        if allowed:
+            return JSONResponse(
+                {"error": f"{path} takes {allowed}, got {request.method}"}, 405, {"Allow": ", ".join(allowed)}
+            )
+        return self._failed(404, f"there is no {path}")
+
+    def _failed(self, status: int, text: str) -> Response:
+        headers = {"Retry-After": str(max(1, round(self._options.retry_after_s)))} if status == 503 else None
+        return JSONResponse({"error": text}, status, headers)
+
+    async def _server(self, request: Request) -> Response:
+        return JSONResponse({"name": "vkep", "version": vkep.__version__, "extensions": _EXTENSIONS})
+
+    async def _healthy(self, request: Request) -> Response:
+        self._check_ready()
+        return Response()
+
+    async def _model(self, request: Request, name: str, version: str | None) -> Response:
+        spec = self.models.find(name, version or "").spec
+        return JSONResponse(spec.metadata(self.models.versions(name)))
+
+    async def _model_ready(self, request: Request, name: str, version: str | None) -> Response:
+        if self.models.find(name, version or "").renewed.gone:
+            raise ProtocolError(503, f"model {name!r}: its device is lost")
+        return Response()
+
+    async def _index(self, request: Request) -> Response:
+        return JSONResponse(self.models.index())
+
+    async def _infer(self, request: Request, name: str, version: str | None) -> Response:
+        model = self.models.find(name, version or "")
+        body = await self._body(request)
+        with self._counted(model):
+            given = kserve.parse_infer(body, request.headers.get(HEADER_LENGTH), model.spec)
+            answer = kserve.infer_response(model.spec, given, await model.infer(given.feeds))
+        headers = {HEADER_LENGTH: str(answer.json_size)} if answer.json_size else {}
+        kind = "application/octet-stream" if answer.json_size else "application/json"
+        return Response(b"".join(answer.pieces), headers=headers, media_type=kind)
+
+    async def _body(self, request: Request) -> bytes:
+        """A request's body, within the limits. Raises `ProtocolError`."""
+        most = self._options.max_body
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > most:
+            raise ProtocolError(413, f"the body has {length} bytes, and {most} are allowed")
+
+        async def gather() -> bytes:
+            pieces, size = [], 0
+            async for piece in request.stream():
+                pieces.append(piece)
+                size += len(piece)
+                if size > most:
+                    raise ProtocolError(413, f"the body has more than the {most} bytes that are allowed")
+            return b"".join(pieces)
+
+        try:
+            body = await asyncio.wait_for(gather(), self._options.body_s)
+        except asyncio.TimeoutError:
+            raise ProtocolError(408, f"the body was not there within {self._options.body_s} s") from None
+        except ClientDisconnect:
+            raise ProtocolError(400, "the body ended before its end") from None
+        if len(body) < int(length):
+            raise ProtocolError(400, f"the body has {len(body)} bytes, and {length} were announced")
+        return kserve.inflated(body, request.headers.get("content-encoding", ""), most)
+
+    # ---- gRPC: bytes in, messages out
+
+    async def ServerLive(self, request: bytes) -> Any:
+        return messages.message("ServerLiveResponse", live=True)
+
+    async def ServerReady(self, request: bytes) -> Any:
+        return messages.message("ServerReadyResponse", ready=not self.models.gone())
+
+    async def ServerMetadata(self, request: bytes) -> Any:
+        return messages.message("ServerMetadataResponse", name="vkep", version=vkep.__version__, extensions=_EXTENSIONS)
+
+    async def ModelReady(self, request: bytes, grpc_context: Any) -> Any:
+        with GrpcErrors(grpc_context):
+            given = messages.read("ModelReadyRequest", request)
+            model = self.models.find(given.name, given.version)
+            return messages.message("ModelReadyResponse", ready=not model.renewed.gone)
+
+    async def ModelMetadata(self, request: bytes, grpc_context: Any) -> Any:
+        with GrpcErrors(grpc_context):
+            given = messages.read("ModelMetadataRequest", request)
+            spec = self.models.find(given.name, given.version).spec
+            return messages.message("ModelMetadataResponse", **spec.metadata(self.models.versions(given.name)))
+
+    async def ModelInfer(self, request: bytes, grpc_context: Any) -> Any:
+        with GrpcErrors(grpc_context):
+            if len(request) > self._options.max_body:
+                raise ProtocolError(
+                    413, f"the request has {len(request)} bytes, and {self._options.max_body} are allowed"
+                )
+            given = messages.read("ModelInferRequest", request)
+            model = self.models.find(given.model_name, given.model_version)
+            with self._counted(model):
+                infer = messages.parse_infer(given, model.spec)
+                return messages.infer_response(model.spec, infer, await model.infer(infer.feeds))
+
+    # ---- both
+
+    def _check_ready(self) -> None:
+        gone = self.models.gone()
+        if gone:
+            raise ProtocolError(503, f"the device is lost for good: {', '.join(gone)}")
+
+    def _counted(self, model: LoadedModel) -> Counted:
+        return Counted(self._requests, model)
+
+
+class Counted:
+    """A ``with`` block that is one request to a model, counted by its status."""
+
+    def __init__(self, counter: Any, model: LoadedModel) -> None:
+        self._counter, self._tags = counter, {"model": model.spec.name, "version": model.spec.version}
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        status = 200 if error is None else answer_of(error)[0]
+        self._counter.inc(1, {**self._tags, "status": str(status)})
+
+
+class GrpcErrors:
+    """A ``with`` block whose errors become gRPC's status."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            status, text = answer_of(error)
+            self._context.set_code(_GRPC_STATUS.get(status, grpc.StatusCode.INTERNAL))
+            self._context.set_details(text)
+
+
+def answer_of(error: BaseException) -> tuple[int, str]:
+    """HTTP's status and the text for an error."""
+    if isinstance(error, ProtocolError):
+        return error.status, str(error)
+    if isinstance(error, InvalidInputError):
+        return 400, str(error)
+    if isinstance(error, (DeviceLostError, OutOfDeviceMemoryError, MemoryError)):
+        return 503, str(error)
+    logger.error("a request failed", exc_info=error)
+    return 500, f"{type(error).__name__}: {error}"
