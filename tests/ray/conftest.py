@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,3 +27,37 @@ def cluster(vulkan: object) -> Iterator[None]:
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, logging_level="warning")
     yield
     ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the proxies of the tests listen."""
+
+    http: int
+    grpc: int
+
+
+@pytest.fixture(scope="session")
+def serving(cluster: None) -> Iterator[Ports]:
+    """Ray Serve with both protocols."""
+    from ray import serve
+
+    from vkep.ray.messages import SERVICER_FUNCTION
+
+    ports = Ports(*free_ports(2))
+    serve.start(
+        http_options={"port": ports.http, "request_timeout_s": 60},
+        grpc_options={"port": ports.grpc, "grpc_servicer_functions": [SERVICER_FUNCTION], "request_timeout_s": 60},
+        logging_config={"enable_access_log": False, "log_level": "ERROR"},
+    )
+    yield ports
+    serve.shutdown()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -16,6 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gpu_shared.errors import PicklableError
+
 Array = np.ndarray[Any, Any]
 
 #: numpy's types by the protocol's names; elements are little-endian
@@ -33,7 +35,7 @@ _JSON_KINDS = {"b": "b", "i": "iu", "u": "iu"}
 HEADER_LENGTH = "inference-header-content-length"
 
 
-class ProtocolError(Exception):
+class ProtocolError(PicklableError):
     """A request that is answered with ``status`` (HTTP's) and a text."""
 
     def __init__(self, status: int, text: str) -> None:

@@ -207,9 +207,7 @@ def tensor_spec(info: ValueInfo) -> TensorSpec:
     """An input or output as the protocol has it. Raises ``ValueError``."""
     dtype = from_onnx(info.elem_type)
     if dtype is None or info.shape is None:
-        raise ValueError(
-            f"{info.name!r} has no type or rank that the Open Inference protocol can send: give it both in the model"
-        )
+        raise ValueError(f"{info.name!r} has no type that can be sent, or no rank")
     return TensorSpec(
         info.name, datatype(dtype.numpy), tuple(dim if isinstance(dim, int) else None for dim in info.shape)
     )

@@ -6,6 +6,8 @@ Queues, back-pressure, batching, health checks, updates and metrics are Serve's.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -127,12 +129,39 @@ def application(arguments: dict[str, Any]) -> serve.Application:
     return deployment(**arguments)
 
 
+def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
+    """A method of a gRPC service as Serve calls it: with a request's bytes and a context that takes a failure's status (one
+    that is raised would be logged with its trace, at each client's mistake).
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    async def call(self: Service, request: bytes, grpc_context: Any) -> Any:
+        most = self.options.max_body
+        try:
+            if len(request) > most:
+                raise ProtocolError(413, f"the request has {len(request)} bytes, and {most} are allowed")
+            answer = await method(self, messages.read(f"{name}Request", request))
+            return messages.message(f"{name}Response", **answer) if isinstance(answer, dict) else answer
+        except Exception as error:
+            status, text = answer_of(error)
+            grpc_context.set_code(_GRPC_STATUS.get(status, grpc.StatusCode.INTERNAL))
+            grpc_context.set_details(text)
+            return messages.message(f"{name}Response")
+
+    # Serve asks the signature whether a method takes the context
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "request", "grpc_context")]
+    )
+    return call
+
+
 class Service:
     """A replica. Its methods are called by Serve."""
 
     def __init__(self, models: Mapping[str, Mapping[str, Source]], options: Mapping[str, Any]) -> None:
-        self._options = ServiceOptions(**options)
-        self._pool = ThreadPoolExecutor(self._options.runs, thread_name_prefix="vkep-runs")
+        self.options = ServiceOptions(**options)
+        self._pool = ThreadPoolExecutor(self.options.runs, thread_name_prefix="vkep-runs")
         tags = ("model", "version")
         self._requests = metrics.Counter("vkep_requests", "Inference requests by status.", (*tags, "status"))
         self._rows = metrics.Histogram("vkep_run_rows", "Rows of a run.", [2.0**k for k in range(12)], tags)
@@ -142,7 +171,7 @@ class Service:
         self._seconds = metrics.Histogram(
             "vkep_run_seconds", "Seconds of a run.", [0.001 * 2**k for k in range(14)], tags
         )
-        session = {"concurrency": self._options.runs, **self._options.session}
+        session = {"concurrency": self.options.runs, **self.options.session}
         loaded: dict[str, dict[str, LoadedModel]] = {}
         self.models = Models(loaded)
         try:
@@ -155,7 +184,7 @@ class Service:
                         session,
                         pool=self._pool,
                         gather=self._gather,
-                        rows=self._options.rows,
+                        rows=self.options.rows,
                         observe=self._observe,
                     )
                     loaded.setdefault(name, {})[version] = one
@@ -181,11 +210,11 @@ class Service:
         async def run_batch(items: list[Any]) -> list[Any]:
             return await run(items)
 
-        rows = self._options.rows
+        rows = self.options.rows
         return serve.batch(
             max_batch_size=rows,
-            batch_wait_timeout_s=self._options.wait_ms / 1000,
-            max_concurrent_batches=self._options.runs,
+            batch_wait_timeout_s=self.options.wait_ms / 1000,
+            max_concurrent_batches=self.options.runs,
             batch_size_fn=lambda items: sum(len(next(iter(feeds.values()))) for feeds in items),
         )(run_batch)
 
@@ -199,7 +228,7 @@ class Service:
 
     async def __call__(self, request: Request) -> Response:
         """One HTTP request."""
-        path, allowed = request.url.path, []
+        path, allowed = request.scope["path"].removeprefix(request.scope.get("root_path", "")), []
         for method, pattern, handler in self._routes:
             found = pattern.fullmatch(path)
             if found is not None:
@@ -216,7 +245,7 @@ class Service:
         return self._failed(404, f"there is no {path}")
 
     def _failed(self, status: int, text: str) -> Response:
-        headers = {"Retry-After": str(max(1, round(self._options.retry_after_s)))} if status == 503 else None
+        headers = {"Retry-After": str(max(1, round(self.options.retry_after_s)))} if status == 503 else None
         return JSONResponse({"error": text}, status, headers)
 
     async def _server(self, request: Request) -> Response:
@@ -241,7 +270,7 @@ class Service:
     async def _infer(self, request: Request, name: str, version: str | None) -> Response:
         model = self.models.find(name, version or "")
         body = await self._body(request)
-        with self._counted(model):
+        with Counted(self._requests, model):
             given = kserve.parse_infer(body, request.headers.get(HEADER_LENGTH), model.spec)
             answer = kserve.infer_response(model.spec, given, await model.infer(given.feeds))
         headers = {HEADER_LENGTH: str(answer.json_size)} if answer.json_size else {}
@@ -250,7 +279,7 @@ class Service:
 
     async def _body(self, request: Request) -> bytes:
         """A request's body, within the limits. Raises `ProtocolError`."""
-        most = self._options.max_body
+        most = self.options.max_body
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             raise ProtocolError(413, f"the body has {length} bytes, and {most} are allowed")
@@ -265,9 +294,9 @@ class Service:
             return b"".join(pieces)
 
         try:
-            body = await asyncio.wait_for(gather(), self._options.body_s)
+            body = await asyncio.wait_for(gather(), self.options.body_s)
         except asyncio.TimeoutError:
-            raise ProtocolError(408, f"the body was not there within {self._options.body_s} s") from None
+            raise ProtocolError(408, f"the body was not there within {self.options.body_s} s") from None
         except ClientDisconnect:
             raise ProtocolError(400, "the body ended before its end") from None
         if len(body) < int(length):
@@ -276,38 +305,33 @@ class Service:
 
     # ---- gRPC: bytes in, messages out
 
-    async def ServerLive(self, request: bytes) -> Any:
-        return messages.message("ServerLiveResponse", live=True)
+    @grpc_method
+    async def ServerLive(self, given: Any) -> dict[str, Any]:
+        return {"live": True}
 
-    async def ServerReady(self, request: bytes) -> Any:
-        return messages.message("ServerReadyResponse", ready=not self.models.gone())
+    @grpc_method
+    async def ServerReady(self, given: Any) -> dict[str, Any]:
+        return {"ready": not self.models.gone()}
 
-    async def ServerMetadata(self, request: bytes) -> Any:
-        return messages.message("ServerMetadataResponse", name="vkep", version=vkep.__version__, extensions=_EXTENSIONS)
+    @grpc_method
+    async def ServerMetadata(self, given: Any) -> dict[str, Any]:
+        return {"name": "vkep", "version": vkep.__version__, "extensions": _EXTENSIONS}
 
-    async def ModelReady(self, request: bytes, grpc_context: Any) -> Any:
-        with GrpcErrors(grpc_context):
-            given = messages.read("ModelReadyRequest", request)
-            model = self.models.find(given.name, given.version)
-            return messages.message("ModelReadyResponse", ready=not model.renewed.gone)
+    @grpc_method
+    async def ModelReady(self, given: Any) -> dict[str, Any]:
+        return {"ready": not self.models.find(given.name, given.version).renewed.gone}
 
-    async def ModelMetadata(self, request: bytes, grpc_context: Any) -> Any:
-        with GrpcErrors(grpc_context):
-            given = messages.read("ModelMetadataRequest", request)
-            spec = self.models.find(given.name, given.version).spec
-            return messages.message("ModelMetadataResponse", **spec.metadata(self.models.versions(given.name)))
+    @grpc_method
+    async def ModelMetadata(self, given: Any) -> dict[str, Any]:
+        spec = self.models.find(given.name, given.version).spec
+        return spec.metadata(self.models.versions(given.name))
 
-    async def ModelInfer(self, request: bytes, grpc_context: Any) -> Any:
-        with GrpcErrors(grpc_context):
-            if len(request) > self._options.max_body:
-                raise ProtocolError(
-                    413, f"the request has {len(request)} bytes, and {self._options.max_body} are allowed"
-                )
-            given = messages.read("ModelInferRequest", request)
-            model = self.models.find(given.model_name, given.model_version)
-            with self._counted(model):
-                infer = messages.parse_infer(given, model.spec)
-                return messages.infer_response(model.spec, infer, await model.infer(infer.feeds))
+    @grpc_method
+    async def ModelInfer(self, given: Any) -> Any:
+        model = self.models.find(given.model_name, given.model_version)
+        with Counted(self._requests, model):
+            request = messages.parse_infer(given, model.spec)
+            return messages.infer_response(model.spec, request, await model.infer(request.feeds))
 
     # ---- both
 
@@ -315,9 +339,6 @@ class Service:
         gone = self.models.gone()
         if gone:
             raise ProtocolError(503, f"the device is lost for good: {', '.join(gone)}")
-
-    def _counted(self, model: LoadedModel) -> Counted:
-        return Counted(self._requests, model)
 
 
 class Counted:
@@ -332,22 +353,6 @@ class Counted:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         status = 200 if error is None else answer_of(error)[0]
         self._counter.inc(1, {**self._tags, "status": str(status)})
-
-
-class GrpcErrors:
-    """A ``with`` block whose errors become gRPC's status."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            status, text = answer_of(error)
-            self._context.set_code(_GRPC_STATUS.get(status, grpc.StatusCode.INTERNAL))
-            self._context.set_details(text)
 
 
 def answer_of(error: BaseException) -> tuple[int, str]:

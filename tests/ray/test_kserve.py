@@ -1,0 +1,264 @@
+"""The Open Inference protocol's requests and answers: what is read right, and what is refused with a status."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vkep.ray import messages
+from vkep.ray.kserve import (
+    DATATYPES,
+    InferRequest,
+    ModelSpec,
+    ProtocolError,
+    TensorSpec,
+    infer_response,
+    inflated,
+    parse_infer,
+)
+
+MODEL = ModelSpec(
+    "m",
+    "3",
+    {"x": TensorSpec("x", "FP32", (None, 2)), "k": TensorSpec("k", "INT8", (None,))},
+    {"y": TensorSpec("y", "FP32", (None, 2)), "z": TensorSpec("z", "BOOL", (None,))},
+)
+X, K = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([1, -2, 3], np.int8)
+
+
+def body_of(request: Any, *binary: bytes) -> tuple[bytes, str]:
+    text = json.dumps(request).encode()
+    return b"".join([text, *binary]), str(len(text))
+
+
+def good(**changes: Any) -> dict[str, Any]:
+    x = {"name": "x", "datatype": "FP32", "shape": [3, 2], "data": X.ravel().tolist()}
+    k = {"name": "k", "datatype": "INT8", "shape": [3], "data": K.tolist()}
+    return {"id": "7", "inputs": [{**x, **changes}, k]}
+
+
+def test_numbers_in_json() -> None:
+    request = parse_infer(body_of(good())[0], None, MODEL)
+    np.testing.assert_array_equal(request.feeds["x"], X)
+    np.testing.assert_array_equal(request.feeds["k"], K)
+    assert request.feeds["k"].dtype == np.int8 and request.outputs == {"y": False, "z": False}
+    answer = infer_response(MODEL, request, {"y": X, "z": np.array([True, False])})
+    assert answer.json_size == 0
+    got = json.loads(b"".join(answer.pieces))
+    assert (got["id"], got["model_name"], got["model_version"]) == ("7", "m", "3")
+    assert got["outputs"][1] == {"name": "z", "datatype": "BOOL", "shape": [2], "data": [True, False]}
+    nested = parse_infer(body_of(good(data=X.tolist()))[0], None, MODEL)
+    np.testing.assert_array_equal(nested.feeds["x"], X)
+
+
+def test_binary_data_both_ways() -> None:
+    request = good(parameters={"binary_data_size": X.nbytes}, data=None)
+    request["outputs"] = [{"name": "y", "parameters": {"binary_data": True}}, {"name": "z"}]
+    parsed = parse_infer(*body_of(request, X.tobytes()), MODEL)
+    np.testing.assert_array_equal(parsed.feeds["x"], X)
+    assert parsed.outputs == {"y": True, "z": False}
+    answer = infer_response(MODEL, parsed, {"y": X.T, "z": np.array([True])})
+    whole = b"".join(answer.pieces)
+    got = json.loads(whole[: answer.json_size])
+    assert got["outputs"][0]["parameters"] == {"binary_data_size": 24} and got["outputs"][0]["shape"] == [2, 3]
+    np.testing.assert_array_equal(np.frombuffer(whole[answer.json_size :], np.float32).reshape(2, 3), X.T)
+    request = {**request, "outputs": [], "parameters": {"binary_data_output": True}}
+    assert parse_infer(*body_of(request, X.tobytes()), MODEL).outputs == {"y": True, "z": True}
+
+
+@pytest.mark.parametrize("name", DATATYPES)
+def test_every_datatype(name: str) -> None:
+    model = ModelSpec("m", "1", {"x": TensorSpec("x", name, (2,))}, {"y": TensorSpec("y", name, (2,))})
+    array = np.array([0, 1]).astype(DATATYPES[name])
+    asked = {"name": "x", "datatype": name, "shape": [2]}
+    as_json = {"inputs": [{**asked, "data": [False, True] if name == "BOOL" else [0, 1]}]}
+    as_binary = {"inputs": [{**asked, "parameters": {"binary_data_size": array.nbytes}}]}
+    for request in (
+        parse_infer(*body_of(as_binary, array.tobytes()), model),
+        parse_infer(body_of(as_json)[0], None, model),
+    ):
+        assert request.feeds["x"].dtype == array.dtype
+        np.testing.assert_array_equal(request.feeds["x"], array)
+        answer = infer_response(model, request, {"y": array})
+        assert json.loads(b"".join(answer.pieces))["outputs"][0]["data"] == [0, 1]
+    message = messages.message("ModelInferRequest", model_name="m", raw_input_contents=[array.tobytes()])
+    message.inputs.add(name="x", datatype=name, shape=[2])
+    parsed = messages.parse_infer(messages.read("ModelInferRequest", message.SerializeToString()), model)
+    np.testing.assert_array_equal(parsed.feeds["x"], array)
+    answer = messages.infer_response(model, parsed, {"y": array})
+    assert answer.raw_output_contents[0] == array.tobytes() and answer.outputs[0].datatype == name
+
+
+def test_a_byte_that_is_neither_0_nor_1_is_true() -> None:
+    model = ModelSpec("m", "1", {"x": TensorSpec("x", "BOOL", (3,))}, {})
+    request = {"inputs": [{"name": "x", "datatype": "BOOL", "shape": [3], "parameters": {"binary_data_size": 3}}]}
+    found = parse_infer(*body_of(request, b"\x00\x01\x7f"), model).feeds["x"]
+    assert found.view(np.uint8).tolist() == [0, 1, 1]
+
+
+BAD: dict[str, tuple[Any, bytes | None, str]] = {
+    "no object": ([], None, "no JSON object"),
+    "no inputs": ({}, None, "inputs is expected"),
+    "inputs of another kind": ({"inputs": [1]}, None, "inputs is expected"),
+    "a name that is unknown": (good(name="q"), None, "no input 'q'"),
+    "a name of another kind": (good(name={}), None, "no input"),
+    "a name twice": (good(name="k", datatype="INT8", shape=[3], data=[1, 2, 3]), None, "given twice"),
+    "another datatype": (good(datatype="FP16"), None, "got datatype 'FP16', expected 'FP32'"),
+    "another rank": (good(shape=[6]), None, r"got shape \[6\], expected \[-1, 2\]"),
+    "another size": (good(shape=[2, 3]), None, "got shape"),
+    "a negative size": (good(shape=[-3, 2]), None, "expected a list of sizes"),
+    "a huge size": (good(shape=[1 << 40, 2]), None, "expected a list of sizes"),
+    "a size of another kind": (good(shape=[3.0, 2]), None, "expected a list of sizes"),
+    "too few values": (good(data=[1.0]), None, "got 1 values"),
+    "ragged values": (good(data=[[1.0], [1.0, 2.0]]), None, "are no FP32"),
+    "texts": (good(data=["1"] * 6), None, "are no FP32"),
+    "no data": (good(data=None), None, "neither data"),
+    "an integer beyond its type": (
+        {"inputs": [{"name": "k", "datatype": "INT8", "shape": [1], "data": [300]}]},
+        None,
+        "beyond -128 to 127",
+    ),
+    "a float for an integer": (
+        {"inputs": [{"name": "k", "datatype": "INT8", "shape": [1], "data": [1.5]}]},
+        None,
+        "got values of float64",
+    ),
+    "an input is missing": ({"inputs": good()["inputs"][:1]}, None, r"inputs \['k'\] are missing"),
+    "binary data of another size": (good(parameters={"binary_data_size": 23}), b"x" * 23, "got 23 bytes, expected 24"),
+    "half of the binary data": (good(parameters={"binary_data_size": 24}), b"x" * 12, "12 bytes are left"),
+    "more than the binary data": (good(parameters={"binary_data_size": 24}), b"x" * 30, "6 bytes after the last"),
+    "a negative binary size": (good(parameters={"binary_data_size": -24}), b"x" * 24, "binary_data_size is -24"),
+    "parameters of another kind": (good(parameters=[]), None, "parameters is no JSON object"),
+    "an output that is unknown": ({**good(), "outputs": [{"name": "q"}]}, None, "no output 'q'"),
+    "outputs of another kind": ({**good(), "outputs": "y"}, None, "outputs is expected"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_a_request_may_not_say(what: str) -> None:
+    request, binary, says = BAD[what]
+    body, size = body_of(request, binary or b"")
+    with pytest.raises(ProtocolError, match=says) as raised:
+        parse_infer(body, size if binary is not None else None, MODEL)
+    assert raised.value.status == 400
+
+
+@pytest.mark.parametrize("length", ["-1", "0", "x", "99999", "1" * 30])
+def test_a_header_length_that_cannot_be(length: str) -> None:
+    with pytest.raises(ProtocolError, match="Inference-Header-Content-Length"):
+        parse_infer(body_of(good())[0], length, MODEL)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=30).map(str.encode) | st.integers(0, 3000).map(lambda n: b"[" * n))
+def test_noise_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        parse_infer(body, None, MODEL)
+
+
+def read_or_refused(read: Callable[[], InferRequest]) -> InferRequest | None:
+    """What is read; None where it is refused with 400."""
+    status = 0
+    try:
+        return read()
+    except ProtocolError as error:
+        status = error.status
+    assert status == 400
+    return None
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_request_with_something_else_in_it_is_read_or_refused(data: st.DataObject) -> None:
+    values = (
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=3)
+        | st.lists(st.integers(), max_size=7)
+    )
+    request = good()
+    where = data.draw(st.sampled_from([request, *request["inputs"]]))
+    where[data.draw(st.sampled_from([*where, "parameters", "outputs"]))] = data.draw(values)
+    parsed = read_or_refused(lambda: parse_infer(body_of(request)[0], None, MODEL))
+    if parsed is not None:
+        assert {name: (a.dtype, a.shape[1:]) for name, a in parsed.feeds.items()} == {
+            "x": (X.dtype, (2,)),
+            "k": (K.dtype, ()),
+        }
+
+
+def test_compressed_bodies() -> None:
+    plain = b"x" * 1000
+    assert inflated(plain, "", 10) == plain
+    assert inflated(gzip.compress(plain), "gzip", 1000) == inflated(zlib.compress(plain), "deflate", 1000) == plain
+    for body, encoding, most, status in (
+        (gzip.compress(plain), "gzip", 999, 413),
+        (gzip.compress(plain)[:-9], "gzip", 1000, 400),
+        (plain, "gzip", 1000, 400),
+        (plain, "br", 1000, 415),
+    ):
+        with pytest.raises(ProtocolError) as raised:
+            inflated(body, encoding, most)
+        assert raised.value.status == status
+
+
+def infer_message(**changes: Any) -> Any:
+    message = messages.message("ModelInferRequest", model_name="m")
+    x = {"name": "x", "datatype": "FP32", "shape": [3, 2], "contents": {"fp32_contents": X.ravel()}, **changes}
+    for given_input in (x, {"name": "k", "datatype": "INT8", "shape": [3], "contents": {"int_contents": K}}):
+        contents = given_input.pop("contents")
+        message.inputs.add(**given_input, contents=messages.message("InferTensorContents", **contents))
+    return message
+
+
+def test_contents_by_type() -> None:
+    parsed = messages.parse_infer(infer_message(), MODEL)
+    np.testing.assert_array_equal(parsed.feeds["x"], X)
+    np.testing.assert_array_equal(parsed.feeds["k"], K)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (infer_message(contents={"fp32_contents": [1.0]}), "got 1 values in fp32_contents"),
+        (infer_message(shape=[-1, 2]), "expected a list of sizes"),
+        (infer_message(name="k"), "expected 'INT8'"),
+        (messages.message("ModelInferRequest"), "are missing"),
+        (messages.message("ModelInferRequest", raw_input_contents=[b""]), "1 raw_input_contents for 0 inputs"),
+    ],
+)
+def test_what_a_message_may_not_say(message: Any, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        messages.parse_infer(message, MODEL)
+
+
+def test_values_beyond_a_narrow_integer() -> None:
+    message = infer_message()
+    message.inputs[1].contents.int_contents[0] = 300
+    with pytest.raises(ProtocolError, match="beyond INT8"):
+        messages.parse_infer(message, MODEL)
+
+
+@given(st.binary(max_size=80))
+def test_bytes_are_a_message_or_refused(data: bytes) -> None:
+    parsed = read_or_refused(lambda: messages.parse_infer(messages.read("ModelInferRequest", data), MODEL))
+    if parsed is not None:
+        assert set(parsed.feeds) == {"x", "k"}
+
+
+def test_what_has_no_datatype() -> None:
+    from vkep.ray.kserve import datatype
+
+    assert datatype(np.dtype(ml_dtypes.bfloat16)) == "BF16"
+    with pytest.raises(ValueError, match="no datatype for complex64"):
+        datatype(np.dtype(np.complex64))
