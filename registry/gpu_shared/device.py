@@ -10,9 +10,10 @@ from typing import Any
 
 from gpu_shared import arm_abi, query, vk
 from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
-from gpu_shared.errors import ContextIncompatibleError, DeviceLostError, DeviceNotFoundError
+from gpu_shared.errors import ContextIncompatibleError, DeviceLostError, DeviceNotFoundError, GpuError
 from gpu_shared.handles import Handle, Native, Reaper, logger
 from gpu_shared.instance import Instance, select_device
+from gpu_shared.timeline import until_done
 
 Selector = int | str | DeviceInfo | DeviceCapabilities | None
 
@@ -188,10 +189,10 @@ class Device(Handle):
 
         def wait_idle() -> None:
             with lock:
-                # a borrowed device has queues that are not ours to wait for
-                result = fn.vkDeviceWaitIdle(raw) if owned else fn.vkQueueWaitIdle(queue)
-            if result < 0:
-                logger.warning("%s: waiting before closing: %s", capabilities.name, vk.result_name(result))
+                if owned:
+                    vk.check(fn.vkDeviceWaitIdle(raw), "vkDeviceWaitIdle", capabilities.name)
+                else:  # it has queues that are not ours to wait for
+                    vk.check(fn.vkQueueWaitIdle(queue), "vkQueueWaitIdle", capabilities.name)
 
         destroy = (lambda: fn.vkDestroyDevice(raw, vk.ffi.NULL)) if owned else None
         super().__init__(raw, parent=instance, destroy=destroy, label=label or capabilities.name)
@@ -244,6 +245,10 @@ class Device(Handle):
             raise
         self.reaper.collect()
 
+    def wait_to_free(self) -> None:
+        """Wait for the queue where something is to be given back then. Raises as `Timeline.wait_to_free`."""
+        until_done(self.wait_idle)
+
     def set_name(self, object_type: int, raw: Any, label: str) -> None:
         """Give a raw object a name that validation messages and debuggers show (nothing without debug utils)."""
         if not self.instance.debug_names:
@@ -286,7 +291,11 @@ def _finish(
         siblings.pop(serial, None)
     if native.generation != vk.generation:
         return
-    wait_idle()
+    try:
+        until_done(wait_idle)
+    except GpuError:  # what is in use cannot be destroyed: it stays until the process ends
+        logger.exception("the device is not closed: nobody knows whether it is idle")
+        return
     reaper.finished = True
     reaper.collect()
     native.retire()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared import vk
 from gpu_shared.commands import CommandBuffer, CommandPool
 from gpu_shared.compile_spec import SyncMode
-from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError, GpuError
+from gpu_shared.errors import ClosedError, ForkedProcessError
 from gpu_shared.steady import steady
 from gpu_shared.timeline import PreparedSubmit
 
@@ -118,19 +118,8 @@ class DelegateLease:
         self.context.timeline.wait(value, timeout_s)
 
     def wait_to_free(self, value: int) -> None:
-        """Wait for ``value`` where something is to be given back then: a lost device is done with it, and a call that fails is
-        made once more.
-        """
-        for again in (True, False):
-            try:
-                self.wait(value)
-            except DeviceLostError:
-                return
-            except GpuError:
-                if not again:
-                    raise
-            else:
-                return
+        """See `Timeline.wait_to_free`."""
+        self.context.timeline.wait_to_free(value)
 
     @steady
     def close(self) -> None:

@@ -7,16 +7,39 @@ same at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared import vk
-from gpu_shared.errors import DeviceLostError, GpuError
+from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 from gpu_shared.handles import Handle, Reaper
 
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer
     from gpu_shared.device import Device
+
+
+#: seconds before each try of `until_done`
+_PAUSES = (0.0, 0.0, 0.001, 0.01, 0.1, 1.0)
+
+
+def until_done(wait: Callable[[], None]) -> None:
+    """Call ``wait`` until it returns, as for memory that the GPU may still use: a call that found no memory for itself has waited
+    for nothing. A lost device is done. Raises the last `GpuError` where it goes on failing.
+    """
+    failed: GpuError
+    for pause in _PAUSES:
+        time.sleep(pause)
+        try:
+            wait()
+        except DeviceLostError:
+            return
+        except (OutOfHostMemoryError, OutOfDeviceMemoryError) as error:
+            failed = error
+        else:
+            return
+    raise failed
 
 
 class TimelineState:
@@ -159,6 +182,12 @@ class Timeline(Handle):
             state.fail(result, "vkWaitSemaphores")
         if value > state.completed:
             state.completed = value
+
+    def wait_to_free(self, value: int) -> None:
+        """Wait for ``value`` where something is to be given back then: a lost device is done with it, and a call that fails is
+        made again. Raises `GpuError` where it goes on failing: what is in use must stay then.
+        """
+        until_done(lambda: self.wait(value))
 
     def _keep_promise(self) -> None:
         """Where an exception of a signal's handler cut a submit short, before or after the call: send an empty one, whose value

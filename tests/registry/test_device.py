@@ -25,14 +25,17 @@ from gpu_shared import (
 )
 from gpu_shared.capabilities import DeviceCapabilities, DeviceInfo
 from gpu_shared.commands import CommandPool
+from gpu_shared.device import _finish
 from gpu_shared.errors import (
     ContextIncompatibleError,
     DeviceLostError,
     DeviceNotFoundError,
     GpuError,
     OutOfDeviceMemoryError,
+    OutOfHostMemoryError,
 )
 from gpu_shared.memory import memory_budget
+from gpu_shared.timeline import until_done
 
 
 @pytest.fixture
@@ -394,3 +397,38 @@ def test_enumeration_owns_its_items():
     [bytearray(64) for _ in range(1000)]
     assert list(found) == [5, 6]
     assert vk.ffi.sizeof(found) == 8
+
+
+def test_a_device_goes_only_once_it_is_known_to_be_idle(device):
+    happened, fails = [], 2
+    wait_idle, destroy = device.fn.vkDeviceWaitIdle, device._native.destroy
+
+    def wait(raw):
+        happened.append("wait")
+        return -1 if len(happened) <= fails else wait_idle(raw)
+
+    device.fn.vkDeviceWaitIdle = wait
+    device._native.destroy = lambda: (happened.append("destroy"), destroy())
+    device.close()
+    assert happened == ["wait", "wait", "wait", "destroy"]
+
+
+@pytest.mark.parametrize(("results", "tried"), [([-1, -2, 0], 3), ([-1, -4], 2), ([-4], 1)])
+def test_a_wait_for_what_is_to_be_freed_is_made_again_where_memory_lacks(results, tried):
+    made = iter(results)
+    until_done(lambda: vk.check(next(made), "vkWaitSemaphores"))
+    assert list(made) == results[tried:]
+
+
+def test_a_wait_that_goes_on_failing_frees_nothing(device, monkeypatch):
+    monkeypatch.setattr("gpu_shared.timeline._PAUSES", (0.0, 0.0))
+    with pytest.raises(OutOfHostMemoryError):
+        until_done(lambda: vk.check(-1, "vkWaitSemaphores"))
+    timeline, buffer = Timeline(device), Buffer(device, 64)
+    natives, reaper = [device._native, buffer._native, timeline._native], device.reaper
+    timeline._state.submitted = 1  # promised, never sent
+    device.fn.vkDeviceWaitIdle = lambda raw: -1
+    device.close()
+    assert buffer.closed and not any(native.dead for native in natives)
+    _finish(natives[0], None, 0, reaper, lambda: None)
+    assert all(native.dead for native in natives)

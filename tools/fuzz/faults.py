@@ -3,10 +3,11 @@
     python -m tools.fuzz.faults --what session shared program --most 500 --seed 1
     python -m tools.fuzz.faults --lost
 
-What is asked of each case: a `GpuError` or a right answer, right answers of a session on the same context and of one on a device
-of its own, a right answer the next time, and as many live objects as before. With ``--lost`` the device is lost at each call in
-turn that may say so, and says so from then on; all on that device is closed then, and the registry gives a new context for its
-token.
+What was submitted shortly before the fault begins late, so that it still runs then. What is asked of each case: nothing is
+destroyed that the device uses (with VKEP_VALIDATION=1 the layers watch), a `GpuError` or a right answer, right answers of a
+session on the same context and of one on a device of its own, a right answer the next time, and as many live objects as before.
+With ``--lost`` the device is lost at each call in turn that may say so, and says so from then on; all on that device is closed
+then, and the registry gives a new context for its token.
 """
 
 from __future__ import annotations
@@ -15,122 +16,18 @@ import argparse
 import logging
 import random
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import vkep
-from gpu_shared import vk
 from gpu_shared.errors import GpuError
+from gpu_shared.instance import validation_log
+from tools.fuzz.injector import MOST_RESULTS, Injector
 from tools.fuzz.interrupts import DYNAMIC, PARTS, STATIC, B, X, no_object_left
-
-LOST = -4
-_MEMORY = (-1, -2)  # VK_ERROR_OUT_OF_HOST_MEMORY, VK_ERROR_OUT_OF_DEVICE_MEMORY
-_MAY_LOSE = (*_MEMORY, LOST)
-_NO_CAPTURE, _NO_HANDLE = -1000257000, -1000072003
-#: the negative results that the specification names, where they are not `_MEMORY`
-RESULTS: dict[str, tuple[int, ...]] = {
-    "vkCreateInstance": (*_MEMORY, -3, -6, -7, -9),
-    "vkEnumerateInstanceExtensionProperties": (*_MEMORY, -6),
-    "vkEnumeratePhysicalDevices": (*_MEMORY, -3),
-    "vkEnumerateDeviceExtensionProperties": (*_MEMORY, -6),
-    "vkCreateDevice": (*_MEMORY, -3, LOST, -7, -8, -10),
-    "vkCreateBuffer": (*_MEMORY, _NO_CAPTURE),
-    "vkAllocateMemory": (*_MEMORY, _NO_HANDLE, _NO_CAPTURE),
-    "vkBindBufferMemory": (*_MEMORY, _NO_CAPTURE),
-    "vkMapMemory": (*_MEMORY, -5),
-    "vkGetSemaphoreCounterValue": _MAY_LOSE,
-    "vkWaitSemaphores": _MAY_LOSE,
-    "vkQueueSubmit": _MAY_LOSE,
-    "vkQueueWaitIdle": _MAY_LOSE,
-    "vkDeviceWaitIdle": _MAY_LOSE,
-    "vkGetQueryPoolResults": _MAY_LOSE,
-    "vkCreateShaderModule": (*_MEMORY, -1000012000),
-    "vkCreateComputePipelines": (*_MEMORY, -1000012000),
-    "vkCreateDescriptorPool": (*_MEMORY, -1000161000),
-    "vkAllocateDescriptorSets": (*_MEMORY, -12, -1000069000),
-    "vkGetMemoryFdKHR": (-10, -1),
-    "vkImportSemaphoreFdKHR": (-1, _NO_HANDLE),
-    "vkCreateDebugUtilsMessengerEXT": (-1,),
-    "vkCreateTensorARM": (*_MEMORY, _NO_CAPTURE),
-    "vkCreateDataGraphPipelinesARM": _MEMORY,
-}
-
-
-class Injector:
-    """Stands between the runtime and the driver: counts the calls that return a VkResult, and has one fail."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._fails_at, self._which = -1, 0
-        self._sticky = False
-        self.count = 0
-        self.hit = ""  #: what failed, and how
-        self.quiet = False  #: whether calls are neither counted nor fail
-        self._spared: set[int] = set()  # threads
-
-    def arm(self, fails_at: int, which: int, sticky: bool) -> None:
-        """Have call ``fails_at`` fail with result number ``which`` of its results (lost: of those alone that lose)."""
-        self.count, self.hit = 0, ""
-        self._fails_at, self._which, self._sticky = fails_at, which, sticky
-
-    def result(self, name: str, owner: dict[str, Any]) -> int | None:
-        with self._lock:
-            if owner.get("_is_lost") and LOST in RESULTS.get(name, ()):
-                return LOST
-            if self.quiet:
-                return None
-            codes = (LOST,) if self._sticky else RESULTS.get(name, _MEMORY)
-            if self._sticky and LOST not in RESULTS.get(name, ()):
-                return None
-            self.count += 1
-            if self.count - 1 != self._fails_at or self._which >= len(codes):
-                return None
-            code = codes[self._which]
-            self.hit = f"{name} {vk.result_name(code)}"
-            owner["_is_lost"] = code == LOST
-            return code
-
-    def wrapped(self, name: str, function: Any, owner: dict[str, Any]) -> Any:
-        ffi = vk.load().ffi
-        kind = ffi.typeof(function)
-        kind = kind.item if kind.kind == "pointer" else kind
-        if "VkResult" not in str(kind.result.cname):
-            return function
-
-        def call(*arguments: Any) -> Any:
-            failed = self.result(name, owner)
-            return function(*arguments) if failed is None else failed
-
-        return call
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Contexts that are made within it fail as told."""
-        fetched, loader = vk.Functions.__getattr__, vk.load().lib
-
-        def fetch(functions: vk.Functions, name: str) -> Any:
-            made = functions.__dict__[name] = self.wrapped(name, fetched(functions, name), functions.__dict__)
-            return made
-
-        class Loader:
-            def __getattr__(loader_self, name: str) -> Any:
-                value = getattr(loader, name)
-                return self.wrapped(name, value, {}) if name.startswith("vk") and not name.endswith("Addr") else value
-
-        vk.Functions.__getattr__ = fetch  # type: ignore[method-assign]
-        vk.lib = Loader()
-        try:
-            yield
-        finally:
-            vk.Functions.__getattr__ = fetched  # type: ignore[method-assign]
-            vk.lib = loader
-
 
 FEEDS = {"x": X, "b": B}
 RIGHT = np.maximum(X + B, 0)
@@ -227,6 +124,7 @@ class Cases:
             self._bystanders.check(False)
             self._before = vkep.live_counts()
         injector.arm(at, which, self._lost)
+        said = len(validation_log)
         injector.quiet = False
         wrong = self._attempt()
         injector.quiet = True
@@ -242,6 +140,7 @@ class Cases:
             wrong += self._attempt(may_fail=False)
         except Exception as error:
             wrong += f" {error!r};"
+        wrong += "".join(f" {message};" for message in validation_log[said:])
         return injector.hit, wrong
 
     def _attempt(self, may_fail: bool = True) -> str:
@@ -279,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             injector.quiet = False
             WHAT[what]()
             injector.quiet = True
-            most = 1 if given.lost else max(map(len, RESULTS.values()))
+            most = 1 if given.lost else MOST_RESULTS
             cases = [(at, which) for at in range(injector.count) for which in range(most)]
             random.Random(given.seed).shuffle(cases)
             done: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_shared.errors import GpuError
 from vkep.graph.weights import Weight
 from vkep.memory.device_arena import DeviceArena, DeviceBlock
 from vkep.memory.upload import Upload, Uploader
@@ -98,8 +96,7 @@ class ConstantStore:
             uploader.finish()
             uploader.trim()
         except BaseException:
-            with contextlib.suppress(GpuError):  # copies in flight must not land in memory that is someone else's
-                uploader.finish()
+            uploader.wait_to_free()  # copies in flight must not land in memory that is someone else's
             for batch in batches:
                 batch.block.free()
             raise

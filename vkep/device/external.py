@@ -123,7 +123,7 @@ class _Import:
     def close(self) -> None:
         # host memory may go once the GPU is done with it
         if self._keep is not None:
-            self.buffer.device.wait_idle()
+            self.buffer.device.wait_to_free()
         self.buffer.close()
         self._keep = None
 

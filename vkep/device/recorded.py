@@ -434,7 +434,8 @@ class RecordedPlan:
             queries = QueryPool(self._delegate.context.device, len(self.plan.dispatches) + 1)
             commands = self._record("profile", queries)
             prepared = self._delegate.lease.prepare([commands])
-        self._delegate.lease.wait(self._delegate.lease.submit(prepared))
+        self._last = self._delegate.lease.submit(prepared)
+        self._delegate.lease.wait(self._last)
         ticks = queries.results()
         assert ticks is not None
         times = [queries.nanoseconds(a, b) for a, b in itertools.pairwise(ticks)]

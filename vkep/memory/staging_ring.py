@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vkep.memory.device_arena import DeviceBlock
+from gpu_shared.errors import GpuError
+from vkep.memory.device_arena import BufferArena, DeviceBlock, shared_arena
 
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer
+    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.device import Device
     from gpu_shared.lease import DelegateLease
     from gpu_shared.memory import Buffer
     from gpu_shared.timeline import PreparedSubmit
-from typing import TYPE_CHECKING
-
-from vkep.memory.device_arena import BufferArena, shared_arena
-
-if TYPE_CHECKING:
-    from gpu_shared.context import SharedGpuContext, SharedResource
-    from gpu_shared.device import Device
 
 
 class Target(Protocol):
@@ -83,9 +79,8 @@ class StagingRing:
         if len(self._slots) < self._pieces:
             slot = RingSlot(self._lease)
         else:
+            self._lease.wait(self._slots[0].value)
             slot = self._slots.pop(0)
-            if slot.value:
-                self._lease.wait(slot.value)
         self._slots.append(slot)
         if slot.block is None or slot.block.size < nbytes:
             slot.free()
@@ -106,7 +101,11 @@ class StagingRing:
             slot.recorded = []  # in case that recording fails
             self._record(slot.commands, block.buffer, wanted)
             slot.recorded = wanted
-        slot.value = self._lease.submit(slot.prepared, wait_value)
+        try:
+            slot.value = self._lease.submit(slot.prepared, wait_value)
+        except GpuError:  # of a wait that follows, perhaps
+            slot.value = self._lease.context.timeline.submitted
+            raise
         return slot.value
 
     def _record(self, commands: CommandBuffer, staging: Buffer, copies: Sequence[tuple[Buffer, int, int, int]]) -> None:

@@ -323,12 +323,17 @@ class Uploader:
     def finish(self) -> None:
         """Wait until every upload has arrived. Raises `DeviceLostError`."""
         with self._lock:
-            self._finish()
+            self._finish(self._lease.wait)
+
+    def wait_to_free(self) -> None:
+        """Wait for what is in flight where its targets are to be given back then. Raises as `Timeline.wait_to_free`."""
+        with self._lock:
+            self._finish(self._lease.wait_to_free)
 
     def trim(self) -> None:
         """Wait, and give the staging memory back to its arenas (a later transfer takes it anew)."""
         with self._lock:
-            self._finish()
+            self._finish(self._lease.wait)
             self._up.free_blocks()
             self._down.free_blocks()
 
@@ -337,12 +342,10 @@ class Uploader:
         with self._lock:
             if self._closed:
                 return
+            self._finish(self._lease.wait_to_free)
             self._closed = True
-            try:
-                self._finish()
-            finally:  # a lost device touches nothing any more
-                self._up.close()
-                self._down.close()
+            self._up.close()
+            self._down.close()
 
     def __enter__(self) -> Uploader:
         return self
@@ -356,10 +359,10 @@ class Uploader:
         if self._closed:
             raise ValueError(f"the uploader of lease {self._lease.name!r} is closed")
 
-    def _finish(self) -> None:
+    def _finish(self, wait: Callable[[int], None]) -> None:
         value = max(self._up.last_value, self._down.last_value)
         if value:
-            self._lease.wait(value)
+            wait(value)
 
 
 def _data(item: Upload) -> HostData:

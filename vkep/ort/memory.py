@@ -10,13 +10,12 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_shared.errors import DeviceLostError, GpuError
+from gpu_shared.errors import GpuError
 from vkep.arena.config import ArenaConfig
 from vkep.arena.records import ArenaOutOfMemory
 from vkep.device.external import ExternalBlock
@@ -234,8 +233,7 @@ class MemoryDomain:
             if self.users or _domains.get(self.number) is not self:
                 return
             del _domains[self.number]
-        with suppress(DeviceLostError):  # a lost device touches nothing any more
-            self._uploader.close()
+        self._uploader.close()
         self.trim()
         self.uploads.close()
         self.downloads.close()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_shared.errors import DeviceLostError
 from vkep.arena.records import ArenaOutOfMemory
 from vkep.memory.host_copy import LEAST, copy
 from vkep.memory.staging_ring import StagingArena, shared_staging_arena
@@ -192,8 +191,7 @@ class Transfers:
                 self._drop(next(iter(self._routes)))
 
     def _close(self, route: Route) -> None:
-        with suppress(DeviceLostError):  # a lost device touches nothing any more
-            self._domain.lease.wait(route.value)
+        self._domain.lease.wait_to_free(route.value)
         route.close()
 
     def _in_pieces(

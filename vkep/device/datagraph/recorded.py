@@ -178,7 +178,7 @@ class RecordedVgf:
     def close(self) -> None:
         """Give everything back once the GPU is done with the last run."""
         if self.last:
-            self._delegate.lease.wait(self.last)
+            self._delegate.lease.wait_to_free(self.last)
         held, self._held = self._held, []
         for thing in reversed(held):
             thing.free() if isinstance(thing, DeviceBlock) else thing.close()

@@ -129,7 +129,11 @@ class VgfRunner:
                 recorded = self._record(key, tensors)
             self._recordings.move_to_end(key)
             self._delegate.lease.wait(recorded.last)  # its session memory may still be in use
-            yield recorded
+            try:
+                yield recorded
+            except BaseException:  # it was perhaps sent off
+                recorded.last = self._delegate.context.timeline.submitted
+                raise
 
     def _check(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> None:
         """Raise ``ValueError`` for memory that a recording cannot be bound to."""
