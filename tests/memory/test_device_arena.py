@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import gpu_shared
 from gpu_shared.memory import HeapBudget
 from tests.memory.model import MIB
 from vkep.memory import ArenaConfig, ArenaMode, ArenaOutOfMemory, device_arena
@@ -18,8 +17,10 @@ from vkep.memory.staging_ring import StagingArena, shared_staging_arena
 pytestmark = pytest.mark.gpu
 
 
-def buffers() -> int:
-    return gpu_shared.live_counts().get("buffer", 0)
+@pytest.fixture
+def buffers(no_leak):
+    """Counts the buffers that the test made and that live."""
+    return lambda: no_leak().get("buffer", 0)
 
 
 def copy(lease, source, target, nbytes):
@@ -31,7 +32,7 @@ def copy(lease, source, target, nbytes):
     return lease.submit(prepared)
 
 
-def test_blocks_lie_apart_in_buffers(context):
+def test_blocks_lie_apart_in_buffers(context, buffers):
     with DeviceArena(context.device) as arena:
         blocks = [arena.alloc(size) for size in (1, 1000, 70_000, 3 * MIB)]
         for block in blocks:
@@ -66,7 +67,7 @@ def test_mapped_bytes_are_the_devices(context, lease):
         source.free()
 
 
-def test_reserved_blocks_have_their_own_buffer(context):
+def test_reserved_blocks_have_their_own_buffer(context, buffers):
     with DeviceArena(context.device) as arena:
         block = arena.reserve(5 * MIB + 1)
         assert block.buffer.size == 5 * MIB + 256
@@ -119,7 +120,7 @@ def test_release_stream_lets_others_in(context):
             assert other.address == block.address
 
 
-def test_separate_mode_gives_each_block_a_buffer(context):
+def test_separate_mode_gives_each_block_a_buffer(context, buffers):
     with DeviceArena(context.device, ArenaConfig(mode=ArenaMode.SEPARATE)) as arena:
         blocks = [arena.alloc(1000) for _ in range(5)]
         assert buffers() == 5
@@ -143,7 +144,7 @@ def test_more_than_the_device_has_is_an_error_that_says_so(context):
             assert kept.mapped is None or len(kept.mapped) == kept.size
 
 
-def test_max_mem_bounds_the_buffers(context):
+def test_max_mem_bounds_the_buffers(context, buffers):
     with DeviceArena(context.device, ArenaConfig(max_mem=2 * MIB)) as arena:
         with pytest.raises(ArenaOutOfMemory, match=r"limit 2.0 MiB .* raise arena.max_mem"):
             arena.alloc(3 * MIB)
@@ -192,7 +193,7 @@ def test_regions_are_aligned_where_buffers_are_not(context, monkeypatch):
         block.free()
 
 
-def test_sessions_share_one_arena_and_the_last_ends_it(context, caplog):
+def test_sessions_share_one_arena_and_the_last_ends_it(context, caplog, buffers):
     first = shared_device_arena(context, ArenaConfig(max_mem=8 * MIB))
     with caplog.at_level(logging.WARNING, "vkep.memory"):
         same = shared_device_arena(context, ArenaConfig(max_mem=8 * MIB))
@@ -230,7 +231,7 @@ def test_staging_arenas_are_shared_by_direction(context):
         StagingArena(context.device, "device")
 
 
-def test_blocks_left_live_are_warned_of(context, caplog):
+def test_blocks_left_live_are_warned_of(context, caplog, buffers):
     arena = DeviceArena(context.device)
     arena.alloc(10)
     with caplog.at_level(logging.WARNING, "vkep.memory"):
@@ -240,7 +241,7 @@ def test_blocks_left_live_are_warned_of(context, caplog):
     assert buffers() == 0
 
 
-def test_an_arena_that_nobody_closes_goes_with_its_last_reference(context):
+def test_an_arena_that_nobody_closes_goes_with_its_last_reference(context, buffers):
     arena = DeviceArena(context.device, timeline=context.timeline)
     block = arena.alloc(10)
     assert buffers() == 1
