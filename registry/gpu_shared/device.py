@@ -13,7 +13,7 @@ from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, Devic
 from gpu_shared.errors import ContextIncompatibleError, DeviceLostError, DeviceNotFoundError, GpuError
 from gpu_shared.handles import Handle, Native, Reaper, logger
 from gpu_shared.instance import Instance, select_device
-from gpu_shared.timeline import until_done
+from gpu_shared.waiting import until_done
 
 Selector = int | str | DeviceInfo | DeviceCapabilities | None
 

@@ -7,39 +7,17 @@ same at once.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared import vk
-from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
+from gpu_shared.errors import DeviceLostError, GpuError
 from gpu_shared.handles import Handle, Reaper
+from gpu_shared.waiting import until_done
 
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer
     from gpu_shared.device import Device
-
-
-#: seconds before each try of `until_done`
-_PAUSES = (0.0, 0.0, 0.001, 0.01, 0.1, 1.0)
-
-
-def until_done(wait: Callable[[], None]) -> None:
-    """Call ``wait`` until it returns, as for memory that the GPU may still use: a call that found no memory for itself has waited
-    for nothing. A lost device is done. Raises the last `GpuError` where it goes on failing.
-    """
-    failed: GpuError
-    for pause in _PAUSES:
-        time.sleep(pause)
-        try:
-            wait()
-        except DeviceLostError:
-            return
-        except (OutOfHostMemoryError, OutOfDeviceMemoryError) as error:
-            failed = error
-        else:
-            return
-    raise failed
 
 
 class TimelineState:

@@ -35,7 +35,7 @@ from gpu_shared.errors import (
     OutOfHostMemoryError,
 )
 from gpu_shared.memory import memory_budget
-from gpu_shared.timeline import until_done
+from gpu_shared.waiting import until_done
 
 
 @pytest.fixture
@@ -421,7 +421,7 @@ def test_a_wait_for_what_is_to_be_freed_is_made_again_where_memory_lacks(results
 
 
 def test_a_wait_that_goes_on_failing_frees_nothing(device, monkeypatch):
-    monkeypatch.setattr("gpu_shared.timeline._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("gpu_shared.waiting._PAUSES", (0.0, 0.0))
     with pytest.raises(OutOfHostMemoryError):
         until_done(lambda: vk.check(-1, "vkWaitSemaphores"))
     timeline, buffer = Timeline(device), Buffer(device, 64)

@@ -1,0 +1,29 @@
+"""Waits before something is given back that the GPU may use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
+
+#: seconds before each try of `until_done`
+_PAUSES = (0.0, 0.0, 0.001, 0.01, 0.1, 1.0)
+
+
+def until_done(wait: Callable[[], None]) -> None:
+    """Call ``wait`` until it returns: where it found no memory for itself it has waited for nothing. A lost device is done.
+    Raises the last `GpuError` where it goes on failing: what is in use must stay then.
+    """
+    failed: GpuError
+    for pause in _PAUSES:
+        time.sleep(pause)
+        try:
+            wait()
+        except DeviceLostError:
+            return
+        except (OutOfHostMemoryError, OutOfDeviceMemoryError) as error:
+            failed = error
+        else:
+            return
+    raise failed
