@@ -35,6 +35,7 @@ FLOOR_OF = {
     "vkep.pte": PURE,
     "vkep.aten": PURE,
     "vkep.arena": PURE,
+    "vkep.view": PURE,
     "vkep.memory": DEVICE,
     "vkep.device": DEVICE,
     "vkep.session": SESSION,
@@ -68,6 +69,7 @@ ROOMS = (
     "vkep.ops",
     "vkep.passes",
     "vkep.placement",
+    "vkep.view",
 )
 # What the pure side may use of the shared runtime: modules without a Vulkan call.
 PURE_SHARED = {"gpu_shared.compile_spec", "gpu_shared.capabilities", "gpu_shared.errors"}

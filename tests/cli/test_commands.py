@@ -241,3 +241,15 @@ def test_the_example_says_which_inputs_it_cannot_make(tmp_path: Path) -> None:
     example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "run_model.py"))
     with pytest.raises(SystemExit, match=r"x is tensor\(string\)"):
         example["main"](str(tmp_path / "t.onnx"))
+
+
+def test_view_writes_a_page_and_compares(run: Callable[..., Any], models: Path, tmp_path: Path) -> None:
+    before, after = tmp_path / "before.html", tmp_path / "after.html"
+    model = sorted(models.glob("*.onnx"))[0]
+    assert run("view", model, "-o", before, "--no-open", "-n", "1").exit_code == 0
+    found = json_of(run("view", before, "--against", before, "-o", after, "--json"))
+    assert found["title"] == str(model)
+    assert found["opening"][0]["name"] == "open"
+    assert after.read_text(encoding="utf-8").count('"format":1') == 2
+    assert run("view", before, "-o", before).exit_code == 2
+    assert run("view", tmp_path / "no.onnx").exit_code == 2

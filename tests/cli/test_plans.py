@@ -8,7 +8,7 @@ import pytest
 
 from tests import devices
 from vkep.cli.measure import Span
-from vkep.cli.plans import describe_plan, dispatch_times, format_dispatch
+from vkep.cli.plans import dispatch_times, format_dispatch
 from vkep.cli.trace import GPU, HOST, chrome_trace
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
@@ -28,6 +28,7 @@ from vkep.plan.records import (
     Slot,
     Space,
 )
+from vkep.view.dispatches import describe_plan
 
 
 def make_plan() -> Plan:

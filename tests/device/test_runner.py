@@ -26,7 +26,7 @@ def test_a_run_is_recorded_once(session: InferenceSession, monkeypatch: pytest.M
     recorded: list[str] = []
     real = RecordedPlan._record
     monkeypatch.setattr(
-        RecordedPlan, "_record", lambda self, label, q: (recorded.append(label), real(self, label, q))[1]
+        RecordedPlan, "_record", lambda self, label, *more: (recorded.append(label), real(self, label, *more))[1]
     )
     for _ in range(5):
         session.run(None, {"x": X, "b": B})

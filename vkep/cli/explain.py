@@ -46,6 +46,7 @@ def explain_command(
     with common.command(json_output, verbose):
         from vkep.cli import plans, sessions
         from vkep.cli.inputs import make_inputs, read_sources
+        from vkep.view.dispatches import describe_plan
 
         sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
         inputs = list(sessions.named_inputs(model, inputs) or ()) or None
@@ -61,7 +62,7 @@ def explain_command(
             elif not sessions.is_program(model):
                 plan_for(session, sources)
             report = session.report()
-            described = [plans.describe_plan(i.plan) for i in session.islands()] if plan else None
+            described = [describe_plan(i.plan) for i in session.islands()] if plan else None
         if json_output:
             common.print_json(to_json(report, described, times))
         else:

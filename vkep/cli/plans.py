@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from vkep.kernels.catalog import all_kernels
-from vkep.kernels.kernel import ADDRESS_BYTES, SCALAR_CODES
-from vkep.plan.records import FRESH, Plan, Relocation, Space
-from vkep.shaders.interface import declared_members
+from vkep.plan.records import Plan
 
 if TYPE_CHECKING:
     from vkep.device.measure.limits import DeviceLimits
@@ -91,75 +87,6 @@ def profile(session: InferenceSession, feeds: Mapping[str, Any], runs: int = 1) 
     limits = device_limits(session.context.capabilities)
     samples = [session.profile(feeds) for _ in range(runs)]
     return dispatch_times([i.plan for i in session.islands()], samples, limits)
-
-
-def describe_plan(plan: Plan) -> list[dict[str, Any]]:
-    """Each dispatch as plain data: kernel, grid, spec constants, arguments by name, addresses as symbols."""
-    operands = {k.source: [o.name for o in k.operands] for k in all_kernels()}
-    params = {k.source: k.params for k in all_kernels()}
-    described = []
-    for index, dispatch in enumerate(plan.dispatches):
-        key = plan.pipelines[dispatch.pipeline]
-        source, defines = key.shader.source, dict(key.shader.defines)
-        names = [*operands.get(source, ()), *(n for n, _ in declared_members(defines.get("EXTRA_OPERANDS", "")))]
-        scalars = [*params.get(source, ()), *declared_members(defines.get("EXTRA_PARAMS", ""))]
-        spec = dict(key.spec)
-        described.append(
-            {
-                "index": index,
-                "label": dispatch.label,
-                "kernel": source,
-                "candidate": dispatch.candidate,
-                "turned_down": [{"candidate": name, "reason": reason} for name, reason in dispatch.turned_down],
-                "defines": defines,
-                "grid": list(dispatch.grid),
-                "workgroup": [spec.pop(f"LOCAL_{axis}", 1) for axis in "XYZ"],
-                "spec": spec,
-                "subgroup_size": key.subgroup_size,
-                "barrier": dispatch.barrier,
-                "bytes": dispatch.bytes,
-                "flops": dispatch.flops,
-                "argument_bytes": key.argument_bytes,
-                "arguments_in": "memory" if key.arguments_in_memory else "push constants",
-                "operands": _operands(plan, dispatch.relocations, names),
-                "params": _params(dispatch.arguments, ADDRESS_BYTES * len(names), scalars),
-            }
-        )
-    return described
-
-
-def _operands(plan: Plan, relocations: Sequence[Relocation], names: Sequence[str]) -> dict[str, str]:
-    """Operand name to the symbol of its address; operands without a relocation are absent (null)."""
-    symbols = {r.offset // ADDRESS_BYTES: symbol(plan, r) for r in relocations}
-    known = dict(enumerate(names))
-    every = sorted(set(symbols) | set(known))
-    return {known.get(i, f"operand {i}"): symbols.get(i, "null") for i in every}
-
-
-def symbol(plan: Plan, relocation: Relocation) -> str:
-    """An address as ``activation+0x1200``, ``weight 3 'conv.weight'``, ``input 'x'`` or ``output 'y'``."""
-    addend = relocation.addend
-    if relocation.space is Space.ACTIVATION:
-        return f"activation+{addend:#x}"
-    if relocation.space is Space.FAULT:
-        return "fault word"
-    if relocation.space is Space.CONSTANT:
-        name = f"weight {relocation.index} {plan.constants[relocation.index].label!r}"
-    else:
-        slot = plan.slots[relocation.index]
-        if slot.port == FRESH:
-            return "fresh random bits"
-        port = plan.ports[slot.port]
-        name, addend = f"{'input' if port.is_input else 'output'} {port.name!r}", addend + slot.addend
-    return f"{name}{addend:+#x}" if addend else name
-
-
-def _params(arguments: bytes, offset: int, scalars: Sequence[tuple[str, str]]) -> dict[str, int | float]:
-    codes = "<" + "".join(SCALAR_CODES[kind] for _, kind in scalars)
-    if len(arguments) != offset + struct.calcsize(codes):
-        return {}  # a kernel that is not declared: its block cannot be read
-    values = struct.unpack_from(codes, arguments, offset)
-    return dict(zip((name for name, _ in scalars), values, strict=True))
 
 
 def format_dispatch(d: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import time
 from collections.abc import Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from gpu_shared.timeline import PreparedSubmit
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
+from vkep.device.traced import ClockSync, PlanTrace, on_host_clock, stamps
 from vkep.dtypes import DTYPES
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
@@ -138,6 +139,7 @@ class RecordedPlan:
         self._unsure = (
             False  # whether a run was made ready that was perhaps sent off: an exception came before its value
         )
+        self._traced: tuple[CommandBuffer, QueryPool] | None = None
         self._fault: FaultWord | None = None
         self._reading: list[DeviceTensor] = []  # what the run that `stage` made ready reads
         self._checks: list[RunCheck] = []  # what decides on the latest run's results
@@ -163,7 +165,7 @@ class RecordedPlan:
         fault = self._fault.address if self._fault is not None else 0
         self._table = ArgumentTable(delegate, self._places, self._constants, slab, fault, self.layout, self._staging[0])
         self._held.append(self._table)
-        self._main = self._record("main", None)
+        self._main = self._record("main")
 
     def set_sizes(self, numbers: RunNumbers) -> None:
         """Take over the sizes of the next run. Raises `DeviceLostError`, `ArenaOutOfMemory`."""
@@ -210,7 +212,8 @@ class RecordedPlan:
         self._held.append(block)
         return block
 
-    def _record(self, label: str, queries: QueryPool | None) -> CommandBuffer:
+    def _record(self, label: str, queries: QueryPool | None = None, serial: bool = False) -> CommandBuffer:
+        """With ``queries``: timestamps by `stamps`. ``serial``: each dispatch waits for the one before."""
         commands = self._delegate.allocate_commands(f"plan {label}")
         self._held.append(commands)
         commands.begin()
@@ -218,16 +221,21 @@ class RecordedPlan:
         commands.memory_barrier()
         if queries is not None:
             commands.reset_query_pool(queries)
-            commands.write_timestamp(queries, 0)
-        for index, dispatch in enumerate(self.plan.dispatches):
-            if dispatch.barrier or (queries is not None and index):
+        written = 0
+        for index, (dispatch, (begin, end)) in enumerate(
+            zip(self.plan.dispatches, stamps(self.plan, serial), strict=True)
+        ):
+            if dispatch.barrier or (serial and index):
                 commands.memory_barrier()
+            if queries is not None and begin == written:
+                commands.write_timestamp(queries, begin)
             pipeline = self._pipelines[dispatch.pipeline]
             commands.bind_pipeline(pipeline)
             commands.push_constants(pipeline.layout, self._table.push_data(index))
             self._table.dispatch(commands, index)
             if queries is not None:
-                commands.write_timestamp(queries, index + 1)
+                commands.write_timestamp(queries, end)
+                written = end + 1
         if self._delegate.unified:
             commands.barrier_to_host()
         commands.end()
@@ -430,19 +438,45 @@ class RecordedPlan:
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Run once with a timestamp after each dispatch, each waiting for the last; nanoseconds of each dispatch."""
         self.run(inputs, [None] * len(self._outputs))  # fills inputs and slots
-        with self._delegate.lock:
-            queries = QueryPool(self._delegate.context.device, len(self.plan.dispatches) + 1)
-            commands = self._record("profile", queries)
-            prepared = self._delegate.lease.prepare([commands])
-        self._last = self._delegate.lease.submit(prepared)
+        commands, queries = self._with_stamps(serial=True)
+        self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
         self._delegate.lease.wait(self._last)
         ticks = queries.results()
         assert ticks is not None
-        times = [queries.nanoseconds(a, b) for a, b in itertools.pairwise(ticks)]
-        commands.close()
-        self._held.remove(commands)
-        queries.close()
+        times = [queries.nanoseconds(ticks[a], ticks[b]) for a, b in stamps(self.plan, serial=True)]
+        for made in (commands, queries):
+            made.close()
+            self._held.remove(made)
         return times
+
+    @steady
+    def trace(
+        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None], clock: ClockSync
+    ) -> tuple[list[Array | DeviceTensor], PlanTrace]:
+        """`run`, with when its parts began and ended on the clock. The barriers are the plan's own. The first call records."""
+        lease, marks = self._delegate.lease, []
+        commands, queries = self._traced = self._traced or self._with_stamps(serial=False)
+        marks.append(time.perf_counter_ns())
+        buffers = self.buffers(self.stage(inputs, outputs))
+        prepared = lease.prepare([commands if one is self._main else one for one in buffers])
+        marks.append(time.perf_counter_ns())
+        value = lease.submit(prepared)
+        self.submitted(value, outputs)
+        marks.append(time.perf_counter_ns())
+        lease.wait(value)
+        marks.append(time.perf_counter_ns())
+        results = self.collect(outputs)
+        marks.append(time.perf_counter_ns())
+        spans = list(zip(("write inputs", "submit", "wait", "read outputs"), marks, marks[1:], strict=False))
+        return results, PlanTrace(spans, on_host_clock(clock, queries, stamps(self.plan, serial=False)))
+
+    def _with_stamps(self, serial: bool) -> tuple[CommandBuffer, QueryPool]:
+        """The plan recorded with timestamps, see `stamps`; held until it is closed."""
+        count = stamps(self.plan, serial)[-1][1] + 1 if self.plan.dispatches else 1
+        with self._delegate.lock:
+            queries = QueryPool(self._delegate.context.device, count)
+            self._held.append(queries)
+            return self._record("timed", queries, serial), queries
 
     def close(self) -> None:
         """Give memory and command buffers back, once the GPU is done with the last run."""
@@ -454,7 +488,7 @@ class RecordedPlan:
             self._fault, self._checks = None, []
             self._submits.clear()
             self._sides.clear()
-            self._host, self._main = None, None
+            self._host, self._main, self._traced = None, None, None
             held, self._held = self._held, []
             for thing in reversed(held):
                 thing.free() if isinstance(thing, DeviceBlock) else thing.close()

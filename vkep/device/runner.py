@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vkep.device.constants import ConstantSet
     from vkep.device.delegate import VulkanDelegate
     from vkep.device.faults import RunCheck
+    from vkep.device.traced import ClockSync, PlanTrace
 
 Array = np.ndarray[Any, Any]
 #: ``progress(phase, done, total, what)``: phases "shaders" (count) and "weights" (bytes), from two threads
@@ -101,6 +102,14 @@ class PlanRunner:
         room = self._rooms.free()
         with room.lock:
             return self._recording_in(room).profile(inputs)
+
+    def trace(
+        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None], clock: ClockSync
+    ) -> tuple[list[Array | DeviceTensor], PlanTrace]:
+        """See `RecordedPlan.trace`."""
+        room = self._rooms.free()
+        with room.lock:
+            return self._recording_in(room).trace(inputs, outputs, clock)
 
     def at(self, sizes: Sequence[int]) -> SizedRunner:
         """A runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""

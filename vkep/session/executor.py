@@ -25,6 +25,7 @@ from vkep.session.vgf_executor import VgfExecutor
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
+    from vkep.device.traced import ClockSync, PlanTrace
 
 Values = dict[str, Any]
 #: where outputs are to go: a device tensor or an array to write, or None for a new device tensor. Only Vulkan islands write to
@@ -39,6 +40,10 @@ class StepExecutor(Protocol):
         """Run on the inputs in ``values``; results are added there. Those in ``targets`` are written where these say."""
 
     def close(self) -> None: ...
+
+
+#: runs a step in place of `StepExecutor.run`
+Watch = Callable[[StepExecutor, Values, Targets], None]
 
 
 class Executable:
@@ -83,30 +88,29 @@ class Executable:
         step = self.steps[0] if len(self.steps) == 1 else None
         return step if isinstance(step, IslandExecutor) and self._shared is None and not self.constants else None
 
-    def run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None = None) -> None:
-        """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go. With ``times`` the GPU's
-        nanoseconds in each region that is sent together with others are added there, with the region's title.
+    def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
+        """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go. A ``watch`` runs each step
+        in its own way, to time it.
         """
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller may change its copy
         if self._shared is None:
-            self._run(values, targets, times)
+            self._run(values, targets, watch)
             self._gather(values)
             return
         with self._with_shared(self._shared, values, targets) as places:
-            self._run(values, places, times)
+            self._run(values, places, watch)
         self._gather(values)
 
     def _gather(self, values: Values) -> None:
         for name, value in self.program.lists.items():
             values[name] = gathered(value, values.__getitem__)
 
-    def _run(self, values: Values, targets: Targets, times: list[tuple[str, float]] | None) -> None:
+    def _run(self, values: Values, targets: Targets, watch: Watch | None) -> None:
         for step in self._runs:
             stop_if_told()
             check_wanted()
-            if times is not None and isinstance(step, SubmitBatch):
-                titles = [region.title for region in step.regions]
-                times += zip(titles, step.profile(values, targets), strict=True)
+            if watch is not None:
+                watch(step, values, targets)
             else:
                 step.run(values, targets)
 
@@ -153,9 +157,14 @@ class IslandExecutor:
 
     def run(self, values: Values, targets: Targets) -> None:
         """Run the plan on ``values`` by its ports' names. Raises `InvalidInputError` for a target that does not fit."""
-        written = [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
-        results = self.runner.run([values[n] for n in self.inputs], written)
+        results = self.runner.run([values[n] for n in self.inputs], self._written(targets))
         values.update(zip(self.outputs, results, strict=True))
+
+    def trace(self, values: Values, targets: Targets, clock: ClockSync) -> PlanTrace:
+        """`run`, with when its parts began and ended."""
+        results, trace = self.runner.trace([values[n] for n in self.inputs], self._written(targets), clock)
+        values.update(zip(self.outputs, results, strict=True))
+        return trace
 
     @property
     def title(self) -> str:
@@ -165,7 +174,7 @@ class IslandExecutor:
     def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
         """See `vkep.session.submit_batch.Region`."""
         recorded = self.runner.recording(held)
-        written = [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
+        written = self._written(targets)
         key = recorded.stage([values[n] for n in self.inputs], written)
         values.update({n: t for n, t in zip(self.outputs, written, strict=True) if isinstance(t, DeviceTensor)})
 
@@ -178,6 +187,9 @@ class IslandExecutor:
             lambda value: recorded.submitted(value, written),
             None if all(isinstance(t, DeviceTensor) for t in written) else collect,
         )
+
+    def _written(self, targets: Targets) -> list[DeviceTensor | np.ndarray[Any, Any] | None]:
+        return [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
 
     def _target(self, port: Port, targets: Targets) -> DeviceTensor | np.ndarray[Any, Any]:
         target = targets[port.name]

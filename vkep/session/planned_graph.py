@@ -20,7 +20,7 @@ from vkep.graph.weights import ArrayWeight
 from vkep.ir.guards import Guard
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, HostValue, NoValue, ValueSpec, declared_value
-from vkep.session.executor import Executable, Targets, Values
+from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import MakePlan, SizedPlans
 
@@ -271,12 +271,17 @@ class DeferredExecutor:
     def __init__(self, step: DeferredStep, graph: PlannedGraph) -> None:
         self.step, self.graph = step, graph
 
-    def run(self, values: Values, targets: Targets) -> None:
-        """Run on the step's inputs in ``values``; results are added there."""
+    def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
+        """Run on the step's inputs in ``values``; results are added there. ``watch``: see `Executable.run`."""
         asked = self.step.values
         here: Values = {n: on_host(values[n]) if n in asked else values[n] for n in self.step.inputs}
         spread(here)
-        self.graph.run(here, targets)
+        if watch is None:
+            self.graph.run(here, targets)
+        else:
+            used = self.graph.use(here)
+            with used.hold:
+                used.executable.run(here, targets, watch)
         # not only the step's outputs: profiling runs the islands inside again, on the values of this run
         for name, value in here.items():
             values.setdefault(name, value)

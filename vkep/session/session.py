@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vkep.session.report import MemoryReport, Report
     from vkep.session.run_options import RunOptions
     from vkep.session.session_state import Array, Feed
+    from vkep.view.page import Page
 
 logger = logging.getLogger("vkep.session")
 
@@ -341,12 +342,27 @@ class InferenceSession:
         """The GPU's nanoseconds in each region of one run of a mixed model, by delegate and nodes; for the regions that are
         sent together, which the sync mode ``queue_wait_idle`` has none of. One thread at a time.
         """
-        times: list[tuple[str, float]] = []
+        from vkep.session.tracing import region_times
+
         values = self._parts.inputs_of(feeds)
         used = self._parts.graph_of(values).use(values)
         with used.hold:
-            used.executable.run(values, {}, times)
-        return times
+            return region_times(used.executable, values)
+
+    @steady
+    def view(self, feeds: Mapping[str, Feed] | None = None, runs: int = 3, *, against: Page | None = None) -> Page:
+        """A page of the session: graph, timeline, dispatches, memory, contexts. Jupyter shows it inline; `Page.open` writes it
+        and opens it in the browser.
+
+        With ``feeds`` the model is run twice ``runs`` times, as it is and with a wait after each dispatch, both timed; without
+        nothing is run. ``against``: the page of another run, to compare with. Raises as `run`.
+        """
+        from vkep.session.viewing import session_document
+        from vkep.view.page import Page
+
+        self._check_open()
+        document = session_document(self._parts, feeds, runs)
+        return Page([document] if against is None else [document, against.document])
 
     def memory(self) -> MemoryReport:
         """The device arena (shared by all sessions on the context), and the weights on the device."""

@@ -19,6 +19,7 @@ import numpy as np
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.tensor import DeviceTensor
+from vkep.device.traced import ClockSync
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
@@ -76,9 +77,11 @@ class SubmitBatch:
             buffers = [buffer for one in staged for buffer in one.buffers]
             self._finish(staged, self._prepared(buffers), locks)
 
-    def profile(self, values: dict[str, Any], targets: Targets) -> list[float]:
-        """Run, with a timestamp between the regions; nanoseconds of each. One thread at a time. Raises ``ValueError``
-        where the queue has no timestamps.
+    def trace(
+        self, values: dict[str, Any], targets: Targets, clock: ClockSync | None = None
+    ) -> list[tuple[float, float]]:
+        """`run`, with a timestamp between the regions: begin and end of each in nanoseconds of ``clock`` (None: since the first
+        began). One thread at a time. Raises ``ValueError`` where the queue has no timestamps.
         """
         stamps = self._stamps = self._stamps or _Stamps(self._delegate, len(self.regions) + 1)
         with ExitStack() as held, ExitStack() as locks:
@@ -87,7 +90,7 @@ class SubmitBatch:
             for one, stamp in zip(staged, stamps.buffers[1:], strict=True):
                 buffers += [*one.buffers, stamp]
             self._delegate.lease.wait(self._finish(staged, self._prepared(buffers), locks))
-        return stamps.times()
+        return stamps.times(clock)
 
     def _finish(self, staged: Sequence[Staged], prepared: PreparedSubmit, locks: ExitStack) -> int:
         lease = self._delegate.lease
@@ -139,11 +142,12 @@ class _Stamps:
                 commands.write_timestamp(self._queries, index)
                 self.buffers.append(commands.end())
 
-    def times(self) -> list[float]:
-        """Nanoseconds between the stamps of a run that has ended."""
+    def times(self, clock: ClockSync | None) -> list[tuple[float, float]]:
+        """See `SubmitBatch.trace`; the run has ended."""
         ticks = self._queries.results()
         assert ticks is not None
-        return [self._queries.nanoseconds(a, b) for a, b in itertools.pairwise(ticks)]
+        clock = clock or ClockSync(ticks[0], 0.0, 0.0)
+        return list(itertools.pairwise([clock.host(self._queries, tick) for tick in ticks]))
 
     def close(self) -> None:
         for commands in self.buffers:

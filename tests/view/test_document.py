@@ -1,0 +1,116 @@
+"""What a page tells: nodes with their places, dispatches with their nodes, times on one clock, what lies in the slab."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.view.conftest import FEEDS
+from tools import view_vendor
+from vkep.plan.records import Dispatch, PipelineKey, Plan, Range, ShaderVariant, Space
+from vkep.view import Page, read_document
+from vkep.view.memory import slab_buffers
+
+
+def dispatch(label: str, reads: list[tuple[int, int]], writes: list[tuple[int, int]]) -> Dispatch:
+    def ranges(spans: list[tuple[int, int]]) -> tuple[Range, ...]:
+        return tuple(Range(Space.ACTIVATION, 0, start, end) for start, end in spans)
+
+    return Dispatch(0, b"", (), (1, 1, 1), True, label, ranges(reads), ranges(writes))
+
+
+def test_a_slab_s_buffers_live_from_their_writer_to_their_last_reader() -> None:
+    dispatches = (
+        dispatch("a", [], [(0, 256)]),
+        dispatch("b", [(0, 256)], [(256, 512)]),
+        dispatch("in place", [(256, 512)], [(256, 512)]),
+        dispatch("d", [(0, 128), (256, 512)], [(512, 768)]),
+        dispatch("reuses a", [(512, 768)], [(0, 512)]),
+    )
+    plan = Plan((), (), 768, (), (PipelineKey(ShaderVariant("k.comp")),), dispatches)
+    assert [(b.label, b.offset, b.nbytes, b.first, b.last) for b in slab_buffers(plan)] == [
+        ("a", 0, 256, 0, 3),
+        ("b", 256, 256, 1, 3),
+        ("d", 512, 256, 3, 4),
+        ("reuses a", 0, 512, 4, 4),
+    ]
+
+
+def test_nodes_say_who_runs_them_and_why(page: Page) -> None:
+    nodes = {n["name"]: n for n in page.document["nodes"]}
+    by_op = {n["op"]: n for n in nodes.values() if n["where"] != "folded"}
+    assert by_op["StringConcat"]["where"] == "cpu"
+    assert by_op["StringConcat"]["reason"].startswith("no Vulkan kernel for StringConcat")
+    assert {by_op[op]["where"] for op in ("MatMul", "Relu", "Softmax", "Sigmoid")} == {"vulkan"}
+    assert sum(n["where"] == "folded" for n in nodes.values()) == 2
+    values = {v["name"]: v for v in page.document["values"]}
+    assert (values["soft"]["dtype"], values["soft"]["shape"]) == ("float32", [4, 8])
+    assert [values[n]["kind"] for n in ("x", "y", "w")] == ["input", "output", "weight"]
+
+
+def test_dispatches_name_their_nodes_and_were_measured(page: Page) -> None:
+    document = page.document
+    covered = {document["nodes"][n]["op"] for d in document["dispatches"] for n in d["nodes"]}
+    assert {"MatMul", "Relu", "Softmax", "Add"} <= covered
+    assert all(d["ns"] > 0 and d["limit_ns"] > 0 for d in document["dispatches"])
+    [slab] = document["memory"]["slabs"]
+    assert max(b["offset"] + b["nbytes"] for b in slab["buffers"]) <= slab["bytes"]
+
+
+def test_host_and_gpu_lie_on_one_clock(page: Page) -> None:
+    dispatches = page.document["dispatches"]
+    assert len(page.document["runs"]) == 2
+    for run in page.document["runs"]:
+        [whole] = [s for s in run["host"] if s["depth"] == 0]
+        assert all(whole["start"] <= s["start"] <= s["end"] <= whole["end"] for s in run["host"])
+        assert {"write inputs", "submit", "wait", "read outputs"} <= {s["name"] for s in run["host"]}
+        assert [s["dispatch"] for s in run["gpu"]] == list(range(len(dispatches)))
+        slack = run["uncertainty"]
+        [submit] = [s for s in run["host"] if s["name"] == "submit"]
+        [wait] = [s for s in run["host"] if s["name"] == "wait"]
+        for span in run["gpu"]:
+            assert submit["start"] - slack <= span["start"] <= span["end"] <= wait["end"] + slack
+        for one, following in zip(run["gpu"], run["gpu"][1:], strict=False):
+            if dispatches[following["dispatch"]]["barrier"]:
+                assert following["start"] >= one["end"]
+
+
+def test_a_page_carries_all_that_it_needs(page: Page, tmp_path: Path) -> None:
+    written = page.save(tmp_path / "new" / "run.html")
+    text = written.read_text(encoding="utf-8")
+    assert "http" not in text.replace("http://www.w3.org", "").split("<script id=")[0], (
+        "no style or image from elsewhere"
+    )
+    assert read_document(written) == json.loads(json.dumps(page.document, default=list))
+    assert view_vendor.problems() == []
+    assert "srcdoc=" in page._repr_html_()
+
+
+def test_names_of_a_model_cannot_leave_the_data(page: Page) -> None:
+    document = {**page.document, "title": "</script><script>evil()</script>"}
+    assert "<script>evil" not in Page([document]).html()
+
+
+@pytest.mark.parametrize("text", ["", "<html></html>", "{}", '{"format": 99}', "[]"])
+def test_another_file_is_no_document(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.html"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.html"):
+        read_document(path)
+
+
+def test_a_session_without_inputs_shows_its_plan(open_session: Any) -> None:
+    from tests.session.models import model
+
+    session = open_session(model("t (float[N] x) => (float[N] y) { y = Relu(x) }"))
+    waiting = session.view().document
+    assert [n["where"] for n in waiting["nodes"]] == ["unplanned"]
+    session.plan({"x": (4,)})
+    planned = session.view().document
+    assert [n["where"] for n in planned["nodes"]] == ["vulkan"]
+    assert planned["runs"] == []
+    compared = session.view({"x": FEEDS["x"][0]}, 1, against=Page([planned]))
+    assert len(compared.documents) == 2

@@ -1,0 +1,112 @@
+"""``vkep view``: a page of a model's run, or of two to compare."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vkep.cli import common
+from vkep.cli.common import ContextMode, Fallback, Progress, SyncMode, UsageError
+
+if TYPE_CHECKING:
+    from vkep.cli.inputs import Sources
+
+#: what `vkep view` wrote before: a page, or the document alone
+WRITTEN = (".html", ".json")
+
+
+def view_command(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="An .onnx file, an ExecuTorch program (.pte), a VGF file, or a page written before."
+        ),
+    ],
+    inputs: common.InputOption = None,
+    shape: common.ShapeOption = None,
+    dim: common.DimOption = None,
+    seed: common.SeedOption = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write; default: MODEL's name with .html, here."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = True,
+    runs: Annotated[int, typer.Option("--runs", "-n", min=0, help="Runs that are timed; 0: show the plan alone.")] = 3,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Compare with a page (or its JSON) that was written before."),
+    ] = None,
+    device: common.DeviceOption = None,
+    token: common.TokenOption = None,
+    group: common.GroupOption = 0,
+    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
+    sync: common.SyncOption = SyncMode.TIMELINE,
+    fallback: common.FallbackOption = Fallback.CPU,
+    check_data: common.CheckDataOption = True,
+    json_output: common.JsonFlag = False,
+    verbose: common.VerboseOption = 0,
+) -> None:
+    """Write a page of a run, one HTML file: the graph with who runs what, the timeline, dispatches, memory, contexts."""
+    with common.command(json_output, verbose):
+        from vkep.cli import measure
+        from vkep.view.page import Page
+
+        target = output or Path(f"{model.stem}.html")
+        if not json_output or output is not None:
+            if target.resolve() == model.resolve():
+                raise UsageError(f"{model}: the page would overwrite it; name another file with --output")
+            measure.check_target("--output", target)
+        other = _document(against) if against is not None else None
+        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
+        with common.progress_bars(show=not json_output) as progress:
+            if model.suffix in WRITTEN:
+                document = _document(model)
+            else:
+                document = measured(model, options, (inputs, shape, dim, seed), runs, progress)
+        page = Page([document] if other is None else [document, other])
+        if json_output:
+            if output is not None:
+                page.save(target)
+            common.print_json(page.document)
+            return
+        path = page.save(target)
+        typer.echo(f"written: {path}")
+        if show and not webbrowser.open(path.as_uri()):
+            typer.echo("no browser was found: open the file in one")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    from vkep.view.page import read_document
+
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}")
+    try:
+        return read_document(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def measured(
+    model: Path, options: dict[str, Any], given: tuple[Any, Any, Any, int], runs: int, progress: Progress | None
+) -> dict[str, Any]:
+    """Open the model, run it, and tell."""
+    from vkep.cli import measure, sessions
+    from vkep.cli.inputs import make_inputs, read_sources
+    from vkep.session.tracing import HostSpan
+
+    inputs, shape, dim, seed = given
+    inputs = list(sessions.named_inputs(model, inputs) or ()) or None
+    sources: Sources = read_sources(inputs, shape, dim, seed)
+    spans = measure.Spans()
+    with spans.span("open"):
+        session = sessions.open_session(model, options, spans.watch(progress))
+    with session:
+        feeds = make_inputs(session.get_inputs(), sources)
+        document = session.view(feeds, runs).document
+    depths = {"open": 0}
+    opening = [HostSpan(s.name, s.start * 1e9, s.end * 1e9, depths.get(s.name, 1)) for s in spans.items]
+    document["opening"] = [vars(span) for span in sorted(opening, key=lambda s: (s.depth, s.start))]
+    return document

@@ -1,0 +1,143 @@
+"""Runs with the times of their parts: the host's steps and the GPU's dispatches, on one clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vkep.device.traced import ClockSync
+from vkep.session.control import ControlExecutor
+from vkep.session.cpu import CpuRunner
+from vkep.session.executor import Executable, IslandExecutor, StepExecutor, Targets, Values
+from vkep.session.kompute import KpRunner
+from vkep.session.planned_graph import DeferredExecutor
+from vkep.session.submit_batch import SubmitBatch
+from vkep.session.vgf_executor import VgfExecutor
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
+
+@dataclass(frozen=True)
+class HostSpan:
+    """What the host did, in nanoseconds of `time.perf_counter_ns`. ``depth``: 0 the run, 1 its steps, 2 and more their parts."""
+
+    name: str
+    start: float
+    end: float
+    depth: int
+
+
+@dataclass(frozen=True)
+class GpuSpan:
+    """What the GPU did, on the host's clock: a dispatch of an island's plan, or (``dispatch`` -1) a whole region."""
+
+    name: str
+    start: float
+    end: float
+    island: int = -1  #: position among the islands of the run, in order
+    dispatch: int = -1
+
+
+@dataclass
+class RunTrace:
+    """One run. ``uncertainty_ns``: how far the GPU's times may be off on the host's clock, all by the same."""
+
+    start: float = 0.0
+    end: float = 0.0
+    host: list[HostSpan] = field(default_factory=list)
+    gpu: list[GpuSpan] = field(default_factory=list)
+    uncertainty_ns: float = 0.0
+
+
+class Tracer:
+    """Runs the steps of an executable one after the other, as a `vkep.session.executor.Watch`, and notes when."""
+
+    def __init__(self, delegate: VulkanDelegate, islands: list[IslandExecutor]) -> None:
+        self.clock = ClockSync.of(delegate)
+        self.run = RunTrace(uncertainty_ns=self.clock.uncertainty_ns)
+        self.values: Values = {}  #: all values that passed between the steps
+        self._islands = islands
+        self._depth = 1
+
+    def __call__(self, step: StepExecutor, values: Values, targets: Targets) -> None:
+        """Run one step, noted."""
+        start = time.perf_counter_ns()
+        title, run = self._way(step)
+        self._depth += 1
+        run(step, values, targets)
+        self._depth -= 1
+        self.run.host.append(HostSpan(title, start, time.perf_counter_ns(), self._depth))
+        self.values.update(values)
+
+    def _way(self, step: Any) -> tuple[str, Callable[[Any, Values, Targets], None]]:
+        if isinstance(step, IslandExecutor):
+            return step.title, self._island
+        if isinstance(step, SubmitBatch):
+            return f"{len(step.regions)} regions in one submit", self._batch
+        if isinstance(step, DeferredExecutor):
+            return "deferred part", self._deferred
+        if isinstance(step, CpuRunner):
+            return f"cpu: {', '.join(n.op_type for n in step.step.nodes)}", _as_is
+        if isinstance(step, ControlExecutor):
+            return f"{step.node.op_type} {step.node.name!r}", _as_is
+        if isinstance(step, (VgfExecutor, KpRunner)):
+            kind = "vgf" if isinstance(step, VgfExecutor) else "kompute"
+            nodes = step.nodes if isinstance(step, VgfExecutor) else step.step.nodes
+            return f"{kind}: {', '.join(n.op_type for n in nodes)}", _as_is
+        return type(step).__name__, _as_is
+
+    def _island(self, step: IslandExecutor, values: Values, targets: Targets) -> None:
+        trace = step.trace(values, targets, self.clock)
+        self.run.host += [HostSpan(name, start, end, self._depth) for name, start, end in trace.spans]
+        number = self._number(step)
+        self.run.gpu += [
+            GpuSpan(dispatch.label, start, end, number, index)
+            for index, (dispatch, (start, end)) in enumerate(zip(step.plan.dispatches, trace.dispatches, strict=True))
+        ]
+
+    def _number(self, step: IslandExecutor) -> int:
+        """The island's position, or -1 for one that was planned meanwhile."""
+        return next((k for k, island in enumerate(self._islands) if island is step), -1)
+
+    def _batch(self, step: SubmitBatch, values: Values, targets: Targets) -> None:
+        for region, (start, end) in zip(step.regions, step.trace(values, targets, self.clock), strict=True):
+            self.run.gpu.append(GpuSpan(region.title, start, end))
+
+    def _deferred(self, step: DeferredExecutor, values: Values, targets: Targets) -> None:
+        step.run(values, targets, self)
+
+
+def _as_is(step: StepExecutor, values: Values, targets: Targets) -> None:
+    step.run(values, targets)
+
+
+def trace_run(
+    executable: Executable, delegate: VulkanDelegate, islands: list[IslandExecutor], values: Values
+) -> tuple[RunTrace, Values]:
+    """Run once; its trace and every value that its steps left. Raises as `Executable.run`, and ``ValueError`` where the queue
+    has no timestamps.
+    """
+    tracer = Tracer(delegate, islands)
+    tracer.run.start = time.perf_counter_ns()
+    executable.run(values, {}, tracer)
+    tracer.run.end = time.perf_counter_ns()
+    tracer.run.host.append(HostSpan("run", tracer.run.start, tracer.run.end, 0))
+    return tracer.run, {**tracer.values, **values}
+
+
+def region_times(executable: Executable, values: Values) -> list[tuple[str, float]]:
+    """The GPU's nanoseconds in each region that is sent together with others, with its title, in one run."""
+    times: list[tuple[str, float]] = []
+
+    def watch(step: StepExecutor, values: Values, targets: Targets) -> None:
+        if not isinstance(step, SubmitBatch):
+            step.run(values, targets)
+            return
+        spans = step.trace(values, targets)
+        times.extend((region.title, end - start) for region, (start, end) in zip(step.regions, spans, strict=True))
+
+    executable.run(values, {}, watch)
+    return times

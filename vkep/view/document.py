@@ -1,0 +1,116 @@
+"""The document behind a page: a JSON object that says what a model's nodes became, and what its runs took.
+
+Keys (times in nanoseconds, sizes in bytes, nodes and dispatches by position in their lists):
+
+- ``format`` (1), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
+- ``nodes``: name, op, domain, where, reason, declined, inputs, outputs, attributes; ``values``: name, dtype, shape, kind
+- ``islands``: the numbers of `vkep.session.report.IslandReport`; ``dispatches``: those of `describe_plan`, with ``island``,
+  ``nodes``, and where they were measured ``ns`` (alone, the median) and ``limit_ns``
+- ``regions``: what delegates other than Vulkan's run, a text each
+- ``runs``: ``start``, ``end``, ``uncertainty``, ``host`` and ``gpu`` (lists of spans); ``opening``: spans before the runs
+- ``limits``: what the device does at best; ``memory``: slabs, arenas, weights, heaps; ``contexts``: device, users, timeline
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vkep.arena.dump import ArenaSnapshot
+from vkep.plan.records import Plan
+from vkep.view.dispatches import describe_plan
+from vkep.view.graph import GraphDocument
+from vkep.view.memory import slab_buffers
+
+FORMAT = 1
+#: chunks of an arena that are shown, the largest
+_MOST_CHUNKS = 2000
+
+
+def new_document(title: str, device: str, context: str) -> dict[str, Any]:
+    """A document without nodes or runs."""
+    made = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    lists = ("notes", "nodes", "values", "islands", "dispatches", "regions", "runs", "opening")
+    return {
+        "format": FORMAT,
+        "vkep": _version(),
+        "made": made,
+        "title": title,
+        "device": device,
+        "context": context,
+        **{name: [] for name in lists},
+        "limits": None,
+        "memory": {"slabs": [], "arenas": [], "weights": [], "heaps": []},
+        "contexts": {},
+    }
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("vkep")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return ""
+
+
+def add_graph(document: dict[str, Any], graph: GraphDocument) -> None:
+    """The nodes and values."""
+    document["nodes"], document["values"] = graph.nodes, graph.values
+
+
+def add_plan(document: dict[str, Any], plan: Plan, report: Mapping[str, Any], graph: GraphDocument) -> None:
+    """An island: its dispatches, its slab and its weights."""
+    island = len(document["islands"])
+    document["islands"].append(dict(report))
+    for described in describe_plan(plan):
+        document["dispatches"].append({**described, "island": island, "nodes": graph.nodes_of(described["label"])})
+    document["memory"]["slabs"].append(
+        {
+            "island": island,
+            "bytes": plan.activation_bytes,
+            "live_peak": plan.live_peak_bytes,
+            "dispatches": len(plan.dispatches),
+            "buffers": [asdict(buffer) for buffer in slab_buffers(plan)],
+        }
+    )
+    document["memory"]["weights"] += [
+        {"island": island, "name": c.label, "bytes": c.nbytes, "key": c.key} for c in plan.constants
+    ]
+
+
+def add_times(
+    document: dict[str, Any], samples: Sequence[Sequence[Sequence[float]]], limits: Iterable[float] | None
+) -> None:
+    """Nanoseconds of each dispatch alone: of each island, in some runs (`InferenceSession.profile`); each dispatch's median
+    counts. ``limits``: the least time of each dispatch on the device.
+    """
+    flat = [[ns for island in sample for ns in island] for sample in samples]
+    for index, dispatch in enumerate(document["dispatches"]):
+        ordered = sorted(sample[index] for sample in flat)
+        dispatch["ns"] = ordered[(len(ordered) - 1) // 2]
+    for dispatch, limit in zip(document["dispatches"], limits or (), strict=False):
+        dispatch["limit_ns"] = limit
+
+
+def arena_document(snapshot: ArenaSnapshot, what: str) -> dict[str, Any]:
+    """An arena's counters, and its regions with their chunks (the largest, where there are very many)."""
+    every = sorted((c.size for r in snapshot.regions for c in r.chunks), reverse=True)
+    least = every[_MOST_CHUNKS] if len(every) > _MOST_CHUNKS else 0
+    return {
+        "what": what,
+        "name": snapshot.name,
+        "stats": asdict(snapshot.stats),
+        "fragmentation": snapshot.external_fragmentation,
+        "wasted": snapshot.wasted_bytes,
+        "regions": [
+            {
+                "id": region.id,
+                "kind": region.kind,
+                "size": region.size,
+                "chunks": [[c.offset, c.size, c.requested, c.in_use] for c in region.chunks if c.size >= least],
+            }
+            for region in snapshot.regions
+        ],
+    }

@@ -1,0 +1,136 @@
+"""The model's graph as plain data: nodes with who runs them, values with their types and shapes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from vkep import dtypes
+from vkep.graph.model import Graph, Model, Node
+from vkep.ir.program import Placement
+
+logger = logging.getLogger("vkep.view")
+
+#: (numpy's name of the element type, sizes) of a value
+Kind = tuple[str, tuple[int, ...]]
+#: weights of at most so many elements take part in shape inference with their values
+_SMALL = 1 << 10
+_LONGEST_ATTRIBUTE = 120
+
+
+def value_kinds(model: Model, feeds: Mapping[str, Kind]) -> dict[str, Kind]:
+    """Types and shapes of the model's values, as far as ONNX tells them from those of its inputs."""
+    graph = model.graph
+    found: dict[str, Kind] = {}
+    for name, weight in graph.weights.items():
+        dtype = dtypes.from_onnx(weight.elem_type)
+        found[name] = (dtype.name if dtype else "string", tuple(map(int, weight.shape)))
+    found |= feeds
+    try:
+        inferred = onnx.shape_inference.infer_shapes(_for_inference(model, found), data_prop=True)
+    except Exception as error:  # onnx raises what it likes for models that it does not know whole
+        logger.info("shapes of %s cannot be inferred: %s", model.source, error)
+        return found
+    for info in (*inferred.graph.value_info, *inferred.graph.output):
+        tensor = info.type.tensor_type
+        dtype = dtypes.from_onnx(tensor.elem_type)
+        dims = tensor.shape.dim
+        if dtype is not None and tensor.HasField("shape") and all(d.HasField("dim_value") for d in dims):
+            found.setdefault(info.name, (dtype.name, tuple(d.dim_value for d in dims)))
+    return found
+
+
+def _for_inference(model: Model, known: Mapping[str, Kind]) -> onnx.ModelProto:
+    """The model with its inputs' shapes, and with large weights as inputs."""
+    graph = model.graph
+    small = {n: w for n, w in graph.weights.items() if np.prod(w.shape, dtype=np.int64) <= _SMALL}
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, dtypes.DTYPES[dtype].onnx, shape)
+        for name, (dtype, shape) in known.items()
+        if name not in small and dtype in dtypes.DTYPES
+    ]
+    outputs = [onnx.helper.make_empty_tensor_value_info(v.name) for v in graph.outputs]
+    weights = [onnx.numpy_helper.from_array(np.asarray(w.array()), n) for n, w in small.items()]
+    made = onnx.helper.make_graph([n.proto for n in graph.nodes], "view", inputs, outputs, weights)
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opsets.items()]
+    return onnx.helper.make_model(made, opset_imports=opsets, ir_version=model.ir_version)
+
+
+class GraphDocument:
+    """Nodes and values as lists; nodes name values by position."""
+
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self.values: list[dict[str, Any]] = []
+        self._kinds = kinds
+        self._value: dict[str, int] = {}
+        self._by_name: dict[str, list[int]] = {}
+
+    def add_model(self, graph: Graph, placements: Sequence[Placement]) -> None:
+        """The nodes of a graph, those that were not planned yet included."""
+        for what, infos in (("input", graph.inputs), ("output", graph.outputs)):
+            for info in infos:
+                self.values[self.value(info.name)]["kind"] = what
+        for name in graph.weights:
+            self.values[self.value(name)]["kind"] = "weight"
+        placed = {id(p.node) for p in placements}
+        self.add_nodes(placements)
+        self.add_nodes(
+            Placement(n, "unplanned", "its inputs' shapes are not known yet")
+            for n in graph.nodes
+            if id(n) not in placed
+        )
+
+    def add_nodes(self, placements: Iterable[Placement]) -> None:
+        """Nodes with their places."""
+        for placement in placements:
+            node = placement.node
+            self._by_name.setdefault(node.name, []).append(len(self.nodes))
+            made = {
+                "name": node.name,
+                "op": node.op_type,
+                "where": placement.where,
+                "inputs": [self.value(n) for n in node.reads],
+                "outputs": [self.value(n) for n in node.outputs if n],
+            }
+            optional = {
+                "domain": node.domain,
+                "reason": placement.reason,
+                "declined": dict(placement.declined),
+                "attributes": _attributes(node),
+            }
+            self.nodes.append({**made, **{k: v for k, v in optional.items() if v}})
+
+    def value(self, name: str) -> int:
+        """The position of a value, which is added where it is new."""
+        if name not in self._value:
+            self._value[name] = len(self.values)
+            made: dict[str, Any] = {"name": name}
+            if name in self._kinds:
+                dtype, shape = self._kinds[name]
+                made |= {"dtype": dtype, "shape": list(shape)}
+            self.values.append(made)
+        return self._value[name]
+
+    def nodes_of(self, label: str) -> list[int]:
+        """The nodes of a dispatch, by its label."""
+        return [index for name in label.split(" + ") for index in self._by_name.get(name, ())]
+
+
+def _attributes(node: Node) -> dict[str, str]:
+    made = {}
+    for name, value in node.attributes.items():
+        if isinstance(value, (onnx.TensorProto, onnx.SparseTensorProto)):
+            text = f"tensor of {list(getattr(value, 'dims', ()))}"
+        elif isinstance(value, onnx.GraphProto):
+            text = f"graph of {len(value.node)} nodes"
+        elif isinstance(value, np.ndarray):
+            text = f"{value.dtype.name} {list(value.shape)}"
+        else:
+            text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        made[name] = text if len(text) <= _LONGEST_ATTRIBUTE else text[: _LONGEST_ATTRIBUTE - 3] + "..."
+    return made

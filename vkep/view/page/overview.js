@@ -1,0 +1,91 @@
+"use strict";
+// What matters first: what runs on the CPU and why, then what takes the most time. And the contexts.
+
+(() => {
+  const { nodes, dispatches, islands, runs, memory, contexts } = V.doc;
+  const jump = (text, go) => V.el("button", { class: "link", click: go }, text);
+
+  function places() {
+    const counts = new Map(V.PLACES.map((place) => [place, 0]));
+    for (const node of nodes) counts.set(node.where, (counts.get(node.where) ?? 0) + 1);
+    const there = [...counts].filter(([, n]) => n).sort((a, b) => b[1] - a[1]);
+    return V.el("div", { class: "card wide" }, V.el("h3", {}, V.plural(nodes.length, "node")),
+      V.el("div", { class: "stack", role: "img", "aria-label": there.map(([p, n]) => `${n} ${p}`).join(", ") },
+        there.map(([place, n]) => V.el("i", { class: `place-${place}`, style: `flex:${n}`, title: `${n} ${place}` }))),
+      V.el("p", { class: "keys" }, there.map(([place, n]) => V.el("span", {}, V.el("i", { class: `place-${place}` }), `${place} ${V.count(n)}`))));
+  }
+
+  function number(value, what, go) {
+    return V.el("button", { class: "card figure", click: go }, V.el("strong", {}, value), V.el("span", {}, what));
+  }
+
+  function attention() {
+    const asked = nodes.map((node, n) => [node, n]).filter(([node]) => ["cpu", "deferred", "unplanned", "control"].includes(node.where) || node.declined);
+    const order = ([node]) => V.PLACES.indexOf(node.where);
+    asked.sort((a, b) => order(a) - order(b));
+    if (!asked.length) return V.el("p", { class: "good" }, "Every node runs on the device, or was folded into constants.");
+    return [V.table(["node", "where", "reason"], asked.slice(0, 40).map(([node, n]) =>
+      [jump(`${node.op} ${V.short(node.name)}`, () => V.open("graph", () => V.graph.choose(n))), V.badge(node.where),
+        [node.reason, ...Object.entries(node.declined ?? {}).map(([who, why]) => `declined by ${who}: ${why}`)].filter(Boolean).join("; ")])),
+      asked.length > 40 ? V.el("p", { class: "note" }, `and ${V.count(asked.length - 40)} more: search for a reason in the graph`) : null];
+  }
+
+  function slowest() {
+    const order = dispatches.map((d, k) => [d, k]).sort((a, b) => b[0].ns - a[0].ns).slice(0, 12);
+    const most = order[0]?.[0].ns || 1;
+    return V.table(["dispatch", "covers", "kernel", "#of limit", "#time"], order.map(([d, k]) =>
+      [jump(`d${k}`, () => V.select({ dispatch: k })), V.covers(d), V.el("code", {}, d.kernel), V.measure(V.ofLimit(d), V.percent(V.ofLimit(d)), "limit"), V.measure(d.ns / most, V.time(d.ns))]));
+  }
+
+  /** Where a run's time goes on the host: the parts of all its steps. */
+  function host() {
+    const order = [...runs].sort((a, b) => a.end - a.start - b.end + b.start), run = order[(order.length - 1) >> 1];
+    const parts = new Map();
+    const inside = run.host.filter((s) => s.depth > 1), deep = new Set(inside.map((s) => s.name));
+    for (const span of inside.length ? inside : run.host.filter((s) => s.depth === 1)) parts.set(span.name, (parts.get(span.name) ?? 0) + span.end - span.start);
+    for (const span of run.host) if (span.depth === 1 && span.name.startsWith("cpu") && deep.size) parts.set(V.short(span.name), span.end - span.start);
+    const whole = run.end - run.start;
+    const rest = whole - [...parts.values()].reduce((a, b) => a + b, 0);
+    parts.set("other", Math.max(0, rest));
+    return V.table(["the host, in the median run", "#share", "#time"], [...parts].sort((a, b) => b[1] - a[1]).map(([name, ns]) => [name, V.measure(ns / whole, V.percent(ns / whole)), V.time(ns)]));
+  }
+
+  function page() {
+    const median = [...runs].map((r) => r.end - r.start).sort((a, b) => a - b)[(runs.length - 1) >> 1];
+    const best = dispatches.reduce((sum, d) => sum + (d.limit_ns ?? 0), 0);
+    const slabs = memory.slabs.reduce((sum, s) => sum + s.bytes, 0), weights = memory.weights.reduce((sum, w) => sum + w.bytes, 0);
+    return V.el("div", { class: "page" },
+      V.doc.notes.map((text) => V.el("p", { class: "note" }, text)),
+      V.el("div", { class: "cards" }, places(),
+        median === undefined ? null : number(V.time(median), `a run, the median of ${runs.length}`, () => V.open("timeline")),
+        V.timed ? number(V.time(V.totalNs), `GPU time; by the limits ${V.time(best)}`, () => V.open("dispatches")) : null,
+        number(V.count(dispatches.length), `${dispatches.length === 1 ? "dispatch" : "dispatches"} in ${V.plural(islands.length, "island")}, ${V.plural(dispatches.filter((d) => d.barrier).length, "barrier")}`, () => V.open("dispatches")),
+        number(V.bytes(weights), `weights; slab ${V.bytes(slabs)}`, () => V.open("memory"))),
+      V.el("h2", {}, "What does not run on the GPU"), attention(),
+      V.timed ? [V.el("h2", {}, "Slowest dispatches"), slowest()] : null,
+      runs.length ? [V.el("h2", {}, "Host"), host()] : null,
+      V.doc.regions.length ? [V.el("h2", {}, "Other delegates"), V.el("ul", {}, V.doc.regions.map((text) => V.el("li", {}, text)))] : null,
+      V.doc.limits ? [V.el("h2", {}, "The device's limits, as measured"), V.facts([["copy", `${V.doc.limits.copy_bytes.toFixed(1)} GB/s`], ["float32", `${V.doc.limits.float32_flops.toFixed(0)} GFLOP/s`], ["float16", `${V.doc.limits.float16_flops.toFixed(0)} GFLOP/s`]])] : null);
+  }
+
+  function contextPage() {
+    const plain = (value) => (Array.isArray(value) ? value.map((v) => (typeof v === "object" ? JSON.stringify(v) : v)).join(", ") : typeof value === "object" && value ? JSON.stringify(value) : String(value));
+    const bytes = (name, value) => (/bytes|_size$|range$/.test(name) && typeof value === "number" && value > 4096 ? V.bytes(value) : plain(value));
+    const live = Object.entries(contexts.live_objects ?? {});
+    return V.el("div", { class: "page" },
+      (contexts.contexts ?? []).map((one) => V.el("div", { class: "card wide" }, V.el("h3", {}, `Context ${one.label}`),
+        V.facts([["sync mode", one.sync_mode], ["owns", one.owns.join(", ") || "nothing: it is the application's"], ["queue family", String(one.queue_family)],
+          ["timeline", `submitted ${one.timeline.submitted}, completed ${one.timeline.completed}`], ["validation messages", String(one.validation_messages)]]),
+        V.el("h3", {}, "Who uses it"), V.el("ul", {}, one.users.map((user) => V.el("li", {}, V.el("code", {}, user)))))),
+      V.el("h2", {}, "Registered contexts"), V.el("p", {}, (contexts.registered ?? []).join(", ") || "none"),
+      live.length ? [V.el("h2", {}, "Vulkan objects that live in the process"), V.table(["kind", "#count"], live.map(([kind, n]) => [kind, V.count(n)]))] : null,
+      contexts.device ? [V.el("h2", {}, "Device"), V.facts(Object.entries(contexts.device).map(([name, value]) => [name.replaceAll("_", " "), bytes(name, value)]))] : null);
+  }
+
+  const lazily = (build) => {
+    const element = V.el("section", { class: "pane" });
+    return { element, show: () => element.firstChild || element.append(build()) };
+  };
+  V.tabs = { overview: { title: "Overview", ...lazily(page) }, ...V.tabs };
+  V.tabs.contexts = { title: "Contexts", ...lazily(contextPage) };
+})();
