@@ -1,0 +1,1 @@
+"""``python -m tools.bench.scale``: rates of vkep on Ray, a campaign of kills, and a capacity plan from the rates."""

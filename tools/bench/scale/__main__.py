@@ -1,0 +1,78 @@
+"""``python -m tools.bench.scale``: rates of vkep on Ray, a campaign of kills, and a capacity plan from the rates.
+
+    python -m tools.bench.scale measure --model resnet50 --float16 --gpus --batch 64 --workers 4 --clients 256 --out rates.json
+    python -m tools.bench.scale measure --model mobilenetv2 --threads 1 --workers 2 --out rates.json     # lavapipe, a core each
+    python -m tools.bench.scale plan rates.json --gpus 100 10000
+    python -m tools.bench.scale kill --seconds 300 --every 10 --clients 1000
+
+``measure`` and ``kill`` need Ray; ``plan`` needs nothing but the file of rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.bench.scale import capacity
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    site = capacity.Site()
+    top = argparse.ArgumentParser(
+        prog="python -m tools.bench.scale", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("measure", help="measure rates on this machine and write them to a file")
+    one.add_argument("--model", default="mobilenetv2", help="of the catalog, with a batch axis (tools/models)")
+    one.add_argument("--float16", action="store_true")
+    one.add_argument("--batch", type=int, default=8)
+    one.add_argument("--workers", type=int, default=2)
+    one.add_argument("--clients", type=int, default=64)
+    one.add_argument("--wait-ms", type=float, default=5.0)
+    one.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    one.add_argument("--threads", type=int, default=0, help="processors of each lavapipe worker; 0: all")
+    one.add_argument("--gpus", action="store_true", help="a GPU for each worker (as Ray counts them)")
+    one.add_argument("--out", default="rates.json")
+    one = commands.add_parser("plan", help="print a capacity plan")
+    one.add_argument("rates", type=Path)
+    one.add_argument("--gpus", type=int, nargs="+", default=[100, 10_000])
+    one.add_argument("--gpus-per-node", type=int, default=site.gpus_per_node)
+    one.add_argument("--network-gbit", type=float, default=site.network_gbit, help="of a node")
+    one.add_argument(
+        "--nodes-per-cluster", type=int, default=site.nodes_per_cluster, help="that one Ray cluster is run with"
+    )
+    one.add_argument("--hours-between-failures", type=float, default=site.hours_between_failures, help="of one GPU")
+    one = commands.add_parser("kill", help="kill replicas while clients ask")
+    one.add_argument("--seconds", type=float, default=300)
+    one.add_argument("--every", type=float, default=10, help="seconds between kills")
+    one.add_argument("--clients", type=int, default=1000)
+    one.add_argument("--workers", type=int, default=2)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    arguments = parser().parse_args(argv)
+    if arguments.command == "plan":
+        rates = capacity.Rates.read(arguments.rates)
+        site = capacity.Site(
+            arguments.gpus_per_node,
+            arguments.network_gbit,
+            arguments.nodes_per_cluster,
+            arguments.hours_between_failures,
+        )
+        print(capacity.table(rates, [capacity.plan(rates, gpus, site) for gpus in arguments.gpus]))
+        return 0
+    if arguments.command == "measure":
+        from tools.bench.scale import measure
+
+        return measure.main(arguments)
+    from tools.bench.scale import kill
+
+    return kill.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

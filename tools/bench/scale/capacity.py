@@ -1,0 +1,140 @@
+"""A capacity plan: what a number of GPUs does, and what limits it, from measured rates. Arithmetic alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one GPU (or worker) was measured to do.
+
+    Attributes:
+        model, device: what was measured, where.
+        batch: rows of a run.
+        bare: rows a second of a session in a loop.
+        data: rows a second of each worker in a Ray Data job, ``workers`` of them at once.
+        service: rows a second of one replica behind Ray Serve; requests: requests a second.
+        p99_ms: of those requests.
+        proxy: requests a second of one Serve proxy, measured with a model that does next to nothing.
+        start_s: from the start of an actor to its first answer.
+        row_bytes: of a row's inputs and outputs.
+    """
+
+    model: str
+    device: str
+    batch: int
+    workers: int
+    bare: float
+    data: float
+    service: float
+    requests: float
+    p99_ms: float
+    proxy: float
+    start_s: float
+    row_bytes: int
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Rates:
+        """What `write` wrote. Raises ``ValueError`` for another file, ``OSError``."""
+        known = {field.name for field in fields(cls)}
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or set(found) != known:
+            raise ValueError(f"{path} is no file of rates: expected a JSON object with {sorted(known)}")
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The machines: GPUs and network of a node, nodes that one Ray cluster is run with, hours between failures of a GPU."""
+
+    gpus_per_node: int = 8
+    network_gbit: float = 100
+    nodes_per_cluster: int = 250
+    hours_between_failures: float = 50_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``gpus`` do. Rows and requests are per second."""
+
+    gpus: int
+    nodes: int
+    clusters: int
+    data_rows: float
+    data_limit: str
+    service_rows: float
+    service_limit: str
+    rows_per_request: int  #: at least so many, lest the proxies be the limit
+    node_gbit: float  #: network that a node's GPUs need at their full rate
+    failures_a_day: float
+    lost_rows_a_day: float  #: runs that are done again, and rows that restarting GPUs do not do
+
+
+def plan(rates: Rates, gpus: int, site: Site = Site()) -> Plan:
+    """The plan for a number of GPUs. Raises ``ValueError`` for less than one."""
+    if gpus < 1:
+        raise ValueError(f"gpus is {gpus}, expected at least 1")
+    on_node = min(gpus, site.gpus_per_node)
+    nodes = math.ceil(gpus / site.gpus_per_node)
+    by_network = site.network_gbit * 1e9 / 8 / rates.row_bytes  # rows a second into a node
+    data_node, data_limit = least((on_node * rates.data, "GPUs"), (by_network, "network of a node"))
+    # clients put more rows into a request where proxies would be the limit: one proxy on each node
+    per_request = max(1, math.ceil(on_node * rates.service / rates.proxy))
+    service_node, service_limit = least((on_node * rates.service, "GPUs"), (by_network, "network of a node"))
+    if per_request > rates.batch:
+        service_node, service_limit = least(
+            (service_node, service_limit), (rates.proxy * rates.batch, "proxy of a node")
+        )
+    failures = gpus * 24 / site.hours_between_failures
+    return Plan(
+        gpus,
+        nodes,
+        math.ceil(nodes / site.nodes_per_cluster),
+        data_node * gpus / on_node,
+        data_limit,
+        service_node * gpus / on_node,
+        service_limit,
+        min(per_request, rates.batch),
+        on_node * rates.data * rates.row_bytes * 8 / 1e9,
+        failures,
+        failures * (rates.batch + rates.start_s * rates.data),
+    )
+
+
+def least(*limits: tuple[float, str]) -> tuple[float, str]:
+    """The smallest rate, and what it is of."""
+    return min(limits, key=lambda limit: limit[0])
+
+
+def table(rates: Rates, plans: Sequence[Plan]) -> str:
+    """The plans in markdown, a column each."""
+    rows = [
+        ("nodes", [f"{p.nodes:,}" for p in plans]),
+        ("Ray clusters", [f"{p.clusters:,}" for p in plans]),
+        ("batch jobs, rows/s", [f"{p.data_rows:,.0f}" for p in plans]),
+        ("limited by", [p.data_limit for p in plans]),
+        ("service, rows/s", [f"{p.service_rows:,.0f}" for p in plans]),
+        ("limited by", [p.service_limit for p in plans]),
+        ("rows a request, at least", [f"{p.rows_per_request}" for p in plans]),
+        ("network a node, Gbit/s", [f"{p.node_gbit:.3g}" for p in plans]),
+        ("GPUs that fail a day", [f"{p.failures_a_day:.2g}" for p in plans]),
+        ("rows a day that this costs", [f"{p.lost_rows_a_day:,.0f}" for p in plans]),
+    ]
+    head = [
+        f"{rates.model} on {rates.device}: {rates.bare:,.1f} rows/s alone at {rates.batch} a run, in a job of {rates.workers} "
+        f"workers {rates.data / rates.bare:.2f} of it each, behind a service {rates.service / rates.bare:.2f} of it "
+        f"(p99 {rates.p99_ms:.0f} ms)",
+        "",
+        "| | " + " | ".join(f"{p.gpus:,} GPUs" for p in plans) + " |",
+        "|---|" + "---|" * len(plans),
+    ]
+    return "\n".join(head + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows])

@@ -1,0 +1,90 @@
+"""Clients of a service in the Open Inference protocol with binary tensors: each asks again once it was answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Heard:
+    """What clients were answered: seconds of each answer, statuses, and answers that were wrong."""
+
+    seconds: list[float] = field(default_factory=list)
+    statuses: dict[int, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    unanswered: int = 0
+    rows: int = 0
+
+    def percentile_ms(self, percent: float) -> float:
+        """Of the answers with a result."""
+        return float(np.percentile(self.seconds, percent)) * 1000 if self.seconds else float("nan")
+
+
+def request_of(name: str, array: Array) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request with one input."""
+    kinds = {"f": "FP", "i": "INT"}
+    datatype = f"{kinds[array.dtype.kind]}{array.dtype.itemsize * 8}"
+    given = {"name": name, "datatype": datatype, "shape": array.shape, "parameters": {"binary_data_size": array.nbytes}}
+    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+    return head + array.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
+
+
+async def ask(
+    url: str,
+    clients: int,
+    seconds: float,
+    make: Callable[[int], tuple[str, Array, Callable[[Array], bool] | None]],
+    *,
+    retry: bool = False,
+) -> Heard:
+    """``clients`` ask for ``seconds``. ``make(number)`` gives an input's name, an array and what says whether an answer is right.
+    With ``retry`` a request that failed with 5xx, or whose connection broke, is sent again until it is answered.
+    """
+    import aiohttp
+
+    heard = Heard()
+    until = time.monotonic() + seconds
+
+    async def client(session: aiohttp.ClientSession, number: int) -> None:
+        count = 0
+        while time.monotonic() < until:
+            name, array, right = make(number * 1_000_003 + count)
+            count += 1
+            body, headers = request_of(name, array)
+            while True:
+                started = time.monotonic()
+                status, answer, length = 0, b"", 0
+                try:
+                    async with session.post(url, data=body, headers=headers) as response:
+                        status, answer = response.status, await response.read()
+                        length = int(response.headers.get("Inference-Header-Content-Length", 0))
+                except aiohttp.ClientError:
+                    pass
+                heard.statuses[status] = heard.statuses.get(status, 0) + 1
+                if status == 200:
+                    heard.seconds.append(time.monotonic() - started)
+                    heard.rows += len(array)
+                    output = json.loads(answer[:length])["outputs"][0]
+                    result = np.frombuffer(answer[length:], array.dtype).reshape(output["shape"])
+                    if right is not None and not right(result):
+                        heard.wrong.append(f"{array.tolist()}: {result.tolist()}")
+                    break
+                if not retry:
+                    break
+                await asyncio.sleep(0.2)
+
+    timeout = aiohttp.ClientTimeout(total=180)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        done = await asyncio.gather(*(client(session, number) for number in range(clients)), return_exceptions=True)
+    heard.unanswered = sum(isinstance(one, BaseException) for one in done)
+    return heard

@@ -1,0 +1,72 @@
+"""A Ray instance on this machine for measurements, and what its processes are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@contextlib.contextmanager
+def cluster(slots: int, threads: int) -> Iterator[None]:
+    """A Ray instance; ``threads``: processors that lavapipe uses in each worker (0: all), so that workers stand for devices."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
+    if threads:
+        os.environ["LP_NUM_THREADS"] = str(threads)
+    import ray
+
+    ray.init(
+        num_cpus=slots,
+        include_dashboard=False,
+        object_store_memory=512 << 20,
+        logging_level="error",
+        log_to_driver=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[int]:
+    """Ray Serve over HTTP; the port."""
+    from ray import serve
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    quiet = {"enable_access_log": False, "log_level": "ERROR"}
+    serve.start(http_options={"port": port, "request_timeout_s": 120}, logging_config=quiet)
+    try:
+        yield port
+    finally:
+        serve.shutdown()
+
+
+def actors(part: str) -> dict[str, int]:
+    """The process of each named actor with ``part`` in its name."""
+    import ray
+
+    found: dict[str, int] = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if part in actor["name"]:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it has just ended
+                handle: Any = ray.get_actor(**actor)
+                found[actor["name"]] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=30)
+    return found
+
+
+def resident_mb(process: int) -> float:
+    """Memory that a process holds, in MB; 0 where it is gone."""
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

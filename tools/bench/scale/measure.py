@@ -1,0 +1,152 @@
+"""Measures `Rates` on this machine: a session alone, a Ray Data job, a service."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.scale.capacity import Rates
+from tools.bench.scale.clients import Array, ask
+from tools.bench.scale.cluster import ROOT, cluster, serving
+from tools.models.catalog import Options, build_model
+
+TINY = '<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) { y = Mul(x, x) }'
+#: a session in a loop, in a process of its own as workers are
+_BARE = """
+import sys, time, json, numpy as np, vkep
+path, batch, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+with vkep.InferenceSession(path) as session:
+    x = session.get_inputs()[0]
+    feeds = {x.name: np.zeros((batch, *x.shape[1:]), session.model.graph.inputs[0].elem_type == 10 and "float16" or "float32")}
+    for _ in range(3):
+        session.run(None, feeds)
+    runs, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        session.run(None, feeds)
+        runs += 1
+    rate = runs * batch / (time.perf_counter() - started)
+    print(json.dumps([rate, session.context.capabilities.name]))
+"""
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure and write the rates."""
+    options = Options(dynamic=True, float16=arguments.float16)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(build_model(arguments.model, options).SerializeToString())
+        rates = measure(path, arguments)
+    print(rates)
+    rates.write(Path(arguments.out))
+    return 0
+
+
+def bare(path: Path, batch: int, seconds: float, threads: int) -> tuple[float, str]:
+    """Rows a second of a session in a loop, and the device's name."""
+    import json
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "registry")])}
+    if threads:
+        environment["LP_NUM_THREADS"] = str(threads)
+    command = [sys.executable, "-c", _BARE, str(path), str(batch), str(seconds)]
+    rate, name = json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    return float(rate), str(name)
+
+
+def measure(path: Path, arguments: argparse.Namespace) -> Rates:
+    """All rates of a model whose first axis is its batch and whose other axes are fixed."""
+    import onnx
+
+    batch, workers, seconds = arguments.batch, arguments.workers, arguments.seconds
+    alone, device = bare(path, batch, seconds, arguments.threads)
+    graph = onnx.load(path, load_external_data=False).graph
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(graph.input[0].type.tensor_type.elem_type)
+    row = np.zeros([dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim[1:]], dtype)
+    out = [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim[1:]]
+    resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
+    with cluster(slots=max(4, workers + 2), threads=arguments.threads):
+        data, start = job(path, row, graph.input[0].name, batch, workers, int(alone * seconds), resources)
+        with serving() as port:
+            service = serve_one(str(path), row[None], graph.input[0].name, batch, port, arguments, resources)
+            proxy = serve_one(onnx.parser.parse_model(TINY).SerializeToString(), np.zeros((1, 4), np.float32), "x", batch, port,
+                              arguments, {"num_cpus": 0.1})  # fmt: skip
+    return Rates(
+        arguments.model + (" float16" if arguments.float16 else ""),
+        device,
+        batch,
+        workers,
+        alone,
+        data,
+        service[0],
+        service[1],
+        service[2],
+        proxy[1],
+        start,
+        row.nbytes + int(np.prod(out)) * dtype.itemsize,
+    )
+
+
+def job(
+    path: Path, row: Array, name: str, batch: int, workers: int, rows: int, resources: dict[str, Any]
+) -> tuple[float, float]:
+    """Rows a second of each worker of a Ray Data job once all have started, and the seconds until their first answers."""
+    import ray
+
+    from vkep.ray import Predictor
+
+    class Timed(Predictor):
+        """Adds when each batch was done."""
+
+        def __call__(self, batch: Any) -> Any:
+            started = time.time()
+            rows = len(next(iter(batch.values())))
+            self.predict({name: np.zeros((rows, *row.shape), row.dtype)})
+            return {"at": np.full(rows, time.time()), "from": np.full(rows, started), "who": np.full(rows, os.getpid())}
+
+    began = time.time()
+    # rows are numbers, and a worker makes their inputs: reading is not what is measured here
+    found = ray.data.range(max(rows * workers, 8 * batch * workers), override_num_blocks=4 * workers).map_batches(
+        Timed,
+        fn_constructor_args=[str(path)],
+        fn_constructor_kwargs={"warm": batch},
+        batch_size=batch,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        **resources,
+    )
+    table = found.to_pandas()
+    first = table.groupby("who")["at"].min().max()  # the last worker's first answer: from then on all work
+    later = table[table["at"] > first]
+    last = table.groupby("who")["at"].max().min()
+    during = later[later["at"] <= last]
+    if last <= first or not len(during):
+        raise ValueError(f"a job of {len(table)} rows is too short to measure: give more --seconds")
+    return len(during) / (last - first) / workers, float(first - began)
+
+
+def serve_one(
+    model: Any, row: Array, name: str, batch: int, port: int, arguments: argparse.Namespace, resources: dict[str, Any]
+) -> tuple[float, float, float]:
+    """Rows and requests a second of one replica, and the 99th percentile in milliseconds, with requests of one row."""
+    from ray import serve
+
+    import vkep.ray
+
+    options = {"rows": batch, "wait_ms": arguments.wait_ms}
+    application = vkep.ray.deployment(model, name="rate", options=options, ray_actor_options=resources)
+    serve.run(application, name="rate")
+    url = f"http://127.0.0.1:{port}/v2/models/model/infer"
+    asyncio.run(ask(url, arguments.clients, min(3.0, arguments.seconds), lambda number: (name, row, None)))
+    heard = asyncio.run(ask(url, arguments.clients, arguments.seconds, lambda number: (name, row, None)))
+    serve.delete("rate")
+    if set(heard.statuses) != {200}:
+        print(f"statuses: {heard.statuses}", file=sys.stderr)
+    return heard.rows / arguments.seconds, len(heard.seconds) / arguments.seconds, heard.percentile_ms(99)
