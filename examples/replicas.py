@@ -1,6 +1,6 @@
 """One model on all devices of a machine, without Ray.
 
-    python examples/replicas.py
+python examples/replicas.py
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vkep.ray.chat import generation
     from vkep.ray.devices import assigned_device
     from vkep.ray.models import Shipped, ship
     from vkep.ray.predictor import Predictor
     from vkep.ray.service import ServiceOptions, deployment
 
-__all__ = ["Predictor", "ServiceOptions", "Shipped", "assigned_device", "deployment", "ship"]
+__all__ = ["Predictor", "ServiceOptions", "Shipped", "assigned_device", "deployment", "generation", "ship"]
 
 _LAZY = {
     "Predictor": "predictor",
@@ -22,6 +23,7 @@ _LAZY = {
     "Shipped": "models",
     "assigned_device": "devices",
     "deployment": "service",
+    "generation": "chat",
     "ship": "models",
 }
 

@@ -5,10 +5,8 @@ Queues, back-pressure, batching, health checks, updates and metrics are Serve's.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,20 +17,17 @@ import grpc
 from ray import serve
 from ray.serve.config import BackpressureConfig
 from ray.util import metrics
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import vkep
-from gpu_shared.errors import DeviceLostError, OutOfDeviceMemoryError
-from vkep.errors import InvalidInputError
 from vkep.ray import kserve, messages
+from vkep.ray.http import answer_of, read_body, retry_after
 from vkep.ray.kserve import HEADER_LENGTH, ProtocolError
 from vkep.ray.loaded import LoadedModel, Models
 
 if TYPE_CHECKING:
     from vkep.ray.models import Source
-
-logger = logging.getLogger("vkep.ray")
 
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _EXTENSIONS = ["binary_tensor_data"]
@@ -245,8 +240,7 @@ class Service:
         return self._failed(404, f"there is no {path}")
 
     def _failed(self, status: int, text: str) -> Response:
-        headers = {"Retry-After": str(max(1, round(self.options.retry_after_s)))} if status == 503 else None
-        return JSONResponse({"error": text}, status, headers)
+        return JSONResponse({"error": text}, status, retry_after(status, self.options.retry_after_s))
 
     async def _server(self, request: Request) -> Response:
         return JSONResponse({"name": "vkep", "version": vkep.__version__, "extensions": _EXTENSIONS})
@@ -269,39 +263,13 @@ class Service:
 
     async def _infer(self, request: Request, name: str, version: str | None) -> Response:
         model = self.models.find(name, version or "")
-        body = await self._body(request)
+        body = await read_body(request, self.options.max_body, self.options.body_s)
         with Counted(self._requests, model):
             given = kserve.parse_infer(body, request.headers.get(HEADER_LENGTH), model.spec)
             answer = kserve.infer_response(model.spec, given, await model.infer(given.feeds))
         headers = {HEADER_LENGTH: str(answer.json_size)} if answer.json_size else {}
         kind = "application/octet-stream" if answer.json_size else "application/json"
         return Response(b"".join(answer.pieces), headers=headers, media_type=kind)
-
-    async def _body(self, request: Request) -> bytes:
-        """A request's body, within the limits. Raises `ProtocolError`."""
-        most = self.options.max_body
-        length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > most:
-            raise ProtocolError(413, f"the body has {length} bytes, and {most} are allowed")
-
-        async def gather() -> bytes:
-            pieces, size = [], 0
-            async for piece in request.stream():
-                pieces.append(piece)
-                size += len(piece)
-                if size > most:
-                    raise ProtocolError(413, f"the body has more than the {most} bytes that are allowed")
-            return b"".join(pieces)
-
-        try:
-            body = await asyncio.wait_for(gather(), self.options.body_s)
-        except asyncio.TimeoutError:
-            raise ProtocolError(408, f"the body was not there within {self.options.body_s} s") from None
-        except ClientDisconnect:
-            raise ProtocolError(400, "the body ended before its end") from None
-        if len(body) < int(length):
-            raise ProtocolError(400, f"the body has {len(body)} bytes, and {length} were announced")
-        return kserve.inflated(body, request.headers.get("content-encoding", ""), most)
 
     # ---- gRPC: bytes in, messages out
 
@@ -353,15 +321,3 @@ class Counted:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         status = 200 if error is None else answer_of(error)[0]
         self._counter.inc(1, {**self._tags, "status": str(status)})
-
-
-def answer_of(error: BaseException) -> tuple[int, str]:
-    """HTTP's status and the text for an error."""
-    if isinstance(error, ProtocolError):
-        return error.status, str(error)
-    if isinstance(error, InvalidInputError):
-        return 400, str(error)
-    if isinstance(error, (DeviceLostError, OutOfDeviceMemoryError, MemoryError)):
-        return 503, str(error)
-    logger.error("a request failed", exc_info=error)
-    return 500, f"{type(error).__name__}: {error}"

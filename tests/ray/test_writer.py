@@ -1,0 +1,122 @@
+"""A service's generator without Ray: answers that are made together are those that are made alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vkep
+from tests.session.test_replicas import lose
+from tools.models.language import write_language
+from vkep.generation import Generator, Sampling
+from vkep.ray.writer import Writer
+
+pytest.importorskip("tokenizers")
+
+PROMPTS = [[65, 66, 67], [72, 101, 108, 108, 111], list(range(40, 80)), [33]]
+SETTINGS = Sampling(max_tokens=8, ignore_end=True)
+
+
+@pytest.fixture(scope="module")
+def folder(vulkan: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("language")
+    write_language(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[list[int]]:
+    with Generator(folder) as generator:
+        return [generator.generate(prompt, max_tokens=8, ignore_end=True).tokens for prompt in PROMPTS]
+
+
+class Steps:
+    """A writer, and what its steps were."""
+
+    def __init__(self, folder: Path) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+        def opened() -> Generator:
+            generator = Generator(folder, max_sequences=4)
+            generator.text  # noqa: B018
+            return generator
+
+        self.writer = Writer(opened, lambda answers, tokens, seconds: self.seen.append((answers, tokens)))
+
+    async def tokens(self, prompt: Any, settings: Sampling = SETTINGS) -> list[int]:
+        found = [event.token async for event in self.writer.stream(prompt, settings) if event.token is not None]
+        return [token for token in found if token is not None]
+
+
+@pytest.fixture
+def steps(folder: Path) -> Iterator[Steps]:
+    one = Steps(folder)
+    yield one
+    one.writer.close()
+
+
+def test_answers_are_made_together_and_are_those_made_alone(steps: Steps, alone: list[list[int]]) -> None:
+    async def main() -> list[list[int]]:
+        return await asyncio.gather(*map(steps.tokens, PROMPTS))
+
+    assert asyncio.run(main()) == alone
+    assert max(tokens for _, tokens in steps.seen) == len(PROMPTS)  # a step brought each of them a token
+
+
+def test_who_leaves_ends_the_answer_and_others_go_on(steps: Steps, alone: list[list[int]]) -> None:
+    async def leaves() -> None:
+        async for _ in steps.writer.stream(PROMPTS[0], Sampling(ignore_end=True)):
+            break
+
+    async def main() -> list[int]:
+        left = asyncio.create_task(leaves())
+        found = await steps.tokens(PROMPTS[1])
+        await left
+        return found
+
+    assert asyncio.run(main()) == alone[1]
+    assert asyncio.run(steps.tokens(PROMPTS[2])) == alone[2]
+    assert steps.writer._jobs == [] or all(job.left for job in steps.writer._jobs)
+
+
+def test_a_prompt_that_is_wrong_fails_alone(steps: Steps, alone: list[list[int]]) -> None:
+    async def main() -> list[Any]:
+        return await asyncio.gather(
+            steps.tokens([]), steps.tokens(PROMPTS[0]), steps.tokens([10**6]), return_exceptions=True
+        )
+
+    empty, right, unknown = asyncio.run(main())
+    assert isinstance(empty, vkep.InvalidInputError) and isinstance(unknown, vkep.InvalidInputError)
+    assert right == alone[0]
+
+
+def test_a_lost_device_fails_what_is_under_way_and_the_next_are_right(steps: Steps, alone: list[list[int]]) -> None:
+    async def main() -> None:
+        events = steps.writer.stream(PROMPTS[0], SETTINGS)
+        await anext(events)
+        lose(steps.writer.generator.decoder.session)
+        with pytest.raises(vkep.DeviceLostError):
+            async for _ in events:
+                pass
+
+    asyncio.run(main())
+    assert asyncio.run(steps.tokens(PROMPTS[1])) == alone[1]
+    assert not steps.writer.gone
+
+
+def test_closing_ends_what_is_under_way(folder: Path) -> None:
+    one = Steps(folder)
+
+    async def main() -> None:
+        events = one.writer.stream(PROMPTS[0], Sampling(ignore_end=True))
+        await anext(events)
+        await asyncio.get_running_loop().run_in_executor(None, one.writer.close)
+        with pytest.raises(vkep.VkepError, match="closing"):
+            async for _ in events:
+                pass
+
+    asyncio.run(main())

@@ -1,0 +1,60 @@
+"""What the services' HTTP sides share: bodies within limits, and which status an error is answered with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from starlette.requests import ClientDisconnect, Request
+
+from gpu_shared.errors import DeviceLostError, OutOfDeviceMemoryError
+from vkep.errors import InvalidInputError
+from vkep.ray import kserve
+from vkep.ray.kserve import ProtocolError
+
+logger = logging.getLogger("vkep.ray")
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """A request's body, decompressed. Raises `ProtocolError`: 413 above ``most`` bytes, 408 where it takes more than ``seconds``,
+    400 where it ends early, 415 for an encoding that is not known.
+    """
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > most:
+        raise ProtocolError(413, f"the body has {length} bytes, and {most} are allowed")
+
+    async def gather() -> bytes:
+        pieces, size = [], 0
+        async for piece in request.stream():
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                raise ProtocolError(413, f"the body has more than the {most} bytes that are allowed")
+        return b"".join(pieces)
+
+    try:
+        body = await asyncio.wait_for(gather(), seconds)
+    except asyncio.TimeoutError:
+        raise ProtocolError(408, f"the body was not there within {seconds} s") from None
+    except ClientDisconnect:
+        raise ProtocolError(400, "the body ended before its end") from None
+    if len(body) < int(length):
+        raise ProtocolError(400, f"the body has {len(body)} bytes, and {length} were announced")
+    return kserve.inflated(body, request.headers.get("content-encoding", ""), most)
+
+
+def answer_of(error: BaseException) -> tuple[int, str]:
+    """HTTP's status and the text for an error."""
+    if isinstance(error, ProtocolError):
+        return error.status, str(error)
+    if isinstance(error, InvalidInputError):
+        return 400, str(error)
+    if isinstance(error, (DeviceLostError, OutOfDeviceMemoryError, MemoryError)):
+        return 503, str(error)
+    logger.error("a request failed", exc_info=error)
+    return 500, f"{type(error).__name__}: {error}"
+
+
+def retry_after(status: int, seconds: float) -> dict[str, str]:
+    """The header that tells a client when to ask again; none but for 503."""
+    return {"Retry-After": str(max(1, round(seconds)))} if status == 503 else {}

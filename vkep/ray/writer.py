@@ -1,0 +1,169 @@
+"""A generator that a service has open: a thread that steps a batch of answers, which join and leave as requests come and go.
+
+No Ray in here. Requests wait at the proxies (`vkep.ray.chat` admits as many as the batch has sequences).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_shared.errors import DeviceLostError
+from vkep.errors import VkepError
+from vkep.memory import ArenaOutOfMemory
+
+if TYPE_CHECKING:
+    from vkep.generation import Answer, Batch, Event, Generator, Sampling
+
+logger = logging.getLogger("vkep.ray")
+
+
+@dataclass(eq=False)
+class Job:
+    """An answer that a request waits for: ``events`` gets what the steps bring it, or the error that ended it."""
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    loop: asyncio.AbstractEventLoop
+    events: asyncio.Queue[Event | Exception] = field(default_factory=asyncio.Queue)
+    answer: Answer | None = None
+    left: bool = False  #: nobody waits any more
+
+    def tell(self, what: Event | Exception) -> None:
+        """From the writer's thread."""
+        try:
+            self.loop.call_soon_threadsafe(self.events.put_nowait, what)
+        except RuntimeError:  # the loop has ended, and with it who waited
+            self.left = True
+
+
+class Writer:
+    """Answers to prompts, made together. `stream` may be called from any event loop; close it at the end.
+
+    A step that fails ends the answers under way with its error; where the device was lost the generator is opened again.
+    """
+
+    def __init__(self, open_generator: Callable[[], Generator], observe: Callable[[int, int, float], None]) -> None:
+        """``observe(answers, tokens, seconds)`` is called after each step. Raises as ``open_generator``."""
+        self._open, self._observe = open_generator, observe
+        self.gone = False  #: the generator could not be opened again
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._waiting: list[Job] = []  # admitted, and no memory or row was left for it yet
+        self._jobs: list[Job] = []
+        self.generator = open_generator()
+        self._thread = threading.Thread(target=self._run, name="vkep-writer", daemon=True)
+        self._thread.start()
+
+    async def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncIterator[Event]:
+        """The events of an answer as they come, the last with its reason; leaving the loop ends the answer.
+
+        Raises as `Batch.add` and `Batch.step`.
+        """
+        job = Job(prompt, sampling, asyncio.get_running_loop())
+        self._inbox.put(job)
+        try:
+            while True:
+                event = await job.events.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if event.reason:
+                    return
+        finally:
+            job.left = True
+
+    def close(self) -> None:
+        """End what is under way and close the generator."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        batch = self.generator.batch()
+        while True:
+            closing = self._admit(batch)
+            if closing:
+                break
+            started = time.perf_counter()
+            try:
+                events = batch.step()
+            except Exception as error:
+                batch = self._failed(batch, error)
+                continue
+            by_answer = {job.answer: job for job in self._jobs}
+            for event in events:
+                job = by_answer.get(event.answer)
+                if job is not None:
+                    job.tell(event)
+            self._observe(len(batch.under_way), len(events), time.perf_counter() - started)
+        for job in [*self._jobs, *self._waiting]:
+            job.tell(VkepError("the service is closing"))
+        batch.close()
+        self.generator.close()
+
+    def _admit(self, batch: Batch) -> bool:
+        """Take what came, once there is something to do. Whether to close."""
+        while True:
+            idle = not self._jobs and not self._waiting
+            try:
+                job = self._inbox.get(block=idle)
+                if job is None:
+                    return True
+                self._waiting.append(job)
+                continue
+            except queue.Empty:
+                pass
+            self._waiting = [job for job in self._waiting if not job.left]
+            for job in self._jobs:
+                if job.left and job.answer is not None:
+                    batch.cancel(job.answer)
+            self._jobs = [job for job in self._jobs if job.answer is not None and not job.answer.ended]
+            while self._waiting and self._added(batch, self._waiting[0]):
+                self._waiting.pop(0)
+            if self._jobs:
+                return False
+
+    def _added(self, batch: Batch, job: Job) -> bool:
+        """Whether the job needs to wait no longer: it joined the batch, or failed."""
+        if self.gone:
+            job.tell(DeviceLostError("generating", hint="the device is lost for good"))
+            return True
+        try:
+            job.answer = batch.add(job.prompt, job.sampling)
+        except ArenaOutOfMemory as error:
+            if self._jobs:
+                return False  # until another answer ends
+            job.tell(error)
+            return True
+        except Exception as error:
+            job.tell(error)
+            return True
+        self._jobs.append(job)
+        return True
+
+    def _failed(self, batch: Batch, error: Exception) -> Batch:
+        """End the answers under way; a batch to go on with."""
+        logger.warning("a step of %d answers failed: %s", len(self._jobs), error)
+        for job in self._jobs:
+            job.tell(error)
+            if job.answer is not None:
+                batch.cancel(job.answer)
+        self._jobs = []
+        if not isinstance(error, DeviceLostError):
+            return batch
+        batch.close()
+        self.generator.close()
+        try:
+            self.generator = self._open()
+        except Exception:
+            logger.exception("the generator could not be opened again")
+            self.gone = True
+            return batch
+        return self.generator.batch()
