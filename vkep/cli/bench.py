@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkep.cli import common
+from vkep.cli import common, generation
 from vkep.cli.common import ContextMode, Fallback, SyncMode
 
 if TYPE_CHECKING:
@@ -40,9 +40,14 @@ class BenchResult:
 
 
 def bench_command(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="One or more .onnx files.")],
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL...", help="One or more .onnx files, or folders of language models.")
+    ],
     runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Timed runs of each model.")] = 20,
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Runs before them; the first is reported.")] = 3,
+    prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Of a folder: tokens of the prompt.")] = 512,
+    answer: Annotated[int, typer.Option("--answer", "-g", min=1, help="Of a folder: tokens of the answer.")] = 64,
+    sequences: Annotated[int, typer.Option("--sequences", min=1, help="Of a folder: answers at once.")] = 1,
     inputs: common.InputOption = None,
     shape: common.ShapeOption = None,
     dim: common.DimOption = None,
@@ -59,10 +64,21 @@ def bench_command(
 ) -> None:
     """Measure latency of vkep alone, numpy in and out: median, 90th percentile, least, first run, time to open.
 
+    Of folders with language models: tokens a second of a prompt (pp512) and of an answer (tg64).
+
     To compare with other engines in one run: python -m tools.bench (in a checkout).
     """
     with common.command(json_output, verbose):
         options = common.session_options(device, token, group, mode, sync, fallback, check_data)
+        folders = [model for model in models if model.is_dir()]
+        if folders:
+            if len(folders) < len(models):
+                raise common.UsageError("folders and .onnx files are measured by different tests: name one kind")
+            sizes = prompt, answer, sequences, min(runs, 5), warmup
+            generation.print_rates(
+                [r for f in folders for r in generation.bench_folder(f, options, *sizes)], json_output
+            )
+            return
         results = []
         limits: Any = None
         for index, model in enumerate(models):

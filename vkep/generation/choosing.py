@@ -19,6 +19,7 @@ class Chooser:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._sessions: dict[Choice, InferenceSession] = {}
+        self._tokens: dict[int, DeviceTensor] = {}  # by the number of sequences: written anew each time
 
     def choose(
         self, logits: DeviceTensor, each: Sequence[Sampling], chances: Sequence[float], seen: Sequence[Sequence[int]]
@@ -35,11 +36,14 @@ class Chooser:
         binding = session.io_binding()
         binding.bind_input("logits", logits)
         if choice.reads_settings:
-            rows = [settings_of(s, chance) for s, chance in zip(each, chances, strict=True)]
-            binding.bind_cpu_input("settings", np.array(rows, np.float32))
+            settings = [settings_of(s, chance) for s, chance in zip(each, chances, strict=True)]
+            binding.bind_cpu_input("settings", np.array(settings, np.float32))
         if choice.penalty:
             binding.bind_cpu_input("seen", padded([tokens or [0] for tokens in seen]))
-        binding.bind_output("tokens")
+        rows = logits.shape[0]
+        if rows not in self._tokens:
+            self._tokens[rows] = session.empty_device_tensor((rows, 1), "int64")
+        binding.bind_output("tokens", self._tokens[rows])
         binding.bind_output("chosen", device="cpu")
         session.run_with_iobinding(binding)
         results: list[Any] = binding.results
@@ -47,6 +51,8 @@ class Chooser:
 
     def close(self) -> None:
         """Close the sessions."""
+        for tensor in self._tokens.values():
+            tensor.close()
         for session in self._sessions.values():
             session.close()
         self._sessions = {}

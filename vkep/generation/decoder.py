@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.generation.caches import CacheSpec, GrownCaches, RowCaches
 from vkep.generation.folder import ModelFolder, refuse_encoder
-from vkep.session import InferenceSession, NodeArg
+from vkep.generation.rewrite import for_generation
+from vkep.graph.load import load_model
+from vkep.graph.model import Graph, ValueInfo
+from vkep.session import InferenceSession, SessionOptions
 
 Array = np.ndarray[Any, Any]
 
@@ -30,17 +34,17 @@ class Decoder:
 
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
         self.folder = folder
-        self.session = InferenceSession(str(folder.decoder), **options)
-        try:
-            self._read()
-        except BaseException:
-            self.session.close()
-            raise
+        model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
+        self._read(model.graph)
+        self.session = InferenceSession(for_generation(model, self.logits), **options)
+        self._results: dict[int, DeviceTensor] = {}
+        self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
+        self._dtype = str(dtypes.from_onnx(self.element))
 
-    def _read(self) -> None:
-        folder, inputs = self.folder, {i.name: i for i in self.session.get_inputs()}
+    def _read(self, graph: Graph) -> None:
+        folder, inputs = self.folder, {v.name: v for v in graph.inputs}
         refuse_encoder(folder, inputs)
-        outputs = {o.name: o for o in self.session.get_outputs()}
+        outputs = {v.name: v for v in graph.outputs}
         pairs = dict(folder.caches) or {n: p for n in inputs if (p := _present(n, outputs))}
         missing = [n for n in (*pairs, *pairs.values()) if n not in inputs and n not in outputs]
         if missing or not pairs:
@@ -58,12 +62,12 @@ class Decoder:
             raise UnsupportedModelError(
                 f"{folder.decoder} has inputs {unknown or list(self._kinds)}; generation knows {sorted(_FEEDS)} and caches"
             )
-        readers = {(n.op_type, r) for n in self.session.model.graph.nodes for r in n.reads if r in pairs}
+        readers = {(n.op_type, r) for n in graph.nodes for r in n.reads if r in pairs}
         #: whether several sequences run at once, each in a row of the caches
         self.by_rows = all(op in _ROW_OPERATORS for op, _ in readers)
 
-    def _spec(self, past: NodeArg, present: str) -> CacheSpec:
-        shape, folder = past.shape or [], self.folder
+    def _spec(self, past: ValueInfo, present: str) -> CacheSpec:
+        shape, folder = past.shape or (), self.folder
         if len(shape) != 4:
             raise UnsupportedModelError(
                 f"{folder.decoder}: cache {past.name!r} has shape {shape}, expected 4 dimensions"
@@ -85,8 +89,9 @@ class Decoder:
         return GrownCaches(self.session, self.specs)
 
     def on_rows(self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int) -> DeviceTensor:
-        """Logits [rows, count, vocabulary] of tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows
-        ``first`` and on. The caller tells the caches what was written. Raises as `InferenceSession.run`.
+        """Logits of the last of tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows ``first`` and on:
+        [rows, n, vocabulary], of which the last of the second axis counts; the next run writes there again. The caller tells the
+        caches what was written. Raises as `InferenceSession.run`.
         """
         count = ids.shape[1]
         most = max(lengths) + count
@@ -97,7 +102,7 @@ class Decoder:
         return logits
 
     def on_grown(self, ids: Array | DeviceTensor, length: int, caches: GrownCaches) -> DeviceTensor:
-        """Logits [1, count, vocabulary] of tokens ``ids`` int64 [1, count] that follow ``length`` tokens. Raises as `on_rows`."""
+        """As `on_rows`, of tokens ``ids`` int64 [1, count] that follow ``length`` tokens."""
         present: dict[str, DeviceTensor | None] = {spec.present: None for spec in self.specs}
         logits, *made = self._run(ids, [length], length + ids.shape[1], caches.tensors, present)
         caches.became(dict(zip(present, made, strict=True)))
@@ -120,14 +125,28 @@ class Decoder:
                 binding.bind_cpu_input(name, value)
         for name, tensor in past.items():
             binding.bind_input(name, tensor)
-        binding.bind_output(self.logits)
+        binding.bind_output(self.logits, self._kept_logits(len(lengths)))
         for name, target in present.items():
             binding.bind_output(name, target)
         self.session.run_with_iobinding(binding)
         return binding.results
 
+    def _kept_logits(self, rows: int) -> DeviceTensor | None:
+        """Where the logits of the last token go: the same memory in each run of as many rows."""
+        shape = self._shape
+        if shape is None or len(shape) != 3 or shape[1] != 1 or not self.vocabulary:
+            return None  # of every token
+        if rows not in self._results:
+            for tensor in self._results.values():
+                tensor.close()
+            self._results = {}
+            self._results[rows] = self.session.empty_device_tensor((rows, 1, self.vocabulary), self._dtype)
+        return self._results[rows]
+
     def close(self) -> None:
         """Close the session."""
+        for tensor in self._results.values():
+            tensor.close()
         self.session.close()
 
 
@@ -153,14 +172,11 @@ def _present(past: str, outputs: Mapping[str, Any]) -> str:
     return ""
 
 
-def _element(argument: NodeArg) -> int:
-    from onnx import TensorProto
-
-    kind = argument.type.removeprefix("tensor(").removesuffix(")")
-    names = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
-    if kind not in names:
-        raise UnsupportedModelError(f"{argument.name!r} is {argument.type}; generation takes float and float16")
-    return int(names[kind])
+def _element(value: ValueInfo) -> int:
+    """The ONNX type of a tensor of floats."""
+    if value.elem_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
+        raise UnsupportedModelError(f"{value.name!r} is {dtypes.onnx_name(value.elem_type)}; expected float or float16")
+    return value.elem_type
 
 
 def _size(shape: Sequence[Any] | None) -> int:

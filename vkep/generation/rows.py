@@ -62,7 +62,7 @@ class Rows(ABC):
 
     @abstractmethod
     def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
-        """Logits [1, count, vocabulary] of tokens that follow those in the row."""
+        """Logits of the last of tokens that follow those in the row, as `Decoder.on_rows` has them."""
 
     @abstractmethod
     def step(
@@ -164,7 +164,8 @@ class GrownRows(Rows):
         self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, DeviceTensor]]:
         for row, token in tokens.items():
-            same = known is not None and known[1] == [token]
+            # the tokens on the device are those of one run: the next row's overwrites them
+            same = known is not None and known[1] == [token] and len(tokens) == 1
             ids = known[0] if same and known is not None else np.array([[token]], np.int64)
             yield range(row, row + 1), self._feed(row, ids, [token])
 

@@ -25,7 +25,7 @@ from vkep.graph.weights import Content, ProtoWeight, Weight, make_weight
 logger = logging.getLogger("vkep.graph")
 #: model files up to this many bytes are read at once
 _AT_ONCE = 1 << 20
-ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
+ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto | Model
 
 
 def load_model(
@@ -42,6 +42,8 @@ def load_model(
     `InvalidModelError` (no ONNX model, or one that breaks the specification), `UnsupportedModelError` (compiled for ONNX
     Runtime, or of more than ``max_nodes`` nodes once its functions are laid out) or `TypeError`.
     """
+    if isinstance(source, Model):  # read already, and perhaps rewritten
+        return source
     read = _read(source, Path(base_dir) if base_dir is not None else None)
     proto, name, contents = read.proto, read.name, read.contents
     if not proto.HasField("graph") or not proto.opset_import:
@@ -191,7 +193,7 @@ class _Read:
     identity: str = ""
 
 
-def _read(source: ModelSource, base_dir: Path | None) -> _Read:
+def _read(source: Any, base_dir: Path | None) -> _Read:
     contents: dict[int, Content] = {}
     identity = ""
     if isinstance(source, onnx.ModelProto):

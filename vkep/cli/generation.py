@@ -1,0 +1,190 @@
+"""``vkep generate``, and ``vkep bench`` of folders: language models."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vkep.cli import common
+from vkep.cli.common import ContextMode, Fallback, UsageError
+
+if TYPE_CHECKING:
+    from vkep.generation import Batch, Generator
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One test's rate. ``test`` is named as llama-bench does: pp512 a prompt of 512 tokens, tg64 64 tokens of answer; @16 of 16
+    sequences at once. Both count tokens of all sequences.
+    """
+
+    model: str
+    device: str
+    test: str
+    tokens_per_second: float
+    deviation: float
+    first_ms: float  #: of the first run, which plans and compiles
+
+    @classmethod
+    def of(cls, model: str, device: str, test: str, tokens: int, seconds: Sequence[float]) -> Rate:
+        """The mean rate of all runs but the first."""
+        rates = [tokens / s for s in seconds[1:]]
+        deviation = statistics.stdev(rates) if len(rates) > 1 else 0.0
+        return cls(model, device, test, statistics.fmean(rates), deviation, seconds[0] * 1e3)
+
+
+def generate_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of onnxruntime-genai's builder or optimum.")
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="The prompt; repeatable. -: standard input.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a user's message: the folder's chat template.")
+    ] = False,
+    system: Annotated[str | None, typer.Option("--system", help="With --chat: the system's message.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of the answer.")] = 256,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", help="0: the most probable token.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="The k most probable tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="The most probable tokens of this share.")] = None,
+    min_p: Annotated[float | None, typer.Option("--min-p", help="Tokens of this share of the best one's.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Divides the logits of tokens that occurred.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")] = None,
+    device: common.DeviceOption = None,
+    token: common.TokenOption = None,
+    group: common.GroupOption = 0,
+    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
+    fallback: common.FallbackOption = Fallback.CPU,
+    json_output: common.JsonFlag = False,
+    verbose: common.VerboseOption = 0,
+) -> None:
+    """Answer prompts with a language model; the text appears as it comes."""
+    with common.command(json_output, verbose):
+        from vkep.generation import Generator
+
+        prompts = [sys.stdin.read() if p == "-" else p for p in prompt or ["-"]]
+        if system is not None and not chat:
+            raise UsageError("--system belongs to --chat")
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "seed": seed,
+        }
+        settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        settings |= {"max_tokens": max_tokens, "stop": tuple(stop or ())}
+        options = common.session_options(device, token, group, mode, fallback=fallback)
+        with (
+            common.progress_bars(show=not json_output) as progress,
+            Generator(folder, progress=progress, **options) as made,
+        ):
+            before = [{"role": "system", "content": system}] if system is not None else []
+            asked: list[Any] = [
+                made.text.chat([*before, {"role": "user", "content": p}]) if chat else made.text.encode(p)
+                for p in prompts
+            ]
+            if json_output or len(asked) > 1:
+                answers = made.generate(asked, **settings)
+                if json_output:
+                    keys = ("text", "tokens", "reason")
+                    common.print_json(
+                        {
+                            "answers": [
+                                {k: getattr(a, k) for k in keys} | {"prompt_tokens": len(a.prompt)} for a in answers
+                            ]
+                        }
+                    )
+                else:
+                    for text, answer in zip(prompts, answers, strict=True):
+                        typer.echo(f"{text}\n  {answer.text}\n")
+                return
+            for piece in made.stream(asked[0], **settings):
+                typer.echo(piece, nl=False)
+            typer.echo()
+
+
+def bench_folder(
+    folder: Path, options: Mapping[str, Any], prompt: int, answer: int, sequences: int, runs: int, warmup: int = 1
+) -> list[Rate]:
+    """Rates of prompts and answers of random tokens. Raises as `vkep.generation.Generator`."""
+    from vkep.generation import Generator
+
+    with Generator(folder, max_sequences=sequences, **options) as generator:
+        return rates(generator, prompt, answer, sequences, runs, warmup)
+
+
+def rates(generator: Generator, prompt: int, answer: int, sequences: int, runs: int, warmup: int = 1) -> list[Rate]:
+    """Rates of a generator: the first run of each test is the first row's ``first_ms``."""
+    from vkep.generation import Sampling
+
+    decoder = generator.decoder
+    device = decoder.session.context.capabilities.name
+    chooses = _chooser_of_tokens(decoder.vocabulary or 256)
+    at_once = f"@{sequences}" if sequences > 1 else ""
+    filled: list[float] = []
+    answered: list[float] = []
+    with_batch: Batch = generator.batch(sequences)
+    try:
+        for run in range(runs + warmup):
+            settings = Sampling(max_tokens=answer + 1, ignore_end=True)
+            start = time.perf_counter()
+            made = [with_batch.add(chooses(prompt), settings) for _ in range(sequences)]
+            while any(not a.tokens for a in made):
+                with_batch.step()
+            between = time.perf_counter()
+            done = sum(len(a.tokens) for a in made)
+            while with_batch.under_way:
+                with_batch.step()
+            seconds = time.perf_counter() - between
+            if run == 0 or run >= warmup:
+                filled.append(between - start)
+                # steps that still filled others' prompts made some tokens already
+                answered.append(seconds * answer * sequences / (sum(len(a.tokens) for a in made) - done))
+    finally:
+        with_batch.close()
+    name = decoder.folder.path.name
+    return [
+        Rate.of(name, device, f"pp{prompt}{at_once}", prompt * sequences, filled),
+        Rate.of(name, device, f"tg{answer}{at_once}", answer * sequences, answered),
+    ]
+
+
+def _chooser_of_tokens(vocabulary: int) -> Callable[[int], list[int]]:
+    """Prompts of random tokens, another one each time: no prompt begins as one before."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    return lambda count: [int(t) for t in generator.integers(0, vocabulary, count)]
+
+
+def print_rates(found: Sequence[Rate], json_output: bool) -> None:
+    """A table as llama-bench prints it, or JSON."""
+    if json_output:
+        common.print_json({"results": [asdict(rate) for rate in found]})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("model", "device", "test"):
+        table.add_column(name)
+    for name in ("t/s", "first run ms"):
+        table.add_column(name, justify="right")
+    for rate in found:
+        each = f"{rate.tokens_per_second:.2f} ± {rate.deviation:.2f}"
+        table.add_row(rate.model, rate.device, rate.test, each, f"{rate.first_ms:.0f}")
+    common.print_table(table)
