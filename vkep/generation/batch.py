@@ -115,19 +115,26 @@ class Batch:
 
         Raises as `InferenceSession.run`; answers stay as they were before then, and another step goes on.
         """
-        waiting = next((a for a in self._under_way if self._rest(a)), None)
-        ready = [a for a in self._under_way if not self._rest(a)]
-        events = self._prompt(waiting) if waiting is not None else []
+        for answer in self._under_way:  # what a step that did not end did is done again
+            self._rows.rewind(answer._row, len(answer.prompt) + len(answer.tokens) - 1)
+        waiting = next((a for a in self._under_way if self._is_behind(a)), None)
+        ready = [a for a in self._under_way if not self._is_behind(a)]
+        events = self._feed(waiting) if waiting is not None else []
         return [*events, *self._decode(ready)]
 
     def _rest(self, answer: Answer) -> list[int]:
-        """The part of the prompt that the caches do not hold."""
-        return answer.prompt[len(self._rows.held[answer._row]) :]
+        """The tokens of an answer and its prompt that the caches do not hold."""
+        return [*answer.prompt, *answer.tokens][len(self._rows.held[answer._row]) :]
 
-    def _prompt(self, answer: Answer) -> list[Event]:
-        part = self._rest(answer)[:CHUNK]
-        logits = self._rows.feed(answer._row, part)
-        if self._rest(answer):
+    def _is_behind(self, answer: Answer) -> bool:
+        """Whether more than the last token is missing in the caches, or it is the prompt's."""
+        return not answer.tokens or len(self._rows.held[answer._row]) < len(answer.prompt) + len(answer.tokens) - 1
+
+    def _feed(self, answer: Answer) -> list[Event]:
+        """A part of a prompt; with the last one, the first token."""
+        rest = self._rest(answer)
+        logits = self._rows.feed(answer._row, rest[:CHUNK])
+        if len(rest) > CHUNK:
             return []
         _, [token] = self._choose([answer], logits)
         return [self._took(answer, token)]

@@ -42,14 +42,14 @@ class RowCaches:
         self._session, self._specs = session, specs
         self._moves = _Moves(session, specs[0].dtype)
         self.rows = self.room = 0
-        self._past: list[DeviceTensor] = []
-        self._present: list[DeviceTensor] = []
+        self._sets: tuple[list[DeviceTensor], list[DeviceTensor]] = ([], [])
+        self._past = 0  # which of the sets a run reads; to change it is one assignment, which no interrupt divides
         self._views: dict[tuple[int, int], tuple[list[DeviceTensor], list[DeviceTensor]]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory."""
-        return sum(t.nbytes for t in (*self._past, *self._present))
+        return sum(t.nbytes for tensors in self._sets for t in tensors)
 
     def grow(self, rows: int, room: int) -> None:
         """Room for as many sequences, of as many tokens each; what is there stays. Raises `ArenaOutOfMemory`, and then all is as
@@ -63,24 +63,25 @@ class RowCaches:
             for place, spec in enumerate(self._specs):
                 made.append(self._session.empty_device_tensor((rows, spec.heads, room, spec.size), spec.dtype))
                 if self.rows:
-                    self._moves.copy(self._past[place], made[-1].rows(0, self.rows))
+                    self._moves.copy(self._sets[self._past][place], made[-1].rows(0, self.rows))
             others = [self._session.empty_device_tensor(t.shape, str(t.dtype)) for t in made]
         except BaseException:
             for tensor in made:
                 tensor.close()
             raise
-        old = [*self._past, *self._present]
-        self._past, self._present, self._views, self.rows, self.room = made, others, {}, rows, room
-        for tensor in old:
+        old = self._sets
+        self._sets, self._past, self._views, self.rows, self.room = (made, others), 0, {}, rows, room
+        for tensor in (*old[0], *old[1]):
             tensor.close()
 
     def bound(self, first: int, count: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
         """What a run on rows ``first`` and on is bound to: inputs and outputs by name."""
         views = self._views.get((first, count))
         if views is None:
-            views = tuple([t.rows(first, count) for t in buffers] for buffers in (self._past, self._present))  # type: ignore[assignment]
-            self._views[first, count] = views  # type: ignore[assignment]
-        past, present = views  # type: ignore[misc]
+            one, other = self._sets
+            views = [t.rows(first, count) for t in one], [t.rows(first, count) for t in other]
+            self._views[first, count] = views
+        past, present = views[self._past], views[1 - self._past]
         return (
             {spec.past: tensor for spec, tensor in zip(self._specs, past, strict=True)},
             {spec.present: tensor for spec, tensor in zip(self._specs, present, strict=True)},
@@ -88,8 +89,7 @@ class RowCaches:
 
     def stepped(self) -> None:
         """A run wrote all rows that are in use."""
-        self._past, self._present = self._present, self._past
-        self._views = {rows: (new, old) for rows, (old, new) in self._views.items()}
+        self._past = 1 - self._past
 
     def filled(self, row: int) -> None:
         """A run wrote one row."""
@@ -99,9 +99,9 @@ class RowCaches:
 
     def close(self) -> None:
         """Give the memory back."""
-        for tensor in (*self._past, *self._present):
+        for tensor in (*self._sets[0], *self._sets[1]):
             tensor.close()
-        self._past, self._present, self._views, self.rows, self.room = [], [], {}, 0, 0
+        self._sets, self._views, self.rows, self.room = ([], []), {}, 0, 0
         self._moves.close()
 
 
@@ -112,6 +112,11 @@ class GrownCaches:
         self._specs = specs
         empty = [session.empty_device_tensor((1, s.heads, 0, s.size), s.dtype) for s in specs]
         self.tensors: dict[str, Any] = {spec.past: tensor for spec, tensor in zip(specs, empty, strict=True)}
+
+    @property
+    def length(self) -> int:
+        """How many tokens they hold."""
+        return int(self.tensors[self._specs[0].past].shape[2])
 
     def became(self, present: Mapping[str, DeviceTensor]) -> None:
         """What a run wrote, by the outputs' names."""

@@ -48,6 +48,11 @@ class Rows(ABC):
         same = next((k for k in range(most) if held[k] != prompt[k]), most)
         return self._usable(row, same)
 
+    def rewind(self, row: int, count: int) -> None:
+        """Hold no more than the first ``count`` tokens: what an interrupted step did is done again."""
+        if len(self.held[row]) > count:
+            self._trim(row, self._usable(row, count))
+
     @abstractmethod
     def _usable(self, row: int, count: int) -> int:
         """How many of the first ``count`` tokens that a row holds can be kept without the rest."""
@@ -145,8 +150,14 @@ class GrownRows(Rows):
 
     def _trim(self, row: int, count: int) -> None:
         if count < len(self.held[row]):
+            self.held[row] = []
             self._caches[row].close()
-            self._caches[row], self.held[row] = self._decoder.grown_caches(), []
+            self._caches[row] = self._decoder.grown_caches()
+
+    def rewind(self, row: int, count: int) -> None:
+        if self._caches[row].length != len(self.held[row]):  # an interrupt came between the two
+            count = -1
+        super().rewind(row, count)
 
     def reserve(self, row: int, tokens: int) -> None:
         if row == len(self._caches):

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vkep.errors import InvalidInputError, InvalidModelError
+from vkep.errors import InvalidInputError, InvalidModelError, VkepError
 from vkep.generation.folder import read_json
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -18,11 +18,15 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _BEFORE = 6
 
 
+class MissingPackageError(VkepError, ImportError):
+    """A package of the extra ``vkep[generate]`` is not installed."""
+
+
 class Text:
     """The tokenizer of a folder.
 
     Raises ``FileNotFoundError`` where there is no ``tokenizer.json``, `InvalidModelError` where it cannot be read,
-    ``ImportError`` without the package ``tokenizers``.
+    `MissingPackageError` without the package ``tokenizers``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +42,7 @@ class Text:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ImportError(
+            raise MissingPackageError(
                 f"prompts of text need the package tokenizers: pip install 'vkep[generate]' ({error})"
             ) from None
         try:
@@ -93,13 +97,15 @@ def _content(token: Any) -> str:
 def render(template: str, values: Mapping[str, Any]) -> str:
     """A chat template's text. Templates come with models that are not trusted: the sandbox keeps them from the interpreter.
 
-    Raises `InvalidInputError` where it fails, ``ImportError`` without the package jinja2.
+    Raises `InvalidInputError` where it fails, `MissingPackageError` without the package jinja2.
     """
     try:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
-        raise ImportError(f"chat templates need the package jinja2: pip install 'vkep[generate]' ({error})") from None
+        raise MissingPackageError(
+            f"chat templates need the package jinja2: pip install 'vkep[generate]' ({error})"
+        ) from None
 
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)

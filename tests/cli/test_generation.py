@@ -1,0 +1,48 @@
+"""``vkep generate``, and ``vkep bench`` of a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.models.language import write_language
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+pytestmark = pytest.mark.gpu
+
+
+def test_a_folder_answers_and_is_measured(run: Callable[..., Any], tmp_path: Path) -> None:
+    write_language(tmp_path, layers=1)
+    asked = ("generate", tmp_path, "--prompt", "hi", "-n", 6, "--temperature", 1, "--seed", 5, "--top-p", 0.9)
+    [answer] = json.loads(run(*asked, "--json").stdout)["answers"]
+    assert (answer["prompt_tokens"], answer["reason"], len(answer["tokens"])) == (3, "length", 6)
+    assert run(*asked).stdout == answer["text"] + "\n"
+    chat = json.loads(run("generate", tmp_path, "-p", "hi", "-n", 2, "--chat", "--system", "be brief", "--json").stdout)
+    assert chat["answers"][0]["prompt_tokens"] == len("<system>be brief\n<user>hi\n<assistant>")
+    found = json.loads(run("bench", tmp_path, "-p", 20, "-g", 4, "-n", 1, "--warmup", 1, "--json").stdout)["results"]
+    assert [rate["test"] for rate in found] == ["pp20", "tg4"]
+    assert all(rate["tokens_per_second"] > 0 for rate in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--system", "be brief"), 2, "--system belongs to --chat"),
+        (("--top-p", "2"), 2, "top_p is 2.0"),
+        ((), 1, "is no folder"),
+    ],
+)
+def test_what_cannot_be_asked(
+    run: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    folder = tmp_path / ("none" if not arguments else "model")
+    if arguments:
+        write_language(folder, layers=1)
+    result = run("generate", folder, "-p", "hi", *arguments)
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert message in result.stderr

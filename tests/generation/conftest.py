@@ -1,0 +1,33 @@
+"""Tiny language models, opened once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.generation.reference import Reference
+from tools.models.language import ARCHITECTURES, OPTIMUM, write_language
+from vkep.generation import Generator
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose caches are rows of buffers, and one whose caches grow."""
+    path = tmp_path_factory.mktemp("language") / str(request.param)
+    write_language(path, request.param, context=96, layers=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def generator(folder: Path) -> Iterator[Generator]:
+    with Generator(folder, fallback="error") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Reference:
+    language = ARCHITECTURES[folder.name]
+    heads = language.heads if folder.name in OPTIMUM else language.kv_heads
+    return Reference(folder / "model.onnx", heads, language.size)

@@ -1,0 +1,178 @@
+"""Answers: batches, settings, texts, what ends them, and what goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.generation.reference import Reference
+from vkep.errors import InvalidInputError
+from vkep.generation import Generator, Sampling
+from vkep.generation.caches import RowCaches
+from vkep.generation.choosing import Chooser
+from vkep.generation.decoder import Decoder
+from vkep.memory import ArenaOutOfMemory
+
+pytestmark = pytest.mark.gpu
+needs_text = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("tokenizers", "jinja2"))), reason="needs vkep[generate]"
+)
+GREEDY = Sampling(max_tokens=8, ignore_end=True)
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(0, 256, count)]
+
+
+def test_answers_join_and_leave_a_batch(generator: Generator, theirs: Reference) -> None:
+    batch = generator.batch(3)
+    first, second = (batch.add(prompt(n, n), GREEDY) for n in (9, 4))
+    for _ in range(4):
+        batch.step()
+    third = batch.add(prompt(17, 3), GREEDY)
+    with pytest.raises(InvalidInputError, match="3 sequences are under way"):
+        batch.add(prompt(2), GREEDY)
+    batch.cancel(second)
+    events = [event for _ in range(12) for event in batch.step()]
+    assert first.tokens == theirs.greedy(first.prompt, 8)
+    assert third.tokens == theirs.greedy(third.prompt, 8)
+    assert [e.token for e in events if e.answer is third] == third.tokens
+    assert (first.reason, second.reason, third.reason) == ("length", "cancelled", "length")
+    batch.close()
+
+
+def test_a_next_turn_computes_what_is_new(
+    generator: Generator, theirs: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompt(20, 5)
+    answer = generator.generate(asked, max_tokens=6, ignore_end=True)
+    fed: list[int] = []
+    for name in ("on_rows", "on_grown"):
+        run = getattr(Decoder, name)
+
+        def counted(self: Decoder, ids: Any, *rest: Any, run: Any = run) -> Any:
+            fed.append(ids.shape[1])
+            return run(self, ids, *rest)
+
+        monkeypatch.setattr(Decoder, name, counted)
+    again = [*asked, *answer.tokens, *prompt(4, 6)]
+    turn = generator.generate(again, max_tokens=4, ignore_end=True)
+    assert turn.tokens == theirs.greedy(again, 4)
+    assert fed == [5, 1, 1, 1]  # the last token of the answer had not been read yet
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(generator: Generator) -> None:
+    settings: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_k": 40,
+        "top_p": 0.9,
+        "repetition_penalty": 1.1,
+        "ignore_end": True,
+    }
+    alone = generator.generate(prompt(7), seed=11, max_tokens=8, **settings)
+    others = generator.generate([prompt(5, 1), prompt(7)], seed=11, max_tokens=8, **settings)
+    assert others[1].tokens == alone.tokens
+    assert generator.generate(prompt(7), seed=12, max_tokens=8, **settings).tokens != alone.tokens
+
+
+def test_the_caches_grow_up_to_the_context(generator: Generator, theirs: Reference) -> None:
+    asked = prompt(10, 8)
+    answer = generator.generate(asked, ignore_end=True)
+    assert answer.reason == "context"
+    assert answer.tokens == theirs.greedy(asked, 86)
+
+
+@needs_text
+def test_text_comes_as_it_is_known(generator: Generator) -> None:
+    settings: dict[str, Any] = {"max_tokens": 24, "temperature": 1.5, "seed": 4, "ignore_end": True}
+    asked = "caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+    whole = generator.generate(asked, **settings)
+    assert whole.text == generator.text.decode(whole.tokens)
+    pieces = list(generator.stream(asked, **settings))
+    assert "".join(pieces) == whole.text
+    assert len(pieces) > 4
+    stop = whole.text[6:8]
+    stopped = generator.generate(asked, stop=[stop], **settings)
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+    assert stopped.reason == "stop"
+    token = whole.tokens[5]
+    ended = generator.generate(asked, stop_tokens=[token], **settings)
+    assert ended.tokens == whole.tokens[: whole.tokens.index(token)]
+
+
+@needs_text
+def test_a_conversation_goes_by_the_template(generator: Generator) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    answer = generator.chat(messages, max_tokens=3, ignore_end=True)
+    assert generator.text.decode(answer.prompt) == "<user>hi\n<assistant>"
+    assert answer.tokens == generator.generate(answer.prompt, max_tokens=3, ignore_end=True).tokens
+    assert "".join(generator.stream_chat(messages, max_tokens=3, ignore_end=True)) == answer.text
+
+
+def test_an_interrupt_leaves_all_usable(
+    generator: Generator, theirs: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = generator.batch()
+    answer = batch.add(prompt(6, 9), GREEDY)
+    choose, calls = Chooser.choose, iter(range(100))
+
+    def interrupted(self: Chooser, *arguments: Any) -> Any:
+        if next(calls) in (0, 3):  # behind the prompt's run, and behind a step's
+            raise KeyboardInterrupt
+        return choose(self, *arguments)
+
+    monkeypatch.setattr(Chooser, "choose", interrupted)
+    interrupts = 0
+    while not answer.ended:
+        try:
+            batch.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 2
+    assert answer.tokens == theirs.greedy(answer.prompt, 8)
+    batch.close()
+
+
+def test_without_memory_an_answer_ends_where_it_is(
+    generator: Generator, theirs: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not generator.decoder.by_rows:
+        pytest.skip("caches that grow take what each run gives")
+    batch = generator.batch()
+    answer = batch.add(prompt(60, 2), Sampling(ignore_end=True))
+    grow = RowCaches.grow
+
+    def full(self: RowCaches, rows: int, room: int) -> None:
+        if room > 64 or rows > 1:
+            raise ArenaOutOfMemory("it", asked=1, in_use=1, allocated=1, limit=1, largest_free=0, reason="full")
+        grow(self, rows, room)
+
+    monkeypatch.setattr(RowCaches, "grow", full)
+    with pytest.raises(ArenaOutOfMemory):
+        batch.add(prompt(2), GREEDY)
+    while not answer.ended:
+        events = batch.step()
+    assert answer.reason == "memory" == events[-1].reason
+    assert answer.tokens == theirs.greedy(answer.prompt, len(answer.tokens))
+    assert len(answer.tokens) == 5
+    batch.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "match"),
+    [
+        ([], {}, "empty"),
+        ([1] * 96, {}, "has 96 tokens; the model takes 96"),
+        ([1, 320], {}, "token 320 of the prompt is not among the model's 320"),
+        ([1], {"top_p": 0.0}, "top_p is 0.0"),
+        ([1], {"temperature": -1.0}, "temperature is -1.0"),
+        ([1], {"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_what_cannot_be_asked(generator: Generator, asked: Sequence[int], settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidInputError, match=match):
+        generator.generate(asked, **settings)
