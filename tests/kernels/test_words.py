@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.kernels.harness import Harness, Tensor
 from vkep.dtypes import DTYPES
 from vkep.kernels import all_kernels
 from vkep.kernels.kernel import Kernel, Operand
-from vkep.shaders import tool
+from vkep.shaders import tool, words
 from vkep.shaders.errors import InvalidSpirvError
 from vkep.shaders.library import ShaderLibrary
 from vkep.shaders.reflect import reflect
@@ -262,3 +263,27 @@ def test_every_kernel_fits_a_poor_device(kernel: Kernel, kept: str) -> None:
         assert reflect(words).arguments == shader.reflection.arguments
         validation = validate(words)
         assert validation is None or validation.valid, validation.message
+
+
+def test_a_rewritten_module_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later process reads it; other features, and other code that rewrites, have entries of their own."""
+    made = []
+    real = words.fitted
+    monkeypatch.setattr(words, "fitted", lambda *arguments: made.append(arguments[1]) or real(*arguments))
+    features = REQUIRED_FEATURES | {"subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle", "int64", "float64"}
+    [cache_step] = [kernel for kernel in all_kernels() if kernel.source == "cache_step.comp"]
+    wide = ("Float16", "Int64")
+    library = ShaderLibrary(cache_dir=tmp_path)
+    shaders = (library.spirv(d.variant) for d in tool.declared_variants([cache_step]))
+    variant = next(s.variant for s in shaders if capabilities_of(s.words).issuperset(wide))
+
+    def fitted(features: frozenset[str]) -> bytes:
+        library = ShaderLibrary(cache_dir=tmp_path)
+        return library.fitted(library.spirv(variant), features)
+
+    first = fitted(features)
+    assert len(made) == 1 and fitted(features) == first and len(made) == 1
+    fitted(features - {"int64"})
+    assert len(made) == 2
+    monkeypatch.setattr(words, "code_digest", lambda: "0" * 64)
+    assert fitted(features) == first and len(made) == 3

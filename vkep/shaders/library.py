@@ -144,12 +144,22 @@ class ShaderLibrary:
         """
         from vkep.shaders import words
 
-        if not words.lacking(words.capabilities_of(shader.words), features):
+        missing = words.lacking(words.capabilities_of(shader.words), features)
+        if not missing:
             return shader.words
+        functions = self.spirv(_WORDS).words
+        digest = hashlib.sha256("\0".join((words.code_digest(), *sorted(missing), "")).encode())
+        digest.update(hashlib.sha256(functions).digest() + shader.words)
+        key = digest.hexdigest()
+        kept = self.cache.load(key)
+        if kept is not None:
+            return bytes(kept)
         try:
-            return words.fitted(shader.words, features, self.spirv(_WORDS).words)
+            binary = words.fitted(shader.words, features, functions)
         except InvalidSpirvError as error:
             raise InvalidSpirvError(f"{shader.variant.source}: {error}") from error
+        self.cache.store(key, binary)
+        return binary
 
     def compile_many(
         self,

@@ -7,8 +7,11 @@ types other types and replaces the instructions that make them, `link.Linker` ad
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from pathlib import Path
 
+from vkep.cache import digest_of_files
 from vkep.shaders.errors import InvalidSpirvError
 from vkep.shaders.spirv import CAPABILITIES, Op, instructions, parse_words
 from vkep.shaders.words.lower import Lowering
@@ -46,6 +49,12 @@ _OF_WIDTH = {
     16: frozenset({"Int16", "Float16", "StorageBuffer16BitAccess"}),
     64: frozenset({"Int64", "Float64"}),
 }
+
+
+@functools.cache
+def code_digest() -> str:
+    """64 hex digits for the code that rewrites modules: what comes of one depends on it beside `fitted`'s arguments."""
+    return digest_of_files(Path(__file__).parents[1], (".py", ".pyc"))
 
 
 def widths_in_words(features: frozenset[str]) -> tuple[int, ...]:
