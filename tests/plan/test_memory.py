@@ -34,6 +34,20 @@ def test_no_two_live_buffers_overlap(lifetimes: list[Lifetime]) -> None:
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
 
+@given(LIFETIMES, st.sampled_from([1 << 13, 1 << 20, 3 << 19]))
+def test_no_buffer_lies_across_two_pieces(lifetimes: list[Lifetime], piece: int) -> None:
+    offsets, total = place(lifetimes, piece)
+    if place(lifetimes)[1] <= piece:
+        assert (offsets, total) == place(lifetimes)
+    alive = [(offset, life) for life, offset in zip(lifetimes, offsets, strict=True) if life.nbytes]
+    for offset, life in alive:
+        assert offset + life.nbytes <= total
+        assert offset // piece == (offset + life.nbytes - 1) // piece or (life.nbytes > piece and offset % piece == 0)
+    for (a, one), (b, other) in itertools.combinations(alive, 2):
+        if one.first <= other.last and other.first <= one.last:
+            assert a + one.nbytes <= b or b + other.nbytes <= a
+
+
 @given(LIFETIMES)
 def test_the_bound_is_what_lives_at_the_busiest_step(lifetimes: list[Lifetime]) -> None:
     peak = max((sum(align(x.nbytes) for x in lifetimes if x.first <= step <= x.last) for step in range(50)), default=0)

@@ -25,6 +25,7 @@ from vkep.plan.sized import PlanSizes, faults, ports
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
+    from vkep.device.rooms import Slab
 
 SLOT_BYTES = 8
 _GRID_BYTES = 16
@@ -108,12 +109,12 @@ class ArgumentTable:
         delegate: VulkanDelegate,
         places: Places,
         constants: Sequence[int],
-        slab: int,
+        slab: Slab,
         fault: int,
         layout: Layout | None,
         staging: StagingArena | None,
     ) -> None:
-        """``constants``, ``slab`` and ``fault`` are addresses; ``layout`` says where the buffers of a plan with sizes lie;
+        """``constants`` and ``fault`` are addresses; ``layout`` says where the buffers of a plan with sizes lie;
         ``staging`` is for devices whose memory the host does not see.
         """
         self._plan, self._places, self._layout = places.plan, places, layout
@@ -201,8 +202,8 @@ class ArgumentTable:
         if r.space is Space.PORT:
             return self.block.address + SLOT_BYTES * r.index
         if self._layout is None:
-            return self._slab
-        return self._slab + self._layout.offsets[self._places.within[k, at][0]]
+            return self._slab.address(r.addend) - r.addend
+        return self._slab.address(self._layout.offsets[self._places.within[k, at][0]])
 
     # ---- running
 

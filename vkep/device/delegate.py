@@ -16,6 +16,7 @@ from vkep.device.tuning import load_choices
 from vkep.memory.device_arena import DeviceArena, shared_device_arena
 from vkep.memory.results import ResultMemory
 from vkep.memory.upload import Uploader
+from vkep.plan.memory import piece_of
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class VulkanDelegate:
     def context(self) -> SharedGpuContext:
         """The context, held by the lease. Raises `ClosedError`, `ForkedProcessError`."""
         return self.lease.context
+
+    @property
+    def piece(self) -> int:
+        """The bytes of a plan's temporary buffers that lie in one buffer of the device: see `vkep.plan.memory.piece_of`."""
+        return piece_of(self.capabilities.max_buffer_size)
 
     @property
     def unified(self) -> bool:

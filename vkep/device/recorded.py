@@ -29,6 +29,7 @@ from vkep.plan.records import Port
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
+    from vkep.device.rooms import Slab
 
 Array = np.ndarray[Any, Any]
 
@@ -116,10 +117,10 @@ class RecordedPlan:
         places: Places,
         pipelines: Sequence[ComputePipeline],
         constants: Sequence[int],
-        slab: int,
+        slab: Slab,
         layout: Layout | None = None,
     ) -> None:
-        """``constants`` and ``slab`` are addresses; ``layout`` says where the buffers of a plan with sizes lie."""
+        """``constants`` are addresses; ``layout`` says where the buffers of a plan with sizes lie."""
         self.plan, self.layout = places.plan, layout
         self._places, self._delegate = places, delegate
         self._pipelines, self._constants = pipelines, constants
@@ -151,7 +152,7 @@ class RecordedPlan:
 
     # ---- making
 
-    def _prepare(self, slab: int) -> None:
+    def _prepare(self, slab: Slab) -> None:
         delegate, plan = self._delegate, self.plan
         self._staging: tuple[StagingArena | None, StagingArena | None] = (None, None)
         if not delegate.unified:

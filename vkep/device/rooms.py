@@ -18,6 +18,32 @@ if TYPE_CHECKING:
     from vkep.device.recorded import RecordedPlan
 
 
+class Slab:
+    """Bytes for temporary buffers: one block, or several of ``piece`` bytes where a buffer of the device holds no more."""
+
+    __slots__ = ("_piece", "blocks", "size")
+
+    def __init__(self, nbytes: int, piece: int, delegate: VulkanDelegate) -> None:
+        self.size, self._piece = nbytes, piece
+        self.blocks: list[DeviceBlock] = []
+        try:
+            for start in range(0, max(nbytes, 1), piece):
+                self.blocks.append(delegate.arena.alloc(max(min(piece, nbytes - start), 1), delegate.lease))
+        except BaseException:
+            self.free()
+            raise
+
+    def address(self, offset: int) -> int:
+        """The device address of a byte. Whatever lies across two pieces has no address that serves it all."""
+        which = min(offset // self._piece, len(self.blocks) - 1)
+        return self.blocks[which].address + offset - which * self._piece
+
+    def free(self) -> None:
+        """Give the blocks back."""
+        while self.blocks:
+            self.blocks.pop().free()
+
+
 class Room:
     """A slab, and the recordings that use it, by their runner. A run holds the lock: in a ``with`` statement it is freed in one
     step of the interpreter, which no exception skips.
@@ -28,13 +54,13 @@ class Room:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.recorded: dict[int, RecordedPlan] = {}
-        self.slab: DeviceBlock | None = None
+        self.slab: Slab | None = None
 
-    def slab_of(self, nbytes: int, delegate: VulkanDelegate) -> DeviceBlock:
+    def slab_of(self, nbytes: int, delegate: VulkanDelegate) -> Slab:
         """A slab of so many bytes. Where it grows, the recordings are closed: they have the address of the old one."""
         if self.slab is None or self.slab.size < nbytes:
             self.close()
-            self.slab = delegate.arena.alloc(max(nbytes, 1), delegate.lease)
+            self.slab = Slab(nbytes, delegate.piece, delegate)
         return self.slab
 
     def drop(self, runner: int) -> None:

@@ -20,6 +20,7 @@ from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import Weight
 from vkep.plan.layout import Layout, laid_out
+from vkep.plan.memory import too_large
 from vkep.plan.records import Plan, Port
 from vkep.plan.sized import PlanSizes
 
@@ -158,7 +159,7 @@ class PlanRunner:
                     del room.recorded[id(self)]
                 slab = room.slab_of(self.plan.activation_bytes if layout is None else layout.nbytes, self._delegate)
                 recorded = room.recorded[id(self)] = RecordedPlan(
-                    self._delegate, self._places, self._pipelines, self._constants.addresses, slab.address, layout
+                    self._delegate, self._places, self._pipelines, self._constants.addresses, slab, layout
                 )
             return recorded
 
@@ -166,9 +167,14 @@ class PlanRunner:
         """Where the buffers lie: as before, unless these sizes need more room."""
         sizes, layout = self._places.sizes, self._layout
         assert sizes is not None
-        if layout is None or not layout.fits([numbers.values[b.nbytes] for b in sizes.buffers]):
+        needed = [numbers.values[b.nbytes] for b in sizes.buffers]
+        if layout is None or not layout.fits(needed):
+            if max(needed, default=0) > self._delegate.piece:
+                largest = needed.index(max(needed))
+                dispatch = next(k for k, _, buffer, _ in sizes.places if buffer == largest)
+                raise too_large(self.plan.dispatches[dispatch].label, needed[largest], self._delegate.piece)
             with self._delegate.lock:
-                layout = self._layout = laid_out(sizes, numbers.values, self._layout)
+                layout = self._layout = laid_out(sizes, numbers.values, self._layout, self._delegate.piece)
         return layout
 
     def close(self) -> None:

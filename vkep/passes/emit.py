@@ -25,7 +25,7 @@ from vkep.kernels.select import bind
 from vkep.kernels.tuning import Choice
 from vkep.passes.fuse import epilogue_strides
 from vkep.passes.sized import SizedNumbers
-from vkep.plan.memory import Lifetime, live_peak, place
+from vkep.plan.memory import Lifetime, live_peak, piece_of, place, too_large
 from vkep.plan.records import (
     FAULT,
     FRESH,
@@ -141,7 +141,7 @@ def emit(
                 made[k] = found
     calls = [(call, label) for label, found in zip(labels, made, strict=True) for call in found or ()]
     faults = tuple(entry for target in targets for entry in target.faults.items())
-    return _Layout(calls, ports, faults, trace).planned()
+    return _Layout(calls, ports, faults, trace, piece_of(caps.max_buffer_size)).planned()
 
 
 class _MustPackError(Exception):
@@ -310,7 +310,9 @@ class _Layout:
         ports: Sequence[Port],
         faults: tuple[tuple[int, str], ...],
         trace: Trace | None,
+        piece: int,
     ) -> None:
+        self.piece = piece
         self.sized = None if trace is None else SizedNumbers(trace)
         accesses = [_accesses(call) for call, _ in calls]
         if self.sized is not None:
@@ -352,8 +354,14 @@ class _Layout:
 
     def _place(self) -> tuple[dict[Storage, int], int, int]:
         storages, lifetimes = _alive(self.calls, self.groups)
-        offsets, total = place(lifetimes)
+        offsets, total = place(lifetimes, self.piece)
         self.lifetimes = list(zip(storages, lifetimes, strict=True))
+        for storage, life in self.lifetimes:
+            if life.nbytes > self.piece:
+                label = next(
+                    label for call, label in self.calls for _, t in call.operands if t and t.storage is storage
+                )
+                raise too_large(label, life.nbytes, self.piece)
         if self.sized is not None:
             self.sized.buffers(storages)
         return dict(zip(storages, offsets, strict=True)), total, live_peak(lifetimes)

@@ -45,7 +45,8 @@ from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
 from vkep.placement.sequences import dissolve, dissolves, named_elements
-from vkep.sizes import Formulas, Trace, plain_text
+from vkep.plan.memory import piece_of
+from vkep.sizes import Formulas, Trace, hint, plain_text
 
 #: the delegates to offer a node to where there are no data graphs
 _ALONE: tuple[str, ...] = (VULKAN,)
@@ -339,7 +340,9 @@ class _Partitioner:
         arguments: list[Tensor | None] = []
         try:
             arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
+            self._check_sizes(zip(node.inputs, arguments, strict=True))
             results = lower_node(builder, node, arguments, self.opsets)
+            self._check_sizes((node.title, output) for op in builder.ops[ops:] for output in op.outputs)
         except Decline as decline:
             if isinstance(decline, NeedsValue) and not decline.names:
                 pairs = zip(node.inputs, arguments, strict=True)
@@ -362,6 +365,16 @@ class _Partitioner:
         if missing:
             raise AssertionError(f"{node.title}: its operator function made no output {missing}")
         self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
+
+    def _check_sizes(self, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
+        """`Decline` what one buffer of the device cannot hold. Sizes count as they are at hand."""
+        most = piece_of(self.caps.max_buffer_size)
+        for name, tensor in tensors:
+            if tensor is not None and hint(tensor.storage.nbytes) > most:
+                raise Decline(
+                    f"{name!r} needs {hint(tensor.storage.nbytes)} bytes, and one buffer of {self.caps.name} holds at most "
+                    f"{self.caps.max_buffer_size} (maxBufferSize)"
+                )
 
     def _stage(self, node: Node, kind: str) -> int:
         latest = 0

@@ -27,11 +27,11 @@ class Layout:
         return all(need <= room for need, room in zip(needed, self.room, strict=True))
 
 
-def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = None) -> Layout:
+def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = None, piece: int | None = None) -> Layout:
     """A layout for these values of `PlanSizes.values`, and for what ``before`` had room for.
 
     Buffers that outgrew their room get more than they need, as sizes that grow once grow again; the most that is alive at once
-    stays within 1.1 of what is needed.
+    stays within 1.1 of what is needed. ``piece``: as for `place`.
     """
     lifetimes = sizes.lifetimes(values)
     if before is not None:
@@ -47,5 +47,5 @@ def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = No
             if live_peak(wider) <= _MOST_SLACK * needed:
                 lifetimes = wider
                 break
-    offsets, total = place(lifetimes)
+    offsets, total = place(lifetimes, piece)
     return Layout(tuple([b.nbytes for b in lifetimes]), tuple(offsets), total)

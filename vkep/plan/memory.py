@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_shared.errors import OutOfDeviceMemoryError
+
 #: Offsets are multiples of this: vector loads and every device's storage-offset alignment fit in it.
 ALIGNMENT = 256
 #: `place` tries again this often, less often for plans of many buffers (a round takes time by their square).
 _ROUNDS, _WORK = 40, 4_000_000
+#: what an arena may add to a block that it takes a whole buffer for
+_MARGIN = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,23 @@ def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """Offsets that never overlap while alive, and the slab's size.
+def piece_of(max_buffer_size: int) -> int:
+    """The bytes of a slab that one buffer of a device holds: a slab of more lies in several buffers, piece by piece."""
+    return max((max_buffer_size - _MARGIN) // ALIGNMENT, 1) * ALIGNMENT
+
+
+def too_large(label: str, nbytes: int, piece: int) -> OutOfDeviceMemoryError:
+    """What to raise for a temporary buffer that no piece can hold; ``label`` says what fills it."""
+    hint = (
+        f"{nbytes} bytes in one temporary buffer; a buffer of this device holds at most {piece} (maxBufferSize): use a smaller "
+        "batch or shorter inputs"
+    )
+    return OutOfDeviceMemoryError("planning", label=label, hint=hint, asked=nbytes, budget=piece)
+
+
+def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
+    """Offsets that never overlap while alive, and the slab's size. Where the slab is larger than ``piece`` bytes (a multiple of
+    `ALIGNMENT`), no buffer lies across a multiple of it, but one that is larger itself.
 
     Greedy by size: the largest first, each in the tightest gap among the placed buffers that live at the same time
     (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, "greedy by size"). Where that
@@ -51,6 +70,9 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
         tried, slab = _fit(sizes, beside, order)
         if slab < total:
             offsets, total = tried, slab
+    if piece is not None and total > piece:
+        order.sort(key=lambda i: -sizes[i])
+        return _fit(sizes, beside, order, piece)
     return offsets, total
 
 
@@ -68,7 +90,9 @@ def _alive_together(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
     return beside
 
 
-def _fit(sizes: Sequence[int], beside: Sequence[Sequence[int]], order: Sequence[int]) -> tuple[list[int], int]:
+def _fit(
+    sizes: Sequence[int], beside: Sequence[Sequence[int]], order: Sequence[int], piece: int | None = None
+) -> tuple[list[int], int]:
     """Place the buffers one by one in the order given; ``sizes`` are aligned."""
     places: list[tuple[int, int] | None] = [None] * len(sizes)
     total = 0
@@ -78,11 +102,15 @@ def _fit(sizes: Sequence[int], beside: Sequence[Sequence[int]], order: Sequence[
             continue
         best, best_gap, end = -1, -1, 0
         for start, stop in sorted([place for j in beside[i] if (place := places[j]) is not None]):
+            if piece is not None and end // piece != (end + size - 1) // piece:
+                end = align(end, piece)
             gap = start - end
             if gap >= size and (best < 0 or gap < best_gap):
                 best, best_gap = end, gap
             if stop > end:
                 end = stop
+        if piece is not None and end // piece != (end + size - 1) // piece:
+            end = align(end, piece)
         offset = end if best < 0 else best
         places[i] = (offset, offset + size)
         total = max(total, offset + size)
