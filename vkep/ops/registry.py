@@ -39,6 +39,16 @@ SIZED = "vkep.sized"
 CHECKED_OPSET = 28
 
 Function = Callable[..., Any]
+#: domains whose operators others define
+_TAKEN = (
+    "",
+    "ai.onnx",
+    "ai.onnx.ml",
+    "ai.onnx.preview.training",
+    "ai.onnx.training",
+    "com.microsoft",
+    "com.ms.internal.nhwc",
+)
 
 
 class OperatorDeclarationError(VkepError):
@@ -60,6 +70,11 @@ class OperatorDef:
     constraints: tuple[str, ...]
     fixed: Mapping[str, Any]  #: attributes that the function does not have, by the one value that it implements
     checked: bool  #: False: an operator that the onnx package has no schema for
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it was declared outside vkep, in a domain of its own."""
+        return self.function.__module__.partition(".")[0] != "vkep" and self.domain not in _TAKEN
 
     def accepts_version(self, version: int) -> bool:
         return self.since <= version and (self.until is None or version <= self.until)

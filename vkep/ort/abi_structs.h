@@ -32,13 +32,39 @@ struct OrtEpFactory {
       OrtDeviceEpIncompatibilityDetails *details);
   OrtStatus *(*CreateExternalResourceImporterForDevice)(OrtEpFactory *, const OrtEpDevice *device,
       OrtExternalResourceImporterImpl **out);
-  void *GetNumCustomOpDomains;
-  void *GetCustomOpDomains;
+  OrtStatus *(*GetNumCustomOpDomains)(OrtEpFactory *, size_t *out);
+  OrtStatus *(*GetCustomOpDomains)(OrtEpFactory *, OrtCustomOpDomain **out, size_t room);
   OrtStatus *(*InitGraphicsInterop)(OrtEpFactory *, const OrtEpDevice *device,
       const OrtGraphicsInteropConfig *config);
   OrtStatus *(*DeinitGraphicsInterop)(OrtEpFactory *, const OrtEpDevice *device);
   OrtStatus *(*SelectBestModelCandidate)(OrtEpFactory *, const OrtHardwareDevice *device,
       const OrtKeyValuePairs *const *candidates, size_t count, const OrtSessionOptions *options, size_t *out);
+};
+
+struct OrtCustomOp {
+  uint32_t version;
+  void *CreateKernel;
+  const char *(*GetName)(const OrtCustomOp *);
+  const char *(*GetExecutionProviderType)(const OrtCustomOp *);
+  int (*GetInputType)(const OrtCustomOp *, size_t index);
+  size_t (*GetInputTypeCount)(const OrtCustomOp *);
+  int (*GetOutputType)(const OrtCustomOp *, size_t index);
+  size_t (*GetOutputTypeCount)(const OrtCustomOp *);
+  void *KernelCompute;
+  void *KernelDestroy;
+  int (*GetInputCharacteristic)(const OrtCustomOp *, size_t index);
+  int (*GetOutputCharacteristic)(const OrtCustomOp *, size_t index);
+  int (*GetInputMemoryType)(const OrtCustomOp *, size_t index);
+  int (*GetVariadicInputMinArity)(const OrtCustomOp *);
+  int (*GetVariadicInputHomogeneity)(const OrtCustomOp *);
+  int (*GetVariadicOutputMinArity)(const OrtCustomOp *);
+  int (*GetVariadicOutputHomogeneity)(const OrtCustomOp *);
+  OrtStatus *(*CreateKernelV2)(const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info, void **out);
+  void *KernelComputeV2;
+  OrtStatus *(*InferOutputShapeFn)(const OrtCustomOp *, OrtShapeInferContext *context);
+  int (*GetStartVersion)(const OrtCustomOp *);
+  int (*GetEndVersion)(const OrtCustomOp *);
+  void *unused[4];
 };
 
 struct OrtEp {

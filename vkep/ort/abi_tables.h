@@ -18,14 +18,21 @@ struct OrtApi {
   OrtStatus *(*DisableProfiling)(OrtSessionOptions *options);  /* 15 */
   void *unused_16[7];
   OrtStatus *(*SetSessionGraphOptimizationLevel)(OrtSessionOptions *options, int level);  /* 23 */
-  void *unused_24[25];
+  void *unused_24[2];
+  OrtStatus *(*CreateCustomOpDomain)(const char *domain, OrtCustomOpDomain **out);  /* 26 */
+  OrtStatus *(*CustomOpDomain_Add)(OrtCustomOpDomain *domain, const OrtCustomOp *op);  /* 27 */
+  OrtStatus *(*AddCustomOpDomain)(OrtSessionOptions *options, OrtCustomOpDomain *domain);  /* 28 */
+  void *unused_29[20];
   OrtStatus *(*CreateTensorWithDataAsOrtValue)(const OrtMemoryInfo *info, void *data, size_t bytes,
       const int64_t *shape, size_t rank, int type, OrtValue **out);  /* 49 */
   void *unused_50[1];
   OrtStatus *(*GetTensorMutableData)(OrtValue *value, void **out);  /* 51 */
   void *unused_52[3];
   OrtStatus *(*CastTypeInfoToTensorInfo)(const OrtTypeInfo *type, const OrtTensorTypeAndShapeInfo **out);  /* 55 */
-  void *unused_56[4];
+  void *unused_56[1];
+  OrtStatus *(*CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo **out);  /* 57 */
+  OrtStatus *(*SetTensorElementType)(OrtTensorTypeAndShapeInfo *info, int type);  /* 58 */
+  OrtStatus *(*SetDimensions)(OrtTensorTypeAndShapeInfo *info, const int64_t *dims, size_t rank);  /* 59 */
   OrtStatus *(*GetTensorElementType)(const OrtTensorTypeAndShapeInfo *info, int *out);  /* 60 */
   OrtStatus *(*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo *info, size_t *out);  /* 61 */
   OrtStatus *(*GetDimensions)(const OrtTensorTypeAndShapeInfo *info, int64_t *dims, size_t rank);  /* 62 */
@@ -53,7 +60,8 @@ struct OrtApi {
   void (*ReleaseMemoryInfo)(OrtMemoryInfo *info);  /* 94 */
   void (*ReleaseSession)(OrtSession *session);  /* 95 */
   void (*ReleaseValue)(OrtValue *value);  /* 96 */
-  void *unused_97[3];
+  void *unused_97[2];
+  void (*ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo *info);  /* 99 */
   void (*ReleaseSessionOptions)(OrtSessionOptions *options);  /* 100 */
   void *unused_101[29];
   OrtStatus *(*AddSessionConfigEntry)(OrtSessionOptions *options, const char *key, const char *value);  /* 130 */
@@ -85,7 +93,15 @@ struct OrtApi {
       const OrtValue **out);  /* 249 */
   void *unused_250[4];
   const char *(*GetBuildInfoString)(void);  /* 254 */
-  void *unused_255[17];
+  void *unused_255[12];
+  OrtStatus *(*ShapeInferContext_GetInputCount)(const OrtShapeInferContext *context, size_t *out);  /* 267 */
+  OrtStatus *(*ShapeInferContext_GetInputTypeShape)(const OrtShapeInferContext *context, size_t index,
+      OrtTensorTypeAndShapeInfo **out);  /* 268 */
+  OrtStatus *(*ShapeInferContext_GetAttribute)(const OrtShapeInferContext *context, const char *name,
+      const OrtOpAttr **out);  /* 269 */
+  OrtStatus *(*ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext *context, size_t index,
+      const OrtTensorTypeAndShapeInfo *info);  /* 270 */
+  OrtStatus *(*SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo *info, const char *names[], size_t rank);  /* 271 */
   OrtStatus *(*ReadOpAttr)(const OrtOpAttr *attribute, int type, void *data, size_t length, size_t *out);  /* 272 */
   void *unused_273[16];
   OrtStatus *(*GetValueInfoName)(const OrtValueInfo *value, const char **out);  /* 289 */

@@ -25,6 +25,7 @@ LIBRARY_VARIABLE = "VKEP_ORT_LIBRARY"
 PREFIXES = {
     "OrtEpFactory": "factory",
     "OrtEp": "ep",
+    "OrtCustomOp": "custom",
     "OrtNodeComputeInfo": "compute",
     "OrtKernelImpl": "kernel",
     "OrtLoopKernelHelper": "loop",
@@ -41,6 +42,7 @@ PREFIXES = {
 _ENTRY_POINTS = """
 OrtStatus *vkep_CreateEpFactories(const char *, const OrtApiBase *, const OrtLogger *, OrtEpFactory **, size_t, size_t *);
 OrtStatus *vkep_ReleaseEpFactory(OrtEpFactory *);
+OrtStatus *vkep_RegisterCustomOps(OrtSessionOptions *, const OrtApiBase *);
 OrtStatus *vkep_create_kernel(void *, const OrtKernelInfo *, OrtKernelImpl **);
 """
 _STRUCT = re.compile(r"struct (\w+) \{(.*?)\n\};", re.DOTALL)

@@ -15,6 +15,7 @@ from vkep.ort.api import Ort
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, status, value
 from vkep.ort.context_data import Fit, fit
 from vkep.ort.context_nodes import ContextSettings
+from vkep.ort.custom_operators import CustomDomains
 from vkep.ort.devices import EpDevices, metadata_uuid
 from vkep.ort.ep import Ep
 from vkep.ort.importer import Importer
@@ -44,6 +45,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
         super().__init__()
         self.ort = ort
         self.devices = EpDevices(ort, self.pointer)
+        self.custom = CustomDomains(ort, next(iter(self.devices.devices), DeviceCapabilities.generic(name="no device")))
         self._interop: dict[str, Interop] = {}  # by the device's UUID
 
     @value(NULL)
@@ -111,6 +113,15 @@ class Factory(CStruct, struct="OrtEpFactory"):
                 f"none of {count} compiled models was made for this device, its driver and this vkep: {texts}"
             )
         out[0] = min(found, key=lambda index: found[index].value)
+
+    @status
+    def GetNumCustomOpDomains(self, out: Any) -> None:
+        out[0] = len(self.custom.all())
+
+    @status
+    def GetCustomOpDomains(self, out: Any, room: int) -> None:
+        for index, domain in enumerate(self.custom.all()[:room]):
+            out[index] = domain
 
     @status
     def CreateAllocator(self, info: Any, options: Any, out: Any) -> None:
@@ -226,6 +237,15 @@ def _release_factory(factory: Any) -> None:
     released = behind(factory)
     released.registered = False
     released.devices.release_virtual()
+
+
+@entry_point("vkep_RegisterCustomOps")
+def _register_custom_operators(options: Any, base: Any) -> None:
+    for factory in live("OrtEpFactory"):
+        if factory.registered:
+            factory.custom.add_to(options)
+            return
+    raise OrtError("the provider is not registered: call vkep.ort.register() first")
 
 
 def is_registered() -> bool:

@@ -197,63 +197,10 @@ class OrtGraphView:
         for info in ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer):
             self._name(info)
         attributes = ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer)
-        unread = [attribute for attribute in attributes if not self._attribute(attribute, proto)]
+        unread = [attribute for attribute in attributes if not read_attribute(ort, attribute, proto)]
         if self._bodies(pointer, proto) or unread:
             proto.domain = OPAQUE  # ONNX Runtime runs it: nothing here may look into its stand-in
         return proto
-
-    def _attribute(self, pointer: Any, node: onnx.NodeProto) -> bool:
-        """Read one attribute; False for what the interface does not give (types, sparse tensors) or no kernel reads (texts)."""
-        ort, api = self.ort, self.ort.api
-        try:
-            kind = ort.get(api.OpAttr_GetType, "int", pointer)
-        except OrtError:
-            return False
-        if kind == _GRAPH:
-            return True  # read by `_bodies`
-        proto = node.attribute.add(name=ort.text(api.OpAttr_GetName, pointer), type=_PROTO_TYPES[kind])
-        if kind == _TENSOR:
-            value = ort.get(api.OpAttr_GetTensorAttributeAsOrtValue, "OrtValue *", pointer)
-            try:
-                tensor = describe(ort, value)
-                if dtypes.from_onnx(tensor.type) is None:
-                    return False
-                array = tensor_array(tensor)
-            finally:
-                api.ReleaseValue(value)
-            proto.t.CopyFrom(onnx.numpy_helper.from_array(array))
-            return True
-        data = self._attribute_bytes(pointer, kind)
-        if kind == _STRING:
-            proto.s = data
-        elif kind == _STRINGS:
-            proto.strings.extend(data.split(b"\0")[:-1])
-        elif kind in (_INT, _INTS):
-            numbers = np.frombuffer(data, np.int64).tolist()
-            if kind == _INT:
-                proto.i = numbers[0]
-            else:
-                proto.ints.extend(numbers)
-        else:
-            reals = np.frombuffer(data, np.float32).tolist()
-            if kind == _FLOAT:
-                proto.f = reals[0]
-            else:
-                proto.floats.extend(reals)
-        return True
-
-    def _attribute_bytes(self, pointer: Any, kind: int) -> bytes:
-        """The bytes of an attribute; a first call, which fails for lack of room, tells how many."""
-        ort, api = self.ort, self.ort.api
-        needed = ffi.new("size_t *")
-        status = api.ReadOpAttr(pointer, kind, NULL, 0, needed)
-        if status != NULL:
-            api.ReleaseStatus(status)
-        if not needed[0]:
-            return b""
-        buffer = ffi.new("char[]", needed[0])
-        ort.check(api.ReadOpAttr(pointer, kind, buffer, needed[0], needed))
-        return bytes(ffi.buffer(buffer, needed[0]))
 
     def _bodies(self, pointer: Any, node: onnx.NodeProto) -> int:
         """Stand-ins for the bodies of If, Loop and Scan that read what these read: vkep runs no body, it only must know."""
@@ -320,3 +267,58 @@ _PROTO_TYPES = {
     _STRINGS: onnx.AttributeProto.STRINGS,
     _TENSOR: onnx.AttributeProto.TENSOR,
 }
+
+
+def read_attribute(ort: Ort, pointer: Any, node: onnx.NodeProto) -> bool:
+    """Read one attribute; False for what the interface does not give (types, sparse tensors) or no kernel reads (texts)."""
+    api = ort.api
+    try:
+        kind = ort.get(api.OpAttr_GetType, "int", pointer)
+    except OrtError:
+        return False
+    if kind == _GRAPH:
+        return True  # read by `OrtGraphView`
+    proto = node.attribute.add(name=ort.text(api.OpAttr_GetName, pointer), type=_PROTO_TYPES[kind])
+    if kind == _TENSOR:
+        value = ort.get(api.OpAttr_GetTensorAttributeAsOrtValue, "OrtValue *", pointer)
+        try:
+            tensor = describe(ort, value)
+            if dtypes.from_onnx(tensor.type) is None:
+                return False
+            array = tensor_array(tensor)
+        finally:
+            api.ReleaseValue(value)
+        proto.t.CopyFrom(onnx.numpy_helper.from_array(array))
+        return True
+    data = _attribute_bytes(ort, pointer, kind)
+    if kind == _STRING:
+        proto.s = data
+    elif kind == _STRINGS:
+        proto.strings.extend(data.split(b"\0")[:-1])
+    elif kind in (_INT, _INTS):
+        numbers = np.frombuffer(data, np.int64).tolist()
+        if kind == _INT:
+            proto.i = numbers[0]
+        else:
+            proto.ints.extend(numbers)
+    else:
+        reals = np.frombuffer(data, np.float32).tolist()
+        if kind == _FLOAT:
+            proto.f = reals[0]
+        else:
+            proto.floats.extend(reals)
+    return True
+
+
+def _attribute_bytes(ort: Ort, pointer: Any, kind: int) -> bytes:
+    """The bytes of an attribute; a first call, which fails for lack of room, tells how many."""
+    api = ort.api
+    needed = ffi.new("size_t *")
+    status = api.ReadOpAttr(pointer, kind, NULL, 0, needed)
+    if status != NULL:
+        api.ReleaseStatus(status)
+    if not needed[0]:
+        return b""
+    buffer = ffi.new("char[]", needed[0])
+    ort.check(api.ReadOpAttr(pointer, kind, buffer, needed[0], needed))
+    return bytes(ffi.buffer(buffer, needed[0]))

@@ -44,11 +44,11 @@ class KernelEntry:
 
 
 #: ONNX Runtime's number of each element type that it has
-_NUMBERS = {
+ELEMENT_TYPES = {
     d.name: n for n in range(64) if (d := dtypes.from_onnx(lib.vkep_onnx_type(n))) and d.name != "float8_e8m0fnu"
 }
 #: what ONNX Runtime's schemas of the copies allow: no element narrower than a byte
-WHOLE = tuple(name for name in _NUMBERS if not dtypes.DTYPES[name].sub_byte_bits)
+WHOLE = tuple(name for name in ELEMENT_TYPES if not dtypes.DTYPES[name].sub_byte_bits)
 COPIES = (
     KernelEntry("MemcpyFromHost", 1, {"T": WHOLE}, host_inputs=(0,)),
     KernelEntry("MemcpyToHost", 1, {"T": WHOLE}, host_outputs=(0,)),
@@ -131,7 +131,7 @@ class KernelRegistry:
             for index in entry.host_outputs:
                 ort.check(ep_api.KernelDefBuilder_SetOutputMemType(builder, index, _CPU_OUTPUT))
             for name, kinds in entry.constraints.items():
-                types = [self._type(kind) for kind in kinds if kind in _NUMBERS]
+                types = [self._type(kind) for kind in kinds if kind in ELEMENT_TYPES]
                 array = ffi.new("OrtDataType const *[]", types)
                 ort.check(ep_api.KernelDefBuilder_AddTypeConstraint(builder, name.encode(), array, len(types)))
             definition = ort.get(ep_api.KernelDefBuilder_Build, "OrtKernelDef *", builder)
@@ -146,7 +146,7 @@ class KernelRegistry:
     def _type(self, kind: str) -> Any:
         if kind not in self._types:
             get = self._ort.ep_api.GetTensorDataType
-            self._types[kind] = self._ort.get(get, "OrtDataType const *", _NUMBERS[kind])
+            self._types[kind] = self._ort.get(get, "OrtDataType const *", ELEMENT_TYPES[kind])
         return self._types[kind]
 
 

@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from vkep.arena.config import ArenaConfig
+from vkep.ops import registry
+from vkep.ort import library
 from vkep.ort.options import EP_NAME, SESSION_PREFIX, EpOptions, as_texts
 from vkep.ort.values import dlpack_methods
 from vkep.session.cpu import NOT_REPLACED
@@ -24,6 +26,8 @@ from vkep.session.foreign_options import translated
 logger = logging.getLogger("vkep.ort")
 
 CPU = "CPUExecutionProvider"
+#: a session entry of options that know the operators which users declared
+_KNOWS_OPERATORS = "vkep.knows_operators"
 _METHOD = "_create_inference_session"
 
 #: names of providers in whose place sessions get Vulkan; "" stands for none named
@@ -50,6 +54,9 @@ def install(onnxruntime: ModuleType) -> None:
         if not (own is not None and _entry(own, NOT_REPLACED)):
             configured = own is not None and own.has_providers()
             providers, provider_options = rewritten(providers, provider_options, configured)
+            # where options name the provider, ONNX Runtime itself asks it for operators
+            if not configured and EP_NAME in (providers or ()):
+                self._sess_options = _knowing_operators(own, onnxruntime)
         original(self, providers, provider_options, *rest, **more)
         if EP_NAME in self._providers:
             given = dict(zip(providers or (), provider_options or (), strict=False)).get(EP_NAME, {})
@@ -122,6 +129,19 @@ def rewritten(providers: Any, provider_options: Any, configured: bool = False) -
 
 def _device_renamed(options: dict[Any, Any]) -> dict[Any, Any]:
     return {("device" if key == "device_id" else key): value for key, value in options.items()}
+
+
+def _knowing_operators(options: Any, onnxruntime: ModuleType) -> Any:
+    """``options`` (None: new ones) that know the operators which users declared. They take them once: an operator that is
+    declared later needs other options.
+    """
+    if not any(definition.is_users for definition in registry.declared()):
+        return options
+    options = onnxruntime.SessionOptions() if options is None else options
+    if _entry(options, _KNOWS_OPERATORS) is None:
+        options.register_custom_ops_library(str(library.load().__file__))
+        options.add_session_config_entry(_KNOWS_OPERATORS, "1")
+    return options
 
 
 def _entry(session_options: Any, key: str) -> str | None:

@@ -305,4 +305,10 @@ EXPORTED OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base, 
   return status;
 }
 
+/* What ONNX Runtime asks of a library of custom operators: see python_sessions.py. */
+EXPORTED OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+  START_PYTHON(base);
+  return vkep_RegisterCustomOps(options, base);
+}
+
 EXPORTED OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) { return vkep_ReleaseEpFactory(factory); }
