@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.commands import CommandBuffer
+from vkep.device.slab import Slab
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.staging_ring import StagingArena
 from vkep.plan.layout import Layout
@@ -25,7 +26,6 @@ from vkep.plan.sized import PlanSizes, faults, ports
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
-    from vkep.device.rooms import Slab
 
 SLOT_BYTES = 8
 _GRID_BYTES = 16

@@ -17,6 +17,7 @@ from gpu_shared.steady import check_wanted, steady
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
+from vkep.device.slab import Slab
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.device.traced import ClockSync, PlanTrace, on_host_clock, stamps
 from vkep.dtypes import DTYPES
@@ -29,7 +30,6 @@ from vkep.plan.records import Port
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
-    from vkep.device.rooms import Slab
 
 Array = np.ndarray[Any, Any]
 

@@ -11,37 +11,11 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vkep.memory.device_arena import DeviceBlock
+from vkep.device.slab import Slab
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
     from vkep.device.recorded import RecordedPlan
-
-
-class Slab:
-    """Bytes for temporary buffers: one block, or several of ``piece`` bytes where a buffer of the device holds no more."""
-
-    __slots__ = ("_piece", "blocks", "size")
-
-    def __init__(self, nbytes: int, piece: int, delegate: VulkanDelegate) -> None:
-        self.size, self._piece = nbytes, piece
-        self.blocks: list[DeviceBlock] = []
-        try:
-            for start in range(0, max(nbytes, 1), piece):
-                self.blocks.append(delegate.arena.alloc(max(min(piece, nbytes - start), 1), delegate.lease))
-        except BaseException:
-            self.free()
-            raise
-
-    def address(self, offset: int) -> int:
-        """The device address of a byte. Whatever lies across two pieces has no address that serves it all."""
-        which = min(offset // self._piece, len(self.blocks) - 1)
-        return self.blocks[which].address + offset - which * self._piece
-
-    def free(self) -> None:
-        """Give the blocks back."""
-        while self.blocks:
-            self.blocks.pop().free()
 
 
 class Room:
