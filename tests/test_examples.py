@@ -15,6 +15,7 @@ import onnx.parser
 import pytest
 
 from tools.models.catalog import write_model
+from tools.models.language import write_language
 
 ROOT = Path(__file__).resolve().parents[1]
 #: example: the model it takes (of tools/models; None: it brings its own), and what it must print
@@ -92,7 +93,9 @@ def test_an_example_without_its_model_says_how_to_call_it(example: str) -> None:
     assert f"python examples/{example} MODEL.onnx" in result.stderr
 
 
-PAGES = ["README.md", "docs/python-api.md", "docs/contexts.md"]
+PAGES = ["README.md", "docs/python-api.md", "docs/contexts.md", "docs/generation.md"]
+#: packages that a page needs
+PAGE_NEEDS = {"docs/generation.md": ("tokenizers", "jinja2")}
 DYNAMIC = (
     '<ir_version: 8, opset_import: ["" : 17]> any_batch (float[batch, 64] x) => (float[batch, 64] y) { y = Tanh(x) }'
 )
@@ -101,11 +104,16 @@ DYNAMIC = (
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    """The page's Python blocks, one after another, where model.onnx and dynamic.onnx lie."""
+    """The page's Python blocks, one after another, where model.onnx, dynamic.onnx and a folder with a language model lie."""
+    missing = [name for name in PAGE_NEEDS.get(page, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
     write_model("op_softmax_512x128", tmp_path).rename(tmp_path / "model.onnx")
     onnx.save(onnx.parser.parse_model(DYNAMIC), tmp_path / "dynamic.onnx")
+    if page in PAGE_NEEDS:
+        write_language(tmp_path / "language", layers=1)
     path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     result = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
