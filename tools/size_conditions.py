@@ -26,7 +26,6 @@ from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph import load_model
 from vkep.graph.model import Model
-from vkep.ir.guards import Guard
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, Program, ValueSpec
 from vkep.placement.partition import lower
@@ -110,12 +109,12 @@ def of_values(model: Model, values: Mapping[str, np.ndarray], caps: DeviceCapabi
     """A model with its inputs' dimensions above 1 as sizes, equal ones as the same; so are the whole numbers that a plan depends
     on by content.
     """
-    asked: dict[str, tuple[Guard, ...]] = {}
+    asked: set[str] = set()
     while True:
-        inputs = {name: known_value(value, name, asked.get(name)) for name, value in values.items()}
+        inputs = {name: known_value(value, name, name in asked) for name, value in values.items()}
         program = Case(model, inputs, {}).lowered({}, caps)
-        more = {n: g for step in program.steps if isinstance(step, DeferredStep) for n, g in step.values.items()}
-        more = {n: g for n, g in more.items() if n in values and asked.get(n) != g}
+        waits = {n for step in program.steps if isinstance(step, DeferredStep) for n in step.values}
+        more = (waits & values.keys()) - asked
         if not more:
             break
         asked |= more

@@ -92,10 +92,10 @@ def test_models_of_the_catalog(model: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_decoder_whose_prompts_differ_in_length(device: str) -> None:
-    """Its past is of one size: the guard on the total length asks for it."""
+    """Its past is of one size; the plan depends on the total length."""
     case = declared(load_model(decoder().SerializeToString()), {"batch": 2, "length": 5, "past": 96})
     waiting = [s for s in case.lowered(case.sizes, DEVICES[device]).steps if isinstance(s, DeferredStep)]
-    total = {n: known_value(np.array([60], np.int32), n, guards) for n, guards in waiting[0].values.items()}
+    total = {n: known_value(np.array([60], np.int32), n, True) for n in waiting[0].values}
     case = replace(case, inputs={**case.inputs, **total}, places={n: case.places[n] for n in ("batch", "length")})
     assert check(case, device, 1, 12) == 2
 

@@ -135,7 +135,7 @@ def test_a_token_turns_and_joins_the_cache_in_one_dispatch() -> None:
         outputs=("y", "nk", "nv"),
     )
     kernels = [source for source in _sources(plan) if source != "pointwise.comp"]  # the check of the lengths
-    assert kernels == ["cache_step.comp", "attention_split.comp", "attention_join.comp"]
+    assert kernels == ["cache_update.comp", "attention_split.comp", "attention_join.comp"]
     assert len(plan.dispatches) == 4 and sum(dispatch.barrier for dispatch in plan.dispatches) == 2
 
 

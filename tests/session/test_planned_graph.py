@@ -13,9 +13,8 @@ from gpu_shared.errors import ClosedError
 from vkep import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
-from vkep.ir.guards import RoundedCapacity
 from vkep.ir.infer import Known
-from vkep.ir.program import Program, ValueSpec
+from vkep.ir.program import Program
 from vkep.session.planned_graph import PlannedGraph
 from vkep.sizes import Trace
 
@@ -86,18 +85,15 @@ def test_closing_waits_for_the_runs_and_refuses_others() -> None:
 
 
 def test_a_plan_depends_on_the_content_that_is_asked_for() -> None:
-    planned = graph(capacity=9, asked={"n": (RoundedCapacity(1000),), "axes": ()})
+    planned = graph(capacity=9, asked=("n", "axes"))
 
     def made(n: int, axes: list[int]) -> Any:
         values: dict[str, Any] = {"n": np.array(n), "axes": np.array(axes)}
         planned.run(values, {})
         return values["y"]
 
-    assert made(3, [1]) is made(4, [1])
-    assert made(3, [1]) is not made(300, [1])
+    assert made(3, [1]) is made(3, [1])
     assert made(3, [1]) is not made(3, [0])
-    spec = made(3, [1]).known["n"]
-    assert isinstance(spec, ValueSpec) and spec.answers == ((RoundedCapacity(1000), 256),)
     np.testing.assert_array_equal(made(3, [1]).known["axes"].array(), [1])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -16,7 +16,6 @@ from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir import expr as ex
 from vkep.ir import float8
 from vkep.ir.custom import CustomProblem, Emit
-from vkep.ir.guards import Guard
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
@@ -63,20 +62,6 @@ class Builder:
         if array is None:
             raise NeedsValue(f"{what} is computed at run time", tensor)
         return array
-
-    def answer(self, tensor: Tensor, what: str, guard: Guard) -> Hashable:
-        """A guard's answer for an input's content, where less than the content decides what is planned: a run
-        with other content and the same answer needs no new plan. Else declines, as `value` does.
-        """
-        array = tensor.array
-        if array is not None:
-            return guard(array)
-        if not tensor.is_whole:
-            raise ValueError(f"{what}: a guard is asked of a whole input, not of a view")
-        for asked, answer in tensor.storage.answers:
-            if asked == guard:
-                return answer
-        raise NeedsValue(f"{what} is computed at run time", tensor, guard)
 
     def ints(self, tensor: Tensor | None, what: str, *, or_one: bool = False) -> list[int] | None:
         """The values of a list that must be known while planning; ``or_one``: a number alone is a list too. Raises
@@ -365,9 +350,9 @@ def _opaque(dtype: DType) -> bool:
 
 
 class NeedsValue(Decline):
-    """The node needs the tensor's value, or the answer of ``guard`` for it: the session plans the node once it is known."""
+    """The node needs the tensor's value: the session plans the node once it is known."""
 
-    def __init__(self, reason: str, tensor: Tensor, guard: Guard | None = None) -> None:
+    def __init__(self, reason: str, tensor: Tensor) -> None:
         super().__init__(reason)
-        self.tensor, self.guard = tensor, guard
+        self.tensor = tensor
         self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor, filled in by the partitioner

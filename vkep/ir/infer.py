@@ -19,6 +19,8 @@ from vkep.sizes import is_size
 Known = Weight | ValueSpec | HostValue
 #: contents of constants up to this size take part in inference
 _LARGEST_DATA = 1 << 16
+#: elements of a value whose content may be sizes
+_MOST_SIZES = 16
 
 
 def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> list[ValueSpec | None]:
@@ -48,6 +50,11 @@ def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> 
     except Exception:  # inference is a help, never a requirement: without it the rest is planned when values are there
         return nothing
     return [_spec(inferred.get(name)) for name in node.outputs]
+
+
+def may_be_sizes(dtype: DType, size: int) -> bool:
+    """Whether the content of a value may be a plan's sizes: a shape, a length, axes."""
+    return dtype.name in ("int64", "int32") and size <= _MOST_SIZES
 
 
 def dtype_of(value: Known) -> DType | None:

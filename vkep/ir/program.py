@@ -13,7 +13,6 @@ from vkep import dtypes
 from vkep.dtypes import DType
 from vkep.graph.model import Dim, Node, ValueInfo
 from vkep.graph.weights import Weight
-from vkep.ir.guards import Answers, Guard
 from vkep.plan.records import Plan
 from vkep.plan.sized import PlanSizes
 from vkep.sizes import Formulas
@@ -24,11 +23,10 @@ if TYPE_CHECKING:  # programs of other delegates do without TOSA's operators
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """A value known by type and shape, not by content (of which ``answers`` may tell something)."""
+    """A value known by type and shape, not by content."""
 
     dtype: DType
     shape: tuple[int, ...]
-    answers: Answers = ()
 
 
 @dataclass(frozen=True)
@@ -122,16 +120,12 @@ class CpuStep:
 
 @dataclass(frozen=True)
 class DeferredStep:
-    """Plan the rest once the earlier steps have run: it needs shapes, or ``values``, that only they give.
-
-    Of each value named the plan depends on the answers of the guards beside it; on its whole content where there are
-    none.
-    """
+    """Plan the rest once the earlier steps have run: it needs shapes, or ``values``, that only they give."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    values: Mapping[str, tuple[Guard, ...]]
+    values: tuple[str, ...]  #: those whose content the plan depends on
     constants: Mapping[str, Weight | HostValue]  #: and the sequences and optionals, whose elements are inputs
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from vkep.dtypes import DType
 from vkep.graph.weights import Weight
-from vkep.ir.guards import Answers
 from vkep.sizes import power_of_two_in, serves_others, whole, wholes
 
 #: shapes recur within a model and from plan to plan: what follows from them alone is kept for so many
@@ -29,7 +28,6 @@ class Storage:
     weight: Weight | None = None
     port: int | None = None
     label: str = ""
-    answers: Answers = ()  #: what is known of an input's content
 
     @property
     def is_constant(self) -> bool:

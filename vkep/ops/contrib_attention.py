@@ -9,20 +9,17 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder, Operand
-from vkep.ir.guards import RoundedCapacity
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
 from vkep.ops.attention import angles, expect_turns, rotated
-from vkep.ops.cache_step import Rotary, cache_step, takes_step
 from vkep.ops.contrib import MICROSOFT, outputs, wants_output
 from vkep.ops.generators import positions
-from vkep.ops.kv_cache import cached
+from vkep.ops.kv_cache import Rotary, cached
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
     Heads,
     Mask,
     default_scale,
-    expect_joins,
     heads_of,
     joined,
     merge_heads,
@@ -31,6 +28,7 @@ from vkep.ops.sdpa import (
     sdpa,
     split_heads,
 )
+from vkep.sizes import largest, whole
 
 _INT32 = DTYPES["int32"]
 
@@ -101,12 +99,24 @@ def multi_head_attention(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> list[Tensor]:
-    if past_sequence_length is not None or cache_indirection is not None:
-        b.decline("a cache with room to spare, or one reordered for beam search")
+    if cache_indirection is not None:
+        b.decline("a cache reordered for beam search")
     q, k, v = _parts(b, query, key, value, bias, num_heads)
-    k, v = joined(b, past_key, k), joined(b, past_value, v)
-    heads = heads_of(b, q, k)
     past = past_key.shape[2] if past_key is not None else 0
+    if past_sequence_length is None:
+        k, v = present_key, present_value = joined(b, past_key, k), joined(b, past_value, v)
+    else:  # the past's buffers have room for what is new
+        if past_key is None or past_value is None:
+            b.invalid("past_sequence_length without a past")
+        room, past = past, whole(b.number(past_sequence_length, "past_sequence_length"))
+        used = past + k.shape[2]
+        if past < 0 or used > room:
+            b.invalid(f"past_sequence_length is {past}: {k.shape[2]} new keys do not fit a past of {room}")
+        b.expect("past_value", past_value, (*past_key.shape[:3], *past_value.shape[3:]))
+        first = b.pointwise("same", past, dtype=_INT32, shape=q.shape[:1])
+        _, present_key, present_value = cached(b, (past_key, past_value), (q, k, v), first, room, used)
+        k, v = (t.slice(2, 0, used) for t in (present_key, present_value))
+    heads = heads_of(b, q, k)
     mask = position_mask(b, heads, past, bool(unidirectional))
     if key_padding_mask is not None:
         add_padding(b, mask, heads, key_padding_mask, mask_filter_value)
@@ -123,7 +133,7 @@ def multi_head_attention(
         scores_stage=0 if wants_output(b, 3) else None,
         merged=True,
     )
-    return outputs(b, merge_heads(b, done.y), k, v, done.scores)
+    return outputs(b, merge_heads(b, done.y), present_key, present_value, done.scores)
 
 
 @operator(
@@ -174,9 +184,7 @@ def decoder_masked_multi_head_attention(
         b.expect_range("past_sequence_length", past_sequence_length, used - 1 if known else 0, used - 1)
         reach = b.reshape(past_sequence_length, (1,))
         first = b.pointwise("same", reach, dtype=_INT32, shape=(batch,))
-        present_key, present_value = (
-            cached(b, past, new, first, room) for past, new in ((past_key, k), (past_value, v))
-        )
+        _, present_key, present_value = cached(b, (past_key, past_value), (q, k, v), first, room, used)
         k, v = (t.slice(2, 0, used) for t in (present_key, present_value))
         if cache_indirection is not None:
             k, v = (_of_beams(b, t, cache_indirection, reach) for t in (k, v))
@@ -335,69 +343,46 @@ def group_query_attention(
     room = past_key.shape[2] if past_key is not None else 0
     if past_key is not None and past_value is not None:
         b.expect("past_value", past_value, (*past_key.shape[:3], *past_value.shape[3:]))
-    used = _used(b, total_sequence_length, room)
+    used = whole(b.number(total_sequence_length, "total_sequence_length"))
     if used < 1:
         b.invalid(f"total_sequence_length is {used}, expected 1 or more")
     if used > room + new:
         b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {new} new ones")
-    # the position of each sequence's first new token; a prompt begins at 0 whatever its padding
+    if attention_bias is not None and attention_bias.shape[-1] < used:
+        b.invalid(f"attention_bias has shape {list(attention_bias.shape)}, total_sequence_length is {used}")
     if not seqlens_k.rank or seqlens_k.size != batch or not set(seqlens_k.shape) <= {1, batch}:
         b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
-    most, what = max(used, room), "total_sequence_length"
-    if attention_bias is not None and attention_bias.shape[-1] < most:
-        most, what = attention_bias.shape[-1], f"{what}, of an attention_bias of shape {list(attention_bias.shape)},"
-    b.expect_range(what, total_sequence_length, 1, most)
-    b.expect_range("seqlens_k", seqlens_k, 0, max(used, room) - 1)
+    room = largest(used, room)
+    b.expect_range("seqlens_k", seqlens_k, 0, used - 1)
     lengths = b.reshape(seqlens_k, (batch,))
     if do_rotary and (cos_cache is None or sin_cache is None):
         b.invalid("do_rotary without tables of cos and sin")
-    if not shared and past_key is not None and past_value is not None and takes_step(q, k, v, past_key, past_value):
-        expect_joins(b, past_key, k)
-        expect_joins(b, past_value, v)
-        rotary = None
-        if do_rotary:
-            assert cos_cache is not None and sin_cache is not None
-            b.expect("position_ids", position_ids, (batch, length))
-            expect_turns(b, q, cos_cache, sin_cache)
-            rotary = Rotary(cos_cache, sin_cache, position_ids, bool(rotary_interleaved))
-        total = b.reshape(total_sequence_length, (1,))
-        step = cache_step(b, q, k, v, (past_key, past_value), max(used, room), lengths, total, rotary)
-        q, present_key, present_value, first = step
+    if length == used:  # a prompt begins at 0 whatever its padding
+        first = b.full((batch,), 0, _INT32)
     else:
-        if used > room and length == used:
-            first = b.full((batch,), 0, _INT32)
-        else:
-            total = b.reshape(total_sequence_length, (1,))
-            position: Operand = b.expr("({1} == {2} ? 0 : {0} + {3})", lengths, total, length, 1 - length)
-            if length > 1:
-                position = b.require(position, "({0} >= 0)", f"seqlens_k is too small for {length} new tokens")
-            first = b.pointwise("same", position, dtype=_INT32, shape=(batch,))
-        if do_rotary:
-            assert cos_cache is not None and sin_cache is not None
-            if position_ids is None:
-                steps = positions(b, length).view((1, length), (0, 1))
-                position_ids = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
-            b.expect("position_ids", position_ids, (batch, length))
-            cos, sin = angles(b, cos_cache, sin_cache, position_ids)
-            q = rotated(b, q, cos, sin, bool(rotary_interleaved))
-            k = k if shared else rotated(b, k, cos, sin, bool(rotary_interleaved))
-        room = max(used, room)
-        if shared:
-            assert past_key is not None and past_value is not None
-            # zeros, as in `cached`, where the buffer holds more than the sequence
-            place = b.reshape(positions(b, room), (1, 1, room, 1))
-            end = b.reshape(lengths, (batch, 1, 1, 1))
-            present_key, present_value = (
-                b.pointwise(
-                    "({0} <= {1} ? {2} : {3})", place, end, t, b.scalar_like(0, t), dtype=t.dtype, shape=t.shape
-                )
-                for t in (past_key, past_value)
-            )
-        else:
-            pairs = ((past_key, k), (past_value, v))
-            present_key, present_value = (cached(b, past, t, first, room) for past, t in pairs)
-    if attention_bias is not None:
-        used = min(used, attention_bias.shape[-1])
+        position: Operand = b.expr("({0} + {1})", lengths, 1 - length)
+        if length > 1:
+            position = b.require(position, "({0} >= 0)", f"seqlens_k is too small for {length} new tokens")
+        first = b.pointwise("same", position, dtype=_INT32, shape=(batch,)) if length > 1 else lengths
+    rotary = None
+    if do_rotary:
+        assert cos_cache is not None and sin_cache is not None
+        b.expect("position_ids", position_ids, (batch, length))
+        expect_turns(b, q, cos_cache, sin_cache)
+        rotary = Rotary(cos_cache, sin_cache, position_ids, bool(rotary_interleaved))
+    if shared:
+        assert past_key is not None and past_value is not None
+        if rotary is not None:
+            q = _turned(b, q, first, rotary)
+        # zeros, as in `cached`, where the buffer holds more than the sequence
+        place = b.reshape(positions(b, room), (1, 1, room, 1))
+        end = b.reshape(lengths, (batch, 1, 1, 1))
+        present_key, present_value = (
+            b.pointwise("({0} <= {1} ? {2} : {3})", place, end, t, b.scalar_like(0, t), dtype=t.dtype, shape=t.shape)
+            for t in (past_key, past_value)
+        )
+    else:
+        q, present_key, present_value = cached(b, (past_key, past_value), (q, k, v), first, room, used, rotary)
     used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)
     heads = heads_of(b, q, used_key)
     offset = b.expr("same", per_batch(b, first))
@@ -425,22 +410,13 @@ def group_query_attention(
     return outputs(b, merge_heads(b, done.y), present_key, present_value)
 
 
-def _used(b: Builder, total: Tensor, room: int) -> int:
-    """Number of key positions to plan for.
-
-    May exceed the run's length: that is rounded up within the KV cache of ``room`` positions, so that a growing sequence needs
-    few plans. The causal mask hides the surplus.
-    """
-    if total.size != 1:
-        b.invalid(f"total_sequence_length has shape {list(total.shape)}, expected one number")
-    known = total.array
-    used = (
-        int(known.reshape(-1)[0])
-        if known is not None
-        else b.answer(total, "total_sequence_length", RoundedCapacity(room))
-    )
-    assert isinstance(used, int)
-    return used
+def _turned(b: Builder, q: Tensor, first: Tensor, rotary: Rotary) -> Tensor:
+    """Queries alone, turned by the angles of their positions."""
+    batch, length, places = q.shape[0], q.shape[2], rotary.positions
+    if places is None:
+        steps = positions(b, length).view((1, length), (0, 1))
+        places = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
+    return rotated(b, q, *angles(b, rotary.cos, rotary.sin, places), rotary.interleaved)
 
 
 def _grouped_parts(

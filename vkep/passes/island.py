@@ -49,7 +49,7 @@ class Island:
     def _import(self, name: str, value: ValueSpec) -> Tensor:
         size = math.prod(value.shape) * value.dtype.itemsize
         port = Port(name, value.dtype.name, value.shape, size, is_input=True)
-        storage = Storage(size, port=len(self.ports), label=name, answers=value.answers)
+        storage = Storage(size, port=len(self.ports), label=name)
         self.ports.append(port)
         return Tensor.contiguous(value.dtype, value.shape, storage)
 

@@ -62,7 +62,6 @@ def lower_function(
             results = _folded(b, inner, inputs, versions) or lower_node(inner, inputs, versions)
         except NeedsValue as need:
             need.names = tuple(n for n in node.inputs if n in sources)
-            need.guard = None  # it was asked of what the body computes, not of these
             raise need
         except Decline as decline:
             raise type(decline)(f"{inner.op_type} in its function body: {decline.reason}") from None

@@ -7,6 +7,7 @@ elsewhere than that input was made; nodes of one kind and stage make one convex 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,8 +17,7 @@ from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
 from vkep.ir.builder import Builder, NeedsValue
-from vkep.ir.guards import Needs
-from vkep.ir.infer import Known, infer, shape_of
+from vkep.ir.infer import Known, infer, may_be_sizes, shape_of
 from vkep.ir.program import (
     ControlStep,
     CpuStep,
@@ -69,7 +69,7 @@ def lower(
     Without a ``policy`` the Vulkan delegate is the only one. Partitions that the policy finds too small are dissolved,
     their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.
 
-    ``may_postpone``: where a plan needs a guard's answer for a value in ``known``, the program is one deferred step.
+    ``may_postpone``: where a plan needs the content of a value in ``known`` that may be sizes, the program is one deferred step.
 
     Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; with ``decline_invalid``
     it is a decline as others are.
@@ -109,8 +109,8 @@ class _Partitioner:
         self.control: dict[int, list[Node]] = {}
         self.deferred: list[Node] = []
         self.placed: list[Node] = []  # every node but those that their bodies' nodes stand for
-        self.needs = Needs()
-        self.asks_inputs = ""  #: the guard that a node has on an input of the program
+        self.needs: dict[str, None] = {}  #: the values whose content the nodes that wait need
+        self.asks_inputs = ""  #: why a node needs the content of an input of the program
         self.placements: list[Placement] = []
         self.numbers: dict[str, SizesWeight] = {}  #: what steps read, or give, that follows from sizes
 
@@ -139,12 +139,12 @@ class _Partitioner:
         return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers(), self.list_outputs)
 
     def postponed(self) -> Program:
-        """All nodes in one deferred step: planned at once during the run, where a part planned now would end at the guard."""
+        """All nodes in one deferred step, planned at once during the run: a part planned now would end at the node that asks."""
         self.deferred = list(self.nodes)
         step = self._deferred_step()
         constants = self._constants(n for n in self.outputs if n not in step.outputs)
         placements = tuple(Placement(node, "deferred", self.asks_inputs) for node in self.nodes)
-        # what was lowered to find the guard is of no account
+        # what was lowered before the node asked is of no account
         conditions = Formulas(self.trace.symbols, (), (), ()) if self.trace is not None else None
         lists = {n: self.lists[n] for n in self.outputs if n in self.lists and n not in step.outputs}
         return Program((step,), constants, placements, tuple(self.outputs), conditions, self._numbers(), lists)
@@ -185,8 +185,8 @@ class _Partitioner:
             self._offer(first)
         except NeedsValue as need:
             if need.names:
-                self.needs.add(need.names, need.guard)
-                if need.guard is not None and not any(n in self.made for n in need.names):
+                self.needs |= dict.fromkeys(need.names)
+                if all(map(self._is_length, need.names)):
                     self.asks_inputs = need.reason
                 self._defer(node, need.reason)
             else:  # a value that the node makes for itself never becomes known
@@ -255,7 +255,7 @@ class _Partitioner:
             self.placements.append(Placement(node, "control", expansion.reason))
             self.made.update({name: ("control", stage) for name in node.outputs if name})
         else:
-            self.needs.add([expansion.name], None)
+            self.needs[expansion.name] = None
             self._defer(node, expansion.reason)
 
     def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:
@@ -446,14 +446,16 @@ class _Partitioner:
         made = [n for node in self.deferred for n in node.outputs if n]
         inputs, constants = self._needs(self.deferred, set(made))
         outputs = tuple(n for n in made if n in set(self.outputs))
-        values = {}
-        for name in inputs:
-            known = self.known.get(name)
-            asked = self.needs.of(name, known.answers if isinstance(known, ValueSpec) else ())
-            if asked is not None:
-                values[name] = asked
+        values = tuple([name for name in inputs if name in self.needs])
         lists = self._lists(self.deferred, set(made))
         return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists})
+
+    def _is_length(self, name: str) -> bool:
+        """Whether a value is an input of the program whose content may be sizes."""
+        known = self.known.get(name)
+        return (
+            name not in self.made and isinstance(known, ValueSpec) and may_be_sizes(known.dtype, math.prod(known.shape))
+        )
 
     def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
         """The values that a group of nodes takes in, and the constants that it reads."""

@@ -37,7 +37,7 @@ class ControlExecutor:
         skipped = step.node.op_type == "Loop" and carried_condition(self.body) == "same"
         self._outputs = [v.name for v in self.body.outputs[skipped:]]
         self._made = tuple(dict.fromkeys(name for name in self._outputs if name in made))
-        self._program = make_body(DeferredStep(self.body.nodes, self._reads, self._made, {}, constants))
+        self._program = make_body(DeferredStep(self.body.nodes, self._reads, self._made, (), constants))
 
     def run(self, values: Values, targets: Targets) -> None:
         """Run the loop; its results are added to ``values``. Raises `InvalidInputError` for scan inputs that do not fit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from threading import Lock, RLock
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
-from vkep.ir.guards import Guard
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, HostValue, NoValue, ValueSpec, declared_value
 from vkep.session.executor import Executable, Targets, Values, Watch
@@ -40,7 +39,7 @@ class PlannedGraph:
         capacity: int,
         *,
         name: str = "session",
-        asked: Mapping[str, Sequence[Guard]] | None = None,
+        asked: Collection[str] = (),
         check: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         """
@@ -49,14 +48,13 @@ class PlannedGraph:
             constants: what is known of values before any run.
             capacity: the number of plans to keep.
             name: of the graph, for errors.
-            asked: the inputs whose content a plan depends on: on the answers to guards, or on all of it where none is
-                given.
+            asked: the inputs whose content a plan depends on.
             check: raises where a run's inputs are not what the graph declares. Called for signatures that are new.
         """
         self._plans: SizedPlans | None = SizedPlans(make_plan, constants, capacity)
         self._capacity = capacity
         self._name = name
-        self._asked = asked or {}
+        self._asked = asked
         self._check = check
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._evicted: list[_Entry] = []
@@ -112,12 +110,8 @@ class PlannedGraph:
         return (kinds, self._contents(values)) if self._asked else kinds
 
     def _contents(self, values: Mapping[str, Any]) -> Hashable:
-        contents: list[Hashable] = []
-        for name, guards in self._asked.items():
-            value = values.get(name)
-            if isinstance(value, np.ndarray):
-                contents.append(tuple([guard(value) for guard in guards]) or value.tobytes())
-        return tuple(contents)
+        found = [values.get(name) for name in self._asked]
+        return tuple([value.tobytes() for value in found if isinstance(value, np.ndarray)])
 
     def plan(self, inputs: Mapping[str, Known]) -> Executable:
         """A new executable for what is known of the inputs. Raises `InvalidInputError` for a sealed graph."""
@@ -152,7 +146,7 @@ class PlannedGraph:
         return self.plan(self._known(values))
 
     def _known(self, values: Mapping[str, Any]) -> dict[str, Known]:
-        return {name: known_value(value, name, self._asked.get(name)) for name, value in values.items()}
+        return {name: known_value(value, name, name in self._asked) for name, value in values.items()}
 
     # ---- executables in use
 
@@ -296,10 +290,8 @@ class DeferredExecutor:
         self.graph.close()
 
 
-def known_value(value: Any, name: str, asked: Sequence[Guard] | None = None) -> Known:
-    """What planning knows of a run's value: dtype and shape, its answers to the guards ``asked``, and its content where
-    these are an empty sequence.
-    """
+def known_value(value: Any, name: str, asked: bool = False) -> Known:
+    """What planning knows of a run's value: dtype and shape, or its content where that is ``asked`` for."""
     if isinstance(value, DeviceTensor):
         return ValueSpec(value.dtype, value.shape)
     if isinstance(value, list):
@@ -312,9 +304,9 @@ def known_value(value: Any, name: str, asked: Sequence[Guard] | None = None) -> 
         dtype = dtypes.from_numpy(value.dtype)
     except TypeError:
         return HostValue(str(value.dtype))
-    if asked is not None and not asked:
+    if asked:
         return ArrayWeight(name, value.copy())
-    return ValueSpec(dtype, value.shape, tuple((guard, guard(value)) for guard in asked or ()))
+    return ValueSpec(dtype, value.shape)
 
 
 def _kind(value: Any) -> object:

@@ -20,7 +20,7 @@ from gpu_shared.errors import GpuError
 from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph.weights import ArrayWeight
-from vkep.ir.infer import Known, sizes_weight
+from vkep.ir.infer import Known, may_be_sizes, sizes_weight
 from vkep.ir.program import KpStep, Program, ValueSpec, VgfStep
 from vkep.session.executor import Executable
 from vkep.sizes import Formulas, Size, Trace
@@ -28,8 +28,6 @@ from vkep.sizes import Formulas, Size, Trace
 logger = logging.getLogger("vkep.session")
 #: signatures that are remembered to find out which sizes differ
 _SEEN = 8
-#: numbers of an input that a plan depends on by content, to be sizes: a shape's, a length
-_LARGEST_CONTENT = 16
 #: a plan for sizes more than this many times smaller or larger than a run's was tuned for others: another one is made
 _FAR = 8
 #: the hosts of nodes that a plan with sizes must not have more of
@@ -192,7 +190,7 @@ def numbers_of(inputs: Mapping[str, Known]) -> _Numbers:
     values: list[int] = []
     for known in inputs.values():
         if isinstance(known, ValueSpec):
-            kinds.append((known.dtype.name, len(known.shape), known.answers))
+            kinds.append((known.dtype.name, len(known.shape)))
             values += known.shape
         elif isinstance(known, ArrayWeight):
             array = known.array()
@@ -226,7 +224,7 @@ def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> 
 
 
 def _is_small(array: np.ndarray) -> bool:
-    return array.dtype in (np.int64, np.int32) and array.size <= _LARGEST_CONTENT
+    return may_be_sizes(dtypes.from_numpy(array.dtype), array.size)
 
 
 def _elsewhere(program: Program) -> set[tuple[str, str]]:

@@ -1,0 +1,132 @@
+"""A decoder's new token joins the cache, against numpy, as each kind of device selects it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.cache_update import CacheUpdateProblem
+
+RNG = np.random.default_rng(17)
+
+
+def turned(x: np.ndarray[Any, Any], cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any], interleaved: bool) -> Any:
+    """``x`` [heads, size] by one row of each table [half]."""
+    half = len(cos)
+    x = x.astype(np.float64)
+    y = x.copy()
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    )
+    y[:, first] = x[:, first] * cos - x[:, second] * sin
+    y[:, second] = x[:, second] * cos + x[:, first] * sin
+    return y
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("sizes", "rotary"),
+    [
+        ((2, 4, 2, 1, 16, 16, 9, 9), {"half": 8}),
+        ((1, 2, 2, 1, 24, 8, 5, 6), {"half": 4, "interleaved": True, "ids": True}),  # some features stay
+        ((3, 3, 1, 1, 7, 5, 4, 4), {"half": 3}),  # elements one by one
+        ((2, 4, 2, 1, 16, 8, 9, 9), {}),
+        ((3, 4, 2, 4, 16, 8, 9, 9), {"half": 8}),
+        ((2, 2, 1, 3, 8, 8, 6, 6), {"half": 4, "interleaved": True, "ids": True}),
+        ((3, 2, 2, 4, 8, 8, 0, 7), {}),  # no past
+    ],
+)
+def test_the_new_rows_are_turned_and_what_follows_is_zero(
+    gpu: Harness, caps: DeviceCapabilities, sizes: tuple[int, ...], rotary: dict[str, Any], dtype: str, over: bool
+) -> None:
+    batch, heads, kv_heads, length, size, value_size, old, room = sizes
+    if over and old != room:
+        pytest.skip("the past has another size")
+    turns, interleaved = "half" in rotary, rotary.get("interleaved", False)
+    # queries, keys and values of a token side by side
+    width = heads * size + kv_heads * (size + value_size)
+    packed = RNG.normal(size=(batch, length, width)).astype(dtype)
+    q = packed[:, :, : heads * size].reshape(batch, length, heads, size)
+    k = packed[:, :, heads * size : heads * size + kv_heads * size].reshape(batch, length, kv_heads, size)
+    v = packed[:, :, heads * size + kv_heads * size :].reshape(batch, length, kv_heads, value_size)
+    past = [RNG.normal(size=(batch, kv_heads, old, s)).astype(dtype) for s in (size, value_size)]
+    rows = np.array([room - length, 0, 2][:batch], np.int32)
+    for b, row in enumerate(rows):  # what a buffer holds after a sequence's end may be anything
+        for t in past:
+            t[b, :, row:] = np.nan
+    half, table_rows, used = rotary.get("half", 0), 12, room - 1 if over else room
+    tables = [RNG.normal(size=(table_rows, half)).astype(dtype) for _ in range(2)]
+    ids = np.stack([np.arange(start, start + length) for start in (3, 8, 0)[:batch]]).astype(np.int64)
+    steps = [(length * width, s, width) for s in (size, size, value_size)]
+    problem = CacheUpdateProblem(
+        *sizes,
+        used,
+        *steps,
+        dtype,
+        table_rows=table_rows,
+        alignment=16,
+        over=over,
+        **rotary,  # type: ignore[arg-type]
+    )
+    flat = packed.reshape(-1)
+    starts = (0, heads * size, heads * size + kv_heads * size)
+    news = [Tensor(flat[start:].copy()) for start in (starts if turns else starts[1:])]
+    given = [*news, *map(Tensor, past if problem.has_past else ()), *map(Tensor, tables if turns else ())]
+    given += [Tensor(rows), *([Tensor(ids)] if problem.ids else [])]
+    made = [Tensor.empty(need.shape, need.dtype) for need in problem.makes()]
+    if over:
+        made[-2:] = [Tensor(t.copy()) for t in past]
+    gpu.compute(problem, caps, given, made)
+    *first, key, value = (t.array for t in made)
+    tolerance = 1e-6 if dtype == "float32" else 4e-3
+    for b, row in enumerate(rows):
+        end = row + length
+        for t in range(length):
+            at = ids[b, t] if problem.ids else row + t
+            angles = [table[at].astype(np.float64) for table in tables]
+            near = {"atol": tolerance, "rtol": tolerance}
+            new = turned(k[b, t], *angles, interleaved) if turns else k[b, t]
+            np.testing.assert_allclose(key[b, :, row + t], new, **near)
+            np.testing.assert_array_equal(value[b, :, row + t], v[b, t])
+            if turns:
+                np.testing.assert_allclose(first[0][b, :, t], turned(q[b, t], *angles, interleaved), **near)
+        for got, was in ((key, past[0]), (value, past[1])):
+            kept = was[b, :, :row] if old else np.zeros_like(got[b, :, :row])
+            np.testing.assert_array_equal(got[b, :, :row], kept)
+            assert not got[b, :, end:used].any() and (not over or np.isnan(got[b, :, max(end, used) :]).all())
+
+
+def test_a_position_beside_the_tables_is_noted_and_stays_inside(gpu: Harness) -> None:
+    problem = CacheUpdateProblem(
+        1,
+        1,
+        1,
+        1,
+        4,
+        4,
+        3,
+        3,
+        3,
+        (4, 4, 4),
+        (4, 4, 4),
+        (4, 4, 4),
+        "float32",
+        half=2,
+        table_rows=2,
+        ids=True,
+        fault="a position is wrong",
+    )
+    ones, tables = (
+        [Tensor(np.ones(4, np.float32)) for _ in range(3)],
+        [Tensor(np.ones((2, 2), np.float32)) for _ in range(2)],
+    )
+    past = [Tensor(np.ones((1, 1, 3, 4), np.float32)) for _ in range(2)]
+    more = [Tensor(np.array([1], np.int32)), Tensor(np.array([2], np.int64))]
+    made = [Tensor.empty(need.shape, need.dtype) for need in problem.makes()]
+    target = gpu.compute(problem, gpu.caps, [*ones, *past, *tables, *more], made)
+    assert target.faults == ["a position is wrong"] and target.flag is not None and target.flag.array[0] == 1

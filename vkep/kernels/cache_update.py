@@ -1,0 +1,196 @@
+"""New tokens join a decoder's cache, before its attention, in one dispatch: ``shaders/cache_update.comp``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.indices import noting
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div, element_type, lanes
+from vkep.kernels.problem import Need, Problem, alignment_of, extent
+from vkep.kernels.select import Candidate, Emission, implement
+from vkep.kernels.tiles import STORAGE
+from vkep.sizes import largest
+
+Strides = tuple[int, int, int]
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    size, kv_heads, head, value = call.size_of("T"), call["kv_heads"], call["SIZE"], call["VALUE_SIZE"]
+    batch, length = call.groups[1] // kv_heads, call["tokens"]
+    heads, turns = kv_heads * call["GROUP"], int(call["HALF"] > 0)
+
+    def new(name: str, count: int, width: int) -> int:
+        steps = (call[f"{name}_batch"], call[f"{name}_head"], call[f"{name}_row"], 1)
+        return extent((batch, count, length, width), steps) * size
+
+    table = turns * call["table_rows"] * call["HALF"] * size
+    return {
+        "q": turns * new("q", heads, head),
+        "k": new("k", kv_heads, head),
+        "v": new("v", kv_heads, value),
+        "past_key": batch * kv_heads * call["old"] * head * size,
+        "past_value": batch * kv_heads * call["old"] * value * size,
+        "cos": table,
+        "sin": table,
+        "first": 4 * batch,
+        "ids": 8 * batch * length * call["IDS"],
+        "turned": turns * batch * heads * length * head * size,
+        "present_key": batch * kv_heads * call["room"] * head * size,
+        "present_value": batch * kv_heads * call["room"] * value * size,
+        "fault": 4,
+    }
+
+
+_INPUTS = ("q", "k", "v", "past_key", "past_value", "cos", "sin", "first", "ids")
+_OUTPUTS = ("turned", "present_key", "present_value")
+CACHE_UPDATE = Kernel(
+    "cache_update.comp",
+    operands=(
+        *map(Operand, _INPUTS),
+        *(Operand(name, writes=True) for name in _OUTPUTS),
+        Operand("fault", writes=True),
+    ),
+    params=uints(
+        *("kv_heads", "tokens", "old", "room", "used", "table_rows", "lanes"),
+        *(f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "row")),
+        "fault_code",
+    ),
+    spec={"SIZE": 64, "VALUE_SIZE": 64, "UNIT": 1, "HALF": 0, "INTERLEAVED": 0, "GROUP": 1, "IDS": 0, "OVER": 0},
+    variants=tuple({"T": t} for t in STORAGE.values()),
+    reach=_reach,
+)
+
+
+@dataclass(frozen=True)
+class CacheUpdateProblem(Problem):
+    """``present_key`` and ``present_value`` [batch, kv heads, room, size and value size] from those of the past (``old`` rows; 0:
+    there is none) and ``length`` new tokens: ``k`` and ``v`` of batch, head and row strides (elements; the elements of a row are
+    dense), from the row on that ``first`` (int32 [batch]) says. Rows after them are zero.
+
+    ``half`` pairs of features of ``k`` and ``q`` turn (0: none, and there is no q) by row ``ids`` (int64 [batch, length];
+    without, the cache's row) of the tables ``cos`` and ``sin`` [``table_rows``, half]: (i, i + half), or neighbours if
+    ``interleaved``; ``turned`` [batch, heads, length, size] is q. ``fault``: what a run is told where that row is none of the
+    tables'. Elements are float32 or float16. ``alignment`` (bytes) divides the addresses of both caches.
+
+    ``over``: the past lies where the present is to be, and is no operand. Rows from ``used`` on keep what they are.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    length: int
+    size: int
+    value_size: int
+    old: int
+    room: int
+    used: int
+    q_strides: Strides
+    k_strides: Strides
+    v_strides: Strides
+    dtype: str
+    half: int = 0
+    interleaved: bool = False
+    table_rows: int = 0
+    ids: bool = False
+    fault: str = ""
+    alignment: int = 1
+    over: bool = False
+
+    def needs(self) -> tuple[Need, ...]:
+        past = (self.batch, self.kv_heads, self.old)
+        q = Need("q", self.dtype, (self.batch, self.heads, self.length, self.size), (*self.q_strides, 1))
+        new = (self.batch, self.kv_heads, self.length)
+        table = (self.table_rows, self.half)
+        tables = [Need(name, self.dtype, table) for name in ("cos", "sin")]
+        pasts = [
+            Need("past_key", self.dtype, (*past, self.size)),
+            Need("past_value", self.dtype, (*past, self.value_size)),
+        ]
+        return (
+            *([q] if self.half else ()),
+            Need("k", self.dtype, (*new, self.size), (*self.k_strides, 1)),
+            Need("v", self.dtype, (*new, self.value_size), (*self.v_strides, 1)),
+            *(pasts if self.has_past else ()),
+            *(tables if self.half else ()),
+            Need("first", "int32", (self.batch,)),
+            *([Need("ids", "int64", (self.batch, self.length), flat=True)] if self.ids else ()),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        cache = (self.batch, self.kv_heads, self.room)
+        turned = [Need("turned", self.dtype, (self.batch, self.heads, self.length, self.size))] if self.half else []
+        return (
+            *turned,
+            Need("present_key", self.dtype, (*cache, self.size)),
+            Need("present_value", self.dtype, (*cache, self.value_size)),
+        )
+
+    @property
+    def has_past(self) -> bool:
+        return self.old != 0 and not self.over
+
+    def in_place(self, pairs: Mapping[str, str]) -> CacheUpdateProblem | None:
+        both = {"present_key": "past_key", "present_value": "past_value"}
+        return replace(self, over=True) if pairs == both and self.old == self.room else None
+
+    def placed(self, operands: Mapping[str, Any]) -> CacheUpdateProblem:
+        caches = [
+            operands[name] for name in ("past_key", "past_value", "present_key", "present_value") if name in operands
+        ]
+        return replace(self, alignment=alignment_of(*caches))
+
+
+def _no_update(problem: CacheUpdateProblem, caps: DeviceCapabilities) -> str:
+    return "" if problem.dtype in STORAGE else f"element type is {problem.dtype}, expected one of {sorted(STORAGE)}"
+
+
+def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
+    unit = 16 // element_type(problem.dtype).itemsize
+    if problem.alignment % 16 or problem.size % unit or problem.value_size % unit:
+        unit = 1
+    group = problem.heads // problem.kv_heads
+    rows = problem.length if problem.over else problem.room
+    turning = group * problem.length if problem.half else 0
+    total = largest((rows + turning) * (problem.size // unit), rows * (problem.value_size // unit))
+    local = lanes(e.caps, total * problem.batch * problem.kv_heads)
+    groups = ceil_div(total, local)
+    fault, code = noting(e, problem.fault)
+    strides = {"q": problem.q_strides, "k": problem.k_strides, "v": problem.v_strides}
+    return CACHE_UPDATE.call(
+        grid=(groups, problem.batch * problem.kv_heads, 2),
+        operands={**{name: e.get(name) for name in (*_INPUTS, *_OUTPUTS)}, "fault": fault},
+        params={
+            "kv_heads": problem.kv_heads,
+            "tokens": problem.length,
+            "old": problem.old if problem.has_past else 0,
+            "room": problem.room,
+            "used": problem.used,
+            "table_rows": problem.table_rows,
+            "lanes": groups * local,
+            **{
+                f"{name}_{axis}": s
+                for name, of in strides.items()
+                for axis, s in zip(("batch", "head", "row"), of, strict=True)
+            },
+            "fault_code": code,
+        },
+        spec={
+            "SIZE": problem.size,
+            "VALUE_SIZE": problem.value_size,
+            "UNIT": unit,
+            "HALF": problem.half,
+            "INTERLEAVED": int(problem.interleaved),
+            "GROUP": group,
+            "IDS": int(problem.ids),
+            "OVER": int(problem.over),
+        },
+        defines={"T": STORAGE[problem.dtype]},
+        local_size=(local,),
+    )
+
+
+implement(CacheUpdateProblem, Candidate("cache update", _update, when=_no_update))
