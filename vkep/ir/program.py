@@ -27,6 +27,7 @@ class ValueSpec:
 
     dtype: DType
     shape: tuple[int, ...]
+    over: str = ""  #: of an input: the output that a run writes to its memory
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class IslandStep:
     weights: Mapping[str, Weight]
     nodes: tuple[Node, ...]
     sizes: PlanSizes | None = None  #: what sizes other than those at hand change in the plan
+    in_place: tuple[str, ...] = ()  #: the outputs that it writes to an input's memory (`ValueSpec.over`)
 
 
 @dataclass(frozen=True)
@@ -194,3 +196,12 @@ class Program:
     conditions: Formulas | None = None
     numbers: Mapping[str, SizedConstant] = field(default_factory=dict)  #: values that the sizes of a run give
     lists: Mapping[str, HostValue] = field(default_factory=dict)  #: outputs that are sequences or optionals
+
+    @property
+    def in_place(self) -> set[str]:
+        """The outputs that may be written to an input's memory. Of a deferred step's its own programs decide."""
+        found: set[str] = set()
+        for step in self.steps:
+            found.update(step.in_place if isinstance(step, IslandStep) else ())
+            found.update(step.outputs if isinstance(step, DeferredStep) else ())
+        return found

@@ -87,6 +87,12 @@ class Problem:
         """The inputs, in order; those that are absent have none."""
         raise NotImplementedError
 
+    def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
+        """The problem whose outputs lie where inputs do (``pairs``: names of outputs and of their inputs, which are no operands
+        of it); None where kernels cannot compute it so.
+        """
+        return None
+
     def makes(self) -> tuple[Need, ...]:
         """The outputs, in order."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
@@ -97,7 +97,8 @@ class ScatterElementsProblem(Problem):
     """``y`` = ``data``, both of ``shape``, with ``updates`` (of ``indices_shape``) put, or reduced ("add", "mul", "max",
     "min"), at their own coordinates with ``axis`` replaced by ``indices`` (ONNX ScatterElements).
 
-    ``fault``: see `vkep.kernels.indices`. Without ``from_end`` a negative index is out of range.
+    ``fault``: see `vkep.kernels.indices`. Without ``from_end`` a negative index is out of range. ``over``: ``y`` is ``data``
+    already, which is no operand.
     """
 
     shape: tuple[int, ...]
@@ -108,6 +109,7 @@ class ScatterElementsProblem(Problem):
     reduction: str = "none"
     fault: str = ""
     from_end: bool = True
+    over: bool = False
 
     def __post_init__(self) -> None:
         check_along(self.shape, self.indices_shape, self.axis)
@@ -115,13 +117,16 @@ class ScatterElementsProblem(Problem):
 
     def needs(self) -> tuple[Need, ...]:
         return (
-            Need("data", self.dtype, self.shape),
+            *([] if self.over else [Need("data", self.dtype, self.shape)]),
             Need("indices", self.index_dtype, self.indices_shape),
             Need("updates", self.dtype, self.indices_shape),
         )
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.shape),)
+
+    def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
+        return replace(self, over=True) if pairs == {"y": "data"} else None
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ class ScatterNDProblem(Problem):
     index_dtype: str
     reduction: str = "none"
     fault: str = ""
+    over: bool = False
 
     def __post_init__(self) -> None:
         told = f"data {list(self.shape)}, indices {list(self.indices_shape)}"
@@ -156,13 +162,16 @@ class ScatterNDProblem(Problem):
 
     def needs(self) -> tuple[Need, ...]:
         return (
-            Need("data", self.dtype, self.shape),
+            *([] if self.over else [Need("data", self.dtype, self.shape)]),
             Need("indices", self.index_dtype, self.indices_shape),
             Need("updates", self.dtype, self.updates_shape),
         )
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.shape),)
+
+    def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
+        return replace(self, over=True) if pairs == {"y": "data"} else None
 
 
 def _check_reduction(reduction: str) -> None:
@@ -179,7 +188,8 @@ def _scatter(
     spec: Mapping[str, int],
 ) -> list[KernelCall]:
     itemsize = element_type(problem.dtype).itemsize
-    calls = copy(math.prod(problem.shape) * itemsize, e.caps, e["data"], e["y"], alignment=itemsize)
+    nbytes = math.prod(problem.shape) * itemsize
+    calls = [] if problem.over else copy(nbytes, e.caps, e["data"], e["y"], alignment=itemsize)
     if not total:
         return calls
     fault, code = noting(e, problem.fault)

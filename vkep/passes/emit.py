@@ -112,9 +112,10 @@ def emit(
     check_data: bool = True,
     tuned: Mapping[str, Choice] | None = None,
     trace: Trace | None = None,
+    shared: Mapping[int, int] | None = None,
 ) -> PlannedIsland:
     """Choose kernels for the operations, by what was ``tuned`` on the device, and lay out the plan; with ``check_data`` they note
-    faults in their data. Shapes may hold sizes of ``trace``.
+    faults in their data. Shapes may hold sizes of ``trace``. ``shared``: outputs' ports that lie in memory of an input's.
     """
     packed: dict[tuple[str, str], Tensor] = {}
     labels = [_label(op) for op in ops]
@@ -141,7 +142,7 @@ def emit(
                 made[k] = found
     calls = [(call, label) for label, found in zip(labels, made, strict=True) for call in found or ()]
     faults = tuple(entry for target in targets for entry in target.faults.items())
-    return _Layout(calls, ports, faults, trace, piece_of(caps.max_buffer_size)).planned()
+    return _Layout(calls, ports, faults, trace, piece_of(caps.max_buffer_size), shared or {}).planned()
 
 
 class _MustPackError(Exception):
@@ -248,13 +249,13 @@ def _term(axis: str, stride: int, name: str, params: list[tuple[str, str, int]])
     return f"{axis} * args.{name}"
 
 
-def _accesses(call: KernelCall) -> list[Access]:
-    """What a call touches, constants aside."""
+def _accesses(call: KernelCall, shared: Mapping[int, int]) -> list[Access]:
+    """What a call touches, constants aside. ``shared`` as for `emit`."""
     touched = []
     for operand, tensor in call.operands:
         if tensor is not None and tensor.storage.weight is None and tensor is not _FAULT_WORD:
             storage = tensor.storage
-            memory = storage if storage.port is None else storage.port
+            memory = storage if storage.port is None else shared.get(storage.port, storage.port)
             start, end = tensor.byte_range
             touched.append(Access(memory, start, end, operand.writes))
     return touched
@@ -311,10 +312,11 @@ class _Layout:
         faults: tuple[tuple[int, str], ...],
         trace: Trace | None,
         piece: int,
+        shared: Mapping[int, int],
     ) -> None:
         self.piece = piece
         self.sized = None if trace is None else SizedNumbers(trace)
-        accesses = [_accesses(call) for call, _ in calls]
+        accesses = [_accesses(call, shared) for call, _ in calls]
         if self.sized is not None:
             accesses = _at_hand(accesses)
         groups = schedule(accesses, lambda groups: live_peak(_alive(calls, groups)[1]))

@@ -289,7 +289,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         if isinstance(producer, Pointwise):
             producer.out = place
         for op in others:
-            _retarget(op, storage, place)
+            retarget(op, storage, place)
         producer.labels = producer.labels + copy.labels
         for op in [producer, *others]:
             uses.add(op)
@@ -305,7 +305,7 @@ def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
     for op in [copy, *touching]:
         uses.remove(op)
     for op in touching:
-        _retarget(op, storage, copy.out)
+        retarget(op, storage, copy.out)
         uses.add(op)
     return True
 
@@ -328,7 +328,7 @@ def _can_write(producer: Op, place: Tensor) -> bool:
     )
 
 
-def _retarget(op: Op, storage: Storage, place: Tensor) -> None:
+def retarget(op: Op, storage: Storage, place: Tensor) -> None:
     """Make an operation read and write a result at its new, dense place."""
 
     def moved(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -18,6 +18,7 @@ from vkep.kernels.tuning import Choice
 from vkep.passes.attention import lower_attention
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
+from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
 from vkep.plan.records import Port
 from vkep.sizes import Trace
@@ -59,8 +60,11 @@ class Island:
         caps: DeviceCapabilities,
         tuned: Mapping[str, Choice] | None = None,
         trace: Trace | None = None,
+        over: Mapping[str, str] | None = None,
     ) -> IslandStep | None:
-        """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` and ``trace`` as for `emit`."""
+        """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` and ``trace`` as for `emit`;
+        ``over``: values that a run writes to the memory of an input, by that input.
+        """
         made = [n for node in self.nodes for n in node.outputs if n in wanted]
         ports, results = list(self.ports), []
         for name in dict.fromkeys(made):
@@ -69,10 +73,22 @@ class Island:
             storage = Storage(tensor.nbytes, port=len(ports), label=name)
             ports.append(port)
             results.append(self.builder.copy(tensor, out=Tensor.contiguous(tensor.dtype, tensor.shape, storage)))
+        places = {port.name: k for k, port in enumerate(ports)}
+        shared = {places[made]: places[name] for name, made in (over or {}).items() if _fits(ports, places, name, made)}
         if not results:
             return None
         ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
-        planned = emit(
-            optimize(ops, results), ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace
-        )
-        return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes)
+        ops = optimize(ops, results)
+        if shared:
+            ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
+        planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)
+        written = tuple([ports[k].name for k in shared])
+        return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, written)
+
+
+def _fits(ports: Sequence[Port], places: Mapping[str, int], name: str, made: str) -> bool:
+    """Whether an output may lie in the memory of an input."""
+    if name not in places or made not in places:
+        return False
+    source, result = ports[places[name]], ports[places[made]]
+    return source.is_input and not result.is_input and (source.dtype, source.shape) == (result.dtype, result.shape)

@@ -411,7 +411,9 @@ class _Partitioner:
         steps: list[tuple[int, Step]] = []
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
-            step = island.step(later | read_outside | elsewhere, self.caps, self.policy.tuned, self.trace)
+            wanted = later | read_outside | elsewhere
+            over = {} if self.graphs.by_stage or self.kompute.reads() else self._over(wanted)
+            step = island.step(wanted, self.caps, self.policy.tuned, self.trace, over)
             if step is not None:
                 steps.append((stage, step))
         ports = {p.name for island in self.islands.values() for p in island.ports}
@@ -426,6 +428,11 @@ class _Partitioner:
         if self.deferred:
             ordered.append(self._deferred_step())
         return ordered
+
+    def _over(self, wanted: set[str]) -> dict[str, str]:
+        """The inputs that outputs are written over, where nobody else needs what they were."""
+        inputs = {name: known.over for name, known in self.known.items() if isinstance(known, ValueSpec) and known.over}
+        return {name: made for name, made in inputs.items() if name not in wanted}
 
     def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
         nodes = [node for node, _ in placed]

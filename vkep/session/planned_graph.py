@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
 from threading import Lock, RLock
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import MakePlan, SizedPlans
 
+#: (input, output) for each output that a run writes to an input's memory
+Over = tuple[tuple[str, str], ...]
 #: signatures whose executables are kept at hand, those that share a plan included
 _SIGNATURES = 256
 
@@ -67,36 +70,41 @@ class PlannedGraph:
     # ---- running
 
     def run(self, values: Values, targets: Targets, key: Hashable = None) -> None:
-        """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`."""
+        """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`. A target that is an input's
+        tensor is written in place, or left out where the plan cannot do that: its result is a value of its own then.
+        """
+        over = _overwritten(values, targets) if targets else ()
         if key is None:
             key = self.signature(values)
-        used = self.use(values, key)
+        if over:
+            key = (key, over)
+        used = self.use(values, key, over)
         with used.hold:
             direct = used.executable.direct
             if direct:
-                used.executable.run(values, targets)
+                used.executable.run(values, _allowed(targets, over, used.executable))
         if not direct:  # what its parts leave each other outlives no interrupt
-            run_steady(lambda: self._run(values, targets, key))
+            run_steady(lambda: self._run(values, targets, key, over))
         if self._evicted:
             self._close_evicted()
 
-    def _run(self, values: Values, targets: Targets, key: Hashable) -> None:
-        used = self.use(values, key)
+    def _run(self, values: Values, targets: Targets, key: Hashable, over: Over) -> None:
+        used = self.use(values, key, over)
         with used.hold:
-            used.executable.run(values, targets)
+            used.executable.run(values, _allowed(targets, over, used.executable))
 
-    def use(self, values: Mapping[str, Any], key: Hashable = None) -> Use:
+    def use(self, values: Mapping[str, Any], key: Hashable = None, over: Over = ()) -> Use:
         """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
 
-        ``key`` stands for the signature where the caller knows it. Raises `ClosedError`, what ``check`` raises, and what
-        planning raises.
+        ``key`` stands for the signature where the caller knows it; ``over``: inputs, and the outputs that a run writes to their
+        memory. Raises `ClosedError`, what ``check`` raises, and what planning raises.
         """
         if key is None:
             key = self.signature(values)
         found = self._take(key)
-        if found is None and self._match(key, values):
+        if found is None and self._match(key, values, over):
             found = self._take(key)
-        return found or self.use_key(key, lambda: self._plan_for(values))
+        return found or self.use_key(key, lambda: self._plan_for(values, over))
 
     def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
         """As `use`, for a signature whose executable ``make`` makes where it is new."""
@@ -140,13 +148,18 @@ class PlannedGraph:
         if self._plans is not None:
             self._plans.forget()
 
-    def _plan_for(self, values: Mapping[str, Any]) -> Executable:
+    def _plan_for(self, values: Mapping[str, Any], over: Over) -> Executable:
         if self._check is not None:
             self._check(values)
-        return self.plan(self._known(values))
+        return self.plan(self._known(values, over))
 
-    def _known(self, values: Mapping[str, Any]) -> dict[str, Known]:
-        return {name: known_value(value, name, name in self._asked) for name, value in values.items()}
+    def _known(self, values: Mapping[str, Any], over: Over) -> dict[str, Known]:
+        known = {name: known_value(value, name, name in self._asked) for name, value in values.items()}
+        for name, output in over:
+            spec = known[name]
+            if isinstance(spec, ValueSpec):
+                known[name] = replace(spec, over=output)
+        return known
 
     # ---- executables in use
 
@@ -189,14 +202,14 @@ class PlannedGraph:
             self._close_evicted()
             return used
 
-    def _match(self, key: Hashable, values: Mapping[str, Any]) -> bool:
+    def _match(self, key: Hashable, values: Mapping[str, Any], over: Over) -> bool:
         """Enter the executable for a new signature, where a plan with sizes holds for it: it makes nothing on the device."""
         if self._plans is None or not self._plans.count or self._closed:
             return False
         if self._check is not None:
             self._check(values)
         with self._planning:
-            found = self._plans.match(self._known(values))
+            found = self._plans.match(self._known(values, over))
             if found is None:
                 return False
             with self._lock:
@@ -288,6 +301,22 @@ class DeferredExecutor:
     def close(self) -> None:
         """Close its programs, once their runs have ended."""
         self.graph.close()
+
+
+def _overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
+    """The inputs whose tensors are targets too, and the outputs to be written there."""
+    tensors = {id(target): name for name, target in targets.items() if isinstance(target, DeviceTensor)}
+    if not tensors:
+        return ()
+    return tuple([(name, tensors[id(value)]) for name, value in values.items() if id(value) in tensors])
+
+
+def _allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
+    """The targets without those that are an input's memory and that the program does not write in place."""
+    if not over:
+        return targets
+    refused = {output for _, output in over} - executable.program.in_place
+    return {name: target for name, target in targets.items() if name not in refused}
 
 
 def known_value(value: Any, name: str, asked: bool = False) -> Known:

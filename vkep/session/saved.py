@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vkep.session")
 
-_MAGIC = b"VKEPPLN2"
+_MAGIC = b"VKEPPLN3"
 #: bytes of all kept plans, and of the largest one
 TOTAL_LIMIT, LARGEST = 2 << 30, 1 << 30
 #: dispatches, or bytes of constants, below which planning again is as fast
@@ -89,7 +89,7 @@ def plan_key(
         if not isinstance(spec, ValueSpec):
             return None
         dims: list[Any] = list(spec.shape)
-        signature.append((info.name, spec.dtype.name, [str(d.terms) if is_size(d) else d for d in dims]))
+        signature.append((info.name, spec.dtype.name, [str(d.terms) if is_size(d) else d for d in dims], spec.over))
     text = json.dumps(
         (
             made_by(),
@@ -146,7 +146,7 @@ def _encode(program: Program, model: Model) -> tuple[dict[str, Any], dict[str, W
         weights |= {key: weight for key, weight in step.weights.items() if key not in named}
         indices = [node.index for node in step.nodes]
         sizes = encoded.sizes_fields(step.sizes)
-        steps.append((encoded.plan_fields(step.plan), list(step.weights), named, indices, sizes))
+        steps.append((encoded.plan_fields(step.plan), list(step.weights), named, indices, sizes, step.in_place))
     placements = [(p.node.index, p.where, p.reason, p.island, dict(p.declined)) for p in program.placements]
     conditions = encoded.sizes_fields(program.conditions)
     return {"steps": steps, "placements": placements, "outputs": program.outputs, "conditions": conditions}, weights
@@ -158,10 +158,12 @@ def _decode(data: memoryview, model: Model, outputs: Sequence[str]) -> Program:
         raise ValueError(f"a plan of {header['outputs']}, expected {list(outputs)}")
     nodes, weights = model.graph.nodes, model.graph.weights
     steps = []
-    for plan, keys, named, indices, sizes in header["steps"]:
+    for plan, keys, named, indices, sizes, in_place in header["steps"]:
         used = {k: weights[named[k]] if k in named else ArrayWeight(k, arrays[k]) for k in keys}
         own = tuple(nodes[i] for i in indices)
-        steps.append(IslandStep(encoded.read_plan(plan), used, own, encoded.read_sizes(sizes)))
+        steps.append(
+            IslandStep(encoded.read_plan(plan), used, own, encoded.read_sizes(sizes), tuple(map(str, in_place)))
+        )
     placements = [
         Placement(nodes[index], where, reason, island, declined)
         for index, where, reason, island, declined in header["placements"]

@@ -190,7 +190,7 @@ def numbers_of(inputs: Mapping[str, Known]) -> _Numbers:
     values: list[int] = []
     for known in inputs.values():
         if isinstance(known, ValueSpec):
-            kinds.append((known.dtype.name, len(known.shape)))
+            kinds.append((known.dtype.name, len(known.shape), known.over))
             values += known.shape
         elif isinstance(known, ArrayWeight):
             array = known.array()

@@ -1,0 +1,93 @@
+"""Outputs that a run writes to an input's memory: a cache that its past is bound to.
+
+The two are one memory, so what reads the input must come before what writes the output. Where an operation can be computed
+over its operand, nothing but the elements that change are written; else the output is made elsewhere and copied at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vkep.ir import expr as ex
+from vkep.ir.ops import KernelOp, Op, Pointwise, reads
+from vkep.ir.tensor import Storage, Tensor
+from vkep.passes.fuse import retarget
+
+
+def in_place(ops: Sequence[Op], results: Mapping[int, Tensor], pairs: Mapping[int, int]) -> list[Op]:
+    """The operations for a run whose outputs ``pairs`` (port: the input's) lie in memory of inputs. ``results``: the outputs by
+    their ports, whole.
+    """
+    made = [_over_operands(op, pairs) for op in ops]
+    for output, source in pairs.items():
+        made = _without_copy(made, output, source)
+        if not _follows(made, output, source):
+            made = _copied_at_the_end(made, results[output])
+    return made
+
+
+def _port(tensor: Tensor) -> int | None:
+    return tensor.storage.port
+
+
+def _over_operands(op: Op, pairs: Mapping[int, int]) -> Op:
+    """The operation over its operands, where its problem can do that."""
+    if not isinstance(op, KernelOp):
+        return op
+    problem = op.problem
+    needs, makes = problem.operands
+    inputs = {need.name: t for need, t in zip(needs, op.inputs, strict=True)}
+    sources = {_port(t): name for name, t in inputs.items() if _port(t) is not None and t.is_whole}
+    over = {
+        make.name: sources[pairs[port]]
+        for make, t in zip(makes, op.outputs, strict=True)
+        if (port := _port(t)) is not None and port in pairs and t.is_whole and pairs[port] in sources
+    }
+    instead = problem.in_place(over) if over else None
+    if instead is None:
+        return op
+    kept = [inputs[need.name] for need in instead.operands[0]]
+    return KernelOp(instead, kept, op.outputs, op.labels, op.node, op.epilogue, op.epilogue_of)
+
+
+def _without_copy(ops: Sequence[Op], output: int, source: int) -> list[Op]:
+    """Without the copy of the input that others then write to: it is there."""
+    writers = [op for op in ops if any(_port(t) == output for t in op.outputs)]
+    first = writers[0] if len(writers) > 1 else None
+    if not (isinstance(first, Pointwise) and isinstance(first.expr, ex.Leaf) and first.expr.tensor is not None):
+        return list(ops)
+    read = first.expr.tensor
+    same = read.storage.port == source and read.is_whole and first.out.is_whole and read.dtype is first.out.dtype
+    return [op for op in ops if op is not first] if same else list(ops)
+
+
+def _follows(ops: Sequence[Op], output: int, source: int) -> bool:
+    """Whether all that reads the input comes before the output is written, or reads what it writes itself."""
+    written = False
+    for op in ops:
+        read = [t for t in reads(op) if _port(t) == source]
+        writes = [t for t in op.outputs if _port(t) == output]
+        if read and (written or (writes and not _element_by_element(op, read))):
+            return False
+        written |= bool(writes)
+    return True
+
+
+def _element_by_element(op: Op, read: Sequence[Tensor]) -> bool:
+    """Whether an operation reads of these tensors the very element that it writes."""
+    if not isinstance(op, Pointwise):
+        return False
+    out = op.out
+    return all((t.shape, t.strides, t.offset, t.dtype) == (out.shape, out.strides, out.offset, out.dtype) for t in read)
+
+
+def _copied_at_the_end(ops: Sequence[Op], result: Tensor) -> list[Op]:
+    """The operations with the output made in a buffer of its own, and copied after everything else."""
+    place = Tensor.contiguous(result.dtype, result.shape, Storage(result.nbytes, label=result.storage.label))
+    labels: list[str] = []
+    for op in ops:
+        if any(t.storage is result.storage for t in (*reads(op), *op.outputs)):
+            if any(t.storage is result.storage for t in op.outputs):
+                labels = op.labels
+            retarget(op, result.storage, place)
+    return [*ops, Pointwise(result, ex.leaf(place), list(labels))]
