@@ -187,15 +187,12 @@ def test_tensors_of_another_context(own_context: Any) -> None:
         np.testing.assert_array_equal(other.run(None, {"x": x, "b": B})[0], Y)
 
 
-def test_an_output_never_shares_memory(open_session: Open) -> None:
+def test_two_outputs_never_share_memory(open_session: Open) -> None:
     session = open_session(TWO_OUTPUTS)
     binding = session.io_binding()
     with session.device_tensor(np.ones(4, np.float32)) as t:
-        binding.bind_input("x", t)
-        binding.bind_output("twice", t)
-        with pytest.raises(InvalidInputError, match="output 'twice': its device tensor is also bound to input 'x'"):
-            session.run_with_iobinding(binding)
         binding.bind_cpu_input("x", np.ones(4, np.float32))
+        binding.bind_output("twice", t)
         binding.bind_output("square", t)
         with pytest.raises(InvalidInputError, match=r"output 'square': .* also bound to output 'twice'"):
             session.run_with_iobinding(binding)
