@@ -148,11 +148,13 @@ def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("sys.stderr", stream)
         with common.progress_bars(show) as progress:
             assert (progress is not None) is drawn
+            common.say(progress, "opening the model")
             if progress is not None:
                 progress("shaders", 1, 4, "softmax.comp")
                 progress("weights", 2**20, 2**20, "w")
         assert ("compiling shaders" in stream.getvalue()) is drawn
         assert ("uploading weights" in stream.getvalue()) is drawn
+        assert ("opening the model" in stream.getvalue()) is drawn
 
 
 def test_loggers_are_put_back() -> None:

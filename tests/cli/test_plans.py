@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
 from tests import devices
+from vkep.cli.common import print_nodes
+from vkep.cli.explain import node_times
 from vkep.cli.measure import Span
 from vkep.cli.plans import dispatch_times, format_dispatch
 from vkep.cli.trace import GPU, HOST, chrome_trace
@@ -28,7 +31,10 @@ from vkep.plan.records import (
     Slot,
     Space,
 )
+from vkep.session.report import NodeReport, Report
 from vkep.view.dispatches import describe_plan
+from vkep.view.document import add_plan, add_times, new_document
+from vkep.view.graph import GraphDocument
 
 
 def make_plan() -> Plan:
@@ -123,30 +129,69 @@ def test_a_dispatch_of_no_time_has_no_rate() -> None:
     assert (first.gflops_per_s, first.gbytes_per_s, first.share) == (0.0, 0.0, 0.0)
 
 
-def test_the_trace_lays_dispatches_end_to_end_from_the_profiled_run() -> None:
-    times = dispatch_times([make_plan(), make_plan()], [[[1000, 500], [250, 250]]])
-    spans = [Span("shaders", 10.0, 10.5, "shaders"), Span("open", 10.0, 11.0), Span("run", 11.0, 11.25)]
-    trace = chrome_trace(spans, times, "a device", 12.0, "model.onnx")
+def run_of(start: float) -> dict[str, Any]:
+    """A run of two dispatches that overlap, in nanoseconds."""
+
+    def span(name: str, first: float, last: float, **more: Any) -> dict[str, Any]:
+        return {"name": name, "start": start + first, "end": start + last, **more}
+
+    host = [("run", 0, 9000, 0), ("vulkan", 500, 8500, 1), ("submit", 1000, 2000, 2), ("wait", 2000, 8000, 2)]
+    gpu = [("Softmax 's'", 2500, 4500, 0), ("Own 'o'", 2500, 6500, 1)]
+    return {
+        **span("run", 0, 9000),
+        "uncertainty": 250.0,
+        "host": [span(name, a, b, depth=depth) for name, a, b, depth in host],
+        "gpu": [span(name, a, b, island=0, dispatch=k) for name, a, b, k in gpu],
+    }
+
+
+def test_a_trace_has_each_run_s_gpu_rows_and_counters() -> None:
+    document = new_document("model.onnx", "a device", "default:0")
+    add_plan(document, make_plan(), {}, GraphDocument({}))
+    add_times(document, [[[1000, 500]]], None)
+    document["memory"]["slabs"][0]["buffers"] = [{"nbytes": 256, "first": 0, "last": 1}]
+    document["runs"] = [run_of(2e9), run_of(2.00001e9)]
+    spans = [Span("shaders", 1.0, 1.5, "shaders"), Span("open", 1.0, 2.0)]
+    trace = chrome_trace(spans, document, "model.onnx")
     events = trace["traceEvents"]
-    host = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == HOST]
-    assert host == [("open", 1, 0.0, 1e6), ("shaders", 2, 0.0, 5e5), ("run", 1, 1e6, 2.5e5)]
-    gpu = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == GPU]
-    assert gpu == [
-        ("Softmax 's'", 1, 2e6, 1.0),
-        ("Own 'o'", 1, 2e6 + 1.0, 0.5),
-        ("Softmax 's'", 2, 2e6 + 1.5, 0.25),
-        ("Own 'o'", 2, 2e6 + 1.75, 0.25),
-    ]
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     assert named == {
         (HOST, 0): "host",
         (HOST, 1): "model.onnx",
         (HOST, 2): "shaders",
         (GPU, 0): "GPU: a device",
-        (GPU, 1): "island 0",
-        (GPU, 2): "island 1",
+        **{(GPU, k): f"run {(k + 1) // 2}" + " (overlapping)" * (k % 2 == 0) for k in (1, 2, 3, 4)},
     }
+    gpu = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == GPU]
+    assert gpu[:2] == [("Own 'o'", 1, 1e6 + 2.5, 4.0), ("Softmax 's'", 2, 1e6 + 2.5, 2.0)]
     assert next(e["args"] for e in events if e["name"] == "Softmax 's'")["gflops_per_s"] == 3.0
+    assert [e["dur"] for e in events if e["name"] == "traced run 1"] == [9.0]
+    counters = [(e["name"], round(e["ts"] - 1e6, 3), *e["args"].values()) for e in events if e["ph"] == "C"]
+    assert counters[:5] == [
+        *[("slab in use", 2.5, 256), ("slab in use", 2.5, 256), ("slab in use", 6.5, 0)],
+        *[("queue depth", 2.0, 1), ("queue depth", 6.5, 0)],
+    ]
+    assert "within 0.2 us" in trace["otherData"]["note"]
+
+
+def test_nodes_that_matter_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    def node(name: str, where: str, reason: str = "", **declined: str) -> NodeReport:
+        return NodeReport(name, "Op", "", where, reason, declined)
+
+    nodes = [
+        node("f", "folded"),
+        node("fast", "vulkan"),
+        node("slow", "vulkan"),
+        node("c", "cpu", "no kernel"),
+        node("v", "vulkan", vgf="no"),
+    ]
+    print_nodes(Report("m", "d", "c", nodes), node_times(dispatch_times([make_plan()], [[[1, 1]]])) | {"slow": 2e6})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[4] if "us" in line else line.split()[1] for line in lines] == ["c", "v", "slow", "fast", "1"]
+    assert "(no kernel)" in lines[0] and "(declined by vgf: no)" in lines[1] and "2000.0 us" in lines[2]
+    assert str(Report("m", "d", "c", nodes)).index("cpu: Op 'c': no kernel") < str(Report("m", "d", "c", nodes)).index(
+        "vgf: no"
+    )
 
 
 def test_a_dispatch_says_how_its_kernel_was_chosen() -> None:

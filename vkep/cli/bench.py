@@ -112,6 +112,7 @@ def bench_model(
     inputs, shapes, dims, seed = given
     sources = read_sources(inputs, shapes, dims, seed)
     spans = Spans()
+    common.say(progress, f"opening {model.name}")
     with spans.span("open"):
         session = sessions.open_session(model, options, progress)
     with session:
@@ -120,11 +121,14 @@ def bench_model(
         def run() -> object:
             return session.run(None, feeds)
 
+        common.say(progress, "first runs")
         time_runs(run, warmup, spans, "warmup")
+        common.say(progress, f"{runs} runs")
         time_runs(run, runs, spans)
         report = session.report()
         latency = Latency.of(spans.ms("run"))
         assert latency is not None
+        common.say(progress, "measuring the device's limits")
         limits = device_limits(session.context.capabilities, again=not index)
         result = BenchResult(
             str(model),

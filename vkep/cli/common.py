@@ -19,10 +19,15 @@ from gpu_shared.compile_spec import ContextMode, SyncMode
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from vkep.executorch.report import MethodReport
+    from vkep.session.report import Report
+
 
 FAILED, USAGE = 1, 2
 #: ``progress(phase, done, total, what)``, as `vkep.SessionOptions` takes it
 Progress = Callable[[str, int, int, str], None]
+#: the phase of `progress_bars` whose text says what is done
+STEP = "step"
 #: columns of printed tables where standard output is no terminal
 PLAIN_WIDTH = 160
 
@@ -120,6 +125,26 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
 
 
+def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] | None = None) -> None:
+    """Every node of a report, those that a person may want to change first: the CPU's with their reasons, then the slowest where
+    their ``nanoseconds`` on the GPU are known by name. Folded constants are counted at the end.
+    """
+    from vkep.session.report import by_importance
+
+    times, folded = nanoseconds or {}, 0
+    for node in by_importance(report.nodes, times):
+        if node.where == "folded":
+            folded += 1
+            continue
+        reason = "; ".join(
+            filter(None, [node.reason, *(f"declined by {w}: {why}" for w, why in node.declined.items())])
+        )
+        took = f"{times.get(node.name, 0) / 1e3:10.1f} us " * bool(times)
+        typer.echo(f"    {node.where:8s}{took} {node.op_type:22s} {node.name}" + f"  ({reason})" * bool(reason))
+    if folded:
+        typer.echo(f"    folded   {folded} nodes, whose results are constants")
+
+
 @contextmanager
 def logging_to_stderr(verbose: int) -> Iterator[None]:
     """Warnings to standard error; with ``-v`` what happens, with ``-vv`` every detail. Loggers are put back at the end."""
@@ -196,24 +221,33 @@ def paragraph(text: str, width: int = 100) -> str:
 
 @contextmanager
 def progress_bars(show: bool) -> Iterator[Progress | None]:
-    """A progress callback that draws bars on standard error, while shaders are compiled and weights uploaded; None
-    without a terminal or where ``show`` is False.
+    """A progress callback that draws on standard error: from the start a line that says what is done (`say`) and for how long,
+    and bars while shaders are compiled and weights uploaded. None without a terminal or where ``show`` is False.
     """
     if not show or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     names = {"shaders": "compiling shaders", "weights": "uploading weights"}
-    columns = (TextColumn("{task.description:18s}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description:18s}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Bars(*columns, TextColumn("{task.fields[what]}"), console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, Any] = {STEP: bars.add_task("starting", total=None, what="")}
 
         def advance(phase: str, done: int, total: int, what: str) -> None:
+            if phase == STEP:
+                bars.update(tasks[STEP], description=what)
+                return
             if phase not in tasks:
                 tasks[phase] = bars.add_task(names.get(phase, phase), total=total, what="")
             bars.update(tasks[phase], completed=done, total=total, what=what)
 
         yield advance
+
+
+def say(progress: Progress | None, text: str) -> None:
+    """What is done now, on the line of `progress_bars`."""
+    if progress is not None:
+        progress(STEP, 0, 0, text)

@@ -44,25 +44,26 @@ def explain_command(
 ) -> None:
     """Explain a model: where its nodes run and why, what is dispatched, where the GPU's time goes."""
     with common.command(json_output, verbose):
-        from vkep.cli import plans, sessions
-        from vkep.cli.inputs import make_inputs, read_sources
-        from vkep.view.dispatches import describe_plan
+        with common.progress_bars(show=not json_output) as progress:
+            from vkep.cli import plans, sessions
+            from vkep.cli.inputs import make_inputs, read_sources
+            from vkep.view.dispatches import describe_plan
 
-        sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
-        inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
-        sources = read_sources(inputs, shape, dim, seed)
-        with (
-            common.progress_bars(show=not json_output) as progress,
-            sessions.open_session(model, options, progress) as session,
-        ):
-            times: list[DispatchTime] | None = None
-            if time:
-                times = plans.profile(session, make_inputs(session.get_inputs(), sources), runs)
-            elif not sessions.is_program(model):
-                plan_for(session, sources)
-            report = session.report()
-            described = [describe_plan(i.plan) for i in session.islands()] if plan else None
+            sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
+            inputs = list(sessions.named_inputs(model, inputs) or ()) or None
+            options = common.session_options(device, token, group, mode, sync, fallback, check_data)
+            sources = read_sources(inputs, shape, dim, seed)
+            common.say(progress, "opening the model")
+            with sessions.open_session(model, options, progress) as session:
+                times: list[DispatchTime] | None = None
+                if time:
+                    common.say(progress, "measuring dispatches")
+                    times = plans.profile(session, make_inputs(session.get_inputs(), sources), runs)
+                elif not sessions.is_program(model):
+                    common.say(progress, "planning")
+                    plan_for(session, sources)
+                report = session.report()
+                described = [describe_plan(i.plan) for i in session.islands()] if plan else None
         if json_output:
             common.print_json(to_json(report, described, times))
         else:
@@ -117,9 +118,7 @@ def print_explanation(
     if isinstance(report, Report) and not report.nodes:
         typer.echo("  here: --shape NAME=AxB or --dim SYMBOL=N")
     if nodes:
-        for node in report.nodes:
-            reason = f"  ({node.reason})" if node.reason else ""
-            typer.echo(f"    {node.where:8s} {node.op_type:22s} {node.name}{reason}")
+        common.print_nodes(report, node_times(times or ()))
     for index, dispatches in enumerate(described or ()):
         typer.echo(f"island {index}: the plan")
         for dispatch in dispatches:
@@ -129,23 +128,34 @@ def print_explanation(
         print_times(times, top)
 
 
+def node_times(times: Sequence[DispatchTime]) -> dict[str, float]:
+    """Nanoseconds of each node by name: a dispatch's time in equal parts for the nodes that it computes."""
+    found: dict[str, float] = {}
+    for time in times:
+        names = time.label.split(" + ")
+        for name in names:
+            found[name] = found.get(name, 0.0) + time.nanoseconds / len(names)
+    return found
+
+
 def print_times(times: Sequence[DispatchTime], top: int) -> None:
-    """A table of the dispatches, the longest first."""
+    """A table of the dispatches, the most time beyond the limit first."""
     from rich.table import Table
     from rich.text import Text
 
     total = sum(t.nanoseconds for t in times)
     shown = ranked(times)[: top or None]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("share", "us", "limit us", "of limit", "GFLOP/s", "GB/s"):
+    for name in ("beyond us ↓", "us", "share", "limit us", "of limit", "GFLOP/s", "GB/s"):
         table.add_column(name, justify="right")
     for name in ("dispatch", "kernel", "nodes"):
         table.add_column(name, overflow="fold")
     for t in shown:
         label = t.label if len(t.label) < 80 else t.label[:77] + "..."
         table.add_row(
-            f"{t.share:6.1%}",
+            f"{t.lost_ns / 1e3:.1f}",
             f"{t.nanoseconds / 1e3:.1f}",
+            f"{t.share:6.1%}",
             f"{t.limit_ns / 1e3:.1f}",
             f"{t.of_limit:.2f}",
             f"{t.gflops_per_s:.2f}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli import common
-from vkep.cli.common import FAILED, ContextMode, Fallback, Progress, SyncMode, UsageError
+from vkep.cli.common import FAILED, ContextMode, Fallback, Progress, SyncMode, UsageError, say
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Comparison, Latency, Spans
-    from vkep.cli.plans import DispatchTime
     from vkep.session import Report
 
 
@@ -43,8 +41,7 @@ class Outcome:
     latency: Latency | None  #: of the runs after the first
     comparisons: list[Comparison]
     spans: Spans
-    times: list[DispatchTime]
-    gpu_start: float
+    document: dict[str, Any] | None  #: of the traced runs (`vkep.view.document`), where a profile was asked for
 
     @property
     def ok(self) -> bool:
@@ -102,17 +99,17 @@ def run_command(
 ) -> None:
     """Run a model and print what ran where, how fast, and the outputs' shapes and ranges."""
     with common.command(json_output, verbose):
-        from vkep.cli import measure, sessions
-
-        sessions.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
-        inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
-        if output is not None:
-            measure.check_target("--output", output, folder=output.suffix != ".npz")
-        if profile is not None:
-            measure.check_target("--profile", profile)
-        request = Request(runs, check, check_cpu, tolerance, profile)
         with common.progress_bars(show=not json_output) as progress:
+            from vkep.cli import measure, sessions
+
+            sessions.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
+            inputs = list(sessions.named_inputs(model, inputs) or ()) or None
+            options = common.session_options(device, token, group, mode, sync, fallback, check_data)
+            if output is not None:
+                measure.check_target("--output", output, folder=output.suffix != ".npz")
+            if profile is not None:
+                measure.check_target("--profile", profile)
+            request = Request(runs, check, check_cpu, tolerance, profile)
             outcome = execute(model, options, request, (inputs, shape, dim, seed), progress)
         if not json_output:
             print_outcome(outcome, report)  # first: it is worth having where an output cannot be written
@@ -139,30 +136,34 @@ def execute(
     """Open, run, compare. ``given``: the texts of ``--input``, ``--shape``, ``--dim``, and the seed. Raises `UsageError`
     and the errors of `vkep.InferenceSession`.
     """
-    from vkep.cli import measure, plans, sessions
+    from vkep.cli import measure, sessions
     from vkep.cli.inputs import make_inputs, read_archive, read_sources
 
     archive = read_archive(request.check) if request.check else None
     inputs, shapes, dims, seed = given
     sources = read_sources(inputs, shapes, dims, seed, archive)
     spans = measure.Spans()
+    say(progress, "opening the model")
     with spans.span("open"):
         session = sessions.open_session(model, options, spans.watch(progress))
     with session:
         feeds = make_inputs(session.get_inputs(), sources)
         names = [o.name for o in session.get_outputs()]
+        say(progress, "running")
         results = measure.time_runs(lambda: session.run(None, feeds), 1, spans, "first run")
         if request.runs > 1:
             results = measure.time_runs(lambda: session.run(None, feeds), request.runs - 1, spans)
         outputs = dict(zip(names, results, strict=True))
-        gpu_start, times = time.perf_counter(), []
+        document = None
         if request.profile is not None:
-            times = plans.profile(session, feeds)
+            say(progress, "tracing")
+            document = session.view(feeds, request.runs).document
         comparisons = []
         if archive is not None:
             expected = measure.reference_outputs(archive)
             comparisons += measure.compare(outputs, expected, str(request.check), request.tolerance)
         if request.check_cpu:
+            say(progress, "running on the CPU")
             expected, engine = measure.cpu_reference(model, names, feeds)
             comparisons += measure.compare(outputs, expected, f"{engine} on the CPU", request.tolerance)
         return Outcome(
@@ -174,16 +175,16 @@ def execute(
             measure.Latency.of(spans.ms("run")),
             comparisons,
             spans,
-            times,
-            gpu_start,
+            document,
         )
 
 
 def write_trace(outcome: Outcome, path: Path, model: str) -> None:
-    """Write the profiled run and the host's spans as a Chrome trace. Raises `UsageError` for an unwritable path."""
+    """Write the traced runs and the host's spans as a Chrome trace. Raises `UsageError` for an unwritable path."""
     from vkep.cli.trace import chrome_trace
 
-    trace = chrome_trace(outcome.spans.items, outcome.times, outcome.report.device, outcome.gpu_start, model)
+    assert outcome.document is not None, "it was asked for"
+    trace = chrome_trace(outcome.spans.items, outcome.document, model)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(trace), encoding="utf-8")
@@ -196,9 +197,7 @@ def print_outcome(outcome: Outcome, every_node: bool) -> None:
 
     typer.echo(str(outcome.report))
     if every_node:
-        for node in outcome.report.nodes:
-            reason = f"  ({node.reason})" if node.reason else ""
-            typer.echo(f"    {node.where:8s} {node.op_type:22s} {node.name}{reason}")
+        common.print_nodes(outcome.report)
     times = [f"open {outcome.open_ms:.2f} ms", f"first run {outcome.first_ms:.2f} ms"]
     if outcome.latency is not None:
         found = outcome.latency

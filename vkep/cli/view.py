@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli import common
-from vkep.cli.common import ContextMode, Fallback, Progress, SyncMode, UsageError
+from vkep.cli.common import ContextMode, Fallback, Progress, SyncMode, UsageError, say
 
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources
@@ -51,17 +51,17 @@ def view_command(
 ) -> None:
     """Write a page of a run, one HTML file: the graph with who runs what, the timeline, dispatches, memory, contexts."""
     with common.command(json_output, verbose):
-        from vkep.cli import measure
-        from vkep.view.page import Page
-
-        target = output or Path(f"{model.stem}.html")
-        if not json_output or output is not None:
-            if target.resolve() == model.resolve():
-                raise UsageError(f"{model}: the page would overwrite it; name another file with --output")
-            measure.check_target("--output", target)
-        other = _document(against) if against is not None else None
-        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
         with common.progress_bars(show=not json_output) as progress:
+            from vkep.cli import measure
+            from vkep.view.page import Page
+
+            target = output or Path(f"{model.stem}.html")
+            if not json_output or output is not None:
+                if target.resolve() == model.resolve():
+                    raise UsageError(f"{model}: the page would overwrite it; name another file with --output")
+                measure.check_target("--output", target)
+            other = _document(against) if against is not None else None
+            options = common.session_options(device, token, group, mode, sync, fallback, check_data)
             if model.suffix in WRITTEN:
                 document = _document(model)
             else:
@@ -101,10 +101,12 @@ def measured(
     inputs = list(sessions.named_inputs(model, inputs) or ()) or None
     sources: Sources = read_sources(inputs, shape, dim, seed)
     spans = measure.Spans()
+    say(progress, "opening the model")
     with spans.span("open"):
         session = sessions.open_session(model, options, spans.watch(progress))
     with session:
         feeds = make_inputs(session.get_inputs(), sources)
+        say(progress, "running")
         document = session.view(feeds, runs).document
     depths = {"open": 0}
     opening = [HostSpan(s.name, s.start * 1e9, s.end * 1e9, depths.get(s.name, 1)) for s in spans.items]

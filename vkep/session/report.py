@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 
+#: places of nodes, those that a person may want to change first
+PLACES = ("cpu", "deferred", "control", "vgf", "kompute", "vulkan", "inlined", "folded")
+
+
 @dataclass(frozen=True)
 class NodeReport:
     """One node: where it runs ("vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined", "control") and the reason
@@ -148,14 +152,13 @@ class Report:
             lines.append(f"  {self.note}")
         if self.nodes:
             counts = self.counts
-            lines.append(
-                "  nodes: "
-                + ", ".join(
-                    f"{counts[w]} {w}"
-                    for w in ("vulkan", "vgf", "kompute", "folded", "inlined", "control", "cpu", "deferred")
-                    if w in counts
-                )
-            )
+            lines.append("  nodes: " + ", ".join(f"{counts[where]} {where}" for where in PLACES if where in counts))
+        for node in by_importance(self.nodes):
+            for delegate, reason in node.declined.items():
+                lines.append(f"  {node.where}: {node.op_type} {node.name!r}; declined by {delegate}: {reason}")
+            if node.where in ("cpu", "deferred"):
+                engine = f" ({self.cpu_engine})" if node.where == "cpu" and self.cpu_engine else ""
+                lines.append(f"  {node.where}{engine}: {node.op_type} {node.name!r}: {node.reason}")
         for index, island in enumerate(self.islands):
             lines.append(
                 f"  island {index}: {island.nodes} nodes in {island.dispatches} dispatches, {island.barriers} barriers, "
@@ -171,12 +174,6 @@ class Report:
                 f"weights shared with Vulkan"
             )
         lines += [f"  kompute region {index}: {region}" for index, region in enumerate(self.kompute)]
-        for node in self.nodes:
-            for delegate, reason in node.declined.items():
-                lines.append(f"  {node.where}: {node.op_type} {node.name!r}; declined by {delegate}: {reason}")
-            if node.where in ("cpu", "deferred"):
-                engine = f" ({self.cpu_engine})" if node.where == "cpu" and self.cpu_engine else ""
-                lines.append(f"  {node.where}{engine}: {node.op_type} {node.name!r}: {node.reason}")
         return "\n".join(lines)
 
 
@@ -217,3 +214,11 @@ class MemoryReport:
 def node_reports(placements: Sequence[Placement]) -> list[NodeReport]:
     """One report for each node, in the placements' order."""
     return [NodeReport(p.node.name, p.node.op_type, p.node.domain, p.where, p.reason, p.declined) for p in placements]
+
+
+def by_importance(nodes: Sequence[NodeReport], nanoseconds: Mapping[str, float] | None = None) -> list[NodeReport]:
+    """Nodes in the order of `PLACES`; in each place first those that a delegate declined, then the slowest, where their
+    ``nanoseconds`` are known by name.
+    """
+    times = nanoseconds or {}
+    return sorted(nodes, key=lambda n: (PLACES.index(n.where), not n.declined, -times.get(n.name, 0.0)))
