@@ -46,15 +46,13 @@ def run_case(case: Case, kernels: str = "compile") -> Outcome:
         return Outcome(case.name, case.operator(), state, tuple(dict.fromkeys(reasons)), folded, took, dtypes_seen)
 
     model = case.model()
-    with _provider_log() as log:
+    with provider_log() as log:
         try:
             session = open_session(model, {"kernels": kernels})
         except Exception as error:  # the exception's class is ONNX Runtime's own
             alone = _refusal(model)
             return outcome(DECLINED, [f"ONNX Runtime: {alone}"]) if alone else outcome(FAILED, [error_text(error)])
-        parts = {p.ep_name: [n.op_type for n in p.get_nodes()] for p in session.get_provider_graph_assignment_info()}
-        on_cpu = list(parts.get(_CPU_PROVIDER, ()))
-        on_vulkan = [n for name, nodes in parts.items() if name != _CPU_PROVIDER for n in nodes]
+        on_cpu, on_vulkan = nodes_on_cpu(session), nodes_on_cpu(session, False)
         for inputs, expected in case.data(model):
             dtypes_seen = tuple(dict.fromkeys(str(getattr(v, "dtype", type(v).__name__)) for v in [*inputs, *expected]))
             try:
@@ -96,7 +94,7 @@ class _Log(logging.Handler):
 
 
 @contextmanager
-def _provider_log() -> Iterator[_Log]:
+def provider_log() -> Iterator[_Log]:
     logger, handler = logging.getLogger("vkep.ort"), _Log()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
@@ -170,6 +168,12 @@ def error_text(error: Exception) -> str:
 
 
 # ---- values in and out, also those that numpy has no type for
+
+
+def nodes_on_cpu(session: Any, on_cpu: bool = True) -> list[str]:
+    """The operators of the nodes that ONNX Runtime's CPU provider has, or all others."""
+    parts = session.get_provider_graph_assignment_info()
+    return [n.op_type for p in parts if (p.ep_name == _CPU_PROVIDER) == on_cpu for n in p.get_nodes()]
 
 
 def run_session(session: Any, inputs: Sequence[Any]) -> list[Any]:

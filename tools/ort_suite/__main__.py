@@ -3,6 +3,7 @@
 python -m tools.ort_suite FOLDER                      # everything; what is wrong, and a table by operator
 python -m tools.ort_suite FOLDER --match 'Resize'     # cases whose operator or name matches
 python -m tools.ort_suite FOLDER --models             # the model files of its test data
+python -m tools.ort_suite FOLDER --models --through ort   # through ONNX Runtime, with vkep's provider before the CPU's
 python -m tools.ort_suite FOLDER --json results.json  # every verdict
 python -m tools.ort_suite FOLDER --baseline FILE      # compare with the verdicts of an earlier run (its --json)
 python -m tools.ort_suite FOLDER --every 10           # every 10th case
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="a checkout of ONNX Runtime's sources")
     parser.add_argument("--models", action="store_true", help="the model files of its test data instead")
+    parser.add_argument("--through", choices=("vkep", "ort"), default="vkep", help="what runs the model files")
     parser.add_argument("--match", default="", help="regular expression over operators and names")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth case only")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
@@ -58,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         files = models.model_files(root_of_tests(args.folder))
         verdicts = _run(
             [f for f in files if pattern.search(str(f))][:: args.every],
-            models.on_vkep,
+            models.on_vkep if args.through == "vkep" else models.through_ort,
             models.lost,
             args,
             "model files",

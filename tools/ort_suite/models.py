@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from tools.backend_suite.through_ort import error_text, open_session, run_session
+from tools.backend_suite.through_ort import error_text, nodes_on_cpu, open_session, provider_log, run_session
 from tools.ort_suite.judge import CPU, DECLINED, ERROR, LOST, REFUSED, VULKAN, WRONG, Verdict, one_line
 from vkep import dtypes
 
@@ -18,6 +19,8 @@ from vkep import dtypes
 _OPEN = 3
 _LARGEST = 64 << 20
 SKIPPED = "skipped"
+#: the outputs of a file, and the nodes that ran on the CPU: (path, ONNX Runtime's session of it, inputs)
+_Run = Callable[[Path, Any, Sequence[np.ndarray]], tuple[list[Any], list[str]]]
 
 
 def model_files(root: Path) -> list[Path]:
@@ -33,10 +36,35 @@ def lost(path: Path, why: str) -> Verdict:
 
 
 def on_vkep(path: Path) -> Verdict:
-    """One file in a plain session. Values of inputs are drawn by their declared types and shapes; a file that ONNX
+    """One file in a plain session; see `_compared`."""
+    return _compared(path, _plain)
+
+
+def through_ort(path: Path) -> Verdict:
+    """One file in a session of ONNX Runtime's, vkep's provider before the CPU's; see `_compared`."""
+    return _compared(path, _provider)
+
+
+def _plain(path: Path, reference: Any, feeds: Sequence[np.ndarray]) -> tuple[list[Any], list[str]]:
+    from vkep import InferenceSession
+
+    with InferenceSession(path, save_plans=False) as session:
+        got = session.run(None, {i.name: v for i, v in zip(reference.get_inputs(), feeds, strict=True)})
+        on_cpu = [f"{n.op_type}: {n.reason}" for n in session.report().nodes if n.where in ("cpu", "deferred")]
+    return got, on_cpu
+
+
+def _provider(path: Path, reference: Any, feeds: Sequence[np.ndarray]) -> tuple[list[Any], list[str]]:
+    with provider_log() as log:
+        session = open_session(onnx.load(path), {})
+        got = run_session(session, feeds)
+    return got, [*nodes_on_cpu(session), *log.inside]
+
+
+def _compared(path: Path, run: _Run) -> Verdict:
+    """What ``run`` makes of one file. Values of inputs are drawn by their declared types and shapes; a file that ONNX
     Runtime's CPU provider does not run with them is skipped.
     """
-    from vkep import InferenceSession
     from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 
     started = time.perf_counter()
@@ -56,20 +84,14 @@ def on_vkep(path: Path) -> Verdict:
     if any(_differs(a, b) for a, b in zip(again, wanted, strict=True)):
         return verdict(SKIPPED, "random outputs")
     narrow = "float16" in str([i.type for i in (*reference.get_inputs(), *reference.get_outputs())])
-    session: Any = None
     try:
-        session = InferenceSession(path, save_plans=False)
-        got = session.run(None, {i.name: v for i, v in zip(reference.get_inputs(), feeds, strict=True)})
-        on_cpu = [f"{n.op_type}: {n.reason}" for n in session.report().nodes if n.where in ("cpu", "deferred")]
+        got, on_cpu = run(path, reference, feeds)
     except UnsupportedModelError as error:
         return verdict(DECLINED, error)
     except (InvalidModelError, InvalidInputError) as error:
         return verdict(REFUSED, f"{type(error).__name__}: {error}")
     except Exception as error:
         return verdict(ERROR, f"{type(error).__name__}: {error}")
-    finally:
-        if session is not None:
-            session.close()
     for k, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
         difference = _differs(ours, theirs, narrow)
         if difference and _count(ours, theirs, narrow) > _spread(path, reference, feeds, k, narrow):
