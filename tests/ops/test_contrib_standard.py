@@ -55,6 +55,7 @@ def test_pad(mode: str) -> None:
 
 def test_gather_nd() -> None:
     check("GatherND", {"x": _normal(2, 3, 4), "i": np.array([[0, 2], [-1, 1]], np.int64)}, **MS)
+    check("GatherND", {"x": _normal(2, 3), "i": np.zeros((4, 0), np.int64)}, **MS)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])

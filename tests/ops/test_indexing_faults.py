@@ -69,6 +69,7 @@ DISAGREE: list[tuple[str, tuple[Array | None, ...], dict[str, Any], str]] = [
     ("OneHot", (i(0, 1), i(3), f(0)), {}, r"values has shape \[0\], expected \[2\]"),
     ("OneHot", (i(0, 1), i(-3), f(2)), {}, "depth is -3"),
     ("Col2Im", (f(1, 5, 4), i(5, 5), i(1, 5)), {}, r"columns have shape \(1, 5, 4\)"),
+    ("Col2Im", (f(1, 0, 4), i(3, 3), i(2, 2)), {}, r"columns have shape \(1, 0, 4\)"),
     ("Pad", (f(2, 3), i(0, 3, 0, 0)), {"mode": "reflect"}, "too few elements to reflect"),
     ("Pad", (f(2, 3), i(0, 1, 0)), {}, "expected two for each"),
     ("Pad", (f(2, 3), i(0, 1, 0, 0), f(2)), {}, r"constant_value has shape \[2\]"),

@@ -35,8 +35,14 @@ _FLOAT32, _REAL = DTYPES["float32"], ("float32",)
 _QUANTIZED = {"x x_zero_point y_zero_point": _BYTES, "x_scale y_scale": _REAL}
 
 operator("Trilu", domain=MICROSOFT, types={"x": every("Trilu"), "k": ("int64",)})(trilu)
-operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND"), "indices": INDICES})(gather_nd_11)
 operator("GridSample", domain=MICROSOFT, types={"x": SINGLE, "grid": SINGLE})(grid_sample_16)
+
+
+@operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND"), "indices": INDICES})
+def gather_nd(b: Builder, data: Tensor, indices: Tensor) -> Tensor:
+    if indices.rank and indices.shape[-1] == 0:  # which ONNX's own operator does not allow: all of the data, as often
+        return data.expand((*indices.shape[:-1], *data.shape))
+    return gather_nd_11(b, data, indices)
 
 
 @operator("Pad", domain=MICROSOFT, types={"data value": every("Pad"), "pads": ("int64",)})

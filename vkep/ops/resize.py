@@ -173,9 +173,10 @@ def col2im_(
         + 1
         for k in range(rank)
     ]
-    if any(d < 1 for d in counts) or x.rank != 3 or x.shape[1] % math.prod(block) or x.shape[2] != math.prod(counts):
+    blocks = 0 if x.rank != 3 or x.shape[1] % math.prod(block) else x.shape[1] // math.prod(block)
+    if not blocks or any(d < 1 for d in counts) or x.shape[2] != math.prod(counts):
         b.invalid(f"blocks {block} lie at {counts} places of the image {image}; the columns have shape {x.shape}")
-    return sum_of_windows(b, x, (x.shape[0], x.shape[1] // math.prod(block)), counts, window)
+    return sum_of_windows(b, x, (x.shape[0], blocks), counts, window)
 
 
 @operator("Det", types={"T": every("Det", among=(*SINGLE, "float64"))})
