@@ -206,6 +206,16 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
+def test_a_function_body_asks_for_no_other_input_than_it_needs(open_session: Open) -> None:
+    """The axes of a ReduceLogSumExp that ONNX's function body stands for, and not what it reduces."""
+    proto = model("g (double[2,3] x, int64[1] axes) => (double[] y) { y = ReduceLogSumExp<keepdims = 0>(x, axes) }")
+    session = open_session(proto, fallback="error")
+    for axis in (0, 1):
+        (y,) = session.run(None, {"x": np.full((2, 3), -np.inf), "axes": np.array([axis])})
+        np.testing.assert_array_equal(y, np.full(3 - axis, -np.inf))
+    assert [n.where for n in session.report().nodes] == ["vulkan"]
+
+
 def test_nonzero_then_gather(open_session: Open, compiled: list[int]) -> None:
     proto = model(
         "g (float[6] x) => (float[n] y) { a = Add(x, x) i = NonZero(x) s = Squeeze(i, z) g = Gather(a, s) y = Neg(g) }"

@@ -61,7 +61,9 @@ def lower_function(
         try:
             results = _folded(b, inner, inputs, versions) or lower_node(inner, inputs, versions)
         except NeedsValue as need:
-            need.names = tuple(n for n in node.inputs if n in sources)
+            asked = _asked(need, inner, inputs)
+            wanted = frozenset[str]().union(*(origin.get(n, frozenset()) for n in asked))
+            need.names = tuple(n for n in node.inputs if n in wanted)
             raise need
         except Decline as decline:
             raise type(decline)(f"{inner.op_type} in its function body: {decline.reason}") from None
@@ -79,6 +81,12 @@ def lower_function(
             raise Decline(f"its function body makes no output {name!r}")
         outputs.append(result)
     return outputs
+
+
+def _asked(need: NeedsValue, node: Node, inputs: Sequence[Tensor | None]) -> Sequence[str]:
+    """The inputs of a node whose content is needed: those that it names, else those that the tensor lies in."""
+    pairs = zip(node.inputs, inputs, strict=True)
+    return need.names or [n for n, t in pairs if t is not None and t.storage is need.tensor.storage] or node.inputs
 
 
 def _expanded(
