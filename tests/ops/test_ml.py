@@ -219,3 +219,32 @@ def test_svm_regressor(kernel: str, one_class: int) -> None:
 def test_svm_regressor_without_supports() -> None:
     attributes: dict[str, Any] = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
     check_ml("SVMRegressor", {"x": features()}, coefficients=[0.5, -1.0, 2.0, 0.1], rho=[0.25], **attributes)
+
+
+@pytest.mark.parametrize("dtype", FEATURES[:1])
+@pytest.mark.parametrize(("kernel", "classes"), [("LINEAR", 2), ("RBF", 3), ("POLY", 4), ("SIGMOID", 2)])
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+def test_svm_classifier(dtype: Any, kernel: str, classes: int, transform: str) -> None:
+    counts = [3, 1, 0, 2][:classes]
+    check_ml(
+        "SVMClassifier",
+        {"x": features(dtype)},
+        ("label", "scores"),
+        kernel_type=kernel,
+        kernel_params=[0.1, 0.5, 3.0],
+        classlabels_ints=[5, -9, 7, 2**40][:classes],
+        vectors_per_class=counts,
+        coefficients=RNG.normal(0, 1, (classes - 1) * sum(counts)).astype(np.float32).tolist(),
+        support_vectors=RNG.normal(0, 1, 4 * sum(counts)).astype(np.float32).tolist(),
+        rho=RNG.normal(0, 0.1, classes * (classes - 1) // 2).astype(np.float32).tolist(),
+        post_transform=transform,
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize(("classes", "least"), [(2, -1), (2, 0), (3, -1)])
+def test_svm_classifier_without_supports(classes: int, least: float) -> None:
+    coefficients = RNG.uniform(least, 1, 4 * classes).astype(np.float32).tolist()
+    attributes = {"classlabels_ints": [5, -9, 7][:classes], "coefficients": coefficients, "rho": [-0.25]}
+    kernel = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
+    check_ml("SVMClassifier", {"x": features()}, ("label", "scores"), **attributes, **kernel)

@@ -34,6 +34,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     resize,
     selection,
     signal,
+    svm,
     training,
     trees,
     unique,

@@ -1,4 +1,4 @@
-"""ai.onnx.ml but its trees: linear models, support vectors, scalers, encoders. Semantics: ONNX's ai.onnx.ml operators.
+"""ai.onnx.ml but its trees: linear models, scalers, encoders. Semantics: ONNX's ai.onnx.ml operators.
 
 Not declared: ZipMap, DictVectorizer and CastMap, whose values are maps, and CategoryMapper, which goes from texts to numbers or
 back.
@@ -83,54 +83,6 @@ def linear_classifier(
         b.decline(f"{count} scores for {len(labels)} integer labels")
     holds = b.expr("({0} > 0.0)", scores, ctype="bool")
     return [one_of_two(b, holds, labels, rows.shape[0]), two_scores(b, scores, post_transform, complement=True)]
-
-
-@operator("SVMRegressor", domain=ML, types={"T": FEATURES})
-def svm_regressor(
-    b: Builder,
-    x: Tensor,
-    *,
-    coefficients: Floats = (),
-    kernel_params: Floats = (),
-    kernel_type: str = "LINEAR",
-    n_supports: int = 0,
-    one_class: int = 0,
-    post_transform: str = "NONE",
-    rho: Floats = (),
-    support_vectors: Floats = (),
-) -> Tensor:
-    if post_transform != "NONE":
-        b.decline(f"post_transform {post_transform} of one target, which ONNX Runtime leaves out")
-    if len(rho) != 1:
-        b.invalid(f"rho has {len(rho)} values, expected 1")
-    rows = rows_of(b, x)
-    if n_supports:
-        vectors = matrix_of(b, "support_vectors", support_vectors, n_supports, rows.shape[1])
-        near = svm_kernel(b, rows, vectors, kernel_type, kernel_params)
-        scores = matrix_product(b, near, matrix_of(b, "coefficients", coefficients, n_supports, 1))
-    else:
-        scores = matrix_product(b, rows, matrix_of(b, "coefficients", coefficients, rows.shape[1], 1))
-    if one_class:
-        return b.pointwise("({0} + {1} > 0.0 ? 1.0 : -1.0)", scores, rho[0])
-    return b.pointwise("add", scores, rho[0])
-
-
-def svm_kernel(b: Builder, rows: Tensor, vectors: Tensor, kernel_type: str, parameters: Floats) -> Tensor:
-    """[rows, vectors] of a support-vector machine's kernel."""
-    gamma, first, degree = [*parameters, 0.0, 0.0, 0.0][:3]
-    if kernel_type == "RBF":
-        apart = b.expr("sub", b.reshape(rows, [rows.shape[0], 1, rows.shape[1]]), vectors)
-        shape = [rows.shape[0], *vectors.shape]
-        squares = reduce_axes(b, "sumsq", b.store(apart, FLOAT, shape=shape), [2], keepdims=False)
-        return b.pointwise("exp({0} * {1})", squares, -gamma)
-    product = matrix_product(b, rows, vectors.transpose((1, 0)))
-    if kernel_type == "POLY":
-        return b.pointwise("accurate_pow({0} * {1} + {2}, {3})", product, gamma, first, degree)
-    if kernel_type == "SIGMOID":
-        return b.pointwise("limited_tanh({0} * {1} + {2})", product, gamma, first)
-    if kernel_type != "LINEAR":
-        b.invalid(f"kernel_type is {kernel_type!r}, expected LINEAR, POLY, RBF or SIGMOID")
-    return product
 
 
 # ---- features
