@@ -86,13 +86,16 @@ class Timeline(Handle):
             out = vk.out("uint64_t")
             vk.check(fn.vkGetSemaphoreCounterValue(device_raw, raw, out), "vkGetSemaphoreCounterValue", label)
             start = out[0]
-        reaper = device.reaper
+        reaper, queue, queue_lock = device.reaper, device.queue, device.queue_lock
         state = TimelineState(raw, device_raw, fn, start, reaper)
 
         def destroy() -> None:
             state.destroyed = True
             reaper.remove_timeline(state)
             if owned:
+                # Mesa's queue thread still touches the semaphore of a submit that waited for it, after its last value is signalled.
+                with queue_lock:
+                    fn.vkQueueWaitIdle(queue)  # a lost device is done with it, too
                 fn.vkDestroySemaphore(device_raw, raw, vk.ffi.NULL)
 
         reaper.add_timeline(state)
