@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,30 +95,52 @@ def test_an_example_without_its_model_says_how_to_call_it(example: str) -> None:
     assert f"python examples/{example} MODEL.onnx" in result.stderr
 
 
-PAGES = ["README.md", "docs/python-api.md", "docs/contexts.md", "docs/generation.md"]
+#: pages whose Python blocks are run, each block by itself
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("index", "quickstart", "python-api", "contexts", "generation")),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorials").glob("*.md")),
+]
 #: packages that a page needs
 PAGE_NEEDS = {"docs/generation.md": ("tokenizers", "jinja2")}
 DYNAMIC = (
     '<ir_version: 8, opset_import: ["" : 17]> any_batch (float[batch, 64] x) => (float[batch, 64] y) { y = Tanh(x) }'
 )
+#: runs the blocks of one page, each with names of its own
+RUNNER = """
+import json, sys
+for number, block in enumerate(json.load(sys.stdin), 1):
+    try:
+        exec(compile(block, f"block {number}", "exec"), {"__name__": "__main__"})
+    except BaseException as error:
+        error.add_note(block) if hasattr(error, "add_note") else print(block, file=sys.stderr)
+        raise
+"""
+
+
+def blocks_of(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    """The page's Python blocks, one after another, where model.onnx, dynamic.onnx and a folder with a language model lie."""
+def test_each_block_of_a_page_runs_by_itself(page: str, tmp_path: Path) -> None:
+    """In a folder with model.onnx, dynamic.onnx, program.pte and a language model, and what the page's earlier blocks wrote."""
     missing = [name for name in PAGE_NEEDS.get(page, ()) if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = blocks_of(page)
     assert blocks
     write_model("op_softmax_512x128", tmp_path).rename(tmp_path / "model.onnx")
     onnx.save(onnx.parser.parse_model(DYNAMIC), tmp_path / "dynamic.onnx")
+    shutil.copy(ROOT / "tests" / "executorch" / "data" / "given" / "vk.pte", tmp_path / "program.pte")
     if page in PAGE_NEEDS:
         write_language(tmp_path / "language", layers=1)
     path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     result = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks)],
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(blocks),
         env={**os.environ, "PYTHONPATH": path},
         cwd=tmp_path,
         capture_output=True,

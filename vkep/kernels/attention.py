@@ -114,7 +114,7 @@ class AttentionTile:
 
 
 #: the fastest first, measured on a fully occupied device of 132 cores with heads of 32, 64 and 128
-#: (docs/performance-gpu-notes.md)
+#: (docs/design-log/gpu-speed.md)
 COOPERATIVE_TILES = (
     AttentionTile(64, 32, 16),
     AttentionTile(128, 64, 32),
@@ -133,7 +133,7 @@ TILED_TILES = (
 
 
 def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
-    """Whether one kernel is faster than scores in memory, by what was measured (docs/performance-gpu-notes.md).
+    """Whether one kernel is faster than scores in memory, by what was measured (docs/design-log/gpu-speed.md).
 
     With more queries than a decoder's step has, only on cooperative matrices: arithmetic in registers is faster in the
     products' own tiles, whose scores blocks of queries keep small.

@@ -86,7 +86,7 @@ class TileCost:
 
 
 #: Fitted, as all that follows, to the time of every tile and split of 56 products and convolutions, most of ResNet-50 and
-#: BERT, on a device of 132 cores; the tiles are the best of two hundred (docs/performance-gpu-notes.md)
+#: BERT, on a device of 132 cores; the tiles are the best of two hundred (docs/design-log/gpu-speed.md)
 MATMUL_TILES = {
     CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(1.05, 1.68),
     CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.86, 1.31),

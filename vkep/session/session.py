@@ -57,9 +57,11 @@ class InferenceSession:
 
     Args:
         model: a path, the model's bytes, or an ``onnx.ModelProto``.
-        options: see `SessionOptions`; keyword arguments override its fields. ``sess_options`` is the same.
-        providers, provider_options: as ``onnxruntime.InferenceSession`` takes them: the options of ``VulkanExecutionProvider``
-            count, and another provider than this and the CPU's is warned of.
+        options: see `SessionOptions`; keyword arguments override its fields.
+        providers: as ``onnxruntime.InferenceSession`` takes them. The options of ``VulkanExecutionProvider`` count; a provider
+            other than this one and the CPU's is warned of.
+        provider_options: the options of each provider, in the same order.
+        sess_options: another name of ``options``, as in ONNX Runtime.
         context: a `SharedGpuContext` to use instead of the one that the options name.
 
     Static shapes are planned, compiled and uploaded at once; dynamic ones at the first run of each signature. Safe to
