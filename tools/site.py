@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: pages that lie outside ``docs/`` (CONTRIBUTING.md, examples) join the site, and links to them are followed.
+"""Hooks of mkdocs.yml: pages outside ``docs/`` (CONTRIBUTING.md, examples) join the site, and links to them are followed.
 
 The sources keep links that work in the repository. A link to a file that is no page becomes plain text.
 """

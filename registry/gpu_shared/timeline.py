@@ -93,7 +93,7 @@ class Timeline(Handle):
             state.destroyed = True
             reaper.remove_timeline(state)
             if owned:
-                # Mesa's queue thread still touches the semaphore of a submit that waited for it, after its last value is signalled.
+                # Mesa's queue thread still touches a semaphore that a submit waited for, after its last value is signalled
                 with queue_lock:
                     fn.vkQueueWaitIdle(queue)  # a lost device is done with it, too
                 fn.vkDestroySemaphore(device_raw, raw, vk.ffi.NULL)
