@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ import onnx.parser
 import pytest
 
 import vkep
+from vkep.cli.devices import COSTS
 from vkep.kernels.norm import SOFTMAX
 
 pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[2]
 STRINGS = '<ir_version: 10, opset_import: ["" : 21]> t (string[2] x) => (string[2] y) { y = StringConcat(x, x) }'
 
 
@@ -38,6 +41,27 @@ def test_devices(run: Callable[..., Any]) -> None:
         assert device["uuid"] in printed
         assert all(problem in printed for problem in device["problems"])
     assert "(default)" in printed
+
+
+def test_devices_say_what_lacking_features_cost(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKEP_WITHOUT", "int64,subgroup_shuffle")
+    device = next(d for d in json_of(run("devices", "--json"))["devices"] if d["default"])
+    assert {"int64", "subgroup_shuffle"} <= device["costs"].keys() <= COSTS.keys() - set(device["features"])
+    printed = run("devices").stdout
+    assert (
+        "lacks subgroup_shuffle: lanes combine through shared memory" in printed and "no operator declines" in printed
+    )
+
+
+def test_every_feature_that_kernels_ask_for_has_its_cost() -> None:
+    asked: set[str] = set()
+    for path in (ROOT / "vkep" / "kernels").glob("*.py"):
+        for names in re.findall(r"\.has\(([^)*]+)\)", path.read_text(encoding="utf-8")):
+            asked.update(re.findall(r'"(\w+)"', names))
+    assert {"subgroup_shuffle", "integer_dot_product"} < asked
+    assert asked - {"compute_full_subgroups"} <= COSTS.keys(), (
+        "compute_full_subgroups: asked for with subgroup_size_control"
+    )
 
 
 def test_the_default_device_follows_the_environment(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -298,12 +296,6 @@ def test_what_is_turned_down(caps: DeviceCapabilities) -> None:
     }.items():
         with pytest.raises(Decline, match=why):
             choose(problem, caps)
-
-
-def test_sort_keys_of_64_bits_that_a_device_lacks(caps: DeviceCapabilities) -> None:
-    short = dataclasses.replace(caps, features=caps.features - {"int64"})
-    with pytest.raises(Decline, match="sort keys are of 64 bits"):
-        choose(ArgReduceProblem(2, 1, 3, "float64"), short)
 
 
 def run_arg(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, last: bool = False) -> np.ndarray:

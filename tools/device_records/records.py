@@ -1,8 +1,9 @@
 """Devices as their drivers report them: what vkep is planned for without having them.
 
-lavapipe and SwiftShader were asked (``vkep devices --json``). Parts of the Raspberry Pi 5's and MoltenVK's values stand in public
-reports. The others follow what is generally known of these devices, the poorer value where that is unsure: none was compared
-with a report of the public hardware database (vulkan.gpuinfo.org) yet, which whoever has the device should do.
+Each record names its source. lavapipe and SwiftShader were asked (``vkep devices --json``), the H200 too when it was at hand.
+"Report" is one of vulkan.gpuinfo.org that github.com/KhronosGroup/Vulkan-Profiles keeps (``profiles/LunarG/``, file
+``vp_gpuinfo_<name>.json``). "Driver" is what Mesa's source says for the device. What neither says (cooperative matrices' shapes,
+memory, the number of cores) is the poorer of what is known of the device.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _half_products(sizes: tuple[int, ...]) -> tuple[CooperativeMatrixShape, ...]
 RECORDS: Mapping[str, DeviceCapabilities] = {
     record.name: record
     for record in (
-        _record(
+        _record(  # asked, driver 580; its limits are those of the report nvidia_geforce_rtx_5090_610_43_2_0_freebsd_15_1 too
             "NVIDIA H200",
             _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64", "cooperative_matrix"},
             (32, 32, 32),
@@ -64,26 +65,39 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             memory_heaps=(MemoryHeap(139 * GIB, True),),
             cooperative_matrix_shapes=_half_products((8, 16)),
         ),
-        _record(
-            "AMD Radeon RX 7900 (RADV)",
+        _record(  # report amd_radeon_rx_7800_xt__radv_navi32__24_0_99_arch_unknown
+            "AMD Radeon RX 7800 XT (RADV)",
             _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64", "cooperative_matrix"},
             (64, 32, 64),
             device_type="discrete",
-            max_workgroup_count=(2**32 - 1, 65535, 65535),
+            max_workgroup_size=(1024, 1024, 1024),
             max_shared_memory_bytes=65536,
             max_push_constants_size=256,
+            max_buffer_size=2**32 - 4,
+            max_allocation_size=2**32 - 4,
             host_visible_device_local=False,
-            memory_heaps=(MemoryHeap(20 * GIB, True),),
+            memory_heaps=(MemoryHeap(16 * GIB, True),),
             cooperative_matrix_shapes=_half_products((16,)),
         ),
-        _record(
+        _record(  # report intel_r__iris_r__xe_graphics__tgl_gt2__26_1_3_void_unknown
             "Intel Iris Xe (ANV)",
             _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"},
             (32, 8, 32),
-            max_shared_memory_bytes=65536,
-            max_push_constants_size=128,
+            max_workgroup_size=(1024, 1024, 1024),
+            max_workgroup_count=(2**31 - 1, 65535, 65535),
+            max_shared_memory_bytes=49152,
+            max_push_constants_size=256,
         ),
-        _record(
+        _record(  # report intel_r__hd_graphics_620__kbl_gt2__26_1_2_debian_unknown
+            "Intel HD Graphics 620 (ANV)",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64"},
+            (32, 8, 32),
+            max_workgroup_size=(1024, 1024, 1024),
+            max_workgroup_count=(2**31 - 1, 65535, 65535),
+            max_shared_memory_bytes=49152,
+            max_push_constants_size=256,
+        ),
+        _record(  # report apple_m1_0_2_2209_macos_26_5_1: no stage takes a required size of subgroups
             "Apple M1 (MoltenVK)",
             (_VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"}) - {"subgroup_size_control"},
             (32, 4, 32),
@@ -91,21 +105,33 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             max_workgroup_count=(2**30, 2**30, 2**30),
             max_push_constants_size=4096,
         ),
-        _record(
-            "Qualcomm Adreno 740",
-            _VULKAN_1_3 | _SUBGROUPS | _NARROW,
-            (64, 64, 128),
+        _record(  # report apple_m1_26_1_99_macos_26_5_0
+            "Apple M1 (KosmicKrisp)",
+            (_VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"}) - {"subgroup_size_control"},
+            (32, 32, 32),
+            max_workgroup_size=(1024, 1024, 1024),
+            max_workgroup_count=(2**31 - 1, 65535, 65535),
             max_push_constants_size=256,
         ),
-        _record(
-            "Arm Mali-G710",
+        _record(  # driver src/freedreno/vulkan/tu_device.cc, freedreno_devices.py (a7xx)
+            "Qualcomm Adreno 740 (Turnip)",
+            _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"},
+            (128, 64, 128),
+            max_push_constants_size=256,
+            max_allocation_size=2**32 - 1,
+        ),
+        _record(  # driver src/panfrost/vulkan/panvk_vX_physical_device.c (arch 10)
+            "Arm Mali-G710 (PanVK)",
             _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64"},
             (16, 16, 16),
-            max_push_constants_size=128,
+            max_workgroup_size=(1024, 1024, 1024),
+            max_push_constants_size=256,
+            max_buffer_size=2**32 - 1,
+            max_allocation_size=2**32 - 1,
         ),
-        _record(
+        _record(  # driver src/broadcom/vulkan/v3dv_device.c: 16 KiB of shared memory in older releases, 32 KiB in newer ones
             "Raspberry Pi 5 (V3D 7.1)",
-            _VULKAN_1_3 | {"subgroup_ballot", "subgroup_shuffle", "storage_8bit", "storage_16bit"},
+            _VULKAN_1_3 | _SUBGROUPS | {"storage_8bit", "storage_16bit"},
             (16, 16, 16),
             max_workgroup_invocations=256,
             max_workgroup_size=(256, 256, 256),
@@ -114,7 +140,7 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             max_buffer_size=GIB,
             max_allocation_size=GIB,
         ),
-        _record(
+        _record(  # asked
             "SwiftShader",
             _VULKAN_1_3 | _SUBGROUPS,
             (4, 4, 4),
@@ -126,7 +152,7 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             max_allocation_size=GIB,
             memory_heaps=(MemoryHeap(2 * GIB, True),),
         ),
-        _record(
+        _record(  # asked
             "lavapipe",
             _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64"},
             (8, 8, 8),
@@ -141,6 +167,8 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             min_subgroup_size=1,
             max_subgroup_size=1,
         ),
-        _record("subgroups of 128 lanes", _VULKAN_1_3 | _SUBGROUPS | _NARROW, (128, 128, 128)),
+        _record(  # made up, as the two before
+            "subgroups of 128 lanes", _VULKAN_1_3 | _SUBGROUPS | _NARROW, (128, 128, 128)
+        ),
     )
 }

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from vkep.cli.common import FAILED, JsonFlag, VerboseOption, command, print_json
+
+_WORDS = "computed exactly with pairs of 32-bit words, which takes more instructions"
+_TAKEN_OUT = "elements are taken out of 32-bit words, and written with two atomic operations where lanes share a word"
+#: what a feature costs that a device lacks; those that are not here cost nothing
+COSTS: Mapping[str, str] = {
+    "int64": _WORDS,
+    "float64": _WORDS,
+    "int8": _TAKEN_OUT,
+    "storage_8bit": _TAKEN_OUT,
+    "int16": _TAKEN_OUT,
+    "storage_16bit": _TAKEN_OUT,
+    "float16": f"{_TAKEN_OUT}; arithmetic is of float32",
+    "subgroup_shuffle": "lanes combine through shared memory; float16 attention without cooperative matrices",
+    "subgroup_ballot": "a CPU driver gets the matrix tiles of GPUs",
+    "subgroup_size_control": "where the driver may choose among sizes of subgroups, lanes combine through shared memory",
+    "integer_dot_product": "packed weights of few rows are unpacked before their products",
+    "cooperative_matrix": "float16 products, convolutions and attention from shared memory, in float32",
+}
+
 
 if TYPE_CHECKING:
     from gpu_shared.capabilities import DeviceInfo
@@ -30,9 +50,12 @@ def devices_command(json_output: JsonFlag = False, verbose: VerboseOption = 0) -
                 typer.echo(f"   {line}")
             widths = in_words(device)
             if widths:
-                typer.echo(
-                    f"     in 32-bit words: types of {widths} bits, some of which it lacks; slower, nothing declines"
-                )
+                typer.echo(f"     in 32-bit words: types of {widths} bits, some of which it lacks")
+            lacking = costs(device)
+            for feature, cost in lacking.items():
+                typer.echo(f"     lacks {feature}: {cost}")
+            if lacking:
+                typer.echo("     no operator declines for what it lacks")
             for problem in device.problems:
                 typer.echo(f"     not usable: {problem}")
     if chosen is None:
@@ -58,12 +81,18 @@ def in_words(device: DeviceInfo) -> str:
     return ", ".join(map(str, widths_in_words(device.capabilities.features)))
 
 
+def costs(device: DeviceInfo) -> dict[str, str]:
+    """What each feature costs that a device lacks, by its name. No operator declines for any of them."""
+    return {name: cost for name, cost in COSTS.items() if name not in device.capabilities.features}
+
+
 def device_to_dict(device: DeviceInfo, default: bool) -> dict[str, Any]:
-    """Plain data: the capabilities, and ``usable``, ``problems``, ``default``, ``in_words``."""
+    """Plain data: the capabilities, and ``usable``, ``problems``, ``default``, ``in_words``, ``costs``."""
     return {
         **device.capabilities.to_dict(),
         "usable": not device.problems,
         "problems": list(device.problems),
         "default": default,
         "in_words": in_words(device),
+        "costs": costs(device),
     }

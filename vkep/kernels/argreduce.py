@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, key_defines, lacks_keys, share_columns
+from vkep.kernels.launch import element_defines, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -38,7 +38,7 @@ class ArgReduceProblem(ColumnProblem):
 def _takes(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:
     if not problem.axis:
         return f"the axis is empty (shape [{problem.outer}, 0, {problem.inner}]), expected at least one element"
-    return lacks_keys(problem.dtype, caps)
+    return ""
 
 
 def _arg_reduce(problem: ArgReduceProblem, e: Emission) -> KernelCall:

@@ -90,15 +90,6 @@ def key_defines(dtype: str) -> dict[str, str]:
     return {family: "1", "KEY_T": "uint64_t" if wide else "uint", "KEY_SIGN_BIT": sign}
 
 
-def lacks_keys(dtype: str, caps: DeviceCapabilities) -> str:
-    """Why a device cannot compare sort keys of an element type; "" where it can."""
-    return (
-        "float64's sort keys are of 64 bits, which the device lacks"
-        if dtype == "float64" and not caps.has("int64")
-        else ""
-    )
-
-
 def is_cpu(caps: DeviceCapabilities) -> bool:
     return caps.device_type == "cpu"
 

@@ -11,7 +11,7 @@ from vkep.errors import InvalidNode
 from vkep.kernels.columns import ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, flat_lanes, key_defines, lacks_keys, share_columns
+from vkep.kernels.launch import element_defines, flat_lanes, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -54,12 +54,8 @@ class TopKProblem(ColumnProblem):
         return (Need("values", self.dtype, shape, flat=True), Need("indices", "int64", shape, flat=True))
 
 
-def _takes(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    return lacks_keys(problem.dtype, caps)
-
-
 def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    return _takes(problem, caps) or ("k rounds compare less" if problem.k * 8 <= problem.axis else "")
+    return "k rounds compare less" if problem.k * 8 <= problem.axis else ""
 
 
 def _ranks(problem: TopKProblem, e: Emission) -> KernelCall:
@@ -94,5 +90,5 @@ def _call(
 implement(
     TopKProblem,
     Candidate("ranks", _ranks, when=_takes_ranks),
-    Candidate("rounds", _rounds, when=_takes),
+    Candidate("rounds", _rounds),
 )
