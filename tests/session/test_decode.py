@@ -35,8 +35,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[PlanRunner]:
 
 
 def decoder(total: str = "input", bias: bool = False) -> onnx.ModelProto:
-    """Layers of a projection and GroupQueryAttention with rotary positions. ``total``: where the length comes from, an input
-    or a node's result.
+    """Layers of a projection and GroupQueryAttention with rotary positions. ``total``: where the length comes from, an input, a
+    node's result, or the width of a mask.
     """
     rng = np.random.default_rng(1)
     info = helper.make_tensor_value_info
@@ -46,13 +46,16 @@ def decoder(total: str = "input", bias: bool = False) -> onnx.ModelProto:
     inputs = [
         info("x", TensorProto.FLOAT, ["batch", "length", WIDTH]),
         info("lengths", TensorProto.INT32, ["batch"]),
-        info("total", kind, [1]),
+        info("total", kind, [1]) if total != "mask" else info("mask", kind, ["batch", "total"]),
     ]
     if bias:
         inputs.append(info("bias", TensorProto.FLOAT, ["batch", 1, "length", "keys"]))
     outputs, nodes, x = [info("y", TensorProto.FLOAT, None)], [], "x"
     if total == "node":
         nodes.append(helper.make_node("Cast", ["total"], ["total_32"], to=TensorProto.INT32))
+    if total == "mask":
+        nodes.append(helper.make_node("Shape", ["mask"], ["total_64"], start=1, end=2))
+        nodes.append(helper.make_node("Cast", ["total_64"], ["total_32"], to=TensorProto.INT32))
     for layer in range(LAYERS):
         kv_width = KV_HEADS * SIZE
         weights[f"w{layer}"] = rng.normal(0, 0.12, (WIDTH, WIDTH + 2 * kv_width)).astype(np.float32)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from vkep.ort.memory import NUMBER_SHIFT, PointerTensor, domain_of
 from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
-from vkep.session.executor import Executable, IslandExecutor
+from vkep.session.executor import Executable, IslandExecutor, Targets
+from vkep.session.planned_graph import Over, allowed, overwritten, with_over
 from vkep.session.planner import Planner
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
@@ -90,9 +91,19 @@ class _OnDevice:
         self.which = ffi.new("size_t[]", [i for i, _ in made])
         self.ranks = ffi.new("size_t[]", [len(port.shape) for _, port in made])
         self.dims = ffi.new("int64_t[]", [d for _, port in made for d in port.shape] or [0])
+        self._inputs, self._outputs = inputs, [port.name for _, port in made]
         places = {name: i for i, name in enumerate(inputs)}
         places |= {port.name: len(inputs) + k for k, (_, port) in enumerate(made)}
         self._order = [places[port.name] for port in island.plan.ports]
+
+    def over(self, addresses: Sequence[int]) -> Over:
+        """The inputs whose memory outputs are to be written to; ``addresses`` as for `run`."""
+        made = addresses[-self.count :] if self.count else ()
+        if set(made).isdisjoint(addresses[: len(self._inputs)]):
+            return ()
+        outputs = dict(zip(made, self._outputs, strict=True))
+        pairs = zip(self._inputs, addresses, strict=False)
+        return tuple([(name, outputs[address]) for name, address in pairs if address in outputs])
 
     def run(self, addresses: Sequence[int], checks: RunChecks) -> None:
         """``addresses`` of the inputs, then of the outputs."""
@@ -217,7 +228,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                     if made != NULL:
                         ort.check(made)
                     found = ffi.unpack(addresses, count + known.count)
-                    if 0 not in found:
+                    if 0 not in found and not known.over(found):
                         known.run(found, self.runtime.checks)
                         return
                 self._run(executable, key, scratch.tensors, context)
@@ -241,7 +252,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         for index, name in enumerate(self._names):
             values[name] = self._input(name, tensors[index], *details.layout[index])
         targets: dict[str, Any] = {}
-        waiting: list[tuple[str, Any]] = []
+        waiting: dict[str, Any] = {}
         for index, name in enumerate(self.outputs):
             port = details.ports.get(name)
             if port is None:
@@ -249,33 +260,55 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             made = self._output(context, index, port.shape)
             dtype = DTYPES[port.dtype]
             if dtype.sub_byte_bits or _lies_off(made):
-                waiting.append((name, made))  # packed on the host, or put there by it
+                waiting[name] = made  # packed on the host, or put there by it
             elif made.on_device:
                 targets[name] = self._device_tensor(name, made, dtype, port.shape, port.nbytes)
             else:
-                waiting.append((name, made))
+                waiting[name] = made
                 targets[name] = host_array(made.data, dtype, port.shape, port.nbytes)
-        executable.run(values, targets)
-        self.runtime.checks.add(open_checks(targets.values()))
-        captures = self.runtime.captures
-        if captures.recording:
-            self._check_capturable(values, details, waiting)
-            captures.add(self.planned, key, values, targets)
-        if self.runtime.profilers:
-            for profiler in self.runtime.profilers:
-                profiler.measure(self.name, executable, values)
-        for name, made in waiting:
-            if name not in targets or values[name] is not targets[name]:
-                self._write(made, on_host(values[name]))
+        over = overwritten(values, targets)
+        if not over:
+            self._send(executable, key, values, targets, waiting)
+        else:
+            with contextlib.ExitStack() as held:
+                with contextlib.suppress(InvalidInputError):  # a sealed node keeps to its plan
+                    used = self.planned.use_key((key, over), lambda: self._make(key, over=over))
+                    held.enter_context(used.hold)
+                    executable = used.executable
+                kept = allowed(targets, over, executable)
+                for index, name in enumerate(self.outputs):
+                    if name in targets and name not in kept:
+                        waiting[name] = self._output(context, index, details.ports[name].shape)
+                self._send(executable, (key, over), values, kept, waiting)
         for index, name in enumerate(self.outputs):
             if name and name not in details.ports:  # folded, or made in a part that was planned during the run
                 result = on_host(values[name])
                 self._write(self._output(context, index, result.shape), result)
 
-    def _check_capturable(
-        self, values: Mapping[str, Any], details: _Details, waiting: Sequence[tuple[str, Any]]
+    def _send(
+        self,
+        executable: Executable,
+        key: Hashable,
+        values: dict[str, Any],
+        targets: Targets,
+        waiting: Mapping[str, Any],
     ) -> None:
-        host = [n for n in self._names if isinstance(values[n], np.ndarray)] + [n for n, _ in waiting]
+        """Run, and bring the outputs in ``waiting`` to ONNX Runtime's memory where the run did not."""
+        executable.run(values, targets)
+        self.runtime.checks.add(open_checks(targets.values()))
+        captures = self.runtime.captures
+        if captures.recording:
+            self._check_capturable(values, executable.caller, waiting)
+            captures.add(self.planned, key, values, targets)
+        if self.runtime.profilers:
+            for profiler in self.runtime.profilers:
+                profiler.measure(self.name, executable, values)
+        for name, made in waiting.items():
+            if name not in targets or values[name] is not targets[name]:
+                self._write(made, on_host(values[name]))
+
+    def _check_capturable(self, values: Mapping[str, Any], details: _Details, waiting: Mapping[str, Any]) -> None:
+        host = [n for n in self._names if isinstance(values[n], np.ndarray)] + list(waiting)
         host += [n for n in self.outputs if n and n not in details.ports]
         if host:
             raise InvalidInputError(
@@ -332,8 +365,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         else:
             host_bytes(tensor.data, nbytes)[:] = data
 
-    def _make(self, key: bytes, program: Program | None = None) -> Executable:
-        specs = self._specs(key)
+    def _make(self, key: bytes, program: Program | None = None, over: Over = ()) -> Executable:
+        specs = with_over(self._specs(key), over)
         executable = None if program is None else self._ready(program)
         if executable is None:
             executable = self.planned.plan(specs)

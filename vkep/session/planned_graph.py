@@ -73,7 +73,7 @@ class PlannedGraph:
         """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`. A target that is an input's
         tensor is written in place, or left out where the plan cannot do that: its result is a value of its own then.
         """
-        over = _overwritten(values, targets) if targets else ()
+        over = overwritten(values, targets) if targets else ()
         if key is None:
             key = self.signature(values)
         if over:
@@ -82,7 +82,7 @@ class PlannedGraph:
         with used.hold:
             direct = used.executable.direct
             if direct:
-                used.executable.run(values, _allowed(targets, over, used.executable))
+                used.executable.run(values, allowed(targets, over, used.executable))
         if not direct:  # what its parts leave each other outlives no interrupt
             run_steady(lambda: self._run(values, targets, key, over))
         if self._evicted:
@@ -91,7 +91,7 @@ class PlannedGraph:
     def _run(self, values: Values, targets: Targets, key: Hashable, over: Over) -> None:
         used = self.use(values, key, over)
         with used.hold:
-            used.executable.run(values, _allowed(targets, over, used.executable))
+            used.executable.run(values, allowed(targets, over, used.executable))
 
     def use(self, values: Mapping[str, Any], key: Hashable = None, over: Over = ()) -> Use:
         """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
@@ -154,12 +154,7 @@ class PlannedGraph:
         return self.plan(self._known(values, over))
 
     def _known(self, values: Mapping[str, Any], over: Over) -> dict[str, Known]:
-        known = {name: known_value(value, name, name in self._asked) for name, value in values.items()}
-        for name, output in over:
-            spec = known[name]
-            if isinstance(spec, ValueSpec):
-                known[name] = replace(spec, over=output)
-        return known
+        return with_over({name: known_value(value, name, name in self._asked) for name, value in values.items()}, over)
 
     # ---- executables in use
 
@@ -303,15 +298,28 @@ class DeferredExecutor:
         self.graph.close()
 
 
-def _overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
-    """The inputs whose tensors are targets too, and the outputs to be written there."""
-    tensors = {id(target): name for name, target in targets.items() if isinstance(target, DeviceTensor)}
-    if not tensors:
+def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
+    """The inputs whose memory outputs are to be written to, each with that output."""
+    places = {
+        target.address: name for name, target in targets.items() if isinstance(target, DeviceTensor) and target.nbytes
+    }
+    if not places:
         return ()
-    return tuple([(name, tensors[id(value)]) for name, value in values.items() if id(value) in tensors])
+    tensors = [(name, value) for name, value in values.items() if isinstance(value, DeviceTensor) and value.nbytes]
+    return tuple([(name, places[tensor.address]) for name, tensor in tensors if tensor.address in places])
 
 
-def _allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
+def with_over(known: Mapping[str, Known], over: Over) -> dict[str, Known]:
+    """What is known of the inputs, and which output each one's memory is for."""
+    made = dict(known)
+    for name, output in over:
+        spec = made[name]
+        if isinstance(spec, ValueSpec):
+            made[name] = replace(spec, over=output)
+    return made
+
+
+def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
     """The targets without those that are an input's memory and that the program does not write in place."""
     if not over:
         return targets

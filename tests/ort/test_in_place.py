@@ -1,0 +1,63 @@
+"""One OrtValue bound to an input and to an output, through ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ort.conftest import OpenSession
+from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, on_cpu, steps
+from tests.session.test_in_place import GENERAL, W, X, model_of
+from vkep.device.runner import PlanRunner
+from vkep.plan.records import Plan
+from vkep.session import planner
+
+
+def test_a_decoder_keeps_its_caches(session: OpenSession, registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Plan] = []
+    monkeypatch.setattr(
+        planner, "PlanRunner", lambda d, plan, *a, **k: planned.append(plan) or PlanRunner(d, plan, *a, **k)
+    )
+    model, room = decoder("mask"), 32
+    theirs = on_cpu(model)
+    names = [o.name for o in theirs.get_outputs()]
+    past = [n.replace("n", "p") for n in names[1:]]
+    kept = [np.zeros((1, KV_HEADS, room, SIZE), np.float32)] * (2 * LAYERS)
+    opened = session(model.SerializeToString())
+    caches = [registered.to_device(k) for k in kept]
+    for feed in steps(5, 6, room):
+        feed["mask"] = np.ones((1, int(feed.pop("total")[0])), np.int64)
+        binding = opened.io_binding()
+        for name, value in feed.items():
+            binding.bind_cpu_input(name, value)
+        for source, name, cache in zip(past, names[1:], caches, strict=True):
+            binding.bind_ortvalue_input(source, cache)
+            binding.bind_ortvalue_output(name, cache)
+        binding.bind_output("y", "cpu")
+        opened.run_with_iobinding(binding)
+        expected = theirs.run(None, feed | dict(zip(past, kept, strict=True)))
+        kept = expected[1:]
+        np.testing.assert_allclose(binding.copy_outputs_to_cpu()[-1], expected[0], rtol=1e-4, atol=1e-4)
+    keys = [key for plan in planned for key in plan.pipelines if key.shader.source == "cache_update.comp"]
+    assert any(dict(key.spec)["OVER"] for key in keys)
+    for ours, cache in zip(caches, kept, strict=True):
+        np.testing.assert_allclose(ours.numpy()[:, :, :11], cache[:, :, :11], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("what", [name for name in GENERAL if name not in ("on the host", "itself")])
+def test_every_model_takes_an_input_as_its_outputs_place(session: OpenSession, registered: Any, what: str) -> None:
+    nodes, right = GENERAL[what]
+    expected = right()
+    opened = session(model_of(nodes, {"x": (6, 6), "w": (6, 6)}, list(expected)))
+    for _ in range(2):
+        x = registered.to_device(X)
+        binding = opened.io_binding()
+        binding.bind_ortvalue_input("x", x)
+        binding.bind_cpu_input("w", W)
+        for name in expected:
+            binding.bind_ortvalue_output(name, x) if name == "y" else binding.bind_output(name, "cpu")
+        opened.run_with_iobinding(binding)
+        for name, result in zip(expected, binding.copy_outputs_to_cpu(), strict=True):
+            np.testing.assert_allclose(result, expected[name], rtol=1e-4, atol=1e-4)
