@@ -43,7 +43,7 @@ def _config(**changes: Any) -> Callable[[Path], None]:
     ("change", "error", "match"),
     [
         (_without("genai_config.json"), FileNotFoundError, "has neither genai_config.json"),
-        (_without("model.onnx"), FileNotFoundError, "genai_config.json beside it names it"),
+        (_without("model.onnx"), FileNotFoundError, "genai_config.json beside it asks for it"),
         (lambda f: (f / "genai_config.json").write_text("{"), InvalidModelError, "no JSON"),
         (lambda f: (f / "genai_config.json").write_text("[]"), InvalidModelError, "expected an object, found list"),
         (lambda f: (f / "genai_config.json").write_text("{}"), InvalidModelError, "KeyError: 'model'"),

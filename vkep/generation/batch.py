@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from gpu_shared.errors import OutOfDeviceMemoryError
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder
-from vkep.generation.rows import rows_of
+from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
 from vkep.memory import ArenaOutOfMemory
@@ -18,6 +21,7 @@ from vkep.memory import ArenaOutOfMemory
 #: tokens of a prompt that one step takes, so that other answers go on meanwhile
 CHUNK = 512
 _GREEDY = Sampling()
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(eq=False)
@@ -61,13 +65,13 @@ class Batch:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | EncoderDecoder,
         encode: Callable[[str], list[int]],
         stream: Callable[[Sampling], TextStream | None],
         limit: int,
     ) -> None:
         self._decoder, self._encode, self._stream = decoder, encode, stream
-        self._rows = rows_of(decoder, limit)
+        self._rows = decoder.rows(limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
         self._known: tuple[DeviceTensor, list[int]] | None = None  # the tokens chosen last, on the device and here
@@ -77,22 +81,33 @@ class Batch:
         """The answers that have not ended, in the order in which they came."""
         return list(self._under_way)
 
-    def add(self, prompt: str | Sequence[int], sampling: Sampling | None = None) -> Answer:
+    def add(
+        self, prompt: str | Sequence[int] | Array, sampling: Sampling | None = None, *, start: Sequence[int] = ()
+    ) -> Answer:
         """Begin an answer to a text, or to token ids. Nothing runs yet.
+
+        Of an encoder and a decoder: the encoder reads the prompt, which may be audio (`EncoderDecoder.source`), and the answer
+        begins with the tokens ``start`` (none: as the folder says).
 
         Raises `InvalidInputError` for a prompt that is empty, too long for the model, or has tokens that it does not know, and
         where ``max_sequences`` answers are under way; `ArenaOutOfMemory` where no memory is left for one more.
         """
         sampling = sampling or self._decoder.folder.defaults
-        tokens = self._checked(prompt)
-        row = self._rows.take(tokens, {a._row for a in self._under_way})
+        given = self._encode(prompt) if isinstance(prompt, str) else prompt
+        source = None
+        if isinstance(self._decoder, EncoderDecoder):
+            given, source = start or self._decoder.folder.start_tokens, given
+        elif len(start):
+            raise InvalidInputError("start belongs to models with an encoder: the prompt is where an answer begins")
+        tokens = self._checked(given)
+        row = self._rows.take(tokens, {a._row for a in self._under_way}, source)
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
         answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling))
         self._under_way.append(answer)
         return answer
 
-    def _checked(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self._encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+    def _checked(self, prompt: Sequence[int] | Array) -> list[int]:
+        tokens = [int(token) for token in prompt]
         if not tokens:
             raise InvalidInputError("the prompt is empty: expected one token or more")
         context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary
@@ -167,7 +182,10 @@ class Batch:
             list(dict.fromkeys([*a.prompt, *a.tokens])) if a is not None and a.sampling.repetition_penalty != 1 else []
             for a in answers
         ]
-        return self._chooser.choose(logits, each, chances, seen)
+        folder = self._decoder.folder
+        first = any(a is not None and not a.tokens for a in answers)
+        never = (*folder.never, *folder.never_first) if first else folder.never
+        return self._chooser.choose(logits, each, chances, seen, never)
 
     def _took(self, answer: Answer, token: int) -> Event:
         settings, stream = answer.sampling, answer._stream

@@ -9,6 +9,7 @@ import numpy as np
 
 from vkep.device.tensor import DeviceTensor
 from vkep.generation.decoder import Decoder
+from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.sampling import Choice, Sampling, chooser, padded, settings_of
 from vkep.session import InferenceSession
 
@@ -16,22 +17,28 @@ from vkep.session import InferenceSession
 class Chooser:
     """Chooses the next token of each sequence from a decoder's logits, which stay on the device."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder | EncoderDecoder) -> None:
         self._decoder = decoder
         self._sessions: dict[Choice, InferenceSession] = {}
         self._tokens: dict[int, DeviceTensor] = {}  # by the number of sequences: written anew each time
 
     def choose(
-        self, logits: DeviceTensor, each: Sequence[Sampling], chances: Sequence[float], seen: Sequence[Sequence[int]]
+        self,
+        logits: DeviceTensor,
+        each: Sequence[Sampling],
+        chances: Sequence[float],
+        seen: Sequence[Sequence[int]],
+        never: tuple[int, ...] = (),
     ) -> tuple[DeviceTensor, list[int]]:
         """The tokens as the next step reads them, int64 [batch, 1] on the device, and on the host (4 bytes each).
 
         For each sequence: its settings, its random number, and the tokens that occurred, where its penalty asks for them.
+        ``never``: tokens that are not chosen.
         """
-        choice = Choice.of(each)
+        choice = Choice.of(each, never)
         session = self._sessions.get(choice)
         if session is None:
-            model = chooser(self._decoder.element, choice)
+            model = chooser(self._decoder.element, choice, self._decoder.vocabulary)
             session = self._sessions[choice] = InferenceSession(model, context=self._decoder.session.context)
         binding = session.io_binding()
         binding.bind_input("logits", logits)

@@ -12,8 +12,9 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.generation.caches import CacheSpec, GrownCaches, RowCaches
-from vkep.generation.folder import ModelFolder, refuse_encoder
+from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import for_generation
+from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, ValueInfo
 from vkep.session import InferenceSession, SessionOptions
@@ -43,7 +44,6 @@ class Decoder:
 
     def _read(self, graph: Graph) -> None:
         folder, inputs = self.folder, {v.name: v for v in graph.inputs}
-        refuse_encoder(folder, inputs)
         outputs = {v.name: v for v in graph.outputs}
         pairs = dict(folder.caches) or {n: p for n in inputs if (p := _present(n, outputs))}
         missing = [n for n in (*pairs, *pairs.values()) if n not in inputs and n not in outputs]
@@ -54,7 +54,7 @@ class Decoder:
         self.logits = next((o for o in plain if o == "logits"), plain[0] if len(plain) == 1 else "")
         if not self.logits:
             raise InvalidModelError(f"{folder.decoder}: none of its outputs {plain} is named logits")
-        self.element = _element(outputs[self.logits])
+        self.element = element_of(outputs[self.logits])
         self.vocabulary = _size(outputs[self.logits].shape)
         self._kinds = {n: folder.inputs.get(n, n) for n in inputs if n not in pairs}
         unknown = [n for n, what in self._kinds.items() if what not in _FEEDS]
@@ -78,7 +78,11 @@ class Decoder:
             raise InvalidModelError(
                 f"{folder.decoder}: cache {past.name!r} has shape {shape}, and no file says its sizes"
             )
-        return CacheSpec(past.name, present, heads, size, str(dtypes.from_onnx(_element(past))))
+        return CacheSpec(past.name, present, heads, size, str(dtypes.from_onnx(element_of(past))))
+
+    def rows(self, limit: int) -> Rows:
+        """Rows for as many answers, as the model's caches allow."""
+        return BufferRows(self, limit) if self.by_rows else GrownRows(self, limit)
 
     def caches(self) -> RowCaches:
         """New caches for several sequences, where the model is `by_rows`."""
@@ -172,7 +176,7 @@ def _present(past: str, outputs: Mapping[str, Any]) -> str:
     return ""
 
 
-def _element(value: ValueInfo) -> int:
+def element_of(value: ValueInfo) -> int:
     """The ONNX type of a tensor of floats."""
     if value.elem_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
         raise UnsupportedModelError(f"{value.name!r} is {dtypes.onnx_name(value.elem_type)}; expected float or float16")

@@ -15,7 +15,15 @@ GENAI, CONFIG = "genai_config.json", "config.json"
 #: files of a decoder that optimum and transformers.js write, the ones that serve prompts and single tokens first
 DECODERS = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 #: names of the greatest length of a sequence in configurations of various models
-_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+_CONTEXT = (
+    "max_target_positions",
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
 #: in genai_config.json: what its patterns of names stand for
 _PAST = {f"past_{part}_names": f"present_{part}_names" for part in ("key", "value")}
 
@@ -36,6 +44,10 @@ class ModelFolder:
     inputs: Mapping[str, str]  #: what the model's inputs are, by their names, where they are not the usual ones
     heads: int = 0  #: of keys and values; 0: the model's inputs say it
     head_size: int = 0  #: as ``heads``
+    encoder: Path | None = None  #: of a model that reads a source
+    start_tokens: tuple[int, ...] = ()  #: what its answers begin with
+    never: tuple[int, ...] = ()  #: tokens that are never chosen
+    never_first: tuple[int, ...] = ()  #: nor these as an answer's first
 
 
 def read_folder(path: str | Path) -> ModelFolder:
@@ -71,6 +83,10 @@ def _genai(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
     try:
         model, search = config["model"], config.get("search", {})
         decoder = model["decoder"]
+        if "encoder" in model:
+            raise UnsupportedModelError(
+                f"{folder}: onnxruntime-genai's form of an encoder and a decoder; optimum's is read: export it with optimum"
+            )
         inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
         file = folder / decoder["filename"]
         layers = int(decoder["num_hidden_layers"])
@@ -84,13 +100,14 @@ def _genai(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
     caches = {past % k: present % k for k in range(layers) for past, present in pairs}
     names = {name: what for what, name in inputs.items() if isinstance(name, str) and "%" not in name}
     sampling = _defaults(search, folder / GENAI)
-    return ModelFolder(folder, _file(file), kind, context, _ids(end), sampling, caches, names, *sizes)
+    return ModelFolder(folder, _file(file, GENAI), kind, context, _ids(end), sampling, caches, names, *sizes)
 
 
 def _optimum(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
-    found = [f / name for f in (folder, folder / "onnx") for name in DECODERS if (f / name).is_file()]
+    reads = bool(config.get("is_encoder_decoder"))
+    found = [f / name for f in (folder, folder / "onnx") for name in DECODERS[reads:] if (f / name).is_file()]
     if not found:
-        raise FileNotFoundError(f"{folder} has none of {', '.join(DECODERS)}, nor has its folder onnx")
+        raise FileNotFoundError(f"{folder} has none of {', '.join(DECODERS[reads:])}, nor has its folder onnx")
     text = config.get("text_config", config)
     settings = folder / "generation_config.json"
     generation = read_json(settings) if settings.is_file() else {}
@@ -100,12 +117,34 @@ def _optimum(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
     heads = int(text.get("num_key_value_heads") or text.get("num_attention_heads") or text.get("n_head") or 0)
     width = int(text.get("hidden_size") or text.get("n_embd") or 0)
     size = int(text.get("head_dim") or width // max(int(text.get("num_attention_heads") or text.get("n_head") or 1), 1))
-    return ModelFolder(folder, found[0], kind, context, _ids(end), sampling, {}, {}, heads, size)
+    made = ModelFolder(folder, found[0], kind, context, _ids(end), sampling, {}, {}, heads, size)
+    made = replace(
+        made,
+        never=tuple(generation.get("suppress_tokens") or ()),
+        never_first=tuple(generation.get("begin_suppress_tokens") or ()),
+    )
+    if not reads:
+        return made
+    encoder = _file(found[0].parent / "encoder_model.onnx", CONFIG)
+    return replace(made, encoder=encoder, start_tokens=_start_tokens(config, generation, folder))
 
 
-def _file(path: Path) -> Path:
+def _start_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """The decoder's start token; Whisper's say more: English, transcribed, without times."""
+    start = generation.get("decoder_start_token_id", config.get("decoder_start_token_id"))
+    if start is None:
+        raise InvalidModelError(f"{folder}: no file says decoder_start_token_id")
+    more = [
+        (generation.get("lang_to_id") or {}).get("<|en|>"),
+        (generation.get("task_to_id") or {}).get("transcribe"),
+        generation.get("no_timestamps_token_id"),
+    ]
+    return (int(start), *(int(token) for token in more if token is not None))
+
+
+def _file(path: Path, source: str) -> Path:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there; {GENAI} beside it names it")
+        raise FileNotFoundError(f"{path} is not there; {source} beside it asks for it")
     return path
 
 
@@ -125,12 +164,3 @@ def _defaults(settings: Mapping[str, Any], source: Path) -> Sampling:
         return replace(Sampling(), **given)
     except ValueError as error:
         raise InvalidModelError(f"{source}: {error}") from None
-
-
-def refuse_encoder(folder: ModelFolder, inputs: Iterable[str]) -> None:
-    """Raise `UnsupportedModelError` for the decoder of an encoder."""
-    if any("encoder" in name for name in inputs):
-        raise UnsupportedModelError(
-            f"{folder.decoder} reads an encoder's results ({folder.kind or 'its kind is not named'}); "
-            "use vkep.generation.Seq2Seq"
-        )

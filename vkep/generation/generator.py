@@ -8,15 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+
 from vkep.errors import InvalidInputError
 from vkep.generation.batch import Answer, Batch
 from vkep.generation.decoder import Decoder
+from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.folder import read_folder
 from vkep.generation.sampling import Sampling
 from vkep.generation.text import Text, TextStream
 from vkep.memory import ArenaOutOfMemory
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | np.ndarray[Any, Any]
 
 
 class Generator:
@@ -37,7 +40,8 @@ class Generator:
         if max_sequences < 1:
             raise InvalidInputError(f"max_sequences is {max_sequences}, expected 1 or more")
         self._limit = max_sequences
-        self._decoder = Decoder(read_folder(folder), options)
+        read = read_folder(folder)
+        self._decoder = Decoder(read, options) if read.encoder is None else EncoderDecoder(read, options)
         self._batch = self.batch(max_sequences)
 
     @functools.cached_property
@@ -51,7 +55,7 @@ class Generator:
         return self._decoder.folder.defaults
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Decoder | EncoderDecoder:
         """The model's session, and what is known of it."""
         return self._decoder
 
@@ -74,26 +78,29 @@ class Generator:
     # ---- answers
 
     @overload
-    def generate(self, prompts: str, **settings: Any) -> Answer: ...
+    def generate(
+        self, prompts: str | np.ndarray[Any, Any], *, start: Sequence[int] = (), **settings: Any
+    ) -> Answer: ...
     @overload
-    def generate(self, prompts: Sequence[int], **settings: Any) -> Answer: ...
+    def generate(self, prompts: Sequence[int], *, start: Sequence[int] = (), **settings: Any) -> Answer: ...
     @overload
-    def generate(self, prompts: Sequence[Prompt], **settings: Any) -> list[Answer]: ...
-    def generate(self, prompts: Any, **settings: Any) -> Answer | list[Answer]:
-        """The answer to a prompt (a text, or token ids), or to each of several; ``settings`` as `Sampling` has them.
+    def generate(self, prompts: Sequence[Prompt], *, start: Sequence[int] = (), **settings: Any) -> list[Answer]: ...
+    def generate(self, prompts: Any, *, start: Sequence[int] = (), **settings: Any) -> Answer | list[Answer]:
+        """The answer to a prompt (a text, token ids, or audio as an array), or to each of several; ``settings`` as `Sampling` has
+        them, ``start`` as `Batch.add`.
 
         An interrupt (Ctrl-C) leaves the generator usable. Raises as `Batch.add` before the first token.
         """
-        several = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], int)
+        one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
         sampling = self.sampling(**settings)
-        waiting = list(enumerate(prompts if several else [prompts]))
+        waiting = list(enumerate([prompts] if one else prompts))
         answers: dict[int, Answer] = {}
         try:
             while waiting or any(not a.ended for a in answers.values()):
                 while waiting and len(self._batch.under_way) < self._limit:
                     place, prompt = waiting[0]
                     try:
-                        answers[place] = self._batch.add(prompt, sampling)
+                        answers[place] = self._batch.add(prompt, sampling, start=start)
                     except ArenaOutOfMemory:
                         if not self._batch.under_way:
                             raise
@@ -104,11 +111,11 @@ class Generator:
             for answer in answers.values():
                 self._batch.cancel(answer)
         made = [answers[place] for place in range(len(answers))]
-        return made if several else made[0]
+        return made[0] if one else made
 
-    def stream(self, prompt: Prompt, **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: Prompt, *, start: Sequence[int] = (), **settings: Any) -> Iterator[str]:
         """The answer's text as it comes; of a model without tokenizer, nothing. Leaving the loop ends the answer."""
-        return self.pieces(self._batch.add(prompt, self.sampling(**settings)))
+        return self.pieces(self._batch.add(prompt, self.sampling(**settings), start=start))
 
     def pieces(self, answer: Answer) -> Iterator[str]:
         """The text of an answer of this generator's as it comes."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.caches import ROOM, GrownCaches
-from vkep.generation.decoder import Decoder
+
+if TYPE_CHECKING:
+    from vkep.generation.decoder import Decoder
 
 
 class Rows(ABC):
@@ -18,13 +21,14 @@ class Rows(ABC):
     keeps them, for a prompt that begins with the same tokens.
     """
 
-    def __init__(self, decoder: Decoder, limit: int) -> None:
-        self._decoder, self.limit = decoder, limit
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.held: list[list[int]] = []
 
-    def take(self, prompt: Sequence[int], busy: Collection[int]) -> int:
+    def take(self, prompt: Sequence[int], busy: Collection[int], source: Any = None) -> int:
         """A row that is not ``busy``, for a new sequence; it holds as much of the prompt as one held already, but not its last
-        token. Raises `InvalidInputError` where all are busy, `ArenaOutOfMemory`.
+        token. ``source``: what an encoder reads, where there is one. Raises `InvalidInputError` where all are busy,
+        `ArenaOutOfMemory`.
         """
         free = [row for row in range(len(self.held)) if row not in busy]
         shared = {row: self._shared(row, prompt) for row in free}
@@ -86,8 +90,8 @@ class BufferRows(Rows):
     """Rows of common buffers with room for more; one run makes a step of all."""
 
     def __init__(self, decoder: Decoder, limit: int) -> None:
-        super().__init__(decoder, limit)
-        self._caches = decoder.caches()
+        super().__init__(limit)
+        self._decoder, self._caches = decoder, decoder.caches()
 
     def _usable(self, row: int, count: int) -> int:
         return count
@@ -142,7 +146,8 @@ class GrownRows(Rows):
     """Rows of buffers that each run makes anew, longer by its tokens: a run for each row."""
 
     def __init__(self, decoder: Decoder, limit: int) -> None:
-        super().__init__(decoder, limit)
+        super().__init__(limit)
+        self._decoder = decoder
         self._caches: list[GrownCaches] = []
 
     def _usable(self, row: int, count: int) -> int:
@@ -166,7 +171,7 @@ class GrownRows(Rows):
     def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
         return self._feed(row, np.array([tokens], np.int64), tokens)
 
-    def _feed(self, row: int, ids: np.ndarray | DeviceTensor, tokens: Sequence[int]) -> DeviceTensor:
+    def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int]) -> DeviceTensor:
         logits = self._decoder.on_grown(ids, len(self.held[row]), self._caches[row])
         self.held[row] = [*self.held[row], *tokens]
         return logits
@@ -184,8 +189,3 @@ class GrownRows(Rows):
         for caches in self._caches:
             caches.close()
         self._caches, self.held = [], []
-
-
-def rows_of(decoder: Decoder, limit: int) -> Rows:
-    """The rows that a decoder's caches allow."""
-    return BufferRows(decoder, limit) if decoder.by_rows else GrownRows(decoder, limit)

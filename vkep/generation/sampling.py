@@ -107,13 +107,14 @@ class Choice:
     top_k: bool
     top_p: bool
     penalty: bool
+    never: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, each: Sequence[Sampling]) -> Choice:
-        """What the settings of a batch ask for together."""
+    def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
+        """What the settings of a batch ask for together; ``never`` are tokens that are not chosen."""
         hot = [s for s in each if s.temperature]
         penalty = any(s.repetition_penalty != 1 for s in each)
-        return cls(bool(hot), any(s.top_k for s in hot), any(s.top_p < 1 for s in hot), penalty)
+        return cls(bool(hot), any(s.top_k for s in hot), any(s.top_p < 1 for s in hot), penalty, never)
 
     @property
     def reads_settings(self) -> bool:
@@ -121,12 +122,12 @@ class Choice:
         return self.sample or self.penalty
 
 
-def chooser(element: int, choice: Choice) -> onnx.ModelProto:
+def chooser(element: int, choice: Choice, vocabulary: int = 0) -> onnx.ModelProto:
     """The graph that chooses from the last logits of each sequence.
 
     Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; where ``choice`` asks for them ``settings``
     float32 [batch, 6] and ``seen`` int64 [batch, count]. Outputs: ``tokens`` int64 [batch, 1], what the next step reads, and
-    ``chosen`` int32 [batch], what the host reads.
+    ``chosen`` int32 [batch], what the host reads. Where some tokens are never chosen, the size of the ``vocabulary`` is needed.
 
     Nothing is sorted: the thresholds of top-k and top-p are searched for by counting, several levels a round.
     """
@@ -145,6 +146,10 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
         weak, strong = g.add("Mul", old, column["penalty"]), g.add("Div", old, column["penalty"])
         new = g.add("Where", g.add("Less", old, g.number(0)), weak, strong)
         x = g.add("ScatterElements", x, "seen", new, axis=1)
+    if choice.never:
+        hidden = np.zeros((1, vocabulary), np.float32)
+        hidden[0, list(choice.never)] = -np.inf
+        x = g.add("Add", x, g.constant(hidden))
     token = g.add("ArgMax", x, axis=1, keepdims=1)
     if choice.sample:
         token = _sampled(g, x, token, column, choice)

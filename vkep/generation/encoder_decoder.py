@@ -1,0 +1,248 @@
+"""Models of an encoder and a decoder (T5, Whisper): the encoder reads the source once, the decoder writes the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+from vkep.generation.audio import log_mel
+from vkep.generation.decoder import element_of
+from vkep.generation.folder import ModelFolder
+from vkep.generation.rewrite import for_generation
+from vkep.generation.rows import Rows
+from vkep.graph.load import load_model
+from vkep.graph.model import Graph, Model
+from vkep.session import InferenceSession, SessionOptions
+
+Array = np.ndarray[Any, Any]
+FIRST, LATER, MERGED = "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx"
+_STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "logits"
+
+
+class EncoderDecoder:
+    """The sessions of an encoder and of a decoder, whose first run reads the encoder's states and whose later ones its caches.
+
+    Raises as `InferenceSession`, ``FileNotFoundError``, and `UnsupportedModelError` for inputs that generation does not know.
+    """
+
+    def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
+        assert folder.encoder is not None
+        self.folder = folder
+        first, later = (for_generation(model, _LOGITS) for model in _decoders(folder.decoder.parent))
+        logits = next((o for o in first.graph.outputs if o.name == _LOGITS), None)
+        if logits is None or not logits.shape or not isinstance(logits.shape[-1], int):
+            raise InvalidModelError(f"{folder.decoder}: no output named logits with the vocabulary as its last size")
+        self.element, self.vocabulary = element_of(logits), logits.shape[-1]
+        self.encoder = InferenceSession(str(folder.encoder), **options)
+        self._opened = [self.encoder]
+        try:
+            self._read_encoder()
+            context = self.encoder.context
+            for model in (first, later):
+                wanted = {k: v for k, v in options.items() if k not in _OF_CONTEXT}
+                self._opened.append(InferenceSession(model, context=context, **wanted))
+            _, self.first, self.session = self._opened
+            for session in self._opened[1:]:
+                known = {_STATES, _MASK, "input_ids", *self._pasts(session)}
+                unknown = [i.name for i in session.get_inputs() if i.name not in known]
+                if unknown:
+                    raise UnsupportedModelError(
+                        f"{folder.decoder} has inputs {unknown}, which generation does not know"
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_encoder(self) -> None:
+        inputs = {i.name: i for i in self.encoder.get_inputs()}
+        self._audio = "input_features" in inputs
+        if not set(inputs) <= {"input_features", "input_ids", "attention_mask"}:
+            raise UnsupportedModelError(
+                f"{self.folder.encoder} has inputs {list(inputs)}; generation knows input_ids and input_features"
+            )
+
+    @staticmethod
+    def _pasts(session: InferenceSession) -> list[str]:
+        return [i.name for i in session.get_inputs() if i.name.startswith("past_key_values.")]
+
+    def rows(self, limit: int) -> Rows:
+        """Rows for as many answers."""
+        return SourceRows(self, limit)
+
+    def source(self, given: Any) -> dict[str, Array]:
+        """The encoder's inputs: of token ids; of samples at 16 kHz float32 [count], or features [mels, frames], where it hears.
+
+        Raises `InvalidInputError` for what it does not take.
+        """
+        if not self._audio:
+            ids = np.asarray(given)
+            if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+                raise InvalidInputError(f"the source is {ids.dtype} {ids.shape}; expected a text, or token ids")
+            found = {"input_ids": ids[None].astype(np.int64), "attention_mask": np.ones((1, ids.size), np.int64)}
+            return {i.name: found[i.name] for i in self.encoder.get_inputs()}
+        features = np.asarray(given)
+        if features.ndim == 1 and features.dtype == np.float32:
+            features = log_mel(features, self.folder.path)
+        if features.ndim != 2 or features.dtype.kind != "f":
+            raise InvalidInputError(
+                f"the source is {features.dtype} {features.shape}; expected float32 samples at 16 kHz, or [mels, frames]"
+            )
+        dtype = dtypes.from_onnx(
+            element_of(next(v for v in self.encoder.model.graph.inputs if v.name == "input_features"))
+        )
+        return {"input_features": features[None].astype(dtype.numpy if dtype else np.float32)}
+
+    def close(self) -> None:
+        """Close the sessions."""
+        for session in self._opened:
+            session.close()
+
+
+#: options that choose the context, which the encoder's session made
+_OF_CONTEXT = {"device", "token", "group_id", "context_mode", "sync_mode"}
+
+
+@dataclass
+class _State:
+    """One answer's source and caches."""
+
+    source: dict[str, Array]
+    states: DeviceTensor | None = None
+    caches: dict[str, DeviceTensor] | None = None  #: by the later decoder's inputs
+    held: int = 0
+
+    def clear(self) -> None:
+        """Drop what was computed."""
+        old = [*(self.caches or {}).values()]
+        self.caches, self.held = None, 0
+        for tensor in old:
+            tensor.close()
+
+
+class SourceRows(Rows):
+    """Rows of answers that each have a source."""
+
+    def __init__(self, model: EncoderDecoder, limit: int) -> None:
+        super().__init__(limit)
+        self._model = model
+        self._states: list[_State] = []
+
+    def take(self, prompt: Sequence[int], busy: Collection[int], source: Any = None) -> int:
+        given = self._model.source(source)
+        row = super().take(prompt, busy)
+        self._states[row].clear()
+        self._states[row] = _State(given)
+        return row
+
+    def _usable(self, row: int, count: int) -> int:
+        return 0
+
+    def _trim(self, row: int, count: int) -> None:
+        self.held[row] = []
+        self._states[row].clear()
+
+    def rewind(self, row: int, count: int) -> None:
+        if self._states[row].held != len(self.held[row]):  # an interrupt came between the two
+            self._trim(row, 0)
+        super().rewind(row, count)
+
+    def reserve(self, row: int, tokens: int) -> None:
+        if row == len(self._states):
+            self._states.append(_State({}))
+
+    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
+        return self._feed(row, np.array([tokens], np.int64), tokens)
+
+    def step(
+        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+    ) -> Iterator[tuple[range, DeviceTensor]]:
+        for row, token in tokens.items():
+            yield range(row, row + 1), self._feed(row, np.array([[token]], np.int64), [token])
+
+    def _feed(self, row: int, ids: Array, tokens: Sequence[int]) -> DeviceTensor:
+        model, state = self._model, self._states[row]
+        if state.states is None:
+            binding = model.encoder.io_binding()
+            for name, array in state.source.items():
+                binding.bind_cpu_input(name, array)
+            binding.bind_output(model.encoder.get_outputs()[0].name)
+            model.encoder.run_with_iobinding(binding)
+            [states] = binding.results
+            assert isinstance(states, DeviceTensor)
+            state.states = states
+        session = model.first if state.caches is None else model.session
+        binding = session.io_binding()
+        for argument in session.get_inputs():
+            name = argument.name
+            if name == "input_ids":
+                binding.bind_cpu_input(name, ids)
+            elif name == _STATES:
+                binding.bind_input(name, state.states)
+            elif name == _MASK:
+                binding.bind_cpu_input(name, state.source["attention_mask"])
+            else:
+                binding.bind_input(name, (state.caches or {})[name])
+        outputs = [o.name for o in session.get_outputs() if o.name == _LOGITS or o.name.startswith("present.")]
+        for name in outputs:
+            binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        made: dict[str, Any] = {
+            n.replace("present.", "past_key_values."): t for n, t in zip(outputs, binding.results, strict=True)
+        }
+        logits: DeviceTensor = made.pop(_LOGITS)
+        old = state.caches or {}
+        state.caches, state.held = {**old, **made}, state.held + len(tokens)
+        for name in made.keys() & old.keys():
+            old[name].close()
+        self.held[row] = [*self.held[row], *tokens]
+        return logits
+
+    def close(self) -> None:
+        for state in self._states:
+            state.clear()
+            if state.states is not None:
+                state.states.close()
+        self._states, self.held = [], []
+
+
+def _decoders(folder: Path) -> tuple[Model, Model]:
+    """The decoder of the first run, and that of later ones. Raises ``FileNotFoundError``."""
+    if (folder / FIRST).is_file() and (folder / LATER).is_file():
+        first, later = (load_model(folder / name, max_nodes=SessionOptions.max_nodes) for name in (FIRST, LATER))
+        return first, later
+    if not (folder / MERGED).is_file():
+        raise FileNotFoundError(f"{folder} has neither {FIRST} and {LATER} nor {MERGED}")
+    merged = load_model(folder / MERGED, max_nodes=SessionOptions.max_nodes)
+    return branch(merged, "else_branch"), branch(merged, "then_branch")
+
+
+def branch(merged: Model, name: str) -> Model:
+    """The model that a merged decoder is with one answer to ``use_cache_branch``. Raises `InvalidModelError`."""
+    outer = merged.graph
+    if len(outer.nodes) != 1 or outer.nodes[0].op_type != "If":
+        raise InvalidModelError(f"{merged.source}: expected one If, as optimum merges decoders")
+    body = outer.nodes[0].bodies[name]
+    read = {value for node in body.nodes for value in node.reads}
+    inputs = tuple(i for i in outer.inputs if i.name in read)
+    names = dict(zip((o.name for o in body.outputs), (o.name for o in outer.outputs), strict=True))
+    taken = set(names.values()) - set(names)
+    if taken & {value for node in body.nodes for value in (*node.outputs, *node.inputs)}:
+        raise InvalidModelError(f"{merged.source}: values of its branches are named as its outputs {sorted(taken)}")
+
+    def named(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(v, v) for v in values)
+
+    nodes = tuple(replace(n, inputs=named(n.inputs), outputs=named(n.outputs)) for n in body.nodes)
+    made = {value for node in nodes for value in node.outputs}
+    outputs = tuple(replace(i, name=names[i.name]) for i in body.outputs if names[i.name] in made)
+    weights = {**{n: w for n, w in outer.weights.items() if n in read}, **body.weights}
+    graph = Graph(body.name, nodes, inputs, outputs, weights)
+    identity = merged.file_identity and f"{merged.file_identity} {name}"
+    return replace(merged, graph=graph, file_identity=identity)
