@@ -30,8 +30,11 @@ def prompt(count: int, seed: int = 0) -> list[int]:
 
 def test_answers_join_and_leave_a_batch(generator: Generator, theirs: Reference) -> None:
     batch = generator.batch(3)
-    first, second = (batch.add(prompt(n, n), GREEDY) for n in (9, 4))
-    for _ in range(4):
+    first = batch.add(prompt(9, 9), GREEDY)
+    for _ in range(2):
+        batch.step()
+    second = batch.add(prompt(4, 4), GREEDY)
+    for _ in range(2):
         batch.step()
     third = batch.add(prompt(17, 3), GREEDY)
     with pytest.raises(InvalidInputError, match="3 sequences are under way"):

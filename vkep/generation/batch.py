@@ -151,7 +151,7 @@ class Batch:
         logits = self._rows.feed(answer._row, rest[:CHUNK])
         if len(rest) > CHUNK:
             return []
-        _, [token] = self._choose([answer], logits)
+        [token] = self._choose([answer], logits)
         return [self._took(answer, token)]
 
     def _decode(self, ready: Sequence[Answer]) -> list[Event]:
@@ -160,10 +160,8 @@ class Batch:
         if not ready:
             return events
         by_row = {a._row: a for a in ready}
-        busy = [a._row for a in self._under_way]
-        for rows, logits in self._rows.step({a._row: a.tokens[-1] for a in ready}, busy, self._known):
-            self._known = self._choose([by_row.get(row) for row in rows], logits)
-            chosen = dict(zip(rows, self._known[1], strict=True))
+        for rows, logits in self._rows.step({a._row: a.tokens[-1] for a in ready}, self._known):
+            chosen = dict(zip(rows, self._choose([by_row.get(row) for row in rows], logits), strict=True))
             events += [self._took(by_row[row], chosen[row]) for row in rows if row in by_row]
         return events
 
@@ -175,7 +173,7 @@ class Batch:
             return self._ended(answer, None, "", "memory")
         return None
 
-    def _choose(self, answers: Sequence[Answer | None], logits: DeviceTensor) -> tuple[DeviceTensor, list[int]]:
+    def _choose(self, answers: Sequence[Answer | None], logits: DeviceTensor) -> list[int]:
         each = [a.sampling if a is not None else _GREEDY for a in answers]
         chances = [a._chances.at(len(a.tokens)) if a is not None and a.sampling.temperature else 0.0 for a in answers]
         seen = [
@@ -185,7 +183,9 @@ class Batch:
         folder = self._decoder.folder
         first = any(a is not None and not a.tokens for a in answers)
         never = (*folder.never, *folder.never_first) if first else folder.never
-        return self._chooser.choose(logits, each, chances, seen, never)
+        self._known = None  # where they lay is written anew
+        self._known = self._chooser.choose(logits, each, chances, seen, never)
+        return self._known[1]
 
     def _took(self, answer: Answer, token: int) -> Event:
         settings, stream = answer.sampling, answer._stream

@@ -33,23 +33,21 @@ class CacheSpec:
 
 
 class RowCaches:
-    """Caches in buffers with room for more tokens: a row for each sequence, of whatever length it has.
-
-    A step reads one set of buffers and writes another; then they change places.
+    """Caches in buffers with room for more tokens: a row for each sequence, of whatever length it has. Runs add to
+    them in place.
     """
 
     def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
         self._session, self._specs = session, specs
         self._moves = _Moves(session, specs[0].dtype)
         self.rows = self.room = 0
-        self._sets: tuple[list[DeviceTensor], list[DeviceTensor]] = ([], [])
-        self._past = 0  # which of the sets a run reads; to change it is one assignment, which no interrupt divides
-        self._views: dict[tuple[int, int], tuple[list[DeviceTensor], list[DeviceTensor]]] = {}
+        self._buffers: list[DeviceTensor] = []
+        self._views: dict[tuple[int, int], list[DeviceTensor]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory."""
-        return sum(t.nbytes for tensors in self._sets for t in tensors)
+        return sum(tensor.nbytes for tensor in self._buffers)
 
     def grow(self, rows: int, room: int) -> None:
         """Room for as many sequences, of as many tokens each; what is there stays. Raises `ArenaOutOfMemory`, and then all is as
@@ -63,45 +61,31 @@ class RowCaches:
             for place, spec in enumerate(self._specs):
                 made.append(self._session.empty_device_tensor((rows, spec.heads, room, spec.size), spec.dtype))
                 if self.rows:
-                    self._moves.copy(self._sets[self._past][place], made[-1].rows(0, self.rows))
-            others = [self._session.empty_device_tensor(t.shape, str(t.dtype)) for t in made]
+                    self._moves.copy(self._buffers[place], made[-1].rows(0, self.rows))
         except BaseException:
             for tensor in made:
                 tensor.close()
             raise
-        old = self._sets
-        self._sets, self._past, self._views, self.rows, self.room = (made, others), 0, {}, rows, room
-        for tensor in (*old[0], *old[1]):
+        old = self._buffers
+        self._buffers, self._views, self.rows, self.room = made, {}, rows, room
+        for tensor in old:
             tensor.close()
 
     def bound(self, first: int, count: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
         """What a run on rows ``first`` and on is bound to: inputs and outputs by name."""
         views = self._views.get((first, count))
         if views is None:
-            one, other = self._sets
-            views = [t.rows(first, count) for t in one], [t.rows(first, count) for t in other]
-            self._views[first, count] = views
-        past, present = views[self._past], views[1 - self._past]
+            views = self._views[first, count] = [tensor.rows(first, count) for tensor in self._buffers]
         return (
-            {spec.past: tensor for spec, tensor in zip(self._specs, past, strict=True)},
-            {spec.present: tensor for spec, tensor in zip(self._specs, present, strict=True)},
+            {spec.past: tensor for spec, tensor in zip(self._specs, views, strict=True)},
+            {spec.present: tensor for spec, tensor in zip(self._specs, views, strict=True)},
         )
-
-    def stepped(self) -> None:
-        """A run wrote all rows that are in use."""
-        self._past = 1 - self._past
-
-    def filled(self, row: int) -> None:
-        """A run wrote one row."""
-        past, present = self.bound(row, 1)
-        for old, new in zip(past.values(), present.values(), strict=True):
-            self._moves.copy(new, old)
 
     def close(self) -> None:
         """Give the memory back."""
-        for tensor in (*self._sets[0], *self._sets[1]):
+        for tensor in self._buffers:
             tensor.close()
-        self._sets, self._views, self.rows, self.room = ([], []), {}, 0, 0
+        self._buffers, self._views, self.rows, self.room = [], {}, 0, 0
         self._moves.close()
 
 

@@ -161,7 +161,7 @@ class SourceRows(Rows):
         return self._feed(row, np.array([tokens], np.int64), tokens)
 
     def step(
-        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, DeviceTensor]]:
         for row, token in tokens.items():
             yield range(row, row + 1), self._feed(row, np.array([[token]], np.int64), [token])

@@ -75,9 +75,9 @@ class Rows(ABC):
 
     @abstractmethod
     def step(
-        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, DeviceTensor]]:
-        """Logits of the next token of some rows, with the rows that they are of; what other ``busy`` rows hold stays.
+        """Logits of the next token of some rows, with the rows that they are of.
         ``known`` are tokens on the device and the same on the host, which serve where they are those wanted.
         """
 
@@ -113,26 +113,22 @@ class BufferRows(Rows):
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
         logits = self._decoder.on_rows(np.array([tokens], np.int64), [len(held)], self._caches, row)
-        self._caches.filled(row)
         self.held[row] = [*held, *tokens]
         return logits
 
     def step(
-        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, DeviceTensor]]:
-        rows = range(max(*tokens, *busy) + 1)
-        self.reserve(0, max(len(self.held[row]) for row in tokens) + 1)
-        for row in range(len(self.held)):
-            if row not in rows:
-                self.held[row] = []  # a step does not carry it over
-            elif row not in tokens:
-                del self.held[row][self._caches.room - 1 :]  # the step writes a place behind them
+        rows = range(min(tokens), max(tokens) + 1)
+        self.reserve(rows[-1], max(len(self.held[row]) for row in tokens) + 1)
+        for row in rows:
+            if row not in tokens:
+                del self.held[row][self._caches.room - 1 :]  # the run writes a place behind them
         on_device, on_host = known or (None, [])
-        wanted = [tokens.get(row, on_host[row] if row < len(on_host) else 0) for row in rows]
+        wanted = [tokens.get(row, on_host[k] if k < len(on_host) else 0) for k, row in enumerate(rows)]
         same = on_device is not None and on_host == wanted
         ids = on_device if same and on_device is not None else np.array(wanted, np.int64)[:, None]
-        logits = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, 0)
-        self._caches.stepped()
+        logits = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, rows[0])
         for row, token in tokens.items():
             self.held[row] = [*self.held[row], token]
         yield rows, logits
@@ -177,7 +173,7 @@ class GrownRows(Rows):
         return logits
 
     def step(
-        self, tokens: Mapping[int, int], busy: Collection[int], known: tuple[DeviceTensor, list[int]] | None
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, DeviceTensor]]:
         for row, token in tokens.items():
             # the tokens on the device are those of one run: the next row's overwrites them
