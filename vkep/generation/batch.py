@@ -13,7 +13,8 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder
-from vkep.generation.encoder_decoder import EncoderDecoder
+from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
+from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
 from vkep.memory import ArenaOutOfMemory
@@ -71,7 +72,7 @@ class Batch:
         limit: int,
     ) -> None:
         self._decoder, self._encode, self._stream = decoder, encode, stream
-        self._rows = decoder.rows(limit)
+        self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
         self._known: tuple[DeviceTensor, list[int]] | None = None  # the tokens chosen last, on the device and here
@@ -221,3 +222,10 @@ class Batch:
             self.cancel(answer)
         self._chooser.close()
         self._rows.close()
+
+
+def _rows_of(decoder: Decoder | EncoderDecoder, limit: int) -> Rows:
+    """The rows that a model's caches allow."""
+    if isinstance(decoder, EncoderDecoder):
+        return SourceRows(decoder, limit)
+    return BufferRows(decoder, limit) if decoder.by_rows else GrownRows(decoder, limit)

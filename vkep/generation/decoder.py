@@ -14,7 +14,6 @@ from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.generation.caches import CacheSpec, GrownCaches, RowCaches
 from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import for_generation
-from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, ValueInfo
 from vkep.session import InferenceSession, SessionOptions
@@ -79,10 +78,6 @@ class Decoder:
                 f"{folder.decoder}: cache {past.name!r} has shape {shape}, and no file says its sizes"
             )
         return CacheSpec(past.name, present, heads, size, str(dtypes.from_onnx(element_of(past))))
-
-    def rows(self, limit: int) -> Rows:
-        """Rows for as many answers, as the model's caches allow."""
-        return BufferRows(self, limit) if self.by_rows else GrownRows(self, limit)
 
     def caches(self) -> RowCaches:
         """New caches for several sequences, where the model is `by_rows`."""

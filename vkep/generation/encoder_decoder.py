@@ -72,10 +72,6 @@ class EncoderDecoder:
     def _pasts(session: InferenceSession) -> list[str]:
         return [i.name for i in session.get_inputs() if i.name.startswith("past_key_values.")]
 
-    def rows(self, limit: int) -> Rows:
-        """Rows for as many answers."""
-        return SourceRows(self, limit)
-
     def source(self, given: Any) -> dict[str, Array]:
         """The encoder's inputs: of token ids; of samples at 16 kHz float32 [count], or features [mels, frames], where it hears.
 

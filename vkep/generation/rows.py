@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.caches import ROOM, GrownCaches
-
-if TYPE_CHECKING:
-    from vkep.generation.decoder import Decoder
+from vkep.generation.decoder import Decoder
 
 
 class Rows(ABC):
