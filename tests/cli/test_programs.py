@@ -50,3 +50,21 @@ def test_errors(run: Run, arguments: list[Any], status: int, message: str) -> No
     result = run(*arguments)
     assert (result.exit_code, result.exception is None or isinstance(result.exception, SystemExit)) == (status, True)
     assert message in result.stderr
+
+
+@pytest.mark.gpu
+def test_view_shows_delegates_and_what_is_between_them(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    result = run("view", GIVEN / "vk.pte", "-i", GIVEN / "input0.npy", "-n", 1, "-o", page, "--no-open", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [n["op"] for n in found["nodes"] if n["where"] == "cpu"] == ["aten::reciprocal.out"]
+    makers = {v for n in found["nodes"] for v in n["outputs"]}
+    givers = {k for k, v in enumerate(found["values"]) if v.get("kind") in ("input", "weight")}
+    assert all(set(n["inputs"]) <= makers | givers for n in found["nodes"]), "every value comes from somewhere"
+    assert {d["island"] for d in found["dispatches"]} == {0, 1}
+    assert all(d["nodes"] for d in found["dispatches"] if d["label"] != "copy")
+    [timed] = found["runs"]
+    assert [s["name"] for s in timed["host"] if s["depth"] == 1] == ["delegate 0", "numpy", "delegate 1"]
+    assert len(timed["gpu"]) == len(found["dispatches"])
+    assert page.is_file()

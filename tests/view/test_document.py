@@ -114,3 +114,20 @@ def test_a_session_without_inputs_shows_its_plan(open_session: Any) -> None:
     assert planned["runs"] == []
     compared = session.view({"x": FEEDS["x"][0]}, 1, against=Page([planned]))
     assert len(compared.documents) == 2
+
+
+def test_a_vgf_file_shows_its_operations() -> None:
+    from tests.vgf.harness import DATA, need_vgf
+
+    need_vgf()
+    from vkep.vgf import decode
+    from vkep.view.vgf import vgf_document
+
+    document = vgf_document(decode((DATA / "executorch_trig.vgf").read_bytes()), "trig.vgf")
+    assert [n["op"] for n in document["nodes"]] == ["SIN", "COS", "RECIPROCAL", "MUL", "TRANSPOSE"]
+    made = {v for n in document["nodes"] for v in n["outputs"]}
+    given = {k for k, v in enumerate(document["values"]) if v.get("kind") in ("input", "weight")}
+    assert all(n["inputs"] and set(n["inputs"]) <= made | given for n in document["nodes"])
+    assert all("shape" in document["values"][v] for v in made)
+    [result] = [v for v in document["values"] if v.get("kind") == "output"]
+    assert document["values"][document["nodes"][-1]["outputs"][0]] == result

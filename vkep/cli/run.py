@@ -102,7 +102,7 @@ def run_command(
         with common.progress_bars(show=not json_output) as progress:
             from vkep.cli import measure, sessions
 
-            sessions.refuse(model, {"--check-cpu": check_cpu, "--profile": profile is not None})
+            sessions.refuse(model, {"--check-cpu": check_cpu})
             inputs = list(sessions.named_inputs(model, inputs) or ()) or None
             options = common.session_options(device, token, group, mode, sync, fallback, check_data)
             if output is not None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from vkep.executorch.metadata import MethodMeta
     from vkep.executorch.report import MethodReport
+    from vkep.view.page import Page
 
 SUFFIX = ".pte"
 #: what the command line says where nothing is given: then the program's compile specs decide
@@ -106,6 +107,10 @@ class ProgramSession:
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
         """Run the method; all its outputs, whatever ``names`` are."""
         return self.method.execute([feeds[info.name] for info in self.get_inputs()])
+
+    def view(self, feeds: Mapping[str, np.ndarray], runs: int = 3) -> Page:
+        """A page of the method; see `vkep.InferenceSession.view`."""
+        return self.method.view([feeds[info.name] for info in self.get_inputs()], runs)
 
     def report(self) -> MethodReport:
         """What runs where."""

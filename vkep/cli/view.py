@@ -64,6 +64,8 @@ def view_command(
             options = common.session_options(device, token, group, mode, sync, fallback, check_data)
             if model.suffix in WRITTEN:
                 document = _document(model)
+            elif model.suffix == ".vgf":
+                document = _vgf(model)
             else:
                 document = measured(model, options, (inputs, shape, dim, seed), runs, progress)
         page = Page([document] if other is None else [document, other])
@@ -87,6 +89,15 @@ def _document(path: Path) -> dict[str, Any]:
         return read_document(path)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _vgf(path: Path) -> dict[str, Any]:
+    from vkep.vgf import decode
+    from vkep.view.vgf import vgf_document
+
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}")
+    return vgf_document(decode(path.read_bytes()), str(path))
 
 
 def measured(

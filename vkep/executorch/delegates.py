@@ -20,7 +20,7 @@ from vkep.executorch.context_resources import ContextResources
 from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
-from vkep.session.executor import Executable, IslandExecutor, own_array, own_tensor
+from vkep.session.executor import Executable, IslandExecutor, Watch, own_array, own_tensor
 from vkep.session.planner import Planner
 from vkep.session.submit_batch import Staged
 
@@ -94,6 +94,7 @@ class VulkanRunner:
         self._key: Hashable = None  # the only signature's, where all shapes are static
         self._spare: dict[str, DeviceTensor] = {}  # where a state's next value goes
         self._held: dict[str, DeviceTensor] = {}  # outputs that stay on the device, made once
+        self.watch: Watch | None = None  #: runs the steps of `run` in its own way, to time them
 
     def prepare(self) -> None:
         try:
@@ -121,7 +122,12 @@ class VulkanRunner:
 
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
         values, targets = self._bind(inputs, keep)
-        self._graph.run(values, targets, self._key)
+        if self.watch is None:
+            self._graph.run(values, targets, self._key)
+        else:
+            used = self._graph.use(values, self._key)
+            with used.hold:
+                used.executable.run(values, targets, self.watch)
         return self._results(inputs, keep, values, targets)
 
     def _bind(
@@ -173,6 +179,11 @@ class VulkanRunner:
         if self._key is not None:
             self._held[name] = tensor
         return tensor
+
+    @property
+    def borders(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The names in its graph of the inputs and outputs that the program gives and takes."""
+        return self._inputs, self._outputs
 
     def executables(self) -> list[Executable]:
         return [self._graph.latest] if self._graph.latest is not None else []

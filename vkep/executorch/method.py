@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,6 +27,7 @@ from vkep.pte.flow import INPUT
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, JumpStep, KernelStep, MoveStep
 from vkep.pte.values import Place, TensorValue
+from vkep.view.page import Page
 
 Array = np.ndarray[Any, Any]
 #: jumps of one run after which a loop is taken to be endless
@@ -190,6 +191,23 @@ class Method:
         """What runs where: delegates and their contexts, operators in numpy, tensors that stay on the device."""
         self._check_open()
         return method_report(self._decoded, self.flow, self._resources, self._runners)
+
+    def view(self, inputs: Sequence[Any] = (), runs: int = 3) -> Page:
+        """A page of the method, as `vkep.InferenceSession.view`: it is run twice ``runs`` times and two times more. One thread
+        at a time. Raises as `execute`.
+        """
+        from vkep.executorch.viewing import method_document
+
+        def run(around: Callable[[int, Bound], Bound]) -> None:
+            steps = self._steps
+            self._steps = [around(number, step) for number, step in enumerate(steps)]
+            try:
+                self.execute(inputs)
+            finally:
+                self._steps = steps
+
+        self._check_open()
+        return Page([method_document(self._decoded, self._resources, self._runners, run, runs)])
 
     def graph_constant_bytes(self, resources: ContextResources) -> int:
         """Bytes of the constants in the VGF files that run on a context; each file's are the driver's."""

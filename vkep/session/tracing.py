@@ -64,12 +64,8 @@ class Tracer:
 
     def __call__(self, step: StepExecutor, values: Values, targets: Targets) -> None:
         """Run one step, noted."""
-        start = time.perf_counter_ns()
         title, run = self._way(step)
-        self._depth += 1
-        run(step, values, targets)
-        self._depth -= 1
-        self.run.host.append(HostSpan(title, start, time.perf_counter_ns(), self._depth))
+        self.span(title, lambda: run(step, values, targets))
         self.values.update(values)
 
     def _way(self, step: Any) -> tuple[str, Callable[[Any, Values, Targets], None]]:
@@ -109,6 +105,24 @@ class Tracer:
     def _deferred(self, step: DeferredExecutor, values: Values, targets: Targets) -> None:
         step.run(values, targets, self)
 
+    def span(self, name: str, run: Callable[[], Any]) -> Any:
+        """Do something as a step of the run; what it gives."""
+        start = time.perf_counter_ns()
+        self._depth += 1
+        try:
+            return run()
+        finally:
+            self._depth -= 1
+            self.run.host.append(HostSpan(name, start, time.perf_counter_ns(), self._depth))
+
+    def whole(self, run: Callable[[], Any]) -> RunTrace:
+        """Do the whole run; its trace."""
+        self.run.start = time.perf_counter_ns()
+        run()
+        self.run.end = time.perf_counter_ns()
+        self.run.host.append(HostSpan("run", self.run.start, self.run.end, 0))
+        return self.run
+
 
 def _as_is(step: StepExecutor, values: Values, targets: Targets) -> None:
     step.run(values, targets)
@@ -121,11 +135,8 @@ def trace_run(
     has no timestamps.
     """
     tracer = Tracer(delegate, islands)
-    tracer.run.start = time.perf_counter_ns()
-    executable.run(values, {}, tracer)
-    tracer.run.end = time.perf_counter_ns()
-    tracer.run.host.append(HostSpan("run", tracer.run.start, tracer.run.end, 0))
-    return tracer.run, {**tracer.values, **values}
+    trace = tracer.whole(lambda: executable.run(values, {}, tracer))
+    return trace, {**tracer.values, **values}
 
 
 def region_times(executable: Executable, values: Values) -> list[tuple[str, float]]:

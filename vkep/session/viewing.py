@@ -66,7 +66,7 @@ def session_document(
     else:
         document["notes"].append("Not planned yet, because input shapes are dynamic: give inputs.")
         _describe(document, state, Flat([]), kinds)
-    document["runs"] = [_run(trace) for trace in traces]
+    document["runs"] = [run_document(trace) for trace in traces]
     add_context(document, delegate, [context])
     return document
 
@@ -140,7 +140,8 @@ def _profile(islands: Sequence[IslandExecutor], values: Mapping[str, Any]) -> li
     return [island.runner.profile([values[n] for n in island.inputs]) for island in islands]
 
 
-def _run(trace: RunTrace) -> dict[str, Any]:
+def run_document(trace: RunTrace) -> dict[str, Any]:
+    """A run for the document."""
     return {
         "start": trace.start,
         "end": trace.end,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,14 @@ class GraphDocument:
         self._kinds = kinds
         self._value: dict[str, int] = {}
         self._by_name: dict[str, list[int]] = {}
+        self._named: Callable[[str], str] = str
+
+    def begin(self, named: Callable[[str], str], kinds: Mapping[str, Kind]) -> None:
+        """A part with names of its own: ``named`` gives a value's name in the whole graph, ``kinds`` are by those. `nodes_of`
+        knows the nodes from here on.
+        """
+        self._named, self._kinds = named, kinds
+        self._by_name = {}
 
     def add_model(self, graph: Graph, placements: Sequence[Placement]) -> None:
         """The nodes of a graph, those that were not planned yet included."""
@@ -89,24 +97,27 @@ class GraphDocument:
         """Nodes with their places."""
         for placement in placements:
             node = placement.node
-            self._by_name.setdefault(node.name, []).append(len(self.nodes))
-            made = {
-                "name": node.name,
-                "op": node.op_type,
-                "where": placement.where,
-                "inputs": [self.value(n) for n in node.reads],
-                "outputs": [self.value(n) for n in node.outputs if n],
-            }
             optional = {
                 "domain": node.domain,
                 "reason": placement.reason,
                 "declined": dict(placement.declined),
                 "attributes": _attributes(node),
             }
-            self.nodes.append({**made, **{k: v for k, v in optional.items() if v}})
+            outputs = [n for n in node.outputs if n]
+            self.add(node.name, node.op_type, placement.where, node.reads, outputs, **optional)
+
+    def add(
+        self, name: str, operator: str, where: str, inputs: Sequence[str], outputs: Sequence[str], **optional: object
+    ) -> None:
+        """One node; of the keys in ``optional`` those that say something."""
+        self._by_name.setdefault(name, []).append(len(self.nodes))
+        values = {"inputs": [self.value(n) for n in inputs], "outputs": [self.value(n) for n in outputs]}
+        more = {key: value for key, value in optional.items() if value}
+        self.nodes.append({"name": name, "op": operator, "where": where, **values, **more})
 
     def value(self, name: str) -> int:
         """The position of a value, which is added where it is new."""
+        name = self._named(name)
         if name not in self._value:
             self._value[name] = len(self.values)
             made: dict[str, Any] = {"name": name}
