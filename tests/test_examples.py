@@ -75,7 +75,7 @@ def test_example(example: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
@@ -100,7 +100,7 @@ def test_an_example_without_its_model_says_how_to_call_it(example: str) -> None:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 1
@@ -157,7 +157,7 @@ def test_each_block_of_a_page_runs_by_itself(page: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -28,7 +28,7 @@ def vkep_process(*arguments: object, **environment: str) -> subprocess.Completed
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

@@ -193,7 +193,7 @@ def test_a_forked_child_is_told(vulkan: Any) -> None:
         env={**os.environ, "PYTHONPATH": f"{root}:{root / 'registry'}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.stdout.strip() == "7 (1, 3, 4, 4)", result.stderr

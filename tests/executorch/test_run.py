@@ -148,7 +148,7 @@ def test_programs_run_without_torch_and_without_vulkan_where_no_delegate_is() ->
         env={"PYTHONPATH": path, "PATH": "/usr/bin"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.stdout.strip() == "True", result.stderr
@@ -204,7 +204,7 @@ def test_the_code_of_the_page_runs(vulkan: object, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr

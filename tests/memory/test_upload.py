@@ -234,7 +234,7 @@ def test_an_item_that_fills_its_place_is_not_opened(uploader, block_of):
 
 def test_several_threads_fill_at_once_and_none_outlives_the_call(uploader, block_of, monkeypatch):
     monkeypatch.setattr(upload, "READERS", 3)
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=120)
     count, each = 24, PIECE // 6 // 16 * 16  # six to a piece
     block, out = block_of(count * each), np.empty(count * each, np.uint8)
 

@@ -93,7 +93,7 @@ def test_the_lines_of_a_page(registered: Any, tmp_path: Path, page: str) -> None
             env={**os.environ, "PYTHONPATH": path, "PATH": bin_, "HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
         )
         assert result.returncode == 0, result.stdout + result.stderr

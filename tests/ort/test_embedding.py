@@ -49,7 +49,7 @@ def run(folder: Path, runs: int, before: str = "") -> subprocess.CompletedProces
         env={**kept, **({"PYTHONPATH": paths} if paths else {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
@@ -80,7 +80,7 @@ except Exception as error:
 gc.collect()
 inspect.getmodule(inspect)  # looks at every module
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "the callbacks are not in place" in done.stdout
     assert "register that (vkep.ort.get_library_path())" in done.stderr

@@ -97,7 +97,7 @@ def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProc
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

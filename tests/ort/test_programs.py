@@ -53,7 +53,7 @@ def start(
     path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     environment = {**os.environ, "PYTHONPATH": path, **variables}
     return subprocess.run(
-        [python, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [python, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 

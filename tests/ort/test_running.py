@@ -148,6 +148,6 @@ def test_eight_threads_share_a_session(session: OpenSession) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     assert not any(t.is_alive() for t in threads)
     assert wrong == []

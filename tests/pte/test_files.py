@@ -152,6 +152,19 @@ def test_a_complex_tensor_at_a_delegate(vulkan: object) -> None:
         program.load_method("forward")
 
 
+def test_a_program_whose_tensors_are_not_its_delegates(vulkan: object) -> None:
+    for sizes in ((5, 7), ()):
+        decoded = decode(read("given/vk.pte"))
+        method = decoded.methods["forward"]
+        first = method.inputs[0]
+        value = method.values[first]
+        assert isinstance(value, TensorValue) and value.sizes not in ((5, 7), ())
+        values = [replace(v, sizes=sizes) if k == first else v for k, v in enumerate(method.values)]
+        decoded.methods["forward"] = replace(method, values=tuple(values))
+        with Program(decoded, ProgramOptions()) as program, pytest.raises(InvalidPteError, match="the program has"):
+            program.load_method("forward")
+
+
 def test_a_buffer_that_the_exporter_lost() -> None:
     with pytest.raises(UnsupportedProgramError, match="alias_buffer_mutations"):
         DecodedProgram(DATA / "special" / "counter_lost.pte")

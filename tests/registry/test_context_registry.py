@@ -146,7 +146,7 @@ def test_a_failed_creation_reaches_every_waiter_and_leaves_nothing(registry):
 
 
 def test_different_keys_are_made_in_parallel(registry):
-    both = threading.Barrier(2, timeout=10)  # breaks unless both creations run at once
+    both = threading.Barrier(2, timeout=120)  # breaks unless both creations run at once
 
     def create():
         both.wait()

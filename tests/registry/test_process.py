@@ -13,7 +13,7 @@ def run(code, **environment):
     path = os.pathsep.join(p for p in sys.path if p)
     env = {**os.environ, "PYTHONPATH": path, **environment}
     return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -212,7 +212,7 @@ def test_what_a_few_numbers_would_make_is_not_folded(op_type: str, inputs: list[
     proto = helper.make_node(op_type, [f"i{k}" for k in range(len(inputs))], ["y"])
     schema = onnx.defs.get_schema(op_type, 18, "")
     node = Node(0, "n", op_type, "", tuple(proto.input), tuple(proto.output), {}, schema, proto)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(FoldError, match="would be"):
         fold(node, [np.asarray(i) for i in inputs], {"": 18})
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

@@ -81,7 +81,7 @@ def _measure(folder: Path) -> dict[str, object]:
 
     paths = [str(ROOT), str(ROOT / "registry")]
     code = f"import sys; sys.path[:0] = {paths!r}\n" + textwrap.dedent(_MEASURE)
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads(done.stdout)
     return result

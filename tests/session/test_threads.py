@@ -116,10 +116,11 @@ def test_closing_waits_for_the_runs_of_others(own_context: SharedGpuContext, pro
         for thread in threads:
             thread.start()
         started.wait()
-        time.sleep(0.02)
+        while len(results) < 8:  # runs of several threads are under way
+            time.sleep(0.001)
         session.close()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
             assert not thread.is_alive()
         assert results.count("closed") == 4
         assert set(results) == {"closed", (2,) if proto is CPU_MIDDLE else (2, 3)}

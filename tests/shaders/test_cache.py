@@ -156,7 +156,7 @@ def test_two_processes_share_a_cache(tmp_path: Path, template: str) -> None:
         worker.stdin.write("go\n")
         worker.stdin.flush()
     for worker in workers:
-        outputs.append(worker.communicate(timeout=120)[0])
+        outputs.append(worker.communicate(timeout=600)[0])
         assert worker.returncode == 0
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == 4

@@ -109,7 +109,7 @@ def test_a_worker_that_does_not_answer_is_ended(tiny: Path) -> None:
     with Worker("ort-cpu", dict(os.environ), 0.01) as worker:
         with pytest.raises(WorkerFailed, match="no answer to 'open'"):
             worker.ask(do="open", peer="ort-cpu", model=str(tiny))
-        assert worker._process.wait(timeout=10) != 0
+        assert worker._process.wait(timeout=120) != 0
 
 
 def test_what_is_not_installed_is_unavailable_not_a_failure(tiny: Path, tmp_path: Path) -> None:

@@ -270,6 +270,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="a line of JSON for each case")
     args = parser.parse_args(arguments)
     found = by_operator(args.only)
+    if not found:
+        parser.error(f"--only {args.only!r} is no operator of the corpus")
     numbers = range(args.cases) if args.case is None else [args.case]
     results: list[Outcome] = []
     with contextlib.ExitStack() as stack:

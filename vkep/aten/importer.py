@@ -43,8 +43,8 @@ class Border:
     """What the program has at one argument of the delegate.
 
     ``elem_type`` (None: as in the blob) is an ONNX number; 64-bit integers are 32-bit ones inside the blob. ``dynamic``
-    says that the sizes change from run to run. ``shape`` is the program's, where it differs: an integer that the program
-    keeps in a tensor of one element.
+    says that the sizes change from run to run. ``shape`` is the program's, where it differs: as many elements, or an integer
+    that the program keeps in a tensor of one.
     """
 
     elem_type: int | None = None
@@ -151,9 +151,11 @@ class _Importer:
             inside = ELEMENTS[value.datatype]
             staging = value.datatype if value.staging_datatype is VkDataType.UNSET else value.staging_datatype
             outside = ELEMENTS[staging] if border.elem_type is None else border.elem_type
-            dims: tuple[int | None, ...] = (None,) * len(value.dims) if border.dynamic else value.dims
+            bounds = value.dims if border.shape is None else border.shape
+            dims: tuple[int | None, ...] = (None,) * len(bounds) if border.dynamic else bounds
             self.inputs.append(ValueInfo(name, outside, dims))
-            self.env[value_id] = self.b.cast(Val(name, outside, dims, bounds=value.dims), inside)
+            given = self.b.cast(Val(name, outside, dims, bounds=bounds), inside)
+            self.env[value_id] = given if border.shape is None else self.b.reshape(given, value.dims)
         else:
             raise InvalidPteError(f"a Vulkan delegate's input {position} is no tensor and no integer: {value!r}")
 

@@ -76,8 +76,8 @@ class VulkanRunner:
         imported = import_vk_graph(
             blob.graph,
             named_data,
-            inputs=[_border(v, blob.graph, i) for v, i in zip(inputs, blob.graph.input_ids, strict=True)],
-            outputs=[_border(v, blob.graph, i) for v, i in zip(outputs, blob.graph.output_ids, strict=True)],
+            inputs=[_border(v, blob.graph, i, where) for v, i in zip(inputs, blob.graph.input_ids, strict=True)],
+            outputs=[_border(v, blob.graph, i, where) for v, i in zip(outputs, blob.graph.output_ids, strict=True)],
             source=where,
         )
         self._where = where
@@ -285,11 +285,20 @@ class GraphRunner:
         self._tensors = []
 
 
-def _border(value: Value, graph: VkGraph, index: int) -> Border:
-    """What the program has where the delegate's graph has its value ``index``."""
+def _border(value: Value, graph: VkGraph, index: int, where: str) -> Border:
+    """What the program has where the delegate's graph has its value ``index``. Raises `InvalidPteError` where one does not fit
+    the other.
+    """
     if not isinstance(value, TensorValue):
         return Border()
     inside = graph.values[index]
-    same = isinstance(inside, VkTensor) and tuple(inside.dims) == value.sizes
+    dims = tuple(inside.dims) if isinstance(inside, VkTensor) else ()
+    same = isinstance(inside, VkTensor) and dims == value.sizes
+    if isinstance(inside, VkTensor) and not value.is_static:
+        fits = len(dims) == len(value.sizes)
+    else:
+        fits = math.prod(dims) == math.prod(value.sizes)
+    if not fits:
+        raise InvalidPteError(f"{where}: the program has {value} where the delegate's graph has the shape {list(dims)}")
     shape = None if same or not value.is_static else value.sizes
     return Border(dtypes.from_numpy(value.dtype).onnx, not value.is_static, shape)
