@@ -51,6 +51,7 @@ class VulkanBackendRep(BackendRep):
         return self.session.report()
 
     def close(self) -> None:
+        """Close the session."""
         self.session.close()
 
 

@@ -216,6 +216,7 @@ class CacheFolder:
         self._usable = True
 
     def path(self, key: str) -> Path:
+        """Where an entry lies. Raises ``ValueError`` for what is no cache key."""
         if not is_key(key):
             raise ValueError(f"{key!r} is no cache key, expected 64 hex digits")
         return self.folder / f"{key}{self.suffix}"

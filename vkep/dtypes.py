@@ -11,6 +11,8 @@ from onnx import TensorProto
 
 @dataclass(frozen=True, slots=True)
 class DType:
+    """An element type: its names in ONNX, numpy and GLSL, and how it is stored and computed."""
+
     name: str  #: numpy's name, used in plans
     onnx: int  #: ``TensorProto.DataType``
     onnx_name: str  #: as in type constraints: ``tensor(<onnx_name>)``

@@ -80,6 +80,8 @@ class QueueFamily:
 
 @dataclass(frozen=True)
 class MemoryHeap:
+    """A memory heap of a device: its size in bytes, and whether it is device-local."""
+
     size: int  #: bytes
     device_local: bool
 
@@ -165,6 +167,7 @@ class DeviceCapabilities:
         return plain
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The record as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
@@ -279,8 +282,10 @@ class DeviceInfo:
 
     @property
     def index(self) -> int:
+        """The device's number, as `list_devices` counts."""
         return self.capabilities.index
 
     @property
     def name(self) -> str:
+        """The name that the driver gives."""
         return self.capabilities.name

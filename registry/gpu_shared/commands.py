@@ -132,6 +132,7 @@ class CommandBuffer(Handle):
         return self._raw
 
     def bind_pipeline(self, pipeline: ComputePipeline) -> None:
+        """Use this pipeline for the dispatches that follow. Raises as every command of a closed buffer does."""
         self._bind(self._ready(), 1, pipeline.raw)  # VK_PIPELINE_BIND_POINT_COMPUTE
         self._layout = pipeline.layout
         self._retained.append(pipeline)
@@ -257,6 +258,7 @@ class CommandBuffer(Handle):
         self._retained.append(target)
 
     def reset_query_pool(self, pool: QueryPool, first: int = 0, count: int | None = None) -> None:
+        """Reset ``count`` queries from ``first`` on (None: to the end), on the GPU."""
         self._fn.vkCmdResetQueryPool(self._ready(), pool.raw, first, pool.count - first if count is None else count)
         self._retained.append(pool)
 

@@ -191,22 +191,27 @@ class SharedGpuContext:
 
     @property
     def key(self) -> tuple[str, int]:
+        """Token and group, under which the registry keeps the context."""
         return (self.token, self.group_id)
 
     @property
     def label(self) -> str:
+        """``token:group``, for messages."""
         return f"{self.token}:{self.group_id}"
 
     @property
     def owns_instance(self) -> bool:
+        """Whether the VkInstance is destroyed with the context."""
         return self._device.instance.owned
 
     @property
     def owns_device(self) -> bool:
+        """Whether the VkDevice is destroyed with the context."""
         return self._device.owned
 
     @property
     def owns_timeline_semaphore(self) -> bool:
+        """Whether the timeline semaphore is destroyed with the context."""
         return self._owns_timeline
 
     @property
@@ -225,6 +230,7 @@ class SharedGpuContext:
         return self._closed
 
     def check_usable(self) -> None:
+        """Raise `ForkedProcessError` in a forked child, and `ClosedError` after `close`."""
         if self._generation != vk.generation:
             raise ForkedProcessError(f"context {self.label}")
         if self._closed:
@@ -232,11 +238,13 @@ class SharedGpuContext:
 
     @property
     def instance(self) -> Instance:
+        """The instance. Raises as `check_usable`."""
         self.check_usable()
         return self._device.instance
 
     @property
     def device(self) -> Device:
+        """The device. Raises as `check_usable`."""
         self.check_usable()
         return self._device
 
@@ -252,15 +260,18 @@ class SharedGpuContext:
 
     @property
     def queue_family_index(self) -> int:
+        """The family of the queue. Raises as `check_usable`."""
         return self.device.queue_family
 
     @property
     def timeline(self) -> Timeline:
+        """The timeline that all submits signal. Raises as `check_usable`."""
         self.check_usable()
         return self._timeline
 
     @property
     def capabilities(self) -> DeviceCapabilities:
+        """What the device can do."""
         return self._device.capabilities
 
     @property
@@ -304,6 +315,7 @@ class SharedGpuContext:
             )
 
     def memory_budget(self) -> tuple[HeapBudget, ...]:
+        """Bytes in use and allowed in each heap, as the driver says now."""
         return memory_budget(self.device)
 
     # ---- using it ----

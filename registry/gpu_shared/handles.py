@@ -61,7 +61,8 @@ class Progress(Protocol):
     submitted: int
     lost: DeviceLostError | None
 
-    def passed(self, value: int) -> bool: ...
+    def passed(self, value: int) -> bool:
+        """Whether the GPU has reached ``value``."""
 
 
 class Native:
@@ -130,10 +131,12 @@ class Reaper:
         self.finished = False  # the device is idle for good: nothing needs to be waited for
 
     def add_timeline(self, timeline: Progress) -> None:
+        """Wait for this timeline, too, before an object is destroyed."""
         with self.lock:
             self.timelines = (*self.timelines, timeline)
 
     def remove_timeline(self, timeline: Progress) -> None:
+        """No longer wait for this timeline."""
         with self.lock:
             self.timelines = tuple(t for t in self.timelines if t is not timeline)
 
@@ -146,6 +149,7 @@ class Reaper:
                 timeline.lost = known
 
     def retire(self, native: Native) -> None:
+        """Destroy the object once every timeline has passed what is submitted now."""
         self.retired.append((tuple((t, t.submitted) for t in self.timelines), native))
         if self.finished:
             self.collect(block=False)
@@ -238,6 +242,7 @@ class Handle:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def check_usable(self) -> None:

@@ -60,16 +60,19 @@ class DelegateLease:
 
     @property
     def device(self) -> Device:
+        """The context's device. Raises as `context`."""
         return self.context.device
 
     @property
     def command_pool(self) -> CommandPool:
+        """The pool of this delegate's command buffers. Raises as `context`."""
         self.context  # noqa: B018  # raises when closed
         assert self._pool is not None
         return self._pool
 
     @property
     def closed(self) -> bool:
+        """Whether the lease was given back."""
         return self._context is None
 
     def allocate(self, label: str = "") -> CommandBuffer:

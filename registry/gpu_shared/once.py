@@ -20,9 +20,11 @@ class InFlight(Generic[T]):
         self._future: Future[T] = Future()
 
     def done(self, value: T) -> None:
+        """Give the value to all who wait."""
         self._future.set_result(value)
 
     def failed(self, error: BaseException) -> None:
+        """Raise the error in all who wait."""
         self._future.set_exception(error)
 
     def check_not_maker(self) -> None:

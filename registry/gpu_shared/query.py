@@ -259,6 +259,7 @@ def _triple(values: Any) -> tuple[int, int, int]:
 
 
 def queue_families(instance_fn: vk.Functions, physical: Any) -> tuple[QueueFamily, ...]:
+    """The queue families of a physical device, by index."""
     found = vk.enumerate_all(
         instance_fn.vkGetPhysicalDeviceQueueFamilyProperties,
         (physical,),

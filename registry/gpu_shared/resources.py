@@ -95,6 +95,7 @@ class SharedResource(Generic[T]):
 
     @steady
     def release(self) -> None:
+        """Give the reference back; the last one closes the resource. Idempotent."""
         self._finalizer()
         self._entry = None
 

@@ -60,6 +60,7 @@ class TimelineState:
             raise
 
     def raise_lost(self) -> None:
+        """Raise `DeviceLostError` where the device was lost."""
         lost = self.lost
         if lost is not None:
             raise DeviceLostError(lost.call, lost.result, lost.label, lost.hint) from lost
@@ -122,6 +123,7 @@ class Timeline(Handle):
 
     @property
     def lost(self) -> bool:
+        """Whether the device was lost."""
         return self._state.lost is not None
 
     def wait(self, value: int | None = None, timeout_s: float | None = None) -> None:

@@ -322,10 +322,12 @@ class Functions:
 
 
 def instance_functions(raw: Any, label: str = "instance") -> Functions:
+    """The functions of an instance, loaded when they are first called."""
     return Functions(raw, "vkGetInstanceProcAddr", label)
 
 
 def device_functions(raw: Any, label: str = "device") -> Functions:
+    """The functions of a device, loaded when they are first called."""
     return Functions(raw, "vkGetDeviceProcAddr", label)
 
 

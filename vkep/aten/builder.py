@@ -56,14 +56,17 @@ class Val:
 
     @property
     def rank(self) -> int:
+        """Number of dimensions."""
         return len(self.dims)
 
     @property
     def is_static(self) -> bool:
+        """Whether every size is known."""
         return None not in self.dims
 
     @property
     def is_float(self) -> bool:
+        """Whether the elements are floating point."""
         return self.elem in FLOATS
 
     @property
@@ -95,6 +98,7 @@ class GraphBuilder:
         self._parts = 0
 
     def decline(self, reason: str) -> NoReturn:
+        """Raise `Decline` with the reason."""
         raise Decline(reason)
 
     # ---- nodes
@@ -146,6 +150,7 @@ class GraphBuilder:
         return [Val(name, elem, tuple(dims), bounds=tuple(d for d in bounds if d is not None)) for name in names]
 
     def retyped(self, value: Val, elem: int | None = None, dims: Sequence[int | None] | None = None) -> Val:
+        """The same value, declared with another element type or shape."""
         return replace(
             value, elem=value.elem if elem is None else elem, dims=tuple(value.dims if dims is None else dims)
         )
@@ -214,6 +219,7 @@ class GraphBuilder:
     # ---- common steps
 
     def cast(self, x: Val, elem: int) -> Val:
+        """``x`` converted to an element type; itself where it has that type."""
         return x if x.elem == elem else self.op("Cast", x, to=elem, elem=elem)
 
     def reshape(self, x: Val, sizes: Sequence[Size]) -> Val:
@@ -228,10 +234,12 @@ class GraphBuilder:
         return self.op("Reshape", x, self.ints(sizes), allowzero=allow_zero, dims=dims)
 
     def transpose(self, x: Val, order: Sequence[int]) -> Val:
+        """``x`` with its axes in this order; negative axes count from the end."""
         order = [a % x.rank for a in order]
         return self.op("Transpose", x, perm=order, dims=[x.dims[a] for a in order])
 
     def slice(self, x: Val, axis: int, start: Size, end: Size, step: int = 1) -> Val:
+        """``x`` from ``start`` to ``end`` along one axis."""
         length = None
         size = x.dims[axis]
         if isinstance(start, int) and isinstance(end, int) and size is not None:
@@ -240,12 +248,14 @@ class GraphBuilder:
         return self.op("Slice", x, *args, dims=[length if k == axis else d for k, d in enumerate(x.dims)])
 
     def unsqueeze(self, x: Val, axes: Sequence[int]) -> Val:
+        """``x`` with axes of size 1 added at these positions of the result."""
         dims: list[int | None] = list(x.dims)
         for axis in sorted(axes):
             dims.insert(axis, 1)
         return self.op("Unsqueeze", x, self.ints(list(axes)), dims=dims)
 
     def squeeze(self, x: Val, axes: Sequence[int]) -> Val:
+        """``x`` without these axes, whose size is 1."""
         return self.op(
             "Squeeze", x, self.ints(list(axes)), dims=[d for k, d in enumerate(x.dims) if k not in set(axes)]
         )

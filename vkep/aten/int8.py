@@ -62,6 +62,7 @@ class Window(Arguments):
 
     @property
     def convolution(self) -> Convolution:
+        """The arguments as those of a convolution."""
         return Convolution(self.stride, self.padding, self.dilation, False, (), self.groups)
 
 

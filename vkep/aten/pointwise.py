@@ -195,6 +195,7 @@ def prepack(b: GraphBuilder, x: Val) -> Val:
 
 
 def filled(b: GraphBuilder, sizes: Val, dims: Sequence[int | None], value: Number | Size) -> Val:
+    """A tensor of these sizes with one value, of the call's result type."""
     elem = b.results[0].elem
     return b.op("Expand", b.number(value, elem), sizes, elem=elem, dims=dims)
 

@@ -40,6 +40,7 @@ class AtenOperator:
 
     @property
     def required(self) -> int:
+        """Number of arguments without a default."""
         return sum(p.default is p.empty for p in self.parameters)
 
 

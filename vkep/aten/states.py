@@ -21,6 +21,7 @@ class States:
     outputs: dict[int, int] = field(default_factory=dict)
 
     def id(self, value_id: int) -> int:
+        """The id of the state that a value is an alias of; its own where it is none."""
         return self.alias.get(value_id, value_id)
 
 
@@ -48,6 +49,7 @@ def find_states(graph: VkGraph, program_outputs: int) -> States:
 
 
 def is_prepack(call: OperatorCall) -> bool:
+    """Whether a call only prepares a constant for a kernel of ExecuTorch's."""
     operator = find(call.name)
     return operator is not None and operator.name == PREPACK and len(call.args) == 2
 

@@ -36,6 +36,7 @@ class BenchResult:
         return self.limit_ms / self.latency.median_ms
 
     def to_dict(self) -> dict[str, Any]:
+        """For ``--json``: latencies in milliseconds."""
         return {**vars(self), "latency": self.latency.to_dict(), "of_limit": self.of_limit}
 
 
@@ -144,6 +145,7 @@ def bench_model(
 
 
 def print_results(results: Sequence[BenchResult]) -> None:
+    """Print the table of results."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

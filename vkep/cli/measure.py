@@ -36,6 +36,7 @@ class Span:
 
     @property
     def ms(self) -> float:
+        """Length in milliseconds."""
         return (self.end - self.start) * 1e3
 
 
@@ -96,6 +97,7 @@ class Latency:
         return cls(len(ordered), statistics.median(ordered), p90, ordered[0], ordered[-1])
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields, for ``--json``."""
         return asdict(self)
 
 
@@ -124,9 +126,11 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
+        """Whether the result is within the tolerance."""
         return not self.problem and self.relative_error <= self.tolerance
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields, for ``--json``."""
         return {**asdict(self), "ok": self.ok}
 
 

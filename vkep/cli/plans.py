@@ -49,6 +49,7 @@ class DispatchTime:
         return self.bytes / self.nanoseconds if self.nanoseconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields and rates, for ``--json``: nanoseconds, GFLOP/s, GB/s."""
         rates = {"gflops_per_s": self.gflops_per_s, "gbytes_per_s": self.gbytes_per_s}
         return {**asdict(self), **rates, "lost_ns": self.lost_ns, "of_limit": self.of_limit}
 

@@ -45,9 +45,11 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
+        """Whether all comparisons are within their tolerance."""
         return all(c.ok for c in self.comparisons)
 
     def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
         from vkep.cli.measure import statistics_of
 
         return {
@@ -193,6 +195,7 @@ def write_trace(outcome: Outcome, path: Path, model: str) -> None:
 
 
 def print_outcome(outcome: Outcome, every_node: bool) -> None:
+    """Print report, times and outputs; with ``every_node`` the list of nodes."""
     from vkep.cli.measure import statistics_of
 
     typer.echo(str(outcome.report))

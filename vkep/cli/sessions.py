@@ -121,6 +121,7 @@ class ProgramSession:
         return []
 
     def close(self) -> None:
+        """Close the program."""
         self.program.close()
 
     def __enter__(self) -> ProgramSession:

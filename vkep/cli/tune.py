@@ -66,6 +66,7 @@ def tune_command(
 
 
 def print_tuned(model: str, found: Sequence[Tuned]) -> None:
+    """Print what was chosen for a model's problems."""
     from rich.table import Table
     from rich.text import Text
 

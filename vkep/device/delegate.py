@@ -76,6 +76,7 @@ class VulkanDelegate:
 
     @property
     def closed(self) -> bool:
+        """Whether its lease was given back."""
         return self.lease.closed
 
     @property

@@ -127,6 +127,7 @@ class DeviceTensor:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._block is None
 
     @property

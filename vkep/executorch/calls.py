@@ -44,6 +44,7 @@ class DelegateCall:
 
     @property
     def title(self) -> str:
+        """How reports name the call."""
         return f"delegate {self.step.delegate}"
 
     def run(self) -> None:

@@ -58,7 +58,8 @@ class Runner(Protocol):
     def executables(self) -> list[Executable]:
         """What was planned by vkep's planner, for the report."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the delegate holds."""
 
 
 class VulkanRunner:
@@ -97,6 +98,7 @@ class VulkanRunner:
         self.watch: Watch | None = None  #: runs the steps of `run` in its own way, to time them
 
     def prepare(self) -> None:
+        """As `Runner.prepare`."""
         try:
             self._key = self._graph.plan_static(self.model.graph.inputs)
         except InvalidInputError as error:
@@ -113,6 +115,7 @@ class VulkanRunner:
         return one if isinstance(one, IslandExecutor) and set(self._all) <= set(one.outputs) else None
 
     def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
+        """As `Runner.stage`."""
         values, targets = self._bind(inputs, keep)
         island = self._island()
         assert island is not None
@@ -121,6 +124,7 @@ class VulkanRunner:
         return Pending(staged, kept, lambda: self._results(inputs, keep, values, targets))
 
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        """As `Runner.run`."""
         values, targets = self._bind(inputs, keep)
         if self.watch is None:
             self._graph.run(values, targets, self._key)
@@ -186,9 +190,11 @@ class VulkanRunner:
         return self._inputs, self._outputs
 
     def executables(self) -> list[Executable]:
+        """As `Runner.executables`."""
         return [self._graph.latest] if self._graph.latest is not None else []
 
     def close(self) -> None:
+        """As `Runner.close`."""
         self._graph.close()
         for tensor in (*self._held.values(), *self._spare.values(), *self._states.values()):
             if isinstance(tensor, DeviceTensor):
@@ -232,7 +238,7 @@ class GraphRunner:
             raise
 
     def prepare(self) -> None:
-        pass
+        """As `Runner.prepare`."""
 
     @property
     def can_stage(self) -> bool:
@@ -240,6 +246,7 @@ class GraphRunner:
         return all(dtype.numpy == spec.dtype for dtype, spec in self._ports)
 
     def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
+        """As `Runner.stage`."""
         given = [self._given(k, value) for k, value in enumerate(inputs)]
         results = self._tensors[self._count :]
         recorded = locks.enter_context(self.runner.staged(given, results))
@@ -247,6 +254,7 @@ class GraphRunner:
         return Pending(staged, results, lambda: self._results(keep))
 
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
+        """As `Runner.run`."""
         given = [self._given(k, value) for k, value in enumerate(inputs)]
         self.runner.submit(given, self._tensors[self._count :])
         return self._results(keep)
@@ -276,9 +284,11 @@ class GraphRunner:
         return tensor
 
     def executables(self) -> list[Executable]:
+        """As `Runner.executables`."""
         return []
 
     def close(self) -> None:
+        """As `Runner.close`."""
         self.runner.close()
         for tensor in self._tensors:
             tensor.close()

@@ -26,9 +26,11 @@ class TensorInfo:
 
     @property
     def numpy_dtype(self) -> str:
+        """Name of the numpy element type."""
         return str(self._spec.dtype)
 
     def is_memory_planned(self) -> bool:
+        """Whether the program's memory plan has a place for it."""
         return self._spec.is_planned
 
     @property
@@ -37,6 +39,7 @@ class TensorInfo:
         return not self._spec.is_static
 
     def nbytes(self) -> int:
+        """Bytes at its largest shape."""
         return self._spec.nbytes
 
     def __str__(self) -> str:
@@ -50,12 +53,15 @@ class MethodMeta:
         self._decoded = decoded
 
     def name(self) -> str:
+        """The method's name."""
         return self._decoded.name
 
     def num_inputs(self) -> int:
+        """Number of inputs."""
         return len(self._decoded.inputs)
 
     def num_outputs(self) -> int:
+        """Number of outputs."""
         return len(self._decoded.outputs)
 
     def input_tensor_meta(self, index: int) -> TensorInfo:
@@ -67,6 +73,7 @@ class MethodMeta:
         return self._tensor(self._decoded.outputs, index, "output")
 
     def uses_backend(self, name: str) -> bool:
+        """Whether a delegate of the method is for this backend."""
         return any(delegate.backend == name for delegate in self._decoded.delegates)
 
     def _tensor(self, indices: tuple[int, ...], index: int, what: str) -> TensorInfo:

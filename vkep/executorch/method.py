@@ -180,6 +180,7 @@ class Method:
 
     @property
     def name(self) -> str:
+        """The method's name."""
         return self._decoded.name
 
     @property
@@ -224,6 +225,7 @@ class Method:
 
     @property
     def closed(self) -> bool:
+        """Whether the method's program was closed."""
         return self._parts.closed
 
     @property

@@ -111,6 +111,7 @@ class Program:
 
     @property
     def method_names(self) -> set[str]:
+        """Names of the methods in the program."""
         return set(self._decoded.methods)
 
     def load_method(self, name: str) -> Method:
@@ -172,6 +173,7 @@ class Program:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._parts.closed
 
     def _check_open(self) -> None:

@@ -49,9 +49,11 @@ class MethodReport:
         return ()
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:

@@ -18,9 +18,11 @@ class BackendRegistry:
 
     @property
     def registered_backend_names(self) -> list[str]:
+        """Names of the backends whose delegates run."""
         return list(BACKENDS)
 
     def is_available(self, backend_name: str) -> bool:
+        """Whether delegates of this backend run."""
         return backend_name in BACKENDS
 
 
@@ -29,6 +31,7 @@ class OperatorRegistry:
 
     @property
     def operator_names(self) -> set[str]:
+        """Names of the operators that run outside delegates."""
         return set(KERNELS)
 
 
@@ -42,6 +45,7 @@ class Runtime:
     @staticmethod
     @functools.lru_cache(maxsize=1)
     def get() -> Runtime:
+        """The runtime, as ``executorch.runtime.Runtime.get`` gives it."""
         return Runtime()
 
     def load_program(

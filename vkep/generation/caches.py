@@ -29,6 +29,7 @@ class CacheSpec:
 
     @property
     def bytes_of_token(self) -> int:
+        """Bytes of one token's keys, or values, in one layer."""
         return self.heads * self.size * (2 if self.dtype == "float16" else 4)
 
 

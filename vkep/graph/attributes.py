@@ -43,6 +43,8 @@ class ConvAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvTransposeAttributes(ConvAttributes):
+    """Attributes of ConvTranspose."""
+
     output_padding: Ints = None
     output_shape: Ints = None
 
@@ -71,6 +73,8 @@ class PoolAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmAttributes:
+    """Attributes of Gemm."""
+
     alpha: float = 1.0
     beta: float = 1.0
     transA: int = 0
@@ -195,6 +199,7 @@ class Signature:
 
     @functools.cached_property
     def required_attributes(self) -> tuple[str, ...]:
+        """Names of the attributes without a default."""
         return tuple(name for name, default in self.attributes.items() if default is REQUIRED)
 
     def keywords(self, attributes: Mapping[str, Any], **facts: Any) -> dict[str, Any]:

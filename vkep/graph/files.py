@@ -102,6 +102,7 @@ class FilePart:
 
     @property
     def nbytes(self) -> int:
+        """Length in bytes."""
         return self.end - self.start
 
     def __call__(self) -> np.ndarray:
@@ -110,6 +111,7 @@ class FilePart:
         return array
 
     def read_into(self, out: np.ndarray) -> None:
+        """Read the part into ``out``, which has its length. Raises `InvalidModelError` where the file changed."""
         self.reader.read_into(self.start, out)
 
 
@@ -126,4 +128,5 @@ class ClosedFilePart:
         return FilePart(FileReader(self.path, self.known), self.start, self.start + self.nbytes)()
 
     def read_into(self, out: np.ndarray) -> None:
+        """Open the file, and read as `FilePart.read_into`."""
         FileReader(self.path, self.known).read_into(self.start, out)

@@ -22,7 +22,9 @@ class Content(Protocol):
     """The bytes of a weight, that lie elsewhere."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Length in bytes."""
+
     def __call__(self) -> np.ndarray:
         """The bytes, as uint8."""
 

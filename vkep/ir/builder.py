@@ -130,12 +130,14 @@ class Builder:
         return self.weight(ArrayWeight(label, array))
 
     def weight(self, weight: Weight) -> Tensor:
+        """A constant tensor of the model."""
         dtype = from_onnx(weight.elem_type)
         assert dtype is not None, "checked where the weight came in"
         storage = Storage(weight.nbytes, weight=weight, label=weight.name)
         return Tensor(dtype, tuple(weight.shape), storage, contiguous_strides(weight.shape))
 
     def scalar_like(self, value: float | int, tensor: Tensor) -> Tensor:
+        """A constant of shape () with the element type of ``tensor``."""
         return self.constant(np.array(value, tensor.dtype.numpy))
 
     # ---- pointwise
@@ -274,6 +276,9 @@ class Builder:
         return self.store(ex.leaf(tensor), tensor.dtype, out=out)
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """``tensor`` with another shape of as many elements: a view where its strides allow it, else a copy. Raises
+        `InvalidNode`.
+        """
         if any(d < 0 for d in shape):
             raise InvalidNode(f"shape {tuple(shape)} has a negative size")
         view = tensor.reshape(shape)
@@ -289,6 +294,7 @@ class Builder:
         return self.store(self.cast_expr(ex.leaf(tensor), tensor.dtype, dtype), dtype, shape=tensor.shape)
 
     def cast_expr(self, source: ex.Expr, from_dtype: DType, to: DType) -> ex.Expr:
+        """An expression of one element type converted to another."""
         if from_dtype.kind == "bits":
             value = float8.decode(source, from_dtype)
             return value if to.name == "float32" else self.cast_expr(value, DTYPES["float32"], to)

@@ -28,6 +28,7 @@ class CustomProblem(Problem):
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], outputs: Sequence[Tensor], emit: Emit) -> CustomProblem:
+        """The problem of a kernel that a package declares: its operands are what they are."""
         return cls(_as_they_are("input", inputs), _as_they_are("output", outputs), emit)
 
     def needs(self) -> tuple[Need, ...]:

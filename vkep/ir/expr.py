@@ -56,6 +56,7 @@ class Checked(Expr):
 
 
 def leaf(tensor: Tensor) -> Leaf:
+    """An expression that reads the tensor's element."""
     return Leaf(tensor.dtype.glsl_compute, tensor=tensor)
 
 

@@ -27,6 +27,7 @@ class NarrowFloat:
 
     @property
     def sign(self) -> int:
+        """The bit of the sign."""
         return 1 << (self.exponent_bits + self.mantissa_bits)
 
 

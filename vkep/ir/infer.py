@@ -58,6 +58,7 @@ def may_be_sizes(dtype: DType, size: int) -> bool:
 
 
 def dtype_of(value: Known) -> DType | None:
+    """The element type of a value, None where it is no tensor on a device."""
     if isinstance(value, HostValue):
         return None
     return value.dtype if isinstance(value, ValueSpec) else dtypes.from_onnx(value.elem_type)

@@ -25,18 +25,23 @@ class BaseTarget:
     choices: Mapping[str, Choice] = field(default_factory=dict)  #: what was tuned
 
     def tuned(self, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
+        """As `vkep.kernels.select.Target.tuned`."""
         return chosen(self.choices, self.label, candidates, *problem)
 
     def fault(self, reason: str) -> tuple[Tensor | None, int]:
+        """No fault word."""
         return None, 0
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of a storage of its own."""
         return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        """None: weights stay as they are."""
         return None
 
     def constant(self, array: np.ndarray) -> Tensor:
+        """A constant tensor with the array's content."""
         weight = ArrayWeight("constant", np.ascontiguousarray(array))
         dtype = from_onnx(weight.elem_type)
         assert dtype is not None
@@ -54,10 +59,12 @@ class Pointwise:
 
     @property
     def inputs(self) -> list[Tensor]:
+        """The tensors that the expression reads."""
         return tensors(self.expr)
 
     @property
     def outputs(self) -> list[Tensor]:
+        """The one tensor that it writes."""
         return [self.out]
 
 
@@ -81,10 +88,12 @@ class KernelOp:
 
     @property
     def row_axis(self) -> int | None:
+        """The axis of the output along which an epilogue may read a vector, as its problem says."""
         return self.problem.row_axis
 
     @property
     def all_inputs(self) -> list[Tensor]:
+        """The inputs, and what the epilogue reads."""
         if self.epilogue is None:
             return self.inputs
         assert self.epilogue_of is not None
@@ -95,4 +104,5 @@ Op = Pointwise | KernelOp
 
 
 def reads(op: Op) -> list[Tensor]:
+    """The tensors that an operation reads."""
     return op.all_inputs if isinstance(op, KernelOp) else op.inputs

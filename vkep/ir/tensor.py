@@ -31,6 +31,7 @@ class Storage:
 
     @property
     def is_constant(self) -> bool:
+        """Whether it holds a weight."""
         return self.weight is not None
 
 
@@ -50,16 +51,19 @@ class Tensor:
 
     @classmethod
     def contiguous(cls, dtype: DType, shape: Sequence[int], storage: Storage | None = None, label: str = "") -> Tensor:
+        """A dense tensor, over ``storage`` or one of its own."""
         shape = wholes(shape)
         storage = storage or Storage(math.prod(shape) * dtype.itemsize, label=label)
         return cls(dtype, shape, storage, contiguous_strides(shape))
 
     @property
     def rank(self) -> int:
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its elements."""
         return self.size * self.dtype.itemsize
 
     @property
@@ -166,6 +170,7 @@ def alignment(*tensors: Tensor) -> int:
 
 @functools.lru_cache(_KEPT)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense tensor in row-major order, in elements."""
     strides, step = [], 1
     for dim in reversed(shape):
         strides.append(step)

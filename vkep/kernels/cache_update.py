@@ -131,6 +131,7 @@ class CacheUpdateProblem(Problem):
 
     @property
     def has_past(self) -> bool:
+        """Whether a past is read that is not the output itself."""
         return self.old != 0 and not self.over
 
     def in_place(self, pairs: Mapping[str, str]) -> CacheUpdateProblem | None:

@@ -26,10 +26,12 @@ class ColumnProblem(Problem):
 
     @property
     def columns(self) -> int:
+        """Number of columns, each along the middle axis."""
         return self.outer * self.inner
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return self.columns * self.axis
 
     @property

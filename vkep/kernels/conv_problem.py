@@ -91,14 +91,17 @@ class ConvProblem(Problem):
 
     @property
     def row_axis(self) -> int | None:  # type: ignore[override]
+        """The axis of the output along which an epilogue may read a vector."""
         return 0 if self.lies_last else 1
 
     @property
     def strided_output(self) -> bool:  # type: ignore[override]
+        """Whether the kernel may write an output with strides."""
         return not self.lies_last
 
     @property
     def aligned(self) -> bool:  # type: ignore[override]
+        """Whether kernels load 16 bytes at a time."""
         return self.layout == NHWC
 
     @property
@@ -112,14 +115,17 @@ class ConvProblem(Problem):
 
     @functools.cached_property
     def oh(self) -> int:
+        """Height of the output, in pixels."""
         return (self.h + self.pads[0] + self.pads[2] - self.dilation[0] * (self.kh - 1) - 1) // self.stride[0] + 1
 
     @functools.cached_property
     def ow(self) -> int:
+        """Width of the output, in pixels."""
         return (self.w + self.pads[1] + self.pads[3] - self.dilation[1] * (self.kw - 1) - 1) // self.stride[1] + 1
 
     @functools.cached_property
     def od(self) -> int:
+        """Depth of the output."""
         return (self.d + sum(self.pads_d) - self.dilation_d * (self.kd - 1) - 1) // self.stride_d + 1
 
     @functools.cached_property

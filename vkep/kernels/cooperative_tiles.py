@@ -31,6 +31,7 @@ class CooperativeTile:
 
     @property
     def subgroups(self) -> int:
+        """Subgroups of a workgroup."""
         return (self.m // self.sub_m) * (self.n // self.sub_n)
 
     def shared_bytes(self, shape: CooperativeMatrixShape, b_along_k: bool) -> int:
@@ -48,6 +49,7 @@ class CooperativeTile:
         return max(1, min(by_registers, by_memory))
 
     def runs_on(self, caps: DeviceCapabilities, shape: CooperativeMatrixShape, b_along_k: bool) -> bool:
+        """Whether the device has the lanes, shared memory and matrix shape for it."""
         lanes = self.subgroups * caps.subgroup_size
         vectors = (self.m * self.k // VECTOR, self.n * self.k // VECTOR)
         halved = self.k == 8 * VECTOR and self.prefetch == 1 and lanes % 32 == 0
@@ -60,6 +62,7 @@ class CooperativeTile:
         )
 
     def spec(self, shape: CooperativeMatrixShape, subgroup_size: int) -> dict[str, int]:
+        """Its spec constants by name."""
         return {
             "TILE_M": self.m,
             "TILE_N": self.n,
@@ -165,6 +168,8 @@ def no_cooperative_tile(
 
 @dataclass(frozen=True)
 class CooperativeTiling:
+    """A tile, and into how many parts k is split."""
+
     tile: CooperativeTile
     shape: CooperativeMatrixShape
     splits: int

@@ -292,6 +292,7 @@ class GatherNDProblem(Problem):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
         return self.indices_shape[:-1] + self.shape[self.batch_dims + self.keys :]
 
     def needs(self) -> tuple[Need, ...]:

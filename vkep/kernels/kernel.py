@@ -220,4 +220,5 @@ class KernelCall:
 
     @property
     def argument_bytes(self) -> int:
+        """Bytes of its argument block."""
         return ADDRESS_BYTES * len(self.operands) + len(self.scalars)

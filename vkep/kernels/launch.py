@@ -40,6 +40,7 @@ class Workspace(Protocol):
 
 
 def element_type(dtype: str) -> DType:
+    """The element type by name. Raises ``ValueError`` for an unknown one."""
     try:
         return DTYPES[dtype]
     except KeyError:
@@ -91,6 +92,7 @@ def key_defines(dtype: str) -> dict[str, str]:
 
 
 def is_cpu(caps: DeviceCapabilities) -> bool:
+    """Whether the device is a CPU driver."""
     return caps.device_type == "cpu"
 
 
@@ -120,14 +122,17 @@ def flat_lanes(caps: DeviceCapabilities, total: int) -> dict[str, Any]:
 
 
 def floor_power_of_two(n: int) -> int:
+    """The largest power of two that is at most ``n``; 1 for less."""
     return 1 << (n.bit_length() - 1) if n > 0 else 1
 
 
 def ceil_power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n``."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
 
 
 def ceil_div(a: int, b: int) -> int:
+    """``a / b`` rounded up."""
     return -(-a // b)
 
 
@@ -185,6 +190,7 @@ class ColumnShare:
 
     @property
     def spec(self) -> dict[str, int]:
+        """Its spec constants by name."""
         return {"SPLIT": self.split, "ACROSS": int(self.across)}
 
     @property
@@ -194,6 +200,7 @@ class ColumnShare:
 
     @property
     def defines(self) -> dict[str, str]:
+        """Its defines by name."""
         return SHUFFLE if self.shuffle else {}
 
 

@@ -82,6 +82,7 @@ class PadProblem(Problem):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
         return tuple([n + begin + end for n, begin, end in zip(self.shape, self.begins, self.ends, strict=True)])
 
     @property

@@ -131,6 +131,7 @@ class PoolProblem(Problem):
 
     @property
     def results(self) -> int:
+        """Number of elements of the output."""
         return self.images * self.channels * math.prod(self.window.out)
 
     @property

@@ -23,15 +23,24 @@ class View(Protocol):
     """What a check asks of an operand (`vkep.ir.tensor.Tensor`)."""
 
     @property
-    def dtype(self) -> DType: ...
+    def dtype(self) -> DType:
+        """Element type."""
+
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its axes."""
+
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """First element, counted in elements of its storage."""
+
     @property
-    def is_contiguous(self) -> bool: ...
+    def is_contiguous(self) -> bool:
+        """Whether it is dense and in row-major order."""
+
     @property
-    def elements_left(self) -> int: ...
+    def elements_left(self) -> int:
+        """Elements of its storage from the offset on."""
 
 
 @dataclass(frozen=True, slots=True)

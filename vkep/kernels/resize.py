@@ -222,6 +222,7 @@ class ResizeProblem(Problem):
 
     @property
     def crops(self) -> bool:
+        """Whether the input's region of interest counts (tf_crop_and_resize)."""
         return self.mode.coordinates == "tf_crop_and_resize"
 
     def span(self, axis: int) -> tuple[float, float]:

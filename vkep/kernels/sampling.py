@@ -120,6 +120,7 @@ class GridSampleProblem(Problem):
 
     @property
     def rank(self) -> int:
+        """Number of spatial axes."""
         return len(self.shape) - 2
 
     def needs(self) -> tuple[Need, ...]:

@@ -158,6 +158,7 @@ class ScatterNDProblem(Problem):
 
     @property
     def updates_shape(self) -> tuple[int, ...]:
+        """Shape of the updates."""
         return self.indices_shape[:-1] + self.shape[self.keys :]
 
     def needs(self) -> tuple[Need, ...]:

@@ -31,7 +31,8 @@ class Target(Workspace, Protocol):
     """What a candidate may ask for while it emits."""
 
     @property
-    def caps(self) -> DeviceCapabilities: ...
+    def caps(self) -> DeviceCapabilities:
+        """The device that kernels are chosen for."""
 
     def tuned(self, candidates: Callable[[], Iterable[MeasuredChoice]], *problem: object) -> MeasuredChoice | None:
         """What measuring on the device chose among the candidates for a problem; None where nothing was."""
@@ -59,6 +60,7 @@ class Emission:
 
     @property
     def caps(self) -> DeviceCapabilities:
+        """The device that kernels are chosen for."""
         return self.target.caps
 
     def __getitem__(self, name: str) -> Any:

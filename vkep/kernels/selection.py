@@ -88,6 +88,7 @@ class NonMaxSuppressionProblem(Problem):
 
     @property
     def pairs(self) -> int:
+        """Pairs of a batch and a class."""
         return self.batches * self.classes
 
     def needs(self) -> tuple[Need, ...]:

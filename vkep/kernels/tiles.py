@@ -63,10 +63,12 @@ class SubgroupTile:
 
     @property
     def columns(self) -> int:
+        """Columns of a tile."""
         return self.lanes * self.lane_columns
 
     @property
     def spec(self) -> dict[str, int]:
+        """Its spec constants by name."""
         return {"ROWS": self.rows, "LANE_COLUMNS": self.lane_columns, "UNROLL": self.unroll}
 
 
@@ -163,6 +165,7 @@ class SharedTile:
 
     @property
     def lanes(self) -> int:
+        """Lanes of a workgroup."""
         return (self.m // self.micro_m) * (self.n // self.micro_n)
 
     @property
@@ -172,10 +175,12 @@ class SharedTile:
 
     @property
     def shared_bytes(self) -> int:
+        """Bytes of shared memory, rows padded against bank conflicts."""
         return 4 * self.k * (self.m + 4 + self.n + 4)
 
     @property
     def spec(self) -> dict[str, int]:
+        """Its spec constants by name."""
         return {
             "TILE_M": self.m,
             "TILE_N": self.n,
@@ -211,6 +216,8 @@ _MAX_SPLITS = 32
 
 @dataclass(frozen=True)
 class SharedTiling:
+    """A tile, and into how many parts k is split."""
+
     tile: SharedTile
     splits: int
     split_k: int  #: a multiple of ``tile.k``

@@ -134,6 +134,7 @@ class DeviceBlock:
 
     @property
     def freed(self) -> bool:
+        """Whether `free` was called."""
         return not self._live
 
     def free(self, *, stream: Hashable | StreamTag | None = StreamTag.ALLOCATED, sync_value: int | None = None) -> None:

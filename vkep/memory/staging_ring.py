@@ -24,13 +24,20 @@ class Target(Protocol):
     """Where bytes lie on the device: a `DeviceBlock` is one."""
 
     @property
-    def buffer(self) -> Buffer: ...
+    def buffer(self) -> Buffer:
+        """The buffer that holds it."""
+
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """Bytes from the buffer's start."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes."""
+
     @property
-    def mapped(self) -> memoryview | None: ...
+    def mapped(self) -> memoryview | None:
+        """Its bytes where the host sees them, else None."""
 
 
 #: device memory, a byte offset in it, one in the slot, and a number of bytes

@@ -281,10 +281,12 @@ def fused_conv(
 
 
 def channels_first(x: Tensor) -> Tensor:
+    """A view of [n, ..., c] as [n, c, ...]."""
     return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
 
 
 def channels_last(x: Tensor) -> Tensor:
+    """A view of [n, c, ...] as [n, ..., c]."""
     return x.transpose((0, *range(2, x.rank), 1))
 
 

@@ -237,6 +237,8 @@ def moe(
 
 @dataclass(frozen=True, kw_only=True)
 class QMoEAttributes(MoEAttributes):
+    """Attributes of QMoE."""
+
     accuracy_level: int = 0
     block_size: int = 0
     expert_weight_bits: int = 4

@@ -33,6 +33,7 @@ def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, f
 
 
 def outside(extent: int, axis: int, what: str = "an index", from_end: bool = True) -> str:
+    """The message of an index that is out of range."""
     return f"{what} is outside [{-extent if from_end else 0}, {extent - 1}] of axis {axis}"
 
 
@@ -99,6 +100,7 @@ def scatter_elements_(
     what: str = "an index",
     from_end: bool = True,
 ) -> Tensor:
+    """ScatterElements of one opset, with its reduction."""
     axis = b.axis(axis, data.rank)
     types = data.dtype.name, indices.dtype.name
     problem = ScatterElementsProblem(data.shape, indices.shape, axis, *types, reduction, from_end=from_end)

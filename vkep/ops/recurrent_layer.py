@@ -85,13 +85,16 @@ class Layer:
 
     @property
     def steps(self) -> int:
+        """Length of the sequences."""
         return self.x.shape[0]
 
     @property
     def batch(self) -> int:
+        """Number of sequences."""
         return self.x.shape[1]
 
     def order(self, backwards: bool) -> Iterator[int]:
+        """The steps in the order in which they are computed."""
         return iter(range(self.steps - 1, -1, -1) if backwards else range(self.steps))
 
     def inputs_part(self, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -196,10 +199,12 @@ def initial_state(layer: Layer, initial: Tensor | None, index: int, layout: int)
 
 
 def gate(gates: Tensor, index: int, hidden: int) -> Tensor:
+    """One gate's part of the last axis."""
     return gates.slice(gates.rank - 1, index * hidden, hidden)
 
 
 def results(layer: Layer, layout: int, *finals: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs Y, Y_h and Y_c of a layer."""
     states = [layer.finals(states) for states in finals]
     if not layout:
         return [layer.y, *states]
@@ -224,6 +229,7 @@ def recurrence(b: Builder, state: Tensor, r: Tensor) -> Tensor | None:
 
 
 def sum_of(b: Builder, *parts: Tensor | Expr | None) -> Expr:
+    """The sum of the parts that there are, None without any."""
     given = [p for p in parts if p is not None]
     total = b.expr("same", given[0])
     for part in given[1:]:

@@ -77,6 +77,7 @@ class OperatorDef:
         return self.function.__module__.partition(".")[0] != "vkep" and self.domain not in _TAKEN
 
     def accepts_version(self, version: int) -> bool:
+        """Whether a schema version is among the declared ones."""
         return self.since <= version and (self.until is None or version <= self.until)
 
 

@@ -126,6 +126,7 @@ class Heads:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
+        """Shape of the scores: [batch, heads of keys, queries' heads for each, queries, keys]."""
         return (self.batch, self.kv_heads, self.group, self.queries, self.keys)
 
     def query_index(self, b: Builder) -> Tensor:
@@ -137,6 +138,7 @@ class Heads:
         return b.constant(index).view((1, 1, self.group, self.queries, 1), (0, 0, self.queries, 1, 0))
 
     def key_index(self, b: Builder) -> Tensor:
+        """The position of each key, broadcast to the scores."""
         return positions(b, self.keys).view((1, 1, 1, 1, self.keys), (0, 0, 0, 0, 1))
 
     def mask_view(self, b: Builder, mask: Tensor) -> Tensor:
@@ -381,4 +383,5 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
 
 
 def default_scale(size: int) -> float:
+    """1 / sqrt(size), and 1 for heads of no size."""
     return 1.0 / math.sqrt(size) if size else 1.0

@@ -66,6 +66,7 @@ def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
 
 
 def transformed(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bool, onesided: bool) -> Tensor:
+    """The Fourier transform along an axis, as DFT defines it."""
     if x.rank < 2 or x.shape[-1] not in (1, 2) or axis == x.rank - 1:
         b.decline(
             f"a transform along axis {axis} of shape {x.shape}, whose last axis holds the real and imaginary parts"

@@ -50,6 +50,7 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
 
     @property
     def domain(self) -> MemoryDomain:
+        """The memory that it allocates from, opened when it is first needed."""
         if self._domain is None:
             self._domain = self._open()
             self._opened(self._domain)

@@ -123,6 +123,7 @@ class EpDevices:
 
     @property
     def vendor_ids(self) -> frozenset[int]:
+        """PCI vendor ids of the devices."""
         return frozenset(d.vendor_id for d in self.devices)
 
     def _memory_info(self, device: DeviceCapabilities, number: int, kind: int, memory: int) -> Any:

@@ -304,6 +304,7 @@ class PointerTensor(DeviceTensor):
 
     @property
     def closed(self) -> bool:
+        """False: the memory is ONNX Runtime's."""
         return False
 
     @property

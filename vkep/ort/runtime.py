@@ -59,6 +59,7 @@ class Runtime:
 
     @property
     def context(self) -> SharedGpuContext:
+        """The shared context of the provider's sessions on the device."""
         return self.delegate.context
 
     def close(self) -> None:

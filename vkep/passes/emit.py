@@ -86,6 +86,7 @@ class Emitter(BaseTarget):
         return _FAULT_WORD, code
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
+        """The weight, transformed once and kept under ``tag``."""
         base = weight.storage.weight
         if base is None:
             return None

@@ -55,12 +55,14 @@ class Uses:
             self.add(op)
 
     def add(self, op: Op) -> None:
+        """Count an operation's reads and writes."""
         for storage in _written(op):
             self.writers[storage].append(op)
         for storage in _read(op):
             self.readers[storage].append(op)
 
     def remove(self, op: Op) -> None:
+        """No longer count an operation's reads and writes."""
         for storage in _written(op):
             self.writers[storage].remove(op)
         for storage in _read(op):

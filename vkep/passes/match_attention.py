@@ -37,6 +37,8 @@ class _Scaled:
 
 @dataclass(frozen=True)
 class Biased:
+    """Scores with a bias added."""
+
     bias: Tensor
 
 
@@ -88,6 +90,8 @@ def is_row_softmax(op: KernelOp) -> bool:
 
 
 class Search:
+    """The search for attention in the operations of an island."""
+
     def __init__(self, uses: Uses, kept: set[Storage]) -> None:
         self.uses, self.kept = uses, kept
 

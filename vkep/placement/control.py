@@ -37,6 +37,7 @@ Expansion = Inlined | NeedsContent | HostDriven
 
 
 def is_control(node: Node) -> bool:
+    """Whether a node is If, Loop or Scan."""
     return not node.domain and node.op_type in ("If", "Loop", "Scan") and bool(node.bodies)
 
 
@@ -149,6 +150,7 @@ class ScanShape:
 
     @classmethod
     def of(cls, node: Node, inputs: int) -> ScanShape:
+        """The shape of a Scan node, its inputs given."""
         body, attributes = node.bodies["body"], node.attributes
         count = int(attributes["num_scan_inputs"])
         states = inputs - count

@@ -40,6 +40,7 @@ class FoldError(VkepError):
 
 
 def can_fold(node: Node) -> bool:
+    """Whether a node of constant inputs may be computed when the model is planned."""
     return node.schema is not None and node.op_type not in _IMPURE | _MADE and not node.captures and not _has_body(node)
 
 

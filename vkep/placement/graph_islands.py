@@ -23,6 +23,7 @@ class GraphIslands:
             self.quantized.update({name: node for name in node.outputs if name})
 
     def is_quantized(self, node: Node) -> bool:
+        """Whether a node reads quantized values."""
         return any(name in self.quantized for name in node.reads)
 
     def add(self, node: Node, stage: int, known: Mapping[str, Weight | ValueSpec | HostValue]) -> list[TosaPort]:

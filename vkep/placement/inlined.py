@@ -104,6 +104,7 @@ def _rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 
 def make_node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, **attributes: Any) -> Node:
+    """A node of the graph, made while functions are inlined."""
     proto = helper.make_node(op_type, list(inputs), list(outputs), **attributes)
     schema = onnx.defs.get_schema(op_type, opset, "")
     return Node(0, outputs[0], op_type, "", tuple(inputs), tuple(outputs), attributes, proto, schema)

@@ -34,11 +34,16 @@ class OfferedNode(Protocol):
     """What the policy reads of a node: an ONNX node has it, and so have other graphs' nodes under ONNX's type names."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The node's name."""
+
     @property
-    def op_type(self) -> str: ...
+    def op_type(self) -> str:
+        """Its operator."""
+
     @property
-    def outputs(self) -> Sequence[str]: ...
+    def outputs(self) -> Sequence[str]:
+        """Names of its outputs."""
 
 
 #: TOSA gathers rows; single elements are rows of one element each there, with an index each that must be computed first
@@ -47,6 +52,7 @@ _WHY_ASIDE = "TOSA gathers rows, and single elements only as rows of one: Vulkan
 
 
 def key_of(node: OfferedNode) -> str:
+    """What identifies a node: its first output, else its name."""
     return next((name for name in node.outputs if name), node.name)
 
 

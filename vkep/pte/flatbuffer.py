@@ -52,6 +52,7 @@ class Scalar:
     default: Any = 0
 
     def with_default(self, value: Any) -> Scalar:
+        """The same type with another default."""
         return replace(self, default=value)
 
 
@@ -98,9 +99,11 @@ class FlatBuffer:
         self.known: dict[tuple[Any, int], Any] = {}
 
     def error(self, problem: str, position: int) -> InvalidPteError:
+        """The error that says where the file is damaged."""
         return InvalidPteError(f"{self.what}: {problem} (at byte {position} of {self.size}); the file is damaged")
 
     def scalar(self, form: struct.Struct, position: int) -> Any:
+        """The number at a position. Raises `InvalidPteError` beyond the file's end."""
         if position < 0 or position + form.size > self.size:
             raise self.error("an offset leads out of the file", position)
         return form.unpack_from(self.view, position)[0]
@@ -118,6 +121,7 @@ class FlatBuffer:
         return position + 4, count
 
     def charge(self, count: int, position: int) -> None:
+        """Count elements that are read; a file may not ask for more than its size allows. Raises `InvalidPteError`."""
         self._left -= count
         if self._left < 0:
             raise self.error("its parts overlap so that it would be larger than the file", position)

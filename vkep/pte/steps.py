@@ -26,6 +26,8 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class DelegateStep:
+    """Run a delegate."""
+
     delegate: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -33,6 +35,8 @@ class DelegateStep:
 
 @dataclass(frozen=True)
 class MoveStep:
+    """Copy one value into another."""
+
     source: int
     target: int
 
@@ -47,6 +51,8 @@ class JumpStep:
 
 @dataclass(frozen=True)
 class FreeStep:
+    """Free a value."""
+
     value: int
 
 

@@ -27,6 +27,7 @@ class Place:
 
     @property
     def end(self) -> int:
+        """The first byte behind it."""
         return self.offset + self.nbytes
 
 
@@ -45,10 +46,12 @@ class TensorValue:
 
     @property
     def is_static(self) -> bool:
+        """Whether its shape never changes."""
         return self.dynamism is TensorShapeDynamism.STATIC
 
     @property
     def is_planned(self) -> bool:
+        """Whether it has a place in an arena."""
         return self.place is not None and self.place.arena >= 0
 
     @property
@@ -72,6 +75,7 @@ class TensorValue:
 
     @property
     def nbytes(self) -> int:
+        """Bytes at its largest shape."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
     def __str__(self) -> str:

@@ -50,6 +50,7 @@ class VkDataType(IntEnum):
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element; 0 for an unknown type."""
         return {0: 1, 1: 1, 2: 1, 3: 4, 4: 2, 5: 4, 6: 8, 7: 8}.get(int(self), 0)
 
 

@@ -20,9 +20,12 @@ class Argument(Protocol):
     """An input or output as `vkep.NodeArg` describes it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the model's input."""
+
     @property
-    def shape(self) -> Sequence[int | str | None] | None: ...
+    def shape(self) -> Sequence[int | str | None] | None:
+        """Its sizes; names and None are open."""
 
 
 def rows_axis(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> int | str | None:

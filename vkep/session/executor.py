@@ -39,7 +39,8 @@ class StepExecutor(Protocol):
     def run(self, values: Values, targets: Targets) -> None:
         """Run on the inputs in ``values``; results are added there. Those in ``targets`` are written where these say."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the step holds."""
 
 
 #: runs a step in place of `StepExecutor.run`
@@ -199,6 +200,7 @@ class IslandExecutor:
         return target
 
     def close(self) -> None:
+        """Free the plan's pipelines, weights and recordings."""
         self.runner.close()
 
 

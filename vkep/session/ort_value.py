@@ -85,15 +85,19 @@ class OrtValue:
         return "gpu" if self._device_id >= 0 else "cpu"
 
     def has_value(self) -> bool:
+        """True: vkep has no value without content."""
         return True
 
     def is_tensor(self) -> bool:
+        """True: vkep has dense tensors alone."""
         return True
 
     def is_sparse_tensor(self) -> bool:
+        """False, as ONNX Runtime asks it."""
         return False
 
     def is_tensor_sequence(self) -> bool:
+        """False, as ONNX Runtime asks it."""
         return False
 
     def tensor_size_in_bytes(self) -> int:

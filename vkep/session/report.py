@@ -49,6 +49,7 @@ class IslandReport:
 
     @classmethod
     def of(cls, plan: Plan, nodes: int) -> IslandReport:
+        """What a plan has, in numbers."""
         return cls(
             nodes=nodes,
             dispatches=len(plan.dispatches),
@@ -128,6 +129,7 @@ class Report:
         return bool(self.nodes) and not any(n.where in ("cpu", "deferred") for n in self.nodes)
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
         return {
             "model": self.model,
             "device": self.device,
@@ -144,6 +146,7 @@ class Report:
         }
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:

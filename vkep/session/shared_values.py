@@ -23,6 +23,7 @@ class BufferSet:
         self.last = 0  #: timeline value of the last submit of the run before
 
     def close(self) -> None:
+        """Free the buffers."""
         for tensor in self.tensors.values():
             tensor.close()
 

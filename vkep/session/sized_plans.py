@@ -186,6 +186,7 @@ class SizedPlans:
 
 
 def numbers_of(inputs: Mapping[str, Known]) -> _Numbers:
+    """The numbers of all inputs, in order, and what else identifies their signature."""
     kinds: list[object] = []
     values: list[int] = []
     for known in inputs.values():

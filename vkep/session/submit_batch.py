@@ -57,7 +57,8 @@ class Region(Protocol):
         What lies on the device is in ``values`` on return, the rest after ``collect``.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the region holds."""
 
 
 class SubmitBatch:

@@ -38,6 +38,7 @@ class Tuned:
     chosen_ns: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields, for ``--json``."""
         return asdict(self)
 
 

@@ -23,30 +23,40 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
+    """A vector type."""
+
     element: Scalar
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
+    """A matrix type."""
+
     column: Vector
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
+    """An array type."""
+
     element: Type
     length: Expression | None  #: None for a runtime array
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
+    """A structure type."""
+
     id: int
     members: tuple[Type, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
+    """A pointer type."""
+
     pointee: int  #: id of the type pointed to
     storage_class: int
 
@@ -69,6 +79,8 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Composite:
+    """A constant made of parts."""
+
     parts: tuple[Expression, ...]
 
 

@@ -34,9 +34,11 @@ class SourceCompiler(Protocol):
     """What the library needs of a compiler; `vkep.shaders.compiler.Compiler` is the real one."""
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Changes with the compiler: part of the cache's keys."""
 
-    def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes: ...
+    def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes:
+        """SPIR-V of a GLSL file with these defines. Raises `ShaderError`."""
 
 
 @dataclass(frozen=True)

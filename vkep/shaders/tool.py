@@ -48,6 +48,7 @@ class VariantResult:
     diagnostics: tuple[dict[str, Any], ...] = ()  #: the compiler's messages, where it refused the GLSL
 
     def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
         shader = self.shader
         return {
             "source": self.declared.variant.source,
@@ -181,6 +182,7 @@ class FileResult:
     diagnostics: tuple[dict[str, Any], ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
         return {**asdict(self), "ok": not self.problems}
 
 

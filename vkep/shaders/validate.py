@@ -16,6 +16,8 @@ _UNKNOWN_CAPABILITY = "Invalid capability operand"
 
 @dataclass(frozen=True, slots=True)
 class Validation:
+    """What the validator says of a module."""
+
     valid: bool
     message: str = ""  #: what spirv-val says about an invalid module
 

@@ -33,16 +33,35 @@ class Tracing(Protocol):
 
     shown: list[Size]
 
-    def product(self, product: Product) -> int: ...
-    def is_positive(self, value: Any) -> bool: ...
-    def is_zero(self, value: Any) -> bool: ...
-    def fixed(self, value: Size) -> int: ...
-    def fixed_real(self, value: Real) -> float: ...
-    def divided(self, a: Any, b: Any) -> Any: ...
-    def remainder(self, a: Any, b: Any) -> Any: ...
-    def called(self, name: str, *arguments: Any) -> Any: ...
-    def real(self, op: str, a: Any, b: Any) -> Real: ...
-    def marked(self, size: Size, begin: str, end: str) -> str: ...
+    def product(self, product: Product) -> int:
+        """The size that a product of sizes is."""
+
+    def is_positive(self, value: Any) -> bool:
+        """Whether a value is above 0, under a condition that is noted."""
+
+    def is_zero(self, value: Any) -> bool:
+        """Whether a value is 0, under a condition that is noted."""
+
+    def fixed(self, value: Size) -> int:
+        """The value as a plain integer, under the condition that it stays so."""
+
+    def fixed_real(self, value: Real) -> float:
+        """The value as a plain float, under the condition that it stays so."""
+
+    def divided(self, a: Any, b: Any) -> Any:
+        """``a // b``."""
+
+    def remainder(self, a: Any, b: Any) -> Any:
+        """``a % b``."""
+
+    def called(self, name: str, *arguments: Any) -> Any:
+        """The result of a named function of sizes."""
+
+    def real(self, op: str, a: Any, b: Any) -> Real:
+        """The result of an operation on real numbers of sizes."""
+
+    def marked(self, size: Size, begin: str, end: str) -> str:
+        """The size, marked by the range that it is used for."""
 
 
 class Size:

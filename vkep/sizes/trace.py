@@ -296,6 +296,7 @@ class Trace:
 
     @property
     def relations(self) -> tuple[str, ...]:
+        """The conditions, without where they were noted."""
         return tuple([relation for relation, _, _ in self.conditions])
 
 

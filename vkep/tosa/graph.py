@@ -42,6 +42,7 @@ class Op:
 
     @property
     def result(self) -> Value:
+        """The one result."""
         return self.results[0]
 
 
@@ -86,20 +87,24 @@ class TosaTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Sizes in the order of the ONNX tensor."""
         return () if self.scalar else tuple(self.value.shape[p] for p in self.perm)
 
     @property
     def rank(self) -> int:
+        """Number of dimensions of the ONNX tensor."""
         return 0 if self.scalar else len(self.perm)
 
     @property
     def dtype(self) -> str:
+        """Element type of the ONNX tensor."""
         if self.held:
             return {"bits": f"u{self.value.dtype}", "short": "bfloat16"}.get(self.held, "int64")
         return self.value.dtype
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.value.shape)
 
     @property
@@ -121,14 +126,17 @@ class TosaBuilder:
         self.flipped: dict[Value, Value] = {}  #: see `vkep.tosa.type_legalization.flip`
 
     def decline(self, reason: str) -> NoReturn:
+        """Raise `Decline` with the reason."""
         raise Decline(reason)
 
     # ---- rolling back what a declining operator left
 
     def mark(self) -> int:
+        """The state that `rollback` returns to."""
         return len(self.ops)
 
     def rollback(self, mark: int) -> None:
+        """Drop the operations since the mark."""
         gone = {result for op in self.ops[mark:] for result in op.results}
         del self.ops[mark:]
         self._moved = {k: v for k, v in self._moved.items() if v not in gone and k[0] not in gone}
@@ -137,6 +145,7 @@ class TosaBuilder:
     # ---- making tensors
 
     def input(self, dtype: str, shape: Sequence[int]) -> TosaTensor:
+        """An input of the graph."""
         return self.tensor(Value(dtype, tuple(shape) or (1,)), scalar=not shape)
 
     @staticmethod
@@ -246,6 +255,7 @@ class TosaBuilder:
         return TosaTensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known, table, tensor.held)
 
     def reshape(self, tensor: TosaTensor, shape: Sequence[int]) -> TosaTensor:
+        """``tensor`` with another shape of as many elements."""
         shape = tuple(int(d) for d in shape)
         if shape == tensor.shape:
             return tensor
@@ -308,28 +318,36 @@ class TosaBuilder:
         return self.reshape(TosaTensor(tensor.value, tensor.perm), (1,) * missing + shape)
 
     def unary(self, name: str, x: TosaTensor, **attributes: str) -> TosaTensor:
+        """A TOSA operator of one operand."""
         return self.elementwise(name, x, attributes=attributes)
 
     def mul(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        """``x * y``, broadcast."""
         return self.elementwise("mul", x, y, tail=[self.zero_point("int8")])
 
     def add(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        """``x + y``, broadcast."""
         return self.elementwise("add", x, y)
 
     def sub(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        """``x - y``, broadcast."""
         return self.elementwise("sub", x, y)
 
     def negate(self, x: TosaTensor) -> TosaTensor:
+        """``-x``."""
         zero = self.zero_point(x.dtype)
         return self.elementwise("negate", x, tail=[zero, zero])
 
     def maximum(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        """The larger of two, NaN where one is NaN."""
         return self.elementwise("maximum", x, y, attributes={"nan_mode": PROPAGATE})
 
     def minimum(self, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        """The smaller of two, NaN where one is NaN."""
         return self.elementwise("minimum", x, y, attributes={"nan_mode": PROPAGATE})
 
     def select(self, condition: TosaTensor, x: TosaTensor, y: TosaTensor) -> TosaTensor:
+        """``x`` where the condition holds, else ``y``."""
         return self.elementwise("select", condition, x, y, dtype=x.dtype)
 
     def clamp(self, x: TosaTensor, low: float | int | None, high: float | int | None) -> TosaTensor:

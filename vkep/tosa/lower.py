@@ -34,6 +34,7 @@ class TosaPort:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its elements."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @property

@@ -50,6 +50,7 @@ def needed(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
 
 
 def type_of(value: Value) -> str:
+    """The type of a value, as MLIR writes it."""
     if value.is_shape:
         return f"!tosa.shape<{len(value.array) if value.array is not None else 0}>"
     return "tensor<" + "".join(f"{d}x" for d in value.shape) + MLIR_TYPES[value.dtype] + ">"

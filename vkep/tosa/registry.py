@@ -33,6 +33,8 @@ _FACTS = ("version", "count")  #: parameters that are no attributes
 
 @dataclass(frozen=True)
 class TosaOperator:
+    """A declared operator: from which ONNX versions, types and function."""
+
     op_type: str
     domain: str
     since: int
@@ -45,6 +47,7 @@ class TosaOperator:
     casts: bool
 
     def accepts_version(self, version: int) -> bool:
+        """Whether a schema version is among the declared ones."""
         return self.since <= version and (self.until is None or version <= self.until)
 
 

@@ -78,6 +78,7 @@ class VgfStep:
         )
 
     def close(self) -> None:
+        """Destroy the segment's pipeline and layouts."""
         for part in (self.graph, self.compute, self.module, self.layout, *self.set_layouts):
             if part is not None:
                 part.close()
@@ -96,6 +97,7 @@ class VgfPipelines:
             raise
 
     def close(self) -> None:
+        """Destroy the pipelines of all segments."""
         for step in self.steps:
             step.close()
         self.steps = []

@@ -47,19 +47,24 @@ class KernelTimer(KernelRunner):
         return Operand(data.nbytes if data is not None else nbytes, data)
 
     def tuned(self, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
+        """As `vkep.kernels.select.Target.tuned`."""
         return chosen(self.choices, "", candidates, *problem)
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Operand:
+        """A buffer for intermediate results."""
         return self.operand(nbytes=math.prod(shape) * DTYPES[dtype].itemsize)
 
     def constant(self, array: np.ndarray) -> Operand:
+        """A buffer with the array's content."""
         return self.operand(array)
 
     def prepack(self, weight: Operand, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Operand:
+        """A buffer with the transformed weight."""
         assert weight.data is not None
         return self.operand(np.ascontiguousarray(transform(weight.data)))
 
     def fault(self, reason: str) -> tuple[None, int]:
+        """No fault word: what is timed has valid data."""
         return None, 0
 
     def release(self, *operands: Operand) -> None:

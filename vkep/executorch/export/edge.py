@@ -38,14 +38,17 @@ class EdgeNode:
 
     @property
     def name(self) -> str:
+        """The name of the node in the exported graph."""
         return self.fx.name
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """The node's one output."""
         return (self.fx.name,)
 
     @property
     def op_type(self) -> str:
+        """The operator's name, with its overload."""
         name = operator_name(self.fx)
         if name.startswith(("quantized_decomposed.quantize_per", "torchao.quantize_affine")):
             return "QuantizeLinear"

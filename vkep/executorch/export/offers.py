@@ -45,6 +45,7 @@ class Proposal:
 
     @property
     def nodes(self) -> set[torch.fx.Node]:
+        """The nodes of all partitions."""
         return {node for partition in self.partitions for node in partition}
 
 

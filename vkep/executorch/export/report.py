@@ -51,9 +51,11 @@ class ExportReport:
         return dict(Counter(node.where for node in self.nodes))
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
         return {**asdict(self), "counts": self.counts}
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ class Converter(Writer):
     """Values of one old type as values of another."""
 
     def converted(self, opcode: int, value: int, from_: Scalar, to: Scalar) -> int:
+        """A value converted from one type to another, by 32-bit words."""
         if opcode == tables.F_CONVERT:
             return self._float(self._real(value, from_), from_, to)
         if opcode in (tables.F_TO_U, tables.F_TO_S):

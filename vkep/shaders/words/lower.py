@@ -32,6 +32,7 @@ class Lowering(Converter):
         self._gone: set[int] = set()  # ids that no longer are
 
     def lowered(self) -> bytes:
+        """The module in which 32-bit words replace the types that the device lacks."""
         module = self.module
         for instruction in module.globals:
             self._global(instruction)

@@ -16,6 +16,8 @@ _BLOCK, _ARRAY_STRIDE, _OFFSET = 2, 6, 35
 
 @dataclass
 class Module:
+    """A SPIR-V module as lists of instructions."""
+
     header: tuple[int, ...]
     bound: int
     preamble: list[Instruction] = field(default_factory=list)
@@ -51,6 +53,7 @@ class Module:
         return struct.pack(f"<{len(words)}I", *words)
 
     def new_id(self) -> int:
+        """An id that nothing uses yet."""
         self.bound += 1
         return self.bound - 1
 

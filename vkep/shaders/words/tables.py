@@ -68,6 +68,8 @@ SHIFTS = {SHIFT_LEFT: "i64_shl", SHIFT_RIGHT_UNSIGNED: "u64_shr", SHIFT_RIGHT_SI
 
 
 class Function(NamedTuple):
+    """A function of ``shaders/words.comp``, and the types of its arguments and result."""
+
     name: str  #: in ``shaders/words.comp``
     swapped: bool = False  #: the arguments
     negated: bool = False  #: the result

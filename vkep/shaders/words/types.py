@@ -12,16 +12,22 @@ PHYSICAL = 5349  #: the storage class of memory behind buffer addresses
 
 
 class Scalar(NamedTuple):
+    """A number or a bool."""
+
     kind: str  #: "int", "uint" or "float"
     width: int
 
 
 class Vector(NamedTuple):
+    """A vector."""
+
     element: int
     length: int
 
 
 class Pointer(NamedTuple):
+    """A pointer."""
+
     storage: int
     pointee: int
 

@@ -30,6 +30,7 @@ class Writer:
         return self.new.get(old, old)
 
     def scalar(self, type_: int) -> Scalar:
+        """The id of a type as the device has it."""
         parts = self.types.parts(type_)
         assert parts is not None
         return parts[0]
@@ -41,6 +42,7 @@ class Writer:
         return made
 
     def call(self, name: str, *arguments: int) -> int:
+        """Call a function of ``shaders/words.comp``."""
         function, type_ = self.linker.function(name)
         return self.emit(tables.FUNCTION_CALL, type_, function, *arguments)
 
@@ -50,6 +52,7 @@ class Writer:
         self.out.append(Instruction(tables.COPY_OBJECT, (self.type(type_), id_, value)))
 
     def number(self, value: int) -> int:
+        """The id of a 32-bit constant."""
         return self.globals.constant(value)
 
     def register(self, scalar: Scalar) -> int:
@@ -85,6 +88,7 @@ class Writer:
         self.result(o[1], o[0], self.emit(tables.CONSTRUCT, self.type(o[0]), *made))
 
     def element(self, vector: int, k: int) -> int:
+        """Element ``k`` of a vector."""
         found = self.types.of[self.of[vector]]
         assert isinstance(found, Vector)
         return self.emit(tables.EXTRACT, self.type(found.element), vector, k)

@@ -109,6 +109,7 @@ def _slice(
 
 
 def reversed_along(b: TosaBuilder, x: TosaTensor, axis: int) -> TosaTensor:
+    """``x`` read backwards along an axis."""
     value = b.op("reverse", [x.value], x.value.shape, axis=f"{x.perm[axis]} : i32")
     return TosaTensor(value, x.perm)
 

@@ -44,6 +44,7 @@ def matmul(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
 
 
 def batched(b: TosaBuilder, x: TosaTensor, y: TosaTensor, dtype: str, x_zero: int, y_zero: int) -> TosaTensor:
+    """The product of matrices over broadcast batch axes."""
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     rows, inner, columns = x.shape[-2], x.shape[-1], y.shape[-1]
     if math.prod(y.shape[:-2]) == 1:  # one matrix for all rows

@@ -1,0 +1,110 @@
+"""Public functions, methods and classes of vkep and gpu_shared have docstrings.
+
+A method that overrides a documented one has its docstring. A function that declares an operator is documented by the operator's
+specification: its decorator names it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: decorators that declare an operator, a kernel of one, or an entry of a table that the decorator names
+DECLARING = {
+    "operator",
+    "aten",
+    "kernel",
+    "tosa_operator",
+    "value",
+    "pointwise",
+    "status",
+    "grpc_method",
+    "overload",
+    "setter",
+}
+#: classes that are another project's file format, whose specification their module names
+FORMATS = {"vkep/pte/schema.py"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _trees() -> dict[str, ast.Module]:
+    files = [*(ROOT / "vkep").rglob("*.py"), *(ROOT / "registry").rglob("*.py")]
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+
+
+def _decorators(node: Function) -> set[str]:
+    names = [ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list]
+    return {name.rpartition(".")[2] for name in names}
+
+
+def _methods(node: ast.ClassDef) -> Iterator[Function]:
+    return (child for child in node.body if isinstance(child, Function))
+
+
+def undocumented(trees: dict[str, ast.Module]) -> list[str]:
+    """``file:line name`` of each public function, method and class without a docstring."""
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+
+    def inherited(node: ast.ClassDef, method: str, seen: frozenset[str] = frozenset()) -> bool:
+        for base in node.bases:
+            name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
+            for parent in classes.get(name, []) if name not in seen else []:
+                if any(m.name == method and ast.get_docstring(m) for m in _methods(parent)):
+                    return True
+                if inherited(parent, method, seen | {name}):
+                    return True
+        return False
+
+    def look(body: list[ast.stmt], owner: ast.ClassDef | None) -> Iterator[tuple[int, str]]:
+        for node in body:
+            if isinstance(node, ast.If):
+                yield from look([*node.body, *node.orelse], owner)
+            if not isinstance(node, (Function, ast.ClassDef)) or node.name.startswith("_"):
+                continue
+            name = f"{owner.name}.{node.name}" if owner else node.name
+            if isinstance(node, ast.ClassDef):
+                if not ast.get_docstring(node):
+                    yield node.lineno, name
+                yield from look(node.body, node)
+            elif not (
+                ast.get_docstring(node)
+                or _decorators(node) & DECLARING
+                or (owner is not None and inherited(owner, node.name))
+            ):
+                yield node.lineno, name
+
+    return [
+        f"{file}:{line} {name}"
+        for file, tree in sorted(trees.items())
+        if file not in FORMATS
+        for line, name in look(tree.body, None)
+    ]
+
+
+def test_public_names_are_documented() -> None:
+    assert undocumented(_trees()) == []
+
+
+def test_what_lacks_a_docstring_is_found() -> None:
+    text = """
+class Base:
+    '''.'''
+    def said(self): '''.'''
+    def unsaid(self): pass
+class Derived(Base):
+    '''.'''
+    def said(self): pass
+    def unsaid(self): pass
+def plain(): pass
+def _private(): pass
+@operator("Relu")
+def relu(b, x): pass
+"""
+    found = [line.partition(" ")[2] for line in undocumented({"made.py": ast.parse(text)})]
+    assert found == ["Base.unsaid", "Derived.unsaid", "plain"]
