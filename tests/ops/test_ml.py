@@ -10,6 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.ops.cases import assert_like, by_onnxruntime, by_reference, on_vulkan
+from vkep import InferenceSession
 from vkep.errors import InvalidInputError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("vulkan")
@@ -157,9 +158,9 @@ def test_label_encoder_of_lists_with_a_default_that_is_a_tensor() -> None:
     check_ml("LabelEncoder", {"x": np.array([2, 5], np.int64)}, version=4, default_tensor=default, **lists)
 
 
-def test_texts_are_declined() -> None:
+def test_texts_are_not_the_devices() -> None:
     model = ml_model("LabelEncoder", {"x": np.zeros(3, np.int64)}, keys_int64s=[0], values_strings=["a"])
-    with pytest.raises(UnsupportedModelError, match="attribute 'values_strings' is not supported"):
+    with pytest.raises(UnsupportedModelError, match=r"Gather .*no kernel takes"):
         on_vulkan(model, {"x": np.zeros(3, np.int64)})
 
 
@@ -248,3 +249,48 @@ def test_svm_classifier_without_supports(classes: int, least: float) -> None:
     attributes = {"classlabels_ints": [5, -9, 7][:classes], "coefficients": coefficients, "rho": [-0.25]}
     kernel = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
     check_ml("SVMClassifier", {"x": features()}, ("label", "scores"), **attributes, **kernel)
+
+
+# ---- texts
+
+
+TEXTS = ["no", "", "perhaps"]
+OF_TEXTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "linear": ("LinearClassifier", {"coefficients": [0.5, -1.0, 2.0, 0.1] * 3, "intercepts": [0.1, 0.9, -1.0]}, 3),
+    "linear of one score": ("LinearClassifier", {"coefficients": [0.5, -1.0, 2.0, 0.1], "intercepts": [0.1]}, 2),
+    "vectors": (
+        "SVMClassifier",
+        {
+            "coefficients": [0.5, -1.0, 0.25],
+            "rho": [0.1],
+            "support_vectors": [0.1 * k for k in range(12)],
+            "vectors_per_class": [1, 2],
+            "kernel_type": "RBF",
+            "kernel_params": [0.3, 0.0, 3.0],
+        },
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("which", OF_TEXTS)
+def test_of_labels_that_are_texts_the_cpu_has_the_texts_alone(which: str) -> None:
+    op_type, attributes, count = OF_TEXTS[which]
+    x = features()
+    model = ml_model(op_type, {"x": x}, ("label", "scores"), classlabels_strings=TEXTS[:count], **attributes)
+    check_texts(model, x)
+
+
+@pytest.mark.parametrize("default", [{}, {"default_string": "none"}])
+def test_a_label_encoder_from_numbers_to_texts(default: dict[str, str]) -> None:
+    x = np.array([[4, 7], [9, 4]], np.int64)
+    check_texts(ml_model("LabelEncoder", {"x": x}, keys_int64s=[4, 7, -1], values_strings=TEXTS, **default), x)
+
+
+def check_texts(model: onnx.ModelProto, x: Array) -> None:
+    with InferenceSession(model) as session:
+        got = session.run(None, {"x": x})
+        where = {n.op_type: n.where for n in session.report().nodes}
+    for ours, expected in zip(got, by_onnxruntime(model, {"x": x}), strict=True):
+        assert_like([ours], [np.asarray(expected)])
+    assert where == {model.graph.node[0].op_type: "vulkan", "Gather": "cpu"}

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from tests.ops.cases import assert_like, by_onnxruntime, on_vulkan
-from tests.ops.test_ml import FEATURES, check_ml, ml_model
+from tests.ops.test_ml import FEATURES, check_ml, check_texts, ml_model
 from vkep import InferenceSession
 from vkep.errors import InvalidModelError, UnsupportedModelError
 
@@ -101,6 +101,11 @@ def test_a_base_value_counts_without_a_weight() -> None:
     model = ml_model("TreeEnsembleRegressor", {"x": rows()}, **attributes, base_values=[0.5, -1.0, 2.0])
     np.testing.assert_allclose(on_vulkan(model, {"x": rows()})[0], plain + np.float32([0.5, -1, 2]), rtol=1e-6)
     assert (plain == 0).any()
+
+
+def test_classes_that_are_texts() -> None:
+    attributes = drawn(4, 5, 3, "class") | {"classlabels_strings": ["no", "", "perhaps"]}
+    check_texts(ml_model("TreeEnsembleClassifier", {"x": rows()}, ("label", "scores"), **attributes), rows())
 
 
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])

@@ -34,7 +34,7 @@ from vkep.ir.program import (
 )
 from vkep.ir.tensor import Tensor
 from vkep.passes.island import Island
-from vkep.placement.control import HostDriven, expand, is_control
+from vkep.placement.control import Expansion, HostDriven, expand, is_control
 from vkep.placement.data_dependent import parts
 from vkep.placement.fold import FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
@@ -45,6 +45,7 @@ from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
 from vkep.placement.sequences import dissolve, dissolves, named_elements
+from vkep.placement.texts import gives_texts, numbered
 from vkep.plan.memory import piece_of
 from vkep.sizes import Formulas, Trace, hint, plain_text
 
@@ -169,7 +170,7 @@ class _Partitioner:
     def _place(self, node: Node) -> None:
         if self._waits(node, node.reads):
             return
-        if is_control(node) or dissolves(node, self.known):
+        if is_control(node) or dissolves(node, self.known) or gives_texts(node, self.opsets):
             self._place_inlined(node)
             return
         if self.lists and self._waits(node, self._leaves(node.reads)):
@@ -229,9 +230,16 @@ class _Partitioner:
             self.lists[name] = self.list_outputs[name] = value
         self.outputs = list(dict.fromkeys(self._leaves(self.outputs)))
 
+    def _expansion(self, node: Node) -> Expansion:
+        if is_control(node):
+            return expand(node, self.known, self.opsets)
+        return (
+            numbered(node, self.opsets) if gives_texts(node, self.opsets) else dissolve(node, self.known, self.opsets)
+        )
+
     def _place_inlined(self, node: Node) -> None:
         try:
-            expansion = (expand if is_control(node) else dissolve)(node, self.known, self.opsets)
+            expansion = self._expansion(node)
         except Decline as decline:
             if isinstance(decline, InvalidNode) and not self.decline_invalid:
                 raise decline.at(node.title) from None
