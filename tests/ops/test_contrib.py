@@ -48,6 +48,14 @@ def test_rms_norm() -> None:
     check("SimplifiedLayerNormalization", inputs, against="onnxruntime", opset=21, atol=1e-4, epsilon=1e-6)
 
 
+@pytest.mark.parametrize("op_type", ["SimplifiedLayerNormalization", "LayerNormalization"])
+@pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float32", "float16")])
+def test_the_norms_of_two_types_give_the_scales(op_type: str, dtypes: tuple[str, str]) -> None:
+    """As ONNX Runtime's own operators before those of ONNX have it."""
+    inputs = {"x": _normal(2, 5, 16).astype(dtypes[0]), "g": _normal(16).astype(dtypes[1])}
+    check(op_type, inputs, against="onnxruntime", opset=12, atol=4e-3, epsilon=1e-5)
+
+
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("positions", [True, False])
 def test_embedding(segments: bool, positions: bool) -> None:

@@ -134,7 +134,7 @@ def _spread(path: Path, reference: Any, feeds: list[np.ndarray], index: int, nar
 
 
 def _count(got: Any, want: Any, narrow: bool) -> int:
-    if np.shape(got) != np.shape(want) or isinstance(want, list):
+    if np.shape(got) != np.shape(want) or isinstance(want, list) or np.asarray(got).dtype != np.asarray(want).dtype:
         return 1 << 62
     return int((~_near(np.asarray(got), np.asarray(want), narrow)).sum())
 

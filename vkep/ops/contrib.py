@@ -17,7 +17,7 @@ from vkep.ops.contraction import gemm, matrix_product, scaled
 from vkep.ops.convolution import conv_
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import rows_at
-from vkep.ops.normalization import row_norm
+from vkep.ops.normalization import row_norm, row_norm_of_two_types
 from vkep.ops.random import dropped, training_rate
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
@@ -95,7 +95,8 @@ def bias_dropout(
 
 @operator("SimplifiedLayerNormalization", types={"x": FLOATS, "scale": FLOATS}, schema=False)
 def simplified_layer_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttributes) -> list[Tensor]:
-    out, _, inv_std = row_norm(b, x, scale, axis=a.axis, epsilon=a.epsilon, rms=True, inv_std=wants_output(b, 1))
+    wanted = wants_output(b, 1)
+    out, _, inv_std = row_norm_of_two_types(b, x, scale, axis=a.axis, epsilon=a.epsilon, rms=True, inv_std=wanted)
     return outputs(b, out, inv_std)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -174,6 +175,16 @@ def row_norm(
     return out, means, deviations
 
 
+def row_norm_of_two_types(
+    b: Builder, x: Tensor, scale: Tensor, bias: Tensor | None = None, **rest: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`row_norm` with a result of the scale's type, which in ONNX Runtime's own operators need not be that of ``x``."""
+    if x.dtype is scale.dtype:
+        return row_norm(b, x, scale, bias, **rest)
+    out, mean, inv_std = row_norm(b, b.cast(x, DTYPES["float32"]), scale, bias, **rest)
+    return b.cast(out, scale.dtype), mean, inv_std
+
+
 @operator("LayerNormalization", since=17, types={"T": every("LayerNormalization", among=SINGLE)})
 def layer_normalization(
     b: Builder,
@@ -186,7 +197,9 @@ def layer_normalization(
     if a.stash_type != 1:
         b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
     count = len(b.node.outputs) if b.node is not None else 1
-    made = row_norm(b, x, scale, bias, axis=a.axis, epsilon=a.epsilon, mean=count > 1, inv_std=count > 2)
+    old = b.node is not None and not b.node.since_version  # ONNX Runtime's, before opset 17
+    norm = row_norm_of_two_types if old else row_norm
+    made = norm(b, x, scale, bias, axis=a.axis, epsilon=a.epsilon, mean=count > 1, inv_std=count > 2)
     return [t for t in made if t is not None]
 
 

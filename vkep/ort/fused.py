@@ -15,7 +15,7 @@ from vkep import dtypes
 from vkep.device.external import ALIGNMENT
 from vkep.device.tensor import on_host, open_checks
 from vkep.dtypes import DTYPES
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, VkepError
 from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.graph.weights import pack, unpack
 from vkep.ir.infer import Known
@@ -145,6 +145,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]
+        self._types = {v.name: v.elem_type for v in graph.outputs if v.elem_type}
         self._which = ffi.new("size_t[]", which)
         self._scratch: list[_Scratch] = []
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
@@ -375,7 +376,11 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 logger.warning(
                     "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
                 )
-        executable.caller = _Details(executable, specs.values(), self._names, self.outputs)
+        details = executable.caller = _Details(executable, specs.values(), self._names, self.outputs)
+        for name, port in details.ports.items():
+            if self._types.get(name, DTYPES[port.dtype].onnx) != DTYPES[port.dtype].onnx:
+                executable.close()
+                raise VkepError(f"{self.name}: {name!r} is made as {port.dtype}, ONNX Runtime has it of another type")
         if any(isinstance(step, IslandExecutor) and step.plan.faults for step in executable.steps):
             self.runtime.checks.expect()
         return executable
