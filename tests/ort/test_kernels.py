@@ -18,7 +18,8 @@ EP, CPU = "VulkanExecutionProvider", "CPUExecutionProvider"
 #: these have attributes that are lists of texts, which the interface does not give to a kernel
 UNREADABLE = {
     *("LSTM", "GRU", "RNN", "TfIdfVectorizer"),
-    *("LabelEncoder", "LinearClassifier", "OneHotEncoder", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    *("LabelEncoder", "LinearClassifier", "OneHotEncoder", "SVMClassifier"),
+    *("TreeEnsembleClassifier", "TreeEnsembleRegressor"),
 }
 
 
