@@ -12,8 +12,8 @@ import pytest
 from tests.generation.reference import Reference
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator, Sampling
+from vkep.generation.batch import Batch
 from vkep.generation.caches import RowCaches
-from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder
 from vkep.memory import ArenaOutOfMemory
 
@@ -121,14 +121,14 @@ def test_an_interrupt_leaves_all_usable(
 ) -> None:
     batch = generator.batch()
     answer = batch.add(prompt(6, 9), GREEDY)
-    choose, calls = Chooser.choose, iter(range(100))
+    choose, calls = Batch._choose, iter(range(100))
 
-    def interrupted(self: Chooser, *arguments: Any) -> Any:
+    def interrupted(self: Batch, *arguments: Any) -> Any:
         if next(calls) in (0, 3):  # behind the prompt's run, and behind a step's
             raise KeyboardInterrupt
         return choose(self, *arguments)
 
-    monkeypatch.setattr(Chooser, "choose", interrupted)
+    monkeypatch.setattr(Batch, "_choose", interrupted)
     interrupts = 0
     while not answer.ended:
         try:

@@ -12,10 +12,10 @@ from gpu_shared.errors import OutOfDeviceMemoryError
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.choosing import Chooser
-from vkep.generation.decoder import Decoder
+from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.rows import BufferRows, GrownRows, Rows
-from vkep.generation.sampling import Chances, Sampling
+from vkep.generation.sampling import Chances, Choice, Sampling
 from vkep.generation.text import TextStream
 from vkep.memory import ArenaOutOfMemory
 
@@ -149,10 +149,11 @@ class Batch:
     def _feed(self, answer: Answer) -> list[Event]:
         """A part of a prompt; with the last one, the first token."""
         rest = self._rest(answer)
-        logits = self._rows.feed(answer._row, rest[:CHUNK])
+        choice = self._choice([answer])
+        made = self._rows.feed(answer._row, rest[:CHUNK], choice.greedy)
         if len(rest) > CHUNK:
             return []
-        [token] = self._choose([answer], logits)
+        [token] = self._choose([answer], made, choice)
         return [self._took(answer, token)]
 
     def _decode(self, ready: Sequence[Answer]) -> list[Event]:
@@ -161,8 +162,9 @@ class Batch:
         if not ready:
             return events
         by_row = {a._row: a for a in ready}
-        for rows, logits in self._rows.step({a._row: a.tokens[-1] for a in ready}, self._known):
-            chosen = dict(zip(rows, self._choose([by_row.get(row) for row in rows], logits), strict=True))
+        choice = self._choice(ready)
+        for rows, made in self._rows.step({a._row: a.tokens[-1] for a in ready}, self._known, choice.greedy):
+            chosen = dict(zip(rows, self._choose([by_row.get(row) for row in rows], made, choice), strict=True))
             events += [self._took(by_row[row], chosen[row]) for row in rows if row in by_row]
         return events
 
@@ -174,18 +176,25 @@ class Batch:
             return self._ended(answer, None, "", "memory")
         return None
 
-    def _choose(self, answers: Sequence[Answer | None], logits: DeviceTensor) -> list[int]:
+    def _choice(self, answers: Sequence[Answer]) -> Choice:
+        """What the settings of some answers ask for."""
+        folder = self._decoder.folder
+        first = any(not a.tokens for a in answers)
+        never = (*folder.never, *folder.never_first) if first else folder.never
+        return Choice.of([a.sampling for a in answers], never)
+
+    def _choose(self, answers: Sequence[Answer | None], made: Made, choice: Choice) -> list[int]:
+        self._known = None  # where they lay is written anew
+        if choice.greedy and made.tokens is not None and made.on_host is not None:
+            self._known = made.tokens, made.on_host
+            return made.on_host
         each = [a.sampling if a is not None else _GREEDY for a in answers]
         chances = [a._chances.at(len(a.tokens)) if a is not None and a.sampling.temperature else 0.0 for a in answers]
         seen = [
             list(dict.fromkeys([*a.prompt, *a.tokens])) if a is not None and a.sampling.repetition_penalty != 1 else []
             for a in answers
         ]
-        folder = self._decoder.folder
-        first = any(a is not None and not a.tokens for a in answers)
-        never = (*folder.never, *folder.never_first) if first else folder.never
-        self._known = None  # where they lay is written anew
-        self._known = self._chooser.choose(logits, each, chances, seen, never)
+        self._known = self._chooser.choose(made.logits, choice, each, chances, seen)
         return self._known[1]
 
     def _took(self, answer: Answer, token: int) -> Event:

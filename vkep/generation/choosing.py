@@ -25,17 +25,16 @@ class Chooser:
     def choose(
         self,
         logits: DeviceTensor,
+        choice: Choice,
         each: Sequence[Sampling],
         chances: Sequence[float],
         seen: Sequence[Sequence[int]],
-        never: tuple[int, ...] = (),
     ) -> tuple[DeviceTensor, list[int]]:
         """The tokens as the next step reads them, int64 [batch, 1] on the device, and on the host (4 bytes each).
 
-        For each sequence: its settings, its random number, and the tokens that occurred, where its penalty asks for them.
-        ``never``: tokens that are not chosen.
+        For each sequence: its settings, its random number, and the tokens that occurred, where its penalty asks for
+        them. ``choice`` says what they ask for together.
         """
-        choice = Choice.of(each, never)
         session = self._sessions.get(choice)
         if session is None:
             model = chooser(self._decoder.element, choice, self._decoder.vocabulary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -13,7 +13,7 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.generation.caches import CacheSpec, GrownCaches, RowCaches
 from vkep.generation.folder import ModelFolder
-from vkep.generation.rewrite import for_generation
+from vkep.generation.rewrite import CHOSEN, TOKENS, for_generation
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, ValueInfo
 from vkep.session import InferenceSession, SessionOptions
@@ -26,6 +26,16 @@ _ROW_OPERATORS = {"GroupQueryAttention"}
 _WINDOW = 64
 
 
+class Made(NamedTuple):
+    """What a run gives: ``logits`` [rows, n, vocabulary], of which the last of the second axis counts, and where they were asked
+    for the most probable ``tokens`` int64 [rows, 1], with the same on the host. Later runs write to the same tensors.
+    """
+
+    logits: DeviceTensor
+    tokens: DeviceTensor | None = None
+    on_host: list[int] | None = None
+
+
 class Decoder:
     """A session with what is known of its inputs.
 
@@ -36,8 +46,8 @@ class Decoder:
         self.folder = folder
         model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
         self._read(model.graph)
-        self.session = InferenceSession(for_generation(model, self.logits), **options)
-        self._results: dict[int, DeviceTensor] = {}
+        self.session = InferenceSession(for_generation(model, self.logits, choose=True), **options)
+        self._results: dict[tuple[str, int], DeviceTensor] = {}
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
 
@@ -87,25 +97,24 @@ class Decoder:
         """New caches for one sequence, where it is not."""
         return GrownCaches(self.session, self.specs)
 
-    def on_rows(self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int) -> DeviceTensor:
-        """Logits of the last of tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows ``first`` and on:
-        [rows, n, vocabulary], of which the last of the second axis counts; the next run writes there again. The caller tells the
-        caches what was written. Raises as `InferenceSession.run`.
+    def on_rows(
+        self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int, greedy: bool
+    ) -> Made:
+        """Run tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows ``first`` and on, to which the caches
+        add them. With ``greedy`` the most probable next tokens come to the host. Raises as `InferenceSession.run`.
         """
         count = ids.shape[1]
         most = max(lengths) + count
         # a prompt's mask ends with it: GroupQueryAttention then knows that it is one
         window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.room)
-        past, present = caches.bound(first, len(lengths))
-        logits: DeviceTensor = self._run(ids, lengths, window, past, present)[0]
-        return logits
+        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), greedy)[0]
 
-    def on_grown(self, ids: Array | DeviceTensor, length: int, caches: GrownCaches) -> DeviceTensor:
+    def on_grown(self, ids: Array | DeviceTensor, length: int, caches: GrownCaches, greedy: bool) -> Made:
         """As `on_rows`, of tokens ``ids`` int64 [1, count] that follow ``length`` tokens."""
         present: dict[str, DeviceTensor | None] = {spec.present: None for spec in self.specs}
-        logits, *made = self._run(ids, [length], length + ids.shape[1], caches.tensors, present)
-        caches.became(dict(zip(present, made, strict=True)))
-        return logits
+        made, longer = self._run(ids, [length], length + ids.shape[1], caches.tensors, present, greedy)
+        caches.became(dict(zip(present, longer, strict=True)))
+        return made
 
     def _run(
         self,
@@ -114,8 +123,9 @@ class Decoder:
         window: int,
         past: Mapping[str, DeviceTensor],
         present: Mapping[str, DeviceTensor | None],
-    ) -> list[Any]:
-        binding = self.session.io_binding()
+        greedy: bool,
+    ) -> tuple[Made, list[Any]]:
+        binding, rows = self.session.io_binding(), len(lengths)
         for name, what in self._kinds.items():
             value = ids if what == "input_ids" else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
             if isinstance(value, DeviceTensor):
@@ -124,23 +134,32 @@ class Decoder:
                 binding.bind_cpu_input(name, value)
         for name, tensor in past.items():
             binding.bind_input(name, tensor)
-        binding.bind_output(self.logits, self._kept_logits(len(lengths)))
+        last = self._shape is not None and len(self._shape) == 3 and self._shape[1] == 1 and self.vocabulary
+        kept = self._kept("logits", (rows, 1, self.vocabulary), self._dtype) if last else None
+        binding.bind_output(self.logits, kept)
+        # not where the run reads its tokens
+        place = next(n for n in ("tokens", "others") if self._results.get((n, rows)) is not ids)
+        binding.bind_output(TOKENS, self._kept(place, (rows, 1), "int64"))
+        binding.bind_output(
+            CHOSEN, None if greedy else self._kept("chosen", (rows,), "int32"), device="cpu" if greedy else "gpu"
+        )
         for name, target in present.items():
             binding.bind_output(name, target)
         self.session.run_with_iobinding(binding)
-        return binding.results
+        logits, tokens, chosen, *rest = binding.results
+        assert isinstance(logits, DeviceTensor)
+        if not greedy:
+            return Made(logits), rest
+        assert isinstance(tokens, DeviceTensor)
+        assert isinstance(chosen, np.ndarray)
+        return Made(logits, tokens, [int(token) for token in chosen]), rest
 
-    def _kept_logits(self, rows: int) -> DeviceTensor | None:
-        """Where the logits of the last token go: the same memory in each run of as many rows."""
-        shape = self._shape
-        if shape is None or len(shape) != 3 or shape[1] != 1 or not self.vocabulary:
-            return None  # of every token
-        if rows not in self._results:
-            for tensor in self._results.values():
-                tensor.close()
-            self._results = {}
-            self._results[rows] = self.session.empty_device_tensor((rows, 1, self.vocabulary), self._dtype)
-        return self._results[rows]
+    def _kept(self, name: str, shape: tuple[int, ...], dtype: str) -> DeviceTensor:
+        """Where a result goes: the same memory in each run of as many rows."""
+        key = (name, shape[0])
+        if key not in self._results:
+            self._results[key] = self.session.empty_device_tensor(shape, dtype)
+        return self._results[key]
 
     def close(self) -> None:
         """Close the session."""

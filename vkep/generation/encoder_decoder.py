@@ -13,7 +13,7 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.audio import log_mel
-from vkep.generation.decoder import element_of
+from vkep.generation.decoder import Made, element_of
 from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import for_generation
 from vkep.generation.rows import Rows
@@ -153,16 +153,16 @@ class SourceRows(Rows):
         if row == len(self._states):
             self._states.append(_State({}))
 
-    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
+    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
         return self._feed(row, np.array([tokens], np.int64), tokens)
 
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
-    ) -> Iterator[tuple[range, DeviceTensor]]:
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+    ) -> Iterator[tuple[range, Made]]:
         for row, token in tokens.items():
             yield range(row, row + 1), self._feed(row, np.array([[token]], np.int64), [token])
 
-    def _feed(self, row: int, ids: Array, tokens: Sequence[int]) -> DeviceTensor:
+    def _feed(self, row: int, ids: Array, tokens: Sequence[int]) -> Made:
         model, state = self._model, self._states[row]
         if state.states is None:
             binding = model.encoder.io_binding()
@@ -198,7 +198,7 @@ class SourceRows(Rows):
         for name in made.keys() & old.keys():
             old[name].close()
         self.held[row] = [*self.held[row], *tokens]
-        return logits
+        return Made(logits)
 
     def close(self) -> None:
         for state in self._states:

@@ -1,25 +1,30 @@
-"""What is changed in a model before it generates: only the last token's logits are computed."""
+"""What is changed in a model before it generates: only the last token's logits are computed, and the best token is chosen."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from vkep.generation.sampling import Choice, Sampling, chooser
 from vkep.graph.load import load_model
-from vkep.graph.model import Model, Node
+from vkep.graph.model import Graph, Model, Node
 
 #: what may lie between the product and the logits: element by element, with numbers of the model
 _ELEMENTWISE = {"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Tanh"}
 _PRODUCTS = {"MatMul", "MatMulNBits"}
-_LAST = "vkep.last_token"
+_PREFIX = "vkep.generation."
+_LAST = f"{_PREFIX}last"
+TOKENS, CHOSEN = f"{_PREFIX}tokens", f"{_PREFIX}chosen"
 
 
-def for_generation(model: Model, logits: str) -> Model:
+def for_generation(model: Model, logits: str, choose: bool = False) -> Model:
     """``model`` with logits of the last token alone, where a product gives them, and without the caches that
     GroupQueryAttention's ``sliding_window_cache`` turns into rings (onnxruntime-genai's builder): each token has its place.
+    With ``choose`` also the outputs `TOKENS` and `CHOSEN`: the most probable tokens, as `sampling.chooser` gives them.
     """
     graph = model.graph
     nodes = [_without_ring(node) for node in graph.nodes]
@@ -27,19 +32,38 @@ def for_generation(model: Model, logits: str) -> Model:
     weights, outputs = dict(graph.weights), graph.outputs
     if place is not None:
         product = nodes[place]
-        last, numbers = _last_token(product.inputs[0])
-        nodes[place : place + 1] = [last, replace(product, inputs=(_LAST, *product.inputs[1:]))]
-        weights |= numbers
+        found = spliced(_last_token(), {"x": product.inputs[0]})
+        nodes[place : place + 1] = [*found.nodes, replace(product, inputs=(_LAST, *product.inputs[1:]))]
+        weights |= found.weights
         outputs = tuple(
             replace(o, shape=(o.shape[0], 1, *o.shape[2:])) if o.name == logits and o.shape else o for o in outputs
         )
-    if place is None and nodes == list(graph.nodes):
-        return model
-    identity = model.file_identity and f"{model.file_identity} for generation"
+    if choose:
+        element = next(o.elem_type for o in outputs if o.name == logits)
+        found = spliced(chooser(element, Choice.of([Sampling()])), {"logits": logits})
+        nodes += found.nodes
+        weights |= found.weights
+        outputs += found.outputs
+    identity = model.file_identity and f"{model.file_identity} for generation {place} {choose}"
     numbered = tuple(replace(node, index=index) for index, node in enumerate(nodes))
     return replace(
         model, graph=replace(graph, nodes=numbered, weights=weights, outputs=outputs), file_identity=identity
     )
+
+
+def spliced(more: onnx.ModelProto, names: Mapping[str, str]) -> Graph:
+    """A small model's graph for another one to take in: its inputs under other ``names``, all else with a prefix."""
+    graph = load_model(more).graph
+
+    def named(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(v, _PREFIX + v) if v else "" for v in values)
+
+    nodes = tuple(
+        replace(n, name=_PREFIX + n.name, inputs=named(n.inputs), outputs=named(n.outputs)) for n in graph.nodes
+    )
+    outputs = tuple(replace(o, name=_PREFIX + o.name) for o in graph.outputs)
+    weights = {_PREFIX + n: w for n, w in graph.weights.items()}
+    return Graph(graph.name, nodes, (), outputs, weights)
 
 
 def _without_ring(node: Node) -> Node:
@@ -65,13 +89,13 @@ def _product(nodes: list[Node], logits: str, weights: set[str]) -> int | None:
     return None
 
 
-def _last_token(source: str) -> tuple[Node, dict[str, Any]]:
-    """A node that takes the last of the second axis of ``source``, and the weights that it reads."""
+def _last_token() -> onnx.ModelProto:
+    """Takes the last of the second axis of ``x``."""
     numbers = {"starts": -1, "ends": 2**31 - 1, "axes": 1}
     info = helper.make_tensor_value_info
-    tensors = [numpy_helper.from_array(np.array([v], np.int64), f"{_LAST}.{n}") for n, v in numbers.items()]
-    node = helper.make_node("Slice", ["x", *(t.name for t in tensors)], [_LAST], name=_LAST)
-    ports = [info("x", TensorProto.FLOAT, ["b", "n", "k"])], [info(_LAST, TensorProto.FLOAT, ["b", 1, "k"])]
-    graph = load_model(helper.make_model(helper.make_graph([node], "last", *ports, tensors))).graph
-    [made] = graph.nodes
-    return replace(made, inputs=(source, *made.inputs[1:])), dict(graph.weights)
+    tensors = [numpy_helper.from_array(np.array([v], np.int64), n) for n, v in numbers.items()]
+    node = helper.make_node("Slice", ["x", *numbers], ["last"], name="last")
+    ports = [info("x", TensorProto.FLOAT, ["b", "n", "k"])], [info("last", TensorProto.FLOAT, ["b", 1, "k"])]
+    return helper.make_model(
+        helper.make_graph([node], "last", *ports, tensors), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.caches import ROOM, GrownCaches
-from vkep.generation.decoder import Decoder
+from vkep.generation.decoder import Decoder, Made
 
 
 class Rows(ABC):
@@ -68,14 +68,14 @@ class Rows(ABC):
         """Room for as many tokens in a row, which may be the next one. Raises `ArenaOutOfMemory`."""
 
     @abstractmethod
-    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
-        """Logits of the last of tokens that follow those in the row, as `Decoder.on_rows` has them."""
+    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
+        """What `Decoder.on_rows` gives of tokens that follow those in the row."""
 
     @abstractmethod
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
-    ) -> Iterator[tuple[range, DeviceTensor]]:
-        """Logits of the next token of some rows, with the rows that they are of.
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+    ) -> Iterator[tuple[range, Made]]:
+        """What `Decoder.on_rows` gives of the next token of some rows, with the rows that it is of.
         ``known`` are tokens on the device and the same on the host, which serve where they are those wanted.
         """
 
@@ -107,16 +107,16 @@ class BufferRows(Rows):
             room = max(min(room, -(-most // ROOM) * ROOM), tokens) if most else room
         caches.grow(rows, room)
 
-    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
+    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
-        logits = self._decoder.on_rows(np.array([tokens], np.int64), [len(held)], self._caches, row)
+        made = self._decoder.on_rows(np.array([tokens], np.int64), [len(held)], self._caches, row, greedy)
         self.held[row] = [*held, *tokens]
-        return logits
+        return made
 
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
-    ) -> Iterator[tuple[range, DeviceTensor]]:
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+    ) -> Iterator[tuple[range, Made]]:
         rows = range(min(tokens), max(tokens) + 1)
         self.reserve(rows[-1], max(len(self.held[row]) for row in tokens) + 1)
         for row in rows:
@@ -126,10 +126,10 @@ class BufferRows(Rows):
         wanted = [tokens.get(row, on_host[k] if k < len(on_host) else 0) for k, row in enumerate(rows)]
         same = on_device is not None and on_host == wanted
         ids = on_device if same and on_device is not None else np.array(wanted, np.int64)[:, None]
-        logits = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, rows[0])
+        made = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, rows[0], greedy)
         for row, token in tokens.items():
             self.held[row] = [*self.held[row], token]
-        yield rows, logits
+        yield rows, made
 
     def close(self) -> None:
         self._caches.close()
@@ -162,22 +162,22 @@ class GrownRows(Rows):
         if row == len(self._caches):
             self._caches.append(self._decoder.grown_caches())
 
-    def feed(self, row: int, tokens: Sequence[int]) -> DeviceTensor:
-        return self._feed(row, np.array([tokens], np.int64), tokens)
+    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
+        return self._feed(row, np.array([tokens], np.int64), tokens, greedy)
 
-    def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int]) -> DeviceTensor:
-        logits = self._decoder.on_grown(ids, len(self.held[row]), self._caches[row])
+    def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int], greedy: bool) -> Made:
+        made = self._decoder.on_grown(ids, len(self.held[row]), self._caches[row], greedy)
         self.held[row] = [*self.held[row], *tokens]
-        return logits
+        return made
 
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
-    ) -> Iterator[tuple[range, DeviceTensor]]:
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+    ) -> Iterator[tuple[range, Made]]:
         for row, token in tokens.items():
             # the tokens on the device are those of one run: the next row's overwrites them
             same = known is not None and known[1] == [token] and len(tokens) == 1
             ids = known[0] if same and known is not None else np.array([[token]], np.int64)
-            yield range(row, row + 1), self._feed(row, ids, [token])
+            yield range(row, row + 1), self._feed(row, ids, [token], greedy)
 
     def close(self) -> None:
         for caches in self._caches:

@@ -117,6 +117,11 @@ class Choice:
         return cls(bool(hot), any(s.top_k for s in hot), any(s.top_p < 1 for s in hot), penalty, never)
 
     @property
+    def greedy(self) -> bool:
+        """Whether the most probable token of each sequence is what they all ask for."""
+        return not (self.sample or self.penalty or self.never)
+
+    @property
     def reads_settings(self) -> bool:
         """Whether the graph has the input ``settings``."""
         return self.sample or self.penalty
