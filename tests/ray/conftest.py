@@ -61,3 +61,10 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def replicas(name: str) -> dict[str, int]:
+    """The processes of a deployment's replicas that run, by replica."""
+    from tools.bench.scale.cluster import actors
+
+    return actors(f"#{name}#")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +16,7 @@ from typing import Any
 import pytest
 
 import vkep.ray
-from tests.ray.conftest import Ports
+from tests.ray.conftest import Ports, replicas
 from tools.models.language import write_language
 from vkep.generation import Generator
 
@@ -99,6 +103,20 @@ def test_a_client_that_goes_away_leaves_its_place(service: Ports) -> None:
         response.read(10)
         connection.close()
     assert answer(service, "/v1/chat/completions", ASKED)[0] == 200
+
+
+def test_a_replica_that_is_killed_amid_a_stream_ends_it(service: Ports) -> None:
+    connection, response = post(service, "/v1/chat/completions", {**ASKED, "max_tokens": 110, "stream": True})
+    assert response.read(5) == b"data:"
+    (process,) = replicas("generation").values()
+    os.kill(process, signal.SIGKILL)
+    with contextlib.suppress(http.client.HTTPException, OSError):  # cut, or closed with an error in its place
+        assert b"[DONE]" not in response.read()
+    connection.close()
+    deadline = time.monotonic() + 60
+    while answer(service, "/v1/chat/completions", ASKED)[0] != 200:  # Serve starts another
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
 
 
 @pytest.mark.parametrize(

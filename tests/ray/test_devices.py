@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,3 +87,9 @@ def test_weights_outside_the_models_folder_are_not_shipped(tmp_path: Path) -> No
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     with pytest.raises(ValueError, match="below the model's folder"):
         packed(tmp_path / "m.onnx")
+
+
+def test_importing_the_package_brings_no_ray() -> None:
+    code = "import sys, vkep.ray; print(sorted({'ray', 'numpy', 'starlette'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

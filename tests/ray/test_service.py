@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import http.client
 import json
@@ -11,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import vkep.ray
-from tests.ray.conftest import Ports
+from tests.ray.conftest import Ports, replicas
 from tests.session.models import model
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def request_of(x: np.ndarray[Any, Any] = X) -> dict[str, Any]:
 def service(serving: Ports) -> Iterator[Ports]:
     from ray import serve
 
-    models = {"square": {"1": NEGATIVE, "2": SQUARE}, "pick": PICK}
+    models = {"square": {"1": NEGATIVE, "2": SQUARE}, "pick": PICK, "shipped": vkep.ray.ship(SQUARE)}
     options = {"rows": 8, "max_body": 1 << 20, "body_s": 3, "retry_after_s": 2}
     serve.run(vkep.ray.deployment(models, options=options, ray_actor_options={"num_cpus": 0.5}), name="vkep")
     yield serving
@@ -90,13 +90,17 @@ def test_tritonclient_works_unchanged(triton: tuple[Any, Any]) -> None:
     assert (
         "FP32" in str(metadata) and "['1', '2']" in str(metadata).replace('"', "'").replace("\n", "")
     ) or "2" in str(metadata)
+    assert "TYPE_FP32" in str(client.get_model_config("square"))
+    index = client.get_model_repository_index()
+    assert len(index if isinstance(index, list) else index.models) == 4 and "READY" in str(index)
     np.testing.assert_array_equal(client.infer("square", [tensor(module, "x", X)]).as_numpy("y"), X * X)
+    np.testing.assert_array_equal(client.infer("shipped", [tensor(module, "x", X)]).as_numpy("y"), X * X)
     asked = [module.InferRequestedOutput("y")]
     result = client.infer("square", [tensor(module, "x", X)], model_version="1", outputs=asked, request_id="seven")
     np.testing.assert_array_equal(result.as_numpy("y"), -X)
     assert "seven" in str(result.get_response())
-    index = np.array([[2], [0]], np.int64)
-    found = client.infer("pick", [tensor(module, "x", X), tensor(module, "i", index)])
+    given = [tensor(module, "x", X), tensor(module, "i", np.array([[2], [0]], np.int64))]
+    found = client.infer("pick", given)
     np.testing.assert_array_equal(found.as_numpy("y"), [[2], [3]])
 
 
@@ -138,6 +142,27 @@ def test_tritonclients_other_ways_of_sending(service: Ports) -> None:
     answers = [client.async_infer("square", [tensor(module, "x", X)]) for _ in range(20)]
     assert all(np.array_equal(answer.get_result().as_numpy("y"), X * X) for answer in answers)
     client.close()
+
+
+def test_metrics_are_at_rays_endpoint(service: Ports) -> None:
+    import ray
+
+    port = ray._private.worker._global_node.address_info["metrics_export_port"]
+    assert Answer(service, INFER, request_of()).status == 200
+    assert Answer(service, INFER, b"").status == 400
+    wanted = {"vkep_requests_total{", "vkep_run_rows_bucket{", "vkep_run_seconds_count{", 'status="400"'}
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        text = http_get(f"http://127.0.0.1:{port}/metrics")
+        if all(name in text for name in wanted):
+            return
+        time.sleep(1)  # workers report every few seconds
+    pytest.fail(f"none of {[name for name in wanted if name not in text]} among the metrics")
+
+
+def http_get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
 
 
 def test_hostile_requests_are_answered_with_4xx(service: Ports) -> None:
@@ -202,19 +227,6 @@ def test_a_model_that_does_not_load_says_why(serving: Ports) -> None:
     assert status.status == "DEPLOY_FAILED"
     assert "InvalidModelError" in status.message + "".join(d.message for d in status.deployments.values())
     serve.delete("broken")
-
-
-def replicas(name: str) -> dict[str, int]:
-    """The processes of an application's replicas that run, by replica."""
-    import ray
-
-    found = {}
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if f"{name}#" in actor["name"]:
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it has just ended
-                handle = ray.get_actor(**actor)
-                found[actor["name"]] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=10)
-    return found
 
 
 def test_overload_is_503_with_retry_after_and_nothing_is_lost(serving: Ports) -> None:

@@ -32,6 +32,26 @@ DATATYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 #: kinds of numbers in JSON, as numpy reads them, that a kind of type takes
 _JSON_KINDS = {"b": "b", "i": "iu", "u": "iu"}
+PLATFORM = "onnx_vkep"
+#: types by their numbers in a model's configuration
+CONFIG_TYPES = (
+    *(
+        "INVALID",
+        "BOOL",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "FP16",
+        "FP32",
+        "FP64",
+    ),
+    *("STRING", "BF16"),
+)
 HEADER_LENGTH = "inference-header-content-length"
 
 
@@ -71,9 +91,27 @@ class ModelSpec:
         return {
             "name": self.name,
             "versions": list(versions),
-            "platform": "onnx_vkep",
+            "platform": PLATFORM,
             "inputs": [spec.metadata() for spec in self.inputs.values()],
             "outputs": [spec.metadata() for spec in self.outputs.values()],
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The model's configuration, an extension of Triton's: the first axis counts as any other (``max_batch_size`` 0)."""
+
+        def described(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+            return [
+                {"name": spec.name, "data_type": f"TYPE_{spec.datatype}", "dims": spec.metadata()["shape"]}
+                for spec in specs
+            ]
+
+        return {
+            "name": self.name,
+            "platform": PLATFORM,
+            "backend": "vkep",
+            "max_batch_size": 0,
+            "input": described(self.inputs.values()),
+            "output": described(self.outputs.values()),
         }
 
 

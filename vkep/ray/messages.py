@@ -15,6 +15,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from vkep.ray.kserve import (
+    CONFIG_TYPES,
     DATATYPES,
     Array,
     InferRequest,
@@ -32,7 +33,16 @@ SERVICE = "inference.GRPCInferenceService"
 #: for ``serve.start(grpc_options={"grpc_servicer_functions": [...]})``
 SERVICER_FUNCTION = "vkep.ray.messages.add_to_server"
 #: the methods, each with messages named after it
-METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+METHODS = (
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelInfer",
+    "ModelConfig",
+    "RepositoryIndex",
+)
 
 _TENSOR = (
     "name=1 string, datatype=2 string, shape=3 int64*, parameters=4 {InferParameter}, contents=5 InferTensorContents"
@@ -51,6 +61,16 @@ _MESSAGES = {
     "ModelMetadataResponse": "name=1 string, versions=2 string*, platform=3 string, inputs=4 TensorMetadata*, "
     "outputs=5 TensorMetadata*",
     "TensorMetadata": "name=1 string, datatype=2 string, shape=3 int64*",
+    # of Triton's configuration those fields that a model of vkep's has; its enumeration of types is sent as a number
+    "ModelConfigRequest": "name=1 string, version=2 string",
+    "ModelConfigResponse": "config=1 ModelConfig",
+    "ModelConfig": "name=1 string, platform=2 string, max_batch_size=4 int32, input=5 ModelInput*, output=6 ModelOutput*, "
+    "backend=17 string",
+    "ModelInput": "name=1 string, data_type=2 int32, dims=4 int64*",
+    "ModelOutput": "name=1 string, data_type=2 int32, dims=3 int64*",
+    "RepositoryIndexRequest": "repository_name=1 string, ready=2 bool",
+    "RepositoryIndexResponse": "models=1 ModelIndex*",
+    "ModelIndex": "name=1 string, version=2 string, state=3 string, reason=4 string",
     "InferParameter": "bool_param=1 bool|, int64_param=2 int64|, string_param=3 string|, double_param=4 double|, "
     "uint64_param=5 uint64|",
     "InferTensorContents": "bool_contents=1 bool*, int_contents=2 int32*, int64_contents=3 int64*, uint_contents=4 uint32*, "
@@ -134,6 +154,15 @@ def add_to_server(servicer: Any, server: Any) -> None:
 
     handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name, None)) for name in METHODS}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def config_response(model: ModelSpec) -> Any:
+    """The ModelConfigResponse."""
+    config = model.config()
+    for tensors in (config["input"], config["output"]):
+        for tensor in tensors:
+            tensor["data_type"] = CONFIG_TYPES.index(tensor["data_type"].removeprefix("TYPE_"))
+    return message("ModelConfigResponse", config=message("ModelConfig", **config))
 
 
 def parse_infer(request: Any, model: ModelSpec) -> InferRequest:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vkep.ray.models import Source
 
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
-_EXTENSIONS = ["binary_tensor_data"]
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 #: HTTP's statuses as gRPC's
 _GRPC_STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -191,6 +191,7 @@ class Service:
             ("GET", re.compile(r"/v2/health/(live|ready)"), self._healthy),
             ("GET", re.compile(_MODEL), self._model),
             ("GET", re.compile(_MODEL + "/ready"), self._model_ready),
+            ("GET", re.compile(_MODEL + "/config"), self._config),
             ("POST", re.compile(_MODEL + "/infer"), self._infer),
             ("POST", re.compile(r"/v2/repository/index"), self._index),
         ]
@@ -258,6 +259,9 @@ class Service:
             raise ProtocolError(503, f"model {name!r}: its device is lost")
         return Response()
 
+    async def _config(self, request: Request, name: str, version: str | None) -> Response:
+        return JSONResponse(self.models.find(name, version or "").spec.config())
+
     async def _index(self, request: Request) -> Response:
         return JSONResponse(self.models.index())
 
@@ -293,6 +297,14 @@ class Service:
     async def ModelMetadata(self, given: Any) -> dict[str, Any]:
         spec = self.models.find(given.name, given.version).spec
         return spec.metadata(self.models.versions(given.name))
+
+    @grpc_method
+    async def ModelConfig(self, given: Any) -> Any:
+        return messages.config_response(self.models.find(given.name, given.version).spec)
+
+    @grpc_method
+    async def RepositoryIndex(self, given: Any) -> dict[str, Any]:
+        return {"models": self.models.index()}
 
     @grpc_method
     async def ModelInfer(self, given: Any) -> Any:

@@ -87,6 +87,17 @@ class Writer:
 
     def _run(self) -> None:
         batch = self.generator.batch()
+        try:
+            self._write(batch)
+        except Exception as error:
+            logger.exception("the writer ends")
+            self.gone = True  # the service's health check says so
+            for job in [*self._jobs, *self._waiting]:
+                job.tell(error)
+            while (late := self._inbox.get()) is not None:
+                late.tell(VkepError(f"the writer has ended: {error}"))
+
+    def _write(self, batch: Batch) -> None:
         while True:
             closing = self._admit(batch)
             if closing:
