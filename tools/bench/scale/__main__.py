@@ -3,9 +3,10 @@
     python -m tools.bench.scale measure --model resnet50 --float16 --gpus --batch 64 --workers 4 --clients 256 --out rates.json
     python -m tools.bench.scale measure --model mobilenetv2 --threads 1 --workers 2 --out rates.json     # lavapipe, a core each
     python -m tools.bench.scale plan rates.json --gpus 100 10000
+    python -m tools.bench.scale generate /models/llama-3-8b-int4 --gpus --clients 64
     python -m tools.bench.scale kill --seconds 300 --every 10 --clients 1000
 
-``measure`` and ``kill`` need Ray; ``plan`` needs nothing but the file of rates.
+``measure``, ``generate`` and ``kill`` need Ray; ``plan`` needs nothing but the file of rates.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ def parser() -> argparse.ArgumentParser:
         "--nodes-per-cluster", type=int, default=site.nodes_per_cluster, help="that one Ray cluster is run with"
     )
     one.add_argument("--hours-between-failures", type=float, default=site.hours_between_failures, help="of one GPU")
+    one = commands.add_parser("generate", help="tokens a second of a language model, with one client and with many")
+    one.add_argument("folder", help="as vkep.generation.Generator takes it")
+    one.add_argument("--clients", type=int, default=64)
+    one.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
+    one.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
+    one.add_argument("--threads", type=int, default=0, help="processors of each lavapipe worker; 0: all")
+    one.add_argument("--gpus", action="store_true")
     one = commands.add_parser("kill", help="kill replicas while clients ask")
     one.add_argument("--seconds", type=float, default=300)
     one.add_argument("--every", type=float, default=10, help="seconds between kills")
@@ -69,6 +77,10 @@ def main(argv: list[str] | None = None) -> int:
         from tools.bench.scale import measure
 
         return measure.main(arguments)
+    if arguments.command == "generate":
+        from tools.bench.scale import generate
+
+        return generate.main(arguments)
     from tools.bench.scale import kill
 
     return kill.main(arguments)
