@@ -83,6 +83,16 @@ def test_clicks_and_search_select(quiet: Chromium, url: str) -> None:
     assert quiet.run("V.selected.dispatch") == 1
 
 
+def test_a_notebook_shows_the_page_in_a_frame(quiet: Chromium, page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><title>cell</title>{page._repr_html_()}", encoding="utf-8")
+    quiet.show(path.as_uri())
+    frame = "document.querySelector('iframe').contentWindow"
+    quiet.until(f"{frame}.eval('V.ready')")
+    quiet.run(f"{frame}.eval(\"V.open('graph')\")")
+    quiet.until(f"{frame}.eval('V.graph.state.layout !== null')")
+
+
 def test_two_runs_are_compared(quiet: Chromium, page: Page, tmp_path: Path) -> None:
     before = {**page.document, "nodes": [dict(n) for n in page.document["nodes"]]}
     moved = next(n for n in before["nodes"] if n["op"] == "Softmax")

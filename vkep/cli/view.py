@@ -22,7 +22,8 @@ def view_command(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="An .onnx file, an ExecuTorch program (.pte), a VGF file, or a page written before."
+            metavar="MODEL",
+            help="An .onnx, .pte or .vgf file, a language model's folder (with --prompt), or an earlier page.",
         ),
     ],
     inputs: common.InputOption = None,
@@ -34,6 +35,11 @@ def view_command(
         typer.Option("--output", "-o", help="The file to write; default: MODEL's name with .html, here."),
     ] = None,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = True,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", metavar="TEXT", help="MODEL is a language model's folder: show how it answers this."),
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens of that answer.")] = 32,
     runs: Annotated[int, typer.Option("--runs", "-n", min=0, help="Runs that are timed; 0: show the plan alone.")] = 3,
     against: Annotated[
         Path | None,
@@ -66,6 +72,9 @@ def view_command(
                 document = _document(model)
             elif model.suffix == ".vgf":
                 document = _vgf(model)
+            elif prompt is not None:
+                say(progress, "answering")
+                document = _answer(model, options, prompt, tokens)
             else:
                 document = measured(model, options, (inputs, shape, dim, seed), runs, progress)
         page = Page([document] if other is None else [document, other])
@@ -89,6 +98,15 @@ def _document(path: Path) -> dict[str, Any]:
         return read_document(path)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _answer(folder: Path, options: dict[str, Any], prompt: str, tokens: int) -> dict[str, Any]:
+    from vkep.generation import Generator
+
+    if not folder.is_dir():
+        raise UsageError(f"--prompt: {folder} is no folder of a language model")
+    with Generator(folder, **options) as generator:
+        return generator.view(prompt, max_tokens=tokens).document
 
 
 def _vgf(path: Path) -> dict[str, Any]:

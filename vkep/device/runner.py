@@ -123,6 +123,11 @@ class PlanRunner:
         return self._recording_in(room)
 
     @property
+    def recorded_by(self) -> PlanRunner:
+        """The runner whose recordings it runs: another one's, where it is for certain sizes."""
+        return self
+
+    @property
     def recordings(self) -> list[RecordedPlan]:
         """Those that were made."""
         return [room.recorded[id(self)] for room in self._rooms if id(self) in room.recorded]
@@ -196,6 +201,11 @@ class SizedRunner(PlanRunner):
         self.plan = replace(runner.plan, ports=numbers.ports)
         self._runner, self._numbers = runner, numbers
         self._delegate, self._rooms = runner._delegate, runner._rooms
+
+    @property
+    def recorded_by(self) -> PlanRunner:
+        """The runner of the plan, whatever the sizes."""
+        return self._runner
 
     @property
     def recordings(self) -> list[RecordedPlan]:

@@ -161,6 +161,11 @@ class Decoder:
             self._results[key] = self.session.empty_device_tensor(shape, dtype)
         return self._results[key]
 
+    @property
+    def sessions(self) -> list[InferenceSession]:
+        """What runs the model."""
+        return [self.session]
+
     def close(self) -> None:
         """Close the session."""
         for tensor in self._results.values():

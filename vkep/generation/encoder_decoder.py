@@ -95,6 +95,11 @@ class EncoderDecoder:
         )
         return {"input_features": features[None].astype(dtype.numpy if dtype else np.float32)}
 
+    @property
+    def sessions(self) -> list[InferenceSession]:
+        """What runs the model: the encoder, and the decoder without caches and with them."""
+        return list(dict.fromkeys(self._opened))
+
     def close(self) -> None:
         """Close the sessions."""
         for session in self._opened:

@@ -18,6 +18,7 @@ from vkep.generation.folder import read_folder
 from vkep.generation.sampling import Sampling
 from vkep.generation.text import Text, TextStream
 from vkep.memory import ArenaOutOfMemory
+from vkep.view.page import Page
 
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
 
@@ -136,6 +137,21 @@ class Generator:
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Iterator[str]:
         """`chat`'s text as it comes."""
         return self.stream(self.text.chat(messages), **settings)
+
+    def view(self, prompt: Prompt, **settings: Any) -> Page:
+        """A page of an answer, token by token: see `vkep.InferenceSession.view`. The answer is made three times. Raises as
+        `generate`.
+        """
+        from vkep.generation.viewing import answer_document
+
+        sampling = self.sampling(**settings)
+        document = answer_document(
+            self._decoder.sessions,
+            str(self._decoder.folder.path),
+            lambda: self.batch(1),
+            lambda batch: batch.add(prompt, sampling),
+        )
+        return Page([document])
 
     def close(self) -> None:
         """Close the session and its caches; idempotent."""

@@ -27,7 +27,7 @@ from vkep.graph import load_model
 from vkep.graph.initializers import with_initializers
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Model, ValueInfo
-from vkep.session.executor import Targets, check_target, own_array, own_tensor
+from vkep.session.executor import Targets, Watch, check_target, own_array, own_tensor
 from vkep.session.inputs import check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.ort_value import OrtValue
@@ -72,6 +72,7 @@ class SessionState:
         self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the weights that a run brings
         self._pool: ThreadPoolExecutor | None = None
         self._options = options
+        self.watch: Watch | None = None  #: runs the steps of `execute` in its own way, to time them
         self.profile = SessionProfile(options.profile_file_prefix) if options.enable_profiling else None
         arena = options.arena_config()
         library = ShaderLibrary(cache_dir=spirv_folder(options))
@@ -173,7 +174,7 @@ class SessionState:
     def execute(self, values: dict[str, Any], targets: Targets, run_options: RunOptions | None) -> None:
         """Run; the results are added to ``values``. Raises as `InferenceSession.run`."""
         graph = self.graph_of(values)
-        if run_options is None and self.profile is None:
+        if run_options is None and self.profile is None and self.watch is None:
             graph.run(values, targets)
             return
         run_steady(lambda: self._execute(graph, values, targets, checked_run_options(run_options)))
@@ -182,11 +183,14 @@ class SessionState:
         self, graph: PlannedGraph, values: dict[str, Any], targets: Targets, options: RunOptions | None
     ) -> None:
         with running(options):
-            if self.profile is None:
+            if self.profile is None and self.watch is None:
                 graph.run(values, targets)
                 return
             used = graph.use(values)
             with used.hold:
+                if self.profile is None:
+                    used.executable.run(values, targets, self.watch)
+                    return
                 start = time.perf_counter_ns()
                 kept = [value for value in values.values() if isinstance(value, DeviceTensor)]
                 # the run that times the dispatches reads the inputs once more

@@ -37,7 +37,7 @@ class GpuSpan:
     name: str
     start: float
     end: float
-    island: int = -1  #: position among the islands of the run, in order
+    island: int = -1  #: position among the islands of the runs, in order
     dispatch: int = -1
 
 
@@ -59,7 +59,7 @@ class Tracer:
         self.clock = ClockSync.of(delegate)
         self.run = RunTrace(uncertainty_ns=self.clock.uncertainty_ns)
         self.values: Values = {}  #: all values that passed between the steps
-        self._islands = islands
+        self.islands = islands  #: those that ran, in order
         self._depth = 1
 
     def __call__(self, step: StepExecutor, values: Values, targets: Targets) -> None:
@@ -95,8 +95,12 @@ class Tracer:
         ]
 
     def _number(self, step: IslandExecutor) -> int:
-        """The island's position, or -1 for one that was planned meanwhile."""
-        return next((k for k, island in enumerate(self._islands) if island is step), -1)
+        """The island's position; one that was planned meanwhile comes last. Those of one plan for several sizes are one."""
+        plan = step.runner.recorded_by
+        found = next((k for k, island in enumerate(self.islands) if island.runner.recorded_by is plan), None)
+        if found is None:
+            self.islands.append(step)
+        return len(self.islands) - 1 if found is None else found
 
     def _batch(self, step: SubmitBatch, values: Values, targets: Targets) -> None:
         for region, (start, end) in zip(step.regions, step.trace(values, targets, self.clock), strict=True):

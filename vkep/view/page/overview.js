@@ -50,6 +50,22 @@
     return V.table(["the host, in the median run", "#share", "#time"], [...parts].sort((a, b) => b[1] - a[1]).map(([name, ns]) => [name, V.measure(ns / whole, V.percent(ns / whole)), V.time(ns)]));
   }
 
+  /** Of a language model's answer: how long each token took. */
+  function tokens() {
+    const all = V.doc.tokens ?? [];
+    if (all.length < 2) return null;
+    const ms = all.map((t) => (t.end - t.start) / 1e6), later = ms.slice(1), sum = later.reduce((a, b) => a + b, 0);
+    const text = V.el("p", { class: "answer" }, all.map((t, k) => V.el("span", { title: `${k ? `token ${k + 1}` : "the prompt, and token 1"}: ${ms[k].toFixed(2)} ms`,
+      style: `background:color-mix(in srgb, var(--cpu) ${(75 * ms[k]) / Math.max(...(k ? later : ms))}%, transparent)` }, t.text || ` ${t.token} `)));
+    const chart = V.el("div", { class: "chart" });
+    const line = { stroke: () => V.colour("dim"), grid: { stroke: () => V.colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    requestAnimationFrame(() => new uPlot({
+      width: chart.clientWidth, height: 150, scales: { x: { time: false }, y: { range: (u, low, high) => [0, high * 1.1] } }, axes: [{ ...line, size: 26 }, { ...line, size: 56, values: (u, at) => at.map((v) => `${v} ms`) }],
+      series: [{ label: "token" }, { label: "time", stroke: V.colour("vulkan"), fill: `${V.colour("vulkan")}33`, width: 1.5, points: { show: false }, paths: uPlot.paths.bars(), value: (u, v) => (v === null ? "–" : `${v.toFixed(2)} ms`) }],
+    }, [later.map((_, k) => k + 2), later], chart));
+    return [V.el("h2", {}, `Answer: first token after ${ms[0].toFixed(1)} ms, then ${((1000 * later.length) / sum).toFixed(1)} tokens a second`), text, chart];
+  }
+
   function page() {
     const median = [...runs].map((r) => r.end - r.start).sort((a, b) => a - b)[(runs.length - 1) >> 1];
     const best = dispatches.reduce((sum, d) => sum + (d.limit_ns ?? 0), 0);
@@ -61,6 +77,7 @@
         V.timed ? number(V.time(V.totalNs), `GPU time; by the limits ${V.time(best)}`, () => V.open("dispatches")) : null,
         number(V.count(dispatches.length), `${dispatches.length === 1 ? "dispatch" : "dispatches"} in ${V.plural(islands.length, "island")}, ${V.plural(dispatches.filter((d) => d.barrier).length, "barrier")}`, () => V.open("dispatches")),
         number(V.bytes(weights), `weights; slab ${V.bytes(slabs)}`, () => V.open("memory"))),
+      tokens(),
       V.el("h2", {}, "What does not run on the GPU"), attention(),
       V.timed ? [V.el("h2", {}, "Slowest dispatches"), slowest()] : null,
       runs.length ? [V.el("h2", {}, "Host"), host()] : null,

@@ -1,0 +1,25 @@
+"""The page of an answer: every step a token, its dispatches on the same clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from vkep.generation import Generator
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_an_answer_is_shown_token_by_token(generator: Generator) -> None:
+    expected = generator.generate([1, 2, 3], max_tokens=4).tokens
+    document = generator.view([1, 2, 3], max_tokens=4).document
+    assert [t["token"] for t in document["tokens"]] == expected
+    [run] = document["runs"]
+    steps = [s for s in run["host"] if s["depth"] == 1]
+    assert [s["name"].split(" '")[0] for s in steps] == ["prompt of 3 tokens", "token 2", "token 3", "token 4"]
+    slack = run["uncertainty"]
+    for step, token in zip(steps, document["tokens"], strict=True):
+        assert (step["start"], step["end"]) == (token["start"], token["end"])
+        inside = [g for g in run["gpu"] if step["start"] - slack <= g["start"] and g["end"] <= step["end"] + slack]
+        assert {g["dispatch"] for g in inside} and len({g["island"] for g in inside}) == 1
+    assert {d["island"] for d in document["dispatches"]} == {g["island"] for g in run["gpu"]} == {0, 1}
+    assert all(d["nodes"] for d in document["dispatches"])
+    assert generator.generate([1, 2, 3], max_tokens=4).tokens == expected, "the generator goes on as before"
