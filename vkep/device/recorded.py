@@ -55,6 +55,8 @@ class _HostPorts:
             self._offsets.append(size)
             size += align(max(nbytes, 1))
         self.size = max(size, 1)
+        self.views: list[Array] = [np.empty(0, np.uint8)] * len(ports)
+        self._fitted: list[Port | None] = [None] * len(ports)  # the ports that the views are of
         self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
         self.staging: DeviceBlock | None = None
         try:
@@ -74,10 +76,13 @@ class _HostPorts:
         """See the memory as these ports; False where one of them is larger than its room."""
         if any(port.nbytes > room for port, room in zip(ports, self.room, strict=True)):
             return False
-        self.views: list[Array] = [
-            self._raw[offset : offset + p.nbytes].view(DTYPES[p.dtype].numpy).reshape(p.shape)
-            for p, offset in zip(ports, self._offsets, strict=True)
-        ]
+        for k, port in enumerate(ports):
+            if self._fitted[k] is not port:
+                offset = self._offsets[k]
+                self.views[k] = (
+                    self._raw[offset : offset + port.nbytes].view(DTYPES[port.dtype].numpy).reshape(port.shape)
+                )
+                self._fitted[k] = port
         used = [
             (offset, min(room, 1 << max(p.nbytes - 1, 4095).bit_length()))
             for p, offset, room in zip(ports, self._offsets, self.room, strict=True)

@@ -28,7 +28,7 @@ from vkep.ops.sdpa import (
     sdpa,
     split_heads,
 )
-from vkep.sizes import largest, whole
+from vkep.sizes import whole
 
 _INT32 = DTYPES["int32"]
 
@@ -352,7 +352,8 @@ def group_query_attention(
         b.invalid(f"attention_bias has shape {list(attention_bias.shape)}, total_sequence_length is {used}")
     if not seqlens_k.rank or seqlens_k.size != batch or not set(seqlens_k.shape) <= {1, batch}:
         b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
-    room = largest(used, room)
+    if used > room:  # the cache grows
+        room = used
     b.expect_range("seqlens_k", seqlens_k, 0, used - 1)
     lengths = b.reshape(seqlens_k, (batch,))
     if do_rotary and (cos_cache is None or sin_cache is None):

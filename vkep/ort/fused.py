@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.executor import Executable, IslandExecutor, Targets
-from vkep.session.planned_graph import Over, allowed, overwritten, with_over
+from vkep.session.planned_graph import Over, allowed, overwritten
 from vkep.session.planner import Planner
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
@@ -367,7 +368,9 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             host_bytes(tensor.data, nbytes)[:] = data
 
     def _make(self, key: bytes, program: Program | None = None, over: Over = ()) -> Executable:
-        specs = with_over(self._specs(key), over)
+        specs = self._specs(key)
+        for name, output in over:
+            specs[name] = replace(specs[name], over=output)  # type: ignore[type-var]  # it has a shape
         executable = None if program is None else self._ready(program)
         if executable is None:
             executable = self.planned.plan(specs)

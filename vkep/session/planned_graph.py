@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import replace
 from threading import Lock, RLock
 from typing import Any, NamedTuple
 
@@ -154,7 +153,8 @@ class PlannedGraph:
         return self.plan(self._known(values, over))
 
     def _known(self, values: Mapping[str, Any], over: Over) -> dict[str, Known]:
-        return with_over({name: known_value(value, name, name in self._asked) for name, value in values.items()}, over)
+        places = dict(over)
+        return {name: known_value(v, name, name in self._asked, places.get(name, "")) for name, v in values.items()}
 
     # ---- executables in use
 
@@ -198,11 +198,11 @@ class PlannedGraph:
             return used
 
     def _match(self, key: Hashable, values: Mapping[str, Any], over: Over) -> bool:
-        """Enter the executable for a new signature, where a plan with sizes holds for it: it makes nothing on the device."""
+        """Enter the executable for a new signature, where a plan with sizes holds for it: it makes nothing on the device.
+        What the graph declares of its inputs holds then, as for the signatures that the plan was made from.
+        """
         if self._plans is None or not self._plans.count or self._closed:
             return False
-        if self._check is not None:
-            self._check(values)
         with self._planning:
             found = self._plans.match(self._known(values, over))
             if found is None:
@@ -210,7 +210,7 @@ class PlannedGraph:
             with self._lock:
                 self._entries[key] = _Entry(found)
                 self.latest = found
-                if self._too_many():
+                if len(self._entries) > _SIGNATURES:
                     self._evicted.append(self._entries.popitem(last=False)[1])
         return True
 
@@ -309,16 +309,6 @@ def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
     return tuple([(name, places[tensor.address]) for name, tensor in tensors if tensor.address in places])
 
 
-def with_over(known: Mapping[str, Known], over: Over) -> dict[str, Known]:
-    """What is known of the inputs, and which output each one's memory is for."""
-    made = dict(known)
-    for name, output in over:
-        spec = made[name]
-        if isinstance(spec, ValueSpec):
-            made[name] = replace(spec, over=output)
-    return made
-
-
 def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
     """The targets without those that are an input's memory and that the program does not write in place."""
     if not over:
@@ -327,10 +317,12 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
     return {name: target for name, target in targets.items() if name not in refused}
 
 
-def known_value(value: Any, name: str, asked: bool = False) -> Known:
-    """What planning knows of a run's value: dtype and shape, or its content where that is ``asked`` for."""
+def known_value(value: Any, name: str, asked: bool = False, over: str = "") -> Known:
+    """What planning knows of a run's value: dtype and shape (and the output ``over`` it), or its content where that is ``asked``
+    for.
+    """
     if isinstance(value, DeviceTensor):
-        return ValueSpec(value.dtype, value.shape)
+        return ValueSpec(value.dtype, value.shape, over)
     if isinstance(value, list):
         return known_list(value, name)
     if value is None:
