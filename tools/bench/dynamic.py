@@ -9,6 +9,10 @@ model has these sizes as constants. Printed are, over the sizes:
 - plans: how many plans the session made, and what its arena holds at the end over what it held after the largest size.
 
     python -m tools.bench.dynamic --sizes 40
+    python -m tools.bench.dynamic --signatures 1000
+
+With ``--signatures`` one session of bert_enc takes so many batches of differing lengths, the largest within the first eight, each
+once; printed is what it made and holds after the first eight and at the end.
 """
 
 from __future__ import annotations
@@ -126,6 +130,25 @@ def _warmed(session: vkep.InferenceSession, case: Case, sizes: Sequence[int], rn
     return _held(session)
 
 
+def many(count: int) -> Iterator[str]:
+    """The table of one session that takes ``count`` signatures."""
+    rng = np.random.default_rng(1)
+    pairs = [(batch, length) for batch in range(1, 9) for length in range(1, 129)]
+    chosen = [pairs[k] for k in rng.permutation(len(pairs))[:count]]
+    largest = (8, 128)
+    chosen = [*chosen[:4], largest, *[pair for pair in chosen[4:] if pair != largest]][:count]
+    yield "| signatures | plans | arena MiB | MiB at most |"
+    yield "|---|---|---|---|"
+    with vkep.InferenceSession(build_model("bert_enc", Options(dynamic=True))) as session:
+        for k, (batch, length) in enumerate(chosen, 1):
+            run(session, inputs(session, {"batch": batch, "sequence": length}, rng))
+            if k in (8, len(chosen)):
+                arena = session.memory().arena
+                sizes = (arena.bytes_in_use, arena.max_bytes_in_use)
+                held, most = (f"{size / 2**20:.1f}" for size in sizes)
+                yield f"| {k} | {session._parts.graph.plan_count} | {held} | {most} |"
+
+
 def _held(session: vkep.InferenceSession) -> int:
     return session.memory().arena.bytes_in_use
 
@@ -136,7 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, default=40, help="new sizes a case (default: 40)")
     parser.add_argument("--float16", action="store_true")
     parser.add_argument("--only", help="cases whose name has this in it")
+    parser.add_argument("--signatures", type=int, help="so many signatures of one session instead")
     given = parser.parse_args(arguments)
+    if given.signatures:
+        for line in many(given.signatures):
+            print(line, flush=True)
+        return 0
     options = Options(dynamic=True, float16=given.float16)
     for line in _lines(given.sizes, given.only or "", options):
         print(line, flush=True)
