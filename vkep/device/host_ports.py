@@ -1,0 +1,96 @@
+"""Where a run's arrays meet the device: memory of a recorded plan that the host sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu_shared.commands import CommandBuffer
+from vkep.dtypes import DTYPES
+from vkep.memory.device_arena import DeviceBlock
+from vkep.memory.host_copy import copy
+from vkep.memory.staging_ring import StagingArena
+from vkep.plan.memory import align
+from vkep.plan.records import Port
+
+if TYPE_CHECKING:
+    from vkep.device.delegate import VulkanDelegate
+
+Array = np.ndarray[Any, Any]
+#: (first byte, bytes) of a region
+Spans = tuple[tuple[int, int], ...]
+
+
+class HostPorts:
+    """A dense region of all input (or output) ports.
+
+    On unified memory the host's view is the device memory itself; else a staging block is copied by the GPU.
+    """
+
+    def __init__(
+        self, delegate: VulkanDelegate, ports: Sequence[Port], room: Sequence[int], staging: StagingArena | None
+    ) -> None:
+        """``room``: the bytes that each port may take, `fit` allowing."""
+        self.room, self._offsets, size = tuple(room), list[int](), 0
+        for nbytes in room:
+            self._offsets.append(size)
+            size += align(max(nbytes, 1))
+        self.size = max(size, 1)
+        self.views: list[Array] = [np.empty(0, np.uint8)] * len(ports)
+        self._fitted: list[Port | None] = [None] * len(ports)  # the ports that the views are of
+        self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
+        self.staging: DeviceBlock | None = None
+        try:
+            if staging is not None:
+                self.staging = staging.alloc(self.size)
+            mapped = (self.staging or self.block).mapped
+            assert mapped is not None, "unified memory and staging are mapped"
+            self._raw = np.frombuffer(mapped, np.uint8)
+            self.fit(ports)
+        except BaseException:
+            self.close()
+            raise
+        self.addresses = [self.block.address + offset for offset in self._offsets]
+        self._results = delegate.results
+
+    def fit(self, ports: Sequence[Port]) -> bool:
+        """See the memory as these ports; False where one of them is larger than its room."""
+        if any(port.nbytes > room for port, room in zip(ports, self.room, strict=True)):
+            return False
+        for k, port in enumerate(ports):
+            if self._fitted[k] is not port:
+                offset = self._offsets[k]
+                self.views[k] = (
+                    self._raw[offset : offset + port.nbytes].view(DTYPES[port.dtype].numpy).reshape(port.shape)
+                )
+                self._fitted[k] = port
+        used = [
+            (offset, min(room, 1 << max(p.nbytes - 1, 4095).bit_length()))
+            for p, offset, room in zip(ports, self._offsets, self.room, strict=True)
+            if p.nbytes
+        ]
+        #: what is copied between the host and the device: (byte, bytes), rounded up so that few copies are recorded
+        self.spans: Spans = tuple(used) if 2 * sum(n for _, n in used) < self.size else ((0, self.size),)
+        return True
+
+    def copy(self, commands: CommandBuffer, down: bool) -> None:
+        """Record the copy of the ports' spans from (or, for results, to) the staging block."""
+        assert self.staging is not None
+        source, target = (self.block, self.staging) if down else (self.staging, self.block)
+        for offset, nbytes in self.spans:
+            commands.copy_buffer(source.buffer, target.buffer, nbytes, source.offset + offset, target.offset + offset)
+
+    def result(self, k: int) -> Array:
+        """A new array with the content of port ``k``."""
+        view = self.views[k]
+        made = self._results.empty(view.shape, view.dtype)
+        copy(made, view)
+        return made
+
+    def close(self) -> None:
+        self.views, self._raw = [], np.empty(0, np.uint8)
+        if self.staging is not None:
+            self.staging.free()
+        self.block.free()
