@@ -175,7 +175,7 @@ def read_or_refused(read: Callable[[], InferRequest]) -> InferRequest | None:
     return None
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_request_with_something_else_in_it_is_read_or_refused(data: st.DataObject) -> None:
     values = (

@@ -18,7 +18,7 @@ from vkep.ray.writer import Writer
 pytest.importorskip("tokenizers")
 
 PROMPTS = [[65, 66, 67], [72, 101, 108, 108, 111], list(range(40, 80)), [33]]
-SETTINGS = Sampling(max_tokens=8, ignore_end=True)
+SETTINGS = Sampling(max_tokens=5, ignore_end=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def folder(vulkan: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> list[list[int]]:
     with Generator(folder) as generator:
-        return [generator.generate(prompt, max_tokens=8, ignore_end=True).tokens for prompt in PROMPTS]
+        return [generator.generate(prompt, max_tokens=5, ignore_end=True).tokens for prompt in PROMPTS]
 
 
 class Steps:
@@ -52,7 +52,7 @@ class Steps:
         return [token for token in found if token is not None]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def steps(folder: Path) -> Iterator[Steps]:
     one = Steps(folder)
     yield one

@@ -104,10 +104,11 @@ class Replicas:
                 )
         chosen = chosen_devices(devices)
         self._concurrency = given.concurrency
+        workers = len(chosen) * (self._concurrency + 1)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vkep-replicas")  # no thread before `map`
         self._lock = threading.Lock()
         self._running = [0] * len(chosen)
         self._sessions: list[RenewedSession] = []
-        self._pool: ThreadPoolExecutor | None = None
         seen: Counter[str] = Counter()
         try:
             for device in chosen:
@@ -165,13 +166,12 @@ class Replicas:
         self, batches: Iterable[Mapping[str, Array]], output_names: Sequence[str] | None = None
     ) -> Iterator[list[Array]]:
         """The results of `run` for each feed, in order; ``concurrency`` + 1 of them for each device are taken ahead."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self) * (self._concurrency + 1), thread_name_prefix="vkep-replicas")
+        ahead = len(self) * (self._concurrency + 1)
         pending: deque[Future[list[Array]]] = deque()
         try:
             for feeds in batches:
                 pending.append(self._pool.submit(self.run, output_names, feeds))
-                if len(pending) > len(self) * (self._concurrency + 1):
+                if len(pending) > ahead:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -181,8 +181,7 @@ class Replicas:
 
     def close(self) -> None:
         """Wait for the runs under way and close all sessions; idempotent."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._pool.shutdown()
         for one in self._sessions:
             one.close()
 
