@@ -138,7 +138,7 @@ def guarded() -> Iterator[Guards]:
     patched = arguments.ArgumentTable._patched
 
     class Ports:
-        """In place of the recording's own: see `vkep.device.recorded._HostPorts`."""
+        """In place of the recording's own: see `vkep.device.host_ports.HostPorts`."""
 
         size, block, staging = 1, None, None
 
@@ -163,7 +163,7 @@ def guarded() -> Iterator[Guards]:
     try:
         with (
             mock.patch.object(emit, "place", guards.place),
-            mock.patch.object(recorded, "_HostPorts", Ports),
+            mock.patch.object(recorded, "HostPorts", Ports),
             mock.patch.object(arguments.ArgumentTable, "_patched", _patched),
         ):
             yield guards
