@@ -1,0 +1,111 @@
+"""Encoders with decoders: the tokens of ONNX Runtime's CPU provider, sources of texts and of audio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from tools.models.language import BEGIN
+from tools.models.language_sources import write_sources
+from vkep.errors import InvalidInputError
+from vkep.generation import Generator
+from vkep.generation.audio import log_mel, mel_bands
+
+Array = np.ndarray[Any, Any]
+
+
+def expected(folder: Path, feeds: dict[str, Array], count: int) -> list[int]:
+    """The most probable tokens by ONNX Runtime."""
+
+    def run(name: str, feeds: dict[str, Array]) -> dict[str, Array]:
+        session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+        wanted = {i.name for i in session.get_inputs()}
+        results = session.run(None, {k: v for k, v in feeds.items() if k in wanted})
+        return dict(zip((o.name for o in session.get_outputs()), results, strict=True))
+
+    known = {"encoder_hidden_states": run("encoder_model", feeds)["last_hidden_state"]}
+    if "attention_mask" in feeds:
+        known["encoder_attention_mask"] = feeds["attention_mask"]
+    tokens, name = [BEGIN], "decoder_model"
+    for _ in range(count):
+        results = run(name, {**known, "input_ids": np.array([tokens[-1:]], np.int64)})
+        tokens.append(int(results.pop("logits")[0, -1].argmax()))
+        known |= {n.replace("present.", "past_key_values."): v for n, v in results.items()}
+        name = "decoder_with_past_model"
+    return tokens[1:]
+
+
+def merged(folder: Path) -> None:
+    """The two decoders in one file, as optimum merges them."""
+    first, later = (onnx.load(folder / f"{n}.onnx") for n in ("decoder_model", "decoder_with_past_model"))
+    inputs = {v.name: v for m in (first, later) for v in m.graph.input}
+    outputs = {v.name: v for v in first.graph.output}
+    bodies = {}
+    for name, model in (("else_branch", first), ("then_branch", later)):
+        graph = model.graph
+        del graph.input[:]
+        made = {v.name for v in graph.output}
+        for missing in (n for n in outputs if n not in made):  # what does not change is passed on
+            old = missing.replace("present.", "past_key_values.")
+            graph.node.append(helper.make_node("Identity", [old], [missing]))
+        del graph.output[:]
+        graph.output.extend(outputs.values())
+        bodies[name] = graph
+    branch = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    node = helper.make_node("If", ["use_cache_branch"], list(outputs), **bodies)
+    graph = helper.make_graph([node], "merged", [*inputs.values(), branch], list(outputs.values()))
+    onnx.save(
+        helper.make_model(graph, opset_imports=first.opset_import, ir_version=10), folder / "decoder_model_merged.onnx"
+    )
+    for name in ("decoder_model", "decoder_with_past_model"):
+        (folder / f"{name}.onnx").unlink()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["t5", "whisper"])
+def test_the_same_tokens(kind: str, tmp_path: Path) -> None:
+    write_sources(tmp_path, kind)
+    rng = np.random.default_rng(3)
+    sources: list[Any]
+    if kind == "t5":
+        sources = [[int(t) for t in rng.integers(0, 256, n)] for n in (5, 9)]
+        feeds = [{"input_ids": np.array([s]), "attention_mask": np.ones((1, len(s)), np.int64)} for s in sources]
+    else:
+        sources = [rng.normal(0, 0.1, n).astype(np.float32) for n in (16000, 30000)]
+        feeds = [{"input_features": log_mel(s, tmp_path)[None]} for s in sources]
+    tokens = [expected(tmp_path, f, 8) for f in feeds]
+    assert tokens[0] != tokens[1]
+    if kind == "t5":
+        merged(tmp_path)
+    with Generator(tmp_path, fallback="error") as generator:
+        answers = generator.generate(sources, max_tokens=8, ignore_end=True)
+        assert [a.tokens for a in answers] == tokens
+        assert answers[0].prompt == [BEGIN]
+        more = generator.generate(sources[1], start=[BEGIN, tokens[1][0]], max_tokens=7, ignore_end=True)
+        assert more.tokens == tokens[1][1:]
+        with pytest.raises(InvalidInputError, match="the source is"):
+            generator.generate(np.zeros((2, 2, 2), np.float32))
+
+
+def test_bands_have_the_same_area_and_no_gap() -> None:
+    bands = mel_bands(80, 400, 16000)
+    assert bands.shape == (80, 201)
+    assert (bands[:, 1:].sum(0) > 0)[:198].all()
+    np.testing.assert_allclose(bands[60:].sum(1) * 40, 1, atol=0.02)  # 40 Hz apart; narrower ones have few samples
+
+
+def test_a_tone_lies_in_its_band(tmp_path: Path) -> None:
+    tone = np.sin(2 * np.pi * 1000 * np.arange(16000) / 16000).astype(np.float32)
+    heard = log_mel(tone, tmp_path)
+    assert heard.shape == (80, 3000)
+    bands = mel_bands(80, 400, 16000)
+    assert heard[:, 50].argmax() == bands[:, 25].argmax()  # 1000 Hz is the 25th of 40 Hz
+    assert heard[:, 2000].max() == heard.min()  # silence is 8 below the loudest, in tenth powers
+    with pytest.raises(InvalidInputError, match=r"31\.2 s of audio"):
+        log_mel(np.zeros(500000, np.float32), tmp_path)

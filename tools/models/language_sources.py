@@ -1,0 +1,118 @@
+"""A small encoder with a decoder and random weights, in the three files that optimum writes of T5 and Whisper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from tools.models.language import BEGIN, END, TEMPLATE, Language, _Writer, tokenizer
+
+SOURCES = Language("t5", hidden=32, heads=2, kv_heads=2, size=16, wide=64, context=64)
+MELS, FRAMES = 80, 3000
+
+
+def write_sources(folder: Path, kind: str = "t5") -> Language:
+    """Write ``kind`` t5, which reads token ids, or whisper, which reads features [80, 3000].
+
+    Raises ``ValueError`` for another kind.
+    """
+    if kind not in ("t5", "whisper"):
+        raise ValueError(f"kind is {kind!r}, expected t5 or whisper")
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(_encoder(kind), folder / "encoder_model.onnx")
+    for name, first in (("decoder_model", True), ("decoder_with_past_model", False)):
+        onnx.save(_decoder(kind, first), folder / f"{name}.onnx")
+    config = {
+        "model_type": kind,
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": BEGIN,
+        "eos_token_id": END,
+        "max_target_positions": SOURCES.context,
+        "vocab_size": SOURCES.vocabulary,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return SOURCES
+
+
+def _encoder(kind: str) -> onnx.ModelProto:
+    w = _Writer(f"{kind}_encoder", SOURCES, "fp32")
+    if kind == "t5":
+        ids = w.input("input_ids", ["batch", "source"], TensorProto.INT64)
+        mask = w.input("attention_mask", ["batch", "source"], TensorProto.INT64)
+        table = w.weight("source.weight", (SOURCES.vocabulary, SOURCES.hidden), 1.0)
+        x = w.add("Gather", w.constant("source.weight", table), ids)
+        real = w.add("Unsqueeze", w.add("Cast", mask, to=TensorProto.FLOAT), w.constant("axis_2", [2]))
+        x = w.add("Mul", x, real)
+    else:
+        features = w.input("input_features", ["batch", MELS, FRAMES])
+        kernel = w.constant("kernel", w.weight("kernel", (SOURCES.hidden, MELS, 3), 0.1))
+        heard = w.add("Conv", features, kernel, pads=[1, 1], strides=[50], kernel_shape=[3])
+        x = w.add("Transpose", heard, perm=[0, 2, 1])
+    x = w.layer_norm(w.add("Tanh", w.product(x, "mixed", SOURCES.hidden, SOURCES.hidden)), "norm", SOURCES.hidden, 1e-6)
+    w.output(x, "last_hidden_state", ["batch", "states", SOURCES.hidden])
+    return w.finished()
+
+
+def _decoder(kind: str, first: bool) -> onnx.ModelProto:
+    lang = SOURCES
+    w = _Writer(f"{kind}_decoder", lang, "fp32")  # one name: both files have the same weights
+    ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
+    states = w.input("encoder_hidden_states", ["batch", "states", lang.hidden]) if first else ""
+    hidden = ""
+    if kind == "t5":
+        mask = w.input("encoder_attention_mask", ["batch", "states"], TensorProto.INT64)
+        real = w.add("Cast", w.add("Unsqueeze", mask, w.constant("axes_12", [1, 2])), to=TensorProto.BOOL)
+        hidden = w.add("Where", real, w.constant("seen", 0.0), w.constant("unseen", -1e4))
+    table = w.weight("table", (lang.vocabulary, lang.hidden), 1.0)
+    x = w.add("Gather", w.constant("table", table), ids)
+
+    def apart(value: str) -> str:
+        shaped = w.add("Reshape", value, w.constant("apart", [0, -1, lang.heads, lang.size]))
+        return w.add("Transpose", shaped, perm=[0, 2, 1, 3])
+
+    def attention(name: str, kept: str, source: str, causal: bool) -> str:
+        normed = w.layer_norm(x, f"{name}.norm", lang.hidden, 1e-6)
+        q = apart(w.product(normed, f"{name}.q", lang.hidden, lang.hidden))
+        shape: list[int | str] = ["batch", lang.heads, "past" if causal else "states", lang.size]
+        pasts = [] if first else [w.input(f"past_key_values.{kept}.{part}", shape) for part in ("key", "value")]
+        both = pasts
+        if causal or first:
+            both = [apart(w.product(source or normed, f"{name}.{p}", lang.hidden, lang.hidden)) for p in "kv"]
+            if pasts:
+                both = [w.add("Concat", old, new, axis=2) for old, new in zip(pasts, both, strict=True)]
+            for part, value in zip(("key", "value"), both, strict=True):
+                w.output(
+                    value, f"present.{kept}.{part}", ["batch", lang.heads, "keys" if causal else "states", lang.size]
+                )
+            both = [f"present.{kept}.{part}" for part in ("key", "value")]
+        scores = w.add("MatMul", q, w.add("Transpose", both[0], perm=[0, 1, 3, 2]))
+        scores = w.add("Mul", scores, w.constant("scale", lang.size**-0.5))
+        if causal and first:  # later tokens see all before them
+            length = w.add("Shape", ids, start=1, end=2)
+            square = w.add("Concat", length, length, axis=0)
+            ones = w.add("Expand", w.constant("unseen", -1e4), square)
+            scores = w.add("Add", scores, w.add("Trilu", ones, w.constant("above", np.asarray(1)), upper=1))
+        elif hidden and not causal:
+            scores = w.add("Add", scores, hidden)
+        y = w.add("MatMul", w.add("Softmax", scores, axis=-1), both[1])
+        merged = w.add("Reshape", w.add("Transpose", y, perm=[0, 2, 1, 3]), w.constant("merged", [0, -1, lang.hidden]))
+        return w.product(merged, f"{name}.out", lang.hidden, lang.hidden)
+
+    for layer in range(lang.layers):
+        x = w.add("Add", x, attention(f"{layer}.self", f"{layer}.decoder", "", True))
+        x = w.add("Add", x, attention(f"{layer}.cross", f"{layer}.encoder", states, False))
+        normed = w.layer_norm(x, f"{layer}.norm", lang.hidden, 1e-6)
+        inside = w.add("Relu", w.product(normed, f"{layer}.up", lang.hidden, lang.wide))
+        x = w.add("Add", x, w.product(inside, f"{layer}.down", lang.wide, lang.hidden))
+    w.output(
+        w.product(w.layer_norm(x, "norm", lang.hidden, 1e-6), "head", lang.hidden, lang.vocabulary),
+        "logits",
+        ["batch", "length", lang.vocabulary],
+    )
+    return w.finished()
