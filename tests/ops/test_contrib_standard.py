@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import helper
@@ -229,3 +230,40 @@ def test_inverse(shape: tuple[int, ...], dtype: Any) -> None:
 @pytest.mark.parametrize("x", [[2, 1, 1, 3, 4, 3], [5], [0.5, -0.0, 0, 7] * 9, []])
 def test_unique(x: list[float]) -> None:
     check("Unique", {"x": np.array(x, np.float32)}, outputs=("y", "at", "counts"), **MS)
+
+
+@pytest.mark.parametrize("across", [0, 1])
+@pytest.mark.parametrize("variance", [0, 1])
+def test_the_first_normalization_of_mean_and_variance(across: int, variance: int) -> None:
+    attributes = {"across_channels": across, "normalize_variance": variance, "against": "onnxruntime", "opset": 8}
+    check("MeanVarianceNormalization", {"x": _normal(2, 3, 4, 5)}, **attributes)
+
+
+# ---- element types that come in parts
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("op_type", ["ReduceLogSum", "ReduceLogSumExp"])
+def test_logarithms_of_sums_of_doubles(op_type: str, opset: int) -> None:
+    x = RNG.normal(0, 300, (3, 4, 5))
+    x[1, :, 2] = -np.inf
+    x[2, 1, 1] = np.inf
+    x = np.abs(x) if op_type == "ReduceLogSum" else x
+    axes = {"axes": [1]} if opset == 13 else {}
+    inputs = {"x": x, "a": np.array([1])} if opset == 18 else {"x": x}
+    check(op_type, inputs, against="onnxruntime", opset=opset, keepdims=0, rtol=1e-12, atol=1e-12, **axes)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_lp_normalization_of_doubles(p: int) -> None:
+    x = RNG.normal(0, 1, (3, 4, 5))
+    x[1] = 0
+    check("LpNormalization", {"x": x}, against="onnxruntime", axis=1, p=p, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_what_is_no_number_of_8_bits(dtype: str) -> None:
+    x = np.array([0, 1, np.inf, -np.inf, np.nan, -2], np.float32).astype(getattr(ml_dtypes, dtype))
+    for op_type, expected in (("IsNaN", np.isnan), ("IsInf", np.isinf)):
+        (got,) = on_vulkan(model_of(op_type, {"x": x}, opset=21), {"x": x})
+        np.testing.assert_array_equal(got, expected(x.astype(np.float32)))

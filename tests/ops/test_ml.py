@@ -281,10 +281,18 @@ def test_of_labels_that_are_texts_the_cpu_has_the_texts_alone(which: str) -> Non
     check_texts(model, x)
 
 
-@pytest.mark.parametrize("default", [{}, {"default_string": "none"}])
-def test_a_label_encoder_from_numbers_to_texts(default: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("version", "default"),
+    [
+        (2, {}),
+        (2, {"default_string": "none"}),
+        (4, {"default_tensor": helper.make_tensor("d", onnx.TensorProto.STRING, [1], ["nothing"])}),
+    ],
+)
+def test_a_label_encoder_from_numbers_to_texts(version: int, default: dict[str, Any]) -> None:
     x = np.array([[4, 7], [9, 4]], np.int64)
-    check_texts(ml_model("LabelEncoder", {"x": x}, keys_int64s=[4, 7, -1], values_strings=TEXTS, **default), x)
+    lists = {"keys_int64s": [4, 7, -1], "values_strings": TEXTS}
+    check_texts(ml_model("LabelEncoder", {"x": x}, version=version, **lists, **default), x)
 
 
 def check_texts(model: onnx.ModelProto, x: Array) -> None:

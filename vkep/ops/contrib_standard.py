@@ -290,6 +290,20 @@ def scale_(b: Builder, x: Tensor, *, scale: float = 1.0) -> Tensor:
     return b.pointwise("mul", x, scale)
 
 
+@operator("MeanVarianceNormalization", until=8, types={"x": ("float32",)}, schema=False)
+def mean_variance_normalization_1(
+    b: Builder, x: Tensor, *, across_channels: int = 0, normalize_variance: int = 1
+) -> Tensor:
+    if x.rank != 4:
+        b.invalid(f"the input has shape {x.shape}, expected (n, channels, height, width)")
+    axes = [0, 1, 2, 3] if across_channels else [0, 2, 3]
+    centred = b.pointwise("sub", x, reduce_axes(b, "mean", x, axes, keepdims=True))
+    if not normalize_variance:
+        return centred
+    variance = reduce_axes(b, "mean", b.pointwise("({0} * {0})", centred), axes, keepdims=True)
+    return b.pointwise("({0} / (sqrt({1}) + 1e-9))", centred, variance)
+
+
 @operator("ImageScaler", types={"x": ("float32",)}, schema=False)
 def image_scaler(b: Builder, x: Tensor, *, bias: Sequence[float] = (), scale: float = 1.0) -> Tensor:
     if x.rank != 4 or len(bias) != x.shape[1]:

@@ -204,17 +204,22 @@ def bitwise_not(b: Builder, x: Tensor) -> Tensor:
     return b.pointwise("(~{0})", x)
 
 
-@operator("IsNaN", types={"T1": every("IsNaN", "T1", among=FLOATING)})
+def _read(b: Builder, x: Tensor) -> Tensor:
+    """8-bit floats as float32, whose values the kernels know."""
+    return b.cast(x, dtypes.DTYPES["float32"]) if x.dtype.kind == "bits" else x
+
+
+@operator("IsNaN", types={"T1": every("IsNaN", "T1")})
 def is_nan(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise("isnan", x, dtype=_BOOL)
+    return b.pointwise("isnan", _read(b, x), dtype=_BOOL)
 
 
-@operator("IsInf", types={"T1": every("IsInf", "T1", among=FLOATING)})
+@operator("IsInf", types={"T1": every("IsInf", "T1")})
 def is_inf(b: Builder, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     if not detect_negative and not detect_positive:
         return b.full(x.shape, False, _BOOL)
     side = "" if detect_negative and detect_positive else (" && {0} > 0.0" if detect_positive else " && {0} < 0.0")
-    return b.pointwise(f"(isinf({{0}}){side})", x, dtype=_BOOL)
+    return b.pointwise(f"(isinf({{0}}){side})", _read(b, x), dtype=_BOOL)
 
 
 @operator("Gelu", since=20, types={"T": every("Gelu", among=SINGLE)})

@@ -239,7 +239,10 @@ def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 
     return b.result(problem, x, shape=x.shape)
 
 
-@operator("LpNormalization", types={"T": every("LpNormalization", among=SINGLE)})
+@operator("LpNormalization", types={"T": every("LpNormalization", among=(*SINGLE, "float64"))})
 def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    if x.dtype.name == "float64":
+        norm = reduce_axes(b, "l1" if p == 1 else "l2", x, [b.axis(axis, x.rank)], keepdims=True)
+        return b.pointwise("({1} == {2} ? {2} : {0} / {1})", x, norm, 0.0)
     dense, sizes = middle(b, x, [b.axis(axis, x.rank)])
     return b.result(LpNormProblem(*sizes, x.dtype.name, p), dense, shape=x.shape)

@@ -15,6 +15,7 @@ from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.topk import TopKProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
+from vkep.ops.elementwise import exp, log
 from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
 
@@ -60,6 +61,17 @@ def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> T
     return b.cast(b.store(mean, kind, shape=whole.shape), x.dtype)
 
 
+def _double_log_sum(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool, of_exp: bool) -> Tensor:
+    """The logarithm of a sum (of exponentials, from the greatest down) of float64, in the parts that GLSL has."""
+    if not of_exp:
+        return log(b, reduce_axes(b, "sum", x, axes, keepdims))
+    most = reduce_axes(b, "max", x, axes, keepdims=True)
+    level = b.pointwise("(isinf({0}) ? {1} : {0})", most, 0.0)
+    total = reduce_axes(b, "sum", exp(b, b.pointwise("sub", x, level)), axes, keepdims=True)
+    made = b.pointwise("add", log(b, total), level)
+    return made if keepdims else b.reshape(made, [d for i, d in enumerate(x.shape) if i not in axes])
+
+
 #: operation and element types; what is not here goes through ONNX's function body, where there is one
 _REDUCTIONS = {
     "ReduceSum": ("sum", ARITHMETIC),
@@ -70,8 +82,8 @@ _REDUCTIONS = {
     "ReduceSumSquare": ("sumsq", ARITHMETIC),
     "ReduceL1": ("l1", ARITHMETIC),
     "ReduceL2": ("l2", ARITHMETIC),
-    "ReduceLogSum": ("logsum", SINGLE),
-    "ReduceLogSumExp": ("logsumexp", SINGLE),
+    "ReduceLogSum": ("logsum", (*SINGLE, "float64")),
+    "ReduceLogSumExp": ("logsumexp", (*SINGLE, "float64")),
 }
 _OF_BOOL = {"max": "any", "min": "all"}
 
@@ -80,6 +92,8 @@ def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
     first_with_input = 13 if op_type == "ReduceSum" else 18
 
     def reduced(b: Builder, data: Tensor, axes: list[int], keepdims: int) -> Tensor:
+        if data.dtype.name == "float64" and op.startswith("logsum"):
+            return _double_log_sum(b, data, axes, bool(keepdims), op == "logsumexp")
         return reduce_axes(b, _OF_BOOL[op] if data.dtype.kind == "bool" else op, data, axes, bool(keepdims))
 
     def with_attribute(b: Builder, data: Tensor, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Tensor:

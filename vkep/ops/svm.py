@@ -57,7 +57,9 @@ def svm_regressor(
 
 def svm_kernel(b: Builder, rows: Tensor, vectors: Tensor, kernel_type: str, parameters: Floats) -> Tensor:
     """[rows, vectors] of a support-vector machine's kernel."""
-    gamma, first, degree = [*parameters, 0.0, 0.0, 0.0][:3]
+    if len(parameters) not in (0, 3):
+        b.invalid(f"kernel_params has {len(parameters)} values, expected gamma, coef0 and degree")
+    gamma, first, degree = parameters or (0.0, 0.0, 0.0)
     if kernel_type == "RBF":
         apart = b.expr("sub", b.reshape(rows, [rows.shape[0], 1, rows.shape[1]]), vectors)
         shape = [rows.shape[0], *vectors.shape]

@@ -23,7 +23,9 @@ _CLASSIFIERS = {
     "SVMClassifier": "classlabels_ints",
     "TreeEnsembleClassifier": "classlabels_int64s",
 }
-_LABELS, _VALUES, _DEFAULT = "classlabels_strings", "values_strings", "default_string"
+_LABELS, _VALUES = "classlabels_strings", "values_strings"
+#: what a LabelEncoder gives for a key that it has not: the second, where it is there
+_DEFAULT, _DEFAULT_TENSOR = "default_string", "default_tensor"
 
 
 def gives_texts(node: Node, opsets: Mapping[str, int]) -> bool:
@@ -42,7 +44,7 @@ def numbered(node: Node, opsets: Mapping[str, int]) -> Inlined:
         texts = list(node.attributes[_LABELS])
         changed = {_CLASSIFIERS[node.op_type]: list(range(len(texts)))}
     else:
-        texts = [*node.attributes[_VALUES], node.attributes.get(_DEFAULT, "_Unused")]
+        texts = [*node.attributes[_VALUES], _default(node)]
         changed = {"values_int64s": list(range(len(texts) - 1)), "default_int64": len(texts) - 1}
     name = node.outputs[0]
     table, number = f"{name}/texts", f"{name}/number"
@@ -51,8 +53,15 @@ def numbered(node: Node, opsets: Mapping[str, int]) -> Inlined:
     return Inlined(nodes, {table: weight})
 
 
+def _default(node: Node) -> str:
+    tensor = node.attributes.get(_DEFAULT_TENSOR)
+    if tensor is not None:
+        return bytes(tensor.string_data[0]).decode("utf-8", "replace")
+    return str(node.attributes.get(_DEFAULT, "_Unused"))
+
+
 def _with_numbers(node: Node, output: str, changed: Mapping[str, Any]) -> Node:
-    kept = {k: v for k, v in node.attributes.items() if k not in (_LABELS, _VALUES, _DEFAULT)}
+    kept = {k: v for k, v in node.attributes.items() if k not in (_LABELS, _VALUES, _DEFAULT, _DEFAULT_TENSOR)}
     outputs = (output, *node.outputs[1:])
     proto = onnx.NodeProto()
     proto.CopyFrom(node.proto)
