@@ -14,11 +14,20 @@ from tools.plan_digests import DEVICES
 from vkep.errors import Decline
 from vkep.kernels.cooperative_tiles import no_cooperative_tile
 from vkep.kernels.deform import DeformColumnsProblem
+from vkep.kernels.matmul_along_k import Weights, share
 from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.matmul_nbits import MatMulNBitsProblem
 from vkep.kernels.select import choose
 
 RNG = np.random.default_rng(21)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_unit_of_weights_along_k_has_four_of_them(device: str, bits: int) -> None:
+    """The kernel takes them four at a time, also on a CPU driver that does without `is_cpu_driver`'s tiles."""
+    chosen = share(2, 9, 32, Weights(bits), DEVICES[device], lambda candidates, *problem: None)
+    assert chosen.words * 32 >= 4 * bits
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ PAGES: dict[str, tuple[list[str], Callable[[Path], None], list[str]]] = {
     "closed-lists": (
         ["sympy"],
         _model,
-        ["['VulkanExecutionProvider', 'CPUExecutionProvider']", "Model saved to fused.onnx"],
+        ["['VulkanExecutionProvider', 'CUDAExecutionProvider', 'CPUExecutionProvider']", "Model saved to fused.onnx"],
     ),
 }
 #: pages whose lines change the environment or start a server: tests/ort/test_programs.py does what they do

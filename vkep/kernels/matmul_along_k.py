@@ -132,7 +132,7 @@ def share(m: int, n: int, k: int, weights: Weights, caps: DeviceCapabilities, tu
     rows = row_tile(m)
     each = 32 // weights.bits
     if is_cpu(caps):
-        words = min(weights.words, 1)
+        words = min(weights.words, ceil_div(4 * weights.bits, 32))  # a unit has four weights at least
         units = ceil_div(k, words * each or 1)
         local = _local(caps)
         return Share(min(4, _MOST_VALUES // rows), min(local, ceil_power_of_two(units)), 1, words, local)

@@ -50,7 +50,7 @@ def install(onnxruntime: ModuleType) -> None:
         return
 
     def create(self: Any, providers: Any, provider_options: Any, *rest: Any, **more: Any) -> None:
-        own = self._sess_options
+        own, asked = self._sess_options, providers
         if not (own is not None and _entry(own, NOT_REPLACED)):
             configured = own is not None and own.has_providers()
             providers, provider_options = rewritten(providers, provider_options, configured)
@@ -60,7 +60,11 @@ def install(onnxruntime: ModuleType) -> None:
         original(self, providers, provider_options, *rest, **more)
         if EP_NAME in self._providers:
             given = dict(zip(providers or (), provider_options or (), strict=False)).get(EP_NAME, {})
-            self._provider_options = {**self._provider_options, EP_NAME: options_of(self._sess_options, given)}
+            options = options_of(self._sess_options, given)
+            self._provider_options = {**self._provider_options, EP_NAME: options}
+            for name in _stood_for(asked, self._providers):  # programs look whether they got what they asked for
+                self._providers.insert(self._providers.index(EP_NAME) + 1, name)
+                self._provider_options[name] = options
 
     available, device = onnxruntime.get_available_providers, onnxruntime.get_device
 
@@ -90,6 +94,14 @@ def remove() -> None:
     """Take what `install` did back."""
     while _undo:
         _undo.pop()()
+
+
+def _stood_for(asked: Any, given: Sequence[str]) -> list[str]:
+    """The providers that a session asked for and got Vulkan in place of; the CPU provider, which is always there, aside."""
+    if EP_NAME not in given or not isinstance(asked, Sequence) or isinstance(asked, str):
+        return []
+    names = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in asked]
+    return [name for name in names if name in replaced - {"", CPU} and name not in given]
 
 
 def rewritten(providers: Any, provider_options: Any, configured: bool = False) -> tuple[Any, Any]:
