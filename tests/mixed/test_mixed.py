@@ -50,6 +50,16 @@ def test_the_report_says_who_declined_and_why(opened: Any) -> None:
     assert [g.nodes for g in report.graphs] == [3, 6]
 
 
+def test_a_page_shows_the_regions_on_one_clock(opened: Any) -> None:
+    document = opened(prefer="vgf_first").view({"x": X}, 1).document
+    assert [n["where"] for n in document["nodes"]] == VGF_SPLIT
+    [run] = document["runs"]
+    assert [s["name"].split(":")[0] for s in run["gpu"]] == ["vgf", "vulkan", "vgf"]
+    assert all(a["end"] <= b["start"] for a, b in itertools.pairwise(run["gpu"]))
+    assert run["start"] - run["uncertainty"] <= run["gpu"][0]["start"] <= run["end"]
+    assert len(document["regions"]) == 2
+
+
 # ---- the partitioner
 
 

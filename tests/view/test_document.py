@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.session.models import model
 from tests.view.conftest import FEEDS
 from tools import view_vendor
 from vkep.plan.records import Dispatch, PipelineKey, Plan, Range, ShaderVariant, Space
@@ -103,8 +105,6 @@ def test_another_file_is_no_document(text: str, tmp_path: Path) -> None:
 
 
 def test_a_session_without_inputs_shows_its_plan(open_session: Any) -> None:
-    from tests.session.models import model
-
     session = open_session(model("t (float[N] x) => (float[N] y) { y = Relu(x) }"))
     waiting = session.view().document
     assert [n["where"] for n in waiting["nodes"]] == ["unplanned"]
@@ -114,6 +114,19 @@ def test_a_session_without_inputs_shows_its_plan(open_session: Any) -> None:
     assert planned["runs"] == []
     compared = session.view({"x": FEEDS["x"][0]}, 1, against=Page([planned]))
     assert len(compared.documents) == 2
+
+
+def test_a_loop_s_steps_are_seen(open_session: Any) -> None:
+    text = """g (float[4] x, int64 n, bool go) => (float[4] y) {
+        y = Loop (n, go, x) <body = b (int64 i, bool c, float[4] s) => (bool d, float[4] t) {
+            d = Identity(c)
+            t = Mul(s, s)
+        }>
+    }"""
+    feeds = {"x": FEEDS["x"][0, :4], "n": np.array(3), "go": np.array(True)}
+    document = open_session(model(text)).view(feeds, 1).document
+    assert [s["dispatch"] for s in document["runs"][0]["gpu"]] == [*range(len(document["dispatches"]))] * 3
+    assert all(d["ns"] > 0 for d in document["dispatches"])
 
 
 def test_a_vgf_file_shows_its_operations() -> None:

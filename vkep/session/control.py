@@ -12,7 +12,7 @@ from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Node
 from vkep.ir.program import ControlStep, DeferredStep
 from vkep.placement.control import ScanShape, carried_condition, empty_result, loop_value
-from vkep.session.executor import Executable, Targets, Values
+from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.planned_graph import DeferredExecutor
 
 #: makes the executor of a body
@@ -39,9 +39,12 @@ class ControlExecutor:
         self._made = tuple(dict.fromkeys(name for name in self._outputs if name in made))
         self._program = make_body(DeferredStep(self.body.nodes, self._reads, self._made, (), constants))
 
-    def run(self, values: Values, targets: Targets) -> None:
-        """Run the loop; its results are added to ``values``. Raises `InvalidInputError` for scan inputs that do not fit."""
-        results = self._loop(values) if self.node.op_type == "Loop" else self._scan(values)
+    def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
+        """Run the loop; its results are added to ``values``. ``watch``: see `Executable.run`.
+
+        Raises `InvalidInputError` for scan inputs that do not fit.
+        """
+        results = self._loop(values, watch) if self.node.op_type == "Loop" else self._scan(values, watch)
         values.update({name: v for name, v in zip(self.node.outputs, results, strict=False) if name})
 
     @property
@@ -55,7 +58,7 @@ class ControlExecutor:
 
     # ---- the two loops
 
-    def _loop(self, values: Values) -> list[Any]:
+    def _loop(self, values: Values, watch: Watch | None) -> list[Any]:
         limit_name, start_name, *initial = (*self.node.inputs, *("",) * max(0, 2 - len(self.node.inputs)))
         limit = int(on_host(self._value(values, limit_name)).reshape(-1)[0]) if limit_name else None
         goes_on = bool(on_host(self._value(values, start_name)).reshape(-1)[0]) if start_name else True
@@ -67,7 +70,7 @@ class ControlExecutor:
         step = 0
         while goes_on and (limit is None or step < limit):
             inputs = [loop_value(self.body, 0, step), loop_value(self.body, 1, goes_on), *states]
-            results = self._body(values, inputs, carried)
+            results = self._body(values, inputs, carried, watch)
             if not same:
                 goes_on = bool(on_host(results.pop(0)).reshape(-1)[0])
             states = results[: len(states)]
@@ -77,7 +80,7 @@ class ControlExecutor:
         infos = self.body.outputs[1 + len(states) :]
         return [*states, *(np.stack(p) if p else empty_result(i) for p, i in zip(stacked, infos, strict=True))]
 
-    def _scan(self, values: Values) -> list[Any]:
+    def _scan(self, values: Values, watch: Watch | None) -> list[Any]:
         scan = ScanShape.of(self.node, len(self.node.inputs))
         inputs = [self._value(values, name) for name in self.node.inputs]
         states, sequences = inputs[: scan.states], [on_host(v) for v in inputs[scan.states :]]
@@ -91,7 +94,7 @@ class ControlExecutor:
                 np.take(s, trips - 1 - step if backwards else step, axis)
                 for s, axis, backwards in zip(sequences, scan.input_axes, scan.input_backwards, strict=True)
             ]
-            results = self._body(values, [*states, *elements], range(scan.states))
+            results = self._body(values, [*states, *elements], range(scan.states), watch)
             states = results[: scan.states]
             for parts, part in zip(stacked, results[scan.states :], strict=True):
                 parts.append(on_host(part))
@@ -107,14 +110,14 @@ class ControlExecutor:
     def _value(self, values: Mapping[str, Any], name: str) -> Any:
         return values[name] if name in values else self._constants[name]
 
-    def _body(self, values: Values, inputs: Sequence[Any], carried: range) -> list[Any]:
+    def _body(self, values: Values, inputs: Sequence[Any], carried: range, watch: Watch | None) -> list[Any]:
         """The body's outputs; those ``carried`` to the next step stay on the device."""
         frame: Values = {info.name: value for info, value in zip(self.body.inputs, inputs, strict=True)}
         for name in self._reads:
             if name not in frame:
                 frame[name] = values[name]
         here: Targets = {self._outputs[k]: None for k in carried if self._outputs[k] in self._made}
-        self._program.run(frame, here)
+        self._program.run(frame, here, watch)
         for name, value in frame.items():  # profiling runs the body's islands again on the values of this run
             values.setdefault(name, value)
         return [self._output(values, frame, name) for name in self._outputs]

@@ -74,11 +74,11 @@ class Tracer:
         if isinstance(step, SubmitBatch):
             return f"{len(step.regions)} regions in one submit", self._batch
         if isinstance(step, DeferredExecutor):
-            return "deferred part", self._deferred
+            return "deferred part", self._inner
         if isinstance(step, CpuRunner):
             return f"cpu: {', '.join(n.op_type for n in step.step.nodes)}", _as_is
         if isinstance(step, ControlExecutor):
-            return f"{step.node.op_type} {step.node.name!r}", _as_is
+            return f"{step.node.op_type} {step.node.name!r}", self._inner
         if isinstance(step, (VgfExecutor, KpRunner)):
             kind = "vgf" if isinstance(step, VgfExecutor) else "kompute"
             nodes = step.nodes if isinstance(step, VgfExecutor) else step.step.nodes
@@ -106,7 +106,7 @@ class Tracer:
         for region, (start, end) in zip(step.regions, step.trace(values, targets, self.clock), strict=True):
             self.run.gpu.append(GpuSpan(region.title, start, end))
 
-    def _deferred(self, step: DeferredExecutor, values: Values, targets: Targets) -> None:
+    def _inner(self, step: DeferredExecutor | ControlExecutor, values: Values, targets: Targets) -> None:
         step.run(values, targets, self)
 
     def span(self, name: str, run: Callable[[], Any]) -> Any:
