@@ -90,7 +90,7 @@ class Guards:
         self.memories.append((what, memory))
         return memory
 
-    def place(self, lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
+    def place(self, lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
         """In place of `vkep.plan.memory.place`: no two activations share an address."""
         first = len(self._activations)
         self._activations += [life.nbytes for life in lifetimes]
