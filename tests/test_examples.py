@@ -184,12 +184,15 @@ def test_the_options_of_the_page_are_those_of_the_session() -> None:
 
 @pytest.mark.parametrize("command", ["run", "bench", "explain"])
 def test_every_option_of_a_command_is_on_its_page(command: str) -> None:
+    from typer.core import TyperGroup
     from typer.main import get_command
 
     from vkep.cli import app
 
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    options = [o for parameter in get_command(app).commands[command].params for o in parameter.opts if o[0] == "-"]
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    options = [o for parameter in group.commands[command].params for o in parameter.opts if o[0] == "-"]
     short = {"--input": "-i ", "--shape": "-s ", "--output": "-o ", "--runs": "-n "}
     missing = [o for o in options if o.startswith("--") and o not in page and short.get(o, o) not in page]
     assert not missing

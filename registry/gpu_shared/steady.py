@@ -241,7 +241,7 @@ _ending = threading.RLock()
 _ender_started = False
 
 
-class End(weakref.ref):
+class End(weakref.ref[Any]):
     """What is done when an object goes, or when this is called: once. Made by `on_end`."""
 
     work: Callable[[], None]

@@ -201,8 +201,7 @@ def _differences() -> str:
 
 def _declared() -> dict[str, list[tuple[int, int | None, tuple[str, ...]]]]:
     import vkep.ops
-    from vkep.ops.registry import declared
-    from vkep.placement.data_dependent import SIZED
+    from vkep.ops.registry import SIZED, declared
 
     assert vkep.ops  # imported for its declarations
     found: dict[str, list[tuple[int, int | None, tuple[str, ...]]]] = defaultdict(list)

@@ -21,10 +21,10 @@ from pathlib import Path
 from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.measure.limits import measure_limits
 from vkep.dtypes import DTYPES
-from vkep.kernels.attention import AttentionProblem
+from vkep.kernels.attention_problem import AttentionProblem
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul import MatMulProblem
-from vkep.kernels.matmul_nbits import MatMulNBitsProblem
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import emit
 from vkep.kernels.tuning import Choice, Trial
@@ -151,9 +151,9 @@ def measure(
         for product in itertools.chain(products(shapes, (1,) if smallest else (1, 4)), steps):
             if only and not any(name in product.name for name in only):
                 continue
-            of = lambda us, p=product: limits.nanoseconds(0, p.nbytes) / 1e3 / us  # noqa: E731
+            limit_us = limits.nanoseconds(0, product.nbytes) / 1e3
             us = _time(timer, product)
-            found.append(Measured(product.name, us, of(us), _time(timer, product, waits=False)))
+            found.append(Measured(product.name, us, limit_us / us, _time(timer, product, waits=False)))
             tell(str(found[-1]))
             if sweep:
                 key, ways = _ways(timer, product)
@@ -161,7 +161,7 @@ def measure(
                 for way in ways:
                     timer.choices = {key: way}
                     us = _time(timer, product)
-                    tried.append(Measured(product.name, us, of(us), choice=way))
+                    tried.append(Measured(product.name, us, limit_us / us, choice=way))
                 timer.choices = {}
                 found += tried
                 for one in sorted(tried, key=lambda m: m.microseconds)[:8]:

@@ -13,10 +13,11 @@ import numpy as np
 from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
-from vkep.kernels.attention import AttentionProblem, gains_by_attention
-from vkep.kernels.conv import ConvProblem
+from vkep.kernels.attention import gains_by_attention
+from vkep.kernels.attention_problem import AttentionProblem
+from vkep.kernels.conv_problem import ConvProblem
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul import MatMulProblem
+from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.norm import LayerNormProblem, SoftmaxProblem
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.problem import Problem

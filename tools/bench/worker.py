@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.peers import Unavailable, peer_class
-from tools.bench.peers.base import Peer, relative_error
+from tools.bench.peers import peer_class
+from tools.bench.peers.base import Peer, Unavailable, relative_error
 
 
 def open_model(name: str, model: Path) -> tuple[Peer, dict[str, Any]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common, generation
-from vkep.cli.common import ContextMode, Fallback, SyncMode
+from vkep.cli.common import Fallback
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Latency

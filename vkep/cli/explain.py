@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common
-from vkep.cli.common import ContextMode, Fallback, SyncMode
+from vkep.cli.common import Fallback
 
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpu_shared.compile_spec import ContextMode
 from vkep.cli import common
-from vkep.cli.common import ContextMode, Fallback, UsageError
+from vkep.cli.common import Fallback, UsageError
 
 if TYPE_CHECKING:
     from vkep.generation import Batch, Generator

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from vkep.kernels.kernel import Kernel
     from vkep.plan.records import ShaderVariant
     from vkep.shaders import tool
 
@@ -90,8 +91,9 @@ def check_command(
 ) -> None:
     """Build every declared variant; check it against its Python declaration and with spirv-val."""
     from vkep.shaders import tool
+    from vkep.shaders.validate import find_validator
 
-    validator = tool.find_validator() is not None
+    validator = find_validator() is not None
     results = _build(kernel, both, jobs, json_output, validator)
     if not validator and not json_output:
         typer.echo("spirv-val is not installed (package spirv-tools): modules were not validated", err=True)
@@ -228,7 +230,7 @@ def _report(results: Sequence[tool.VariantResult], json_output: bool, more: Mapp
         raise typer.Exit(1)
 
 
-def _kernels(names: Sequence[str] | None) -> tuple[tool.Kernel, ...]:
+def _kernels(names: Sequence[str] | None) -> tuple[Kernel, ...]:
     from vkep.shaders import tool
 
     try:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common
-from vkep.cli.common import ContextMode, Fallback, Progress, SyncMode, UsageError, say
+from vkep.cli.common import Fallback, Progress, UsageError, say
 
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources

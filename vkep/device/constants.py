@@ -16,8 +16,9 @@ from vkep.plan.memory import align
 from vkep.plan.records import ConstantRef
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.context import SharedGpuContext
     from gpu_shared.memory import Buffer
+    from gpu_shared.resources import SharedResource
 
 #: ``progress(bytes_done, bytes_total, label)``
 Progress = Callable[[int, int, str], None]

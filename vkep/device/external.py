@@ -13,8 +13,9 @@ from vkep.device.tensor import ALIGNMENT, DeviceTensor, ExternalBlock, checked_s
 from vkep.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.context import SharedGpuContext
     from gpu_shared.memory import Buffer
+    from gpu_shared.resources import SharedResource
     from vkep.device.delegate import VulkanDelegate
 
 

@@ -19,8 +19,9 @@ from vkep.shaders.errors import ShaderInterfaceError
 from vkep.shaders.library import CompiledShader, ShaderLibrary
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.context import SharedGpuContext
     from gpu_shared.device import Device
+    from gpu_shared.resources import SharedResource
 
 logger = logging.getLogger("vkep.device")
 

@@ -15,8 +15,9 @@ from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_are
 from vkep.plan.memory import align
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.context import SharedGpuContext
     from gpu_shared.memory import Buffer
+    from gpu_shared.resources import SharedResource
     from gpu_shared.timeline import Timeline
     from vkep.device.delegate import VulkanDelegate
     from vkep.device.faults import RunCheck

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import TensorProto, helper
+from onnx import TensorProto, ValueInfoProto, helper
 
 from vkep.device.tensor import DeviceTensor
 from vkep.session import InferenceSession
@@ -151,7 +151,10 @@ class _Moves:
 
 def _copy_model(dtype: str, longer: bool) -> Any:
     """``y`` is ``x``, followed along the third axis by ``rest`` where it is ``longer``."""
-    info = lambda name: helper.make_tensor_value_info(name, _FLOATS[dtype], [f"{name}{k}" for k in range(4)])  # noqa: E731
+
+    def info(name: str) -> ValueInfoProto:
+        return helper.make_tensor_value_info(name, _FLOATS[dtype], [f"{name}{k}" for k in range(4)])
+
     if longer:
         nodes, inputs = [helper.make_node("Concat", ["x", "rest"], ["y"], axis=2)], [info("x"), info("rest")]
     else:

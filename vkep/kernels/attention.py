@@ -67,7 +67,10 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     """
     _, heads, batch = call.grid
     itemsize = GLSL_BYTES[dict(call.variant.defines).get("T", "float16_t")]
-    rows = lambda name, heads, count, size: row_reach(call, name, (batch, heads, count), size)  # noqa: E731
+
+    def rows(name: str, heads: int, count: int, size: int) -> int:
+        return row_reach(call, name, (batch, heads, count), size)
+
     queries, keys, size, value_size = (call[name] for name in ("queries", "keys", "SIZE", "VALUE_SIZE"))
     kv_heads = ceil_div(heads, call["GROUP"])
     columns = {0: 0, 1: keys, 2: 1}[call["BIAS"]]

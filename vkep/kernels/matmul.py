@@ -11,6 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.cooperative import matmul_cooperative, no_cooperative_product
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div
 from vkep.kernels.matmul_along_k import matmul_along_k, no_product_along_k
 from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
 from vkep.kernels.matmul_rows import matmul_rows, no_product_of_rows
@@ -22,7 +23,6 @@ from vkep.kernels.tiles import (
     TILED_DEFINES,
     TILED_SPEC,
     SubgroupTile,
-    ceil_div,
     no_shared_tile,
     no_subgroup_tile,
     rows_first,
@@ -69,7 +69,11 @@ def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
     m, n, k, splits, size = call["m"], call["n"], call["k"], call["splits"], call.size_of("T")
     # groups of four along the axis that a wide load runs along
     fours = {(name, along): 4 * call[f"{name}_WIDE"] or 1 for name in "AB" for along in (call[f"{name}_ALONG_K"],)}
-    up = lambda count, name, along: ceil_div(count, of := fours.get((name, along), 1)) * of  # noqa: E731
+
+    def up(count: int, name: str, along: int) -> int:
+        of = fours.get((name, along), 1)
+        return ceil_div(count, of) * of
+
     partial = splits * (call.groups[2] // splits) * m * n * 4
     return {
         "a": product_reach(call, "a", up(m, "A", 0), up(k, "A", 1), splits) * size,

@@ -20,7 +20,8 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div
-from vkep.kernels.matmul import MATMUL_SUBGROUP, MatMulProblem
+from vkep.kernels.matmul import MATMUL_SUBGROUP
+from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.select import Emission, emit
 from vkep.kernels.tiles import (
     STORAGE,

@@ -31,8 +31,9 @@ from vkep.arena.records import (
 )
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.context import SharedGpuContext
     from gpu_shared.device import Device
+    from gpu_shared.resources import SharedResource
 
 logger = logging.getLogger("vkep.memory")
 

@@ -13,10 +13,11 @@ from vkep.memory.device_arena import BufferArena, DeviceBlock, shared_arena
 
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer
-    from gpu_shared.context import SharedGpuContext, SharedResource
+    from gpu_shared.context import SharedGpuContext
     from gpu_shared.device import Device
     from gpu_shared.lease import DelegateLease
     from gpu_shared.memory import Buffer
+    from gpu_shared.resources import SharedResource
     from gpu_shared.timeline import PreparedSubmit
 
 

@@ -11,7 +11,8 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.kernels.launch import is_cpu
-from vkep.kernels.matmul_nbits import FEW_ROWS, MatMulNBitsProblem
+from vkep.kernels.matmul_nbits import FEW_ROWS
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
 from vkep.ops.gather import gather_

@@ -11,7 +11,8 @@ from vkep.dtypes import DTYPES, DType
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes, contiguous_strides
-from vkep.kernels.attention import AttentionProblem, gains_by_attention
+from vkep.kernels.attention import gains_by_attention
+from vkep.kernels.attention_problem import AttentionProblem
 
 if TYPE_CHECKING:
     from vkep.ops.sdpa import Heads, Mask, Scoring

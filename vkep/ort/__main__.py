@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from vkep.ort.library import LibraryError
+from vkep.ort.compile_library import LibraryError
 from vkep.ort.programs import VARIABLE, Wish, found, run_module, run_program
 
 

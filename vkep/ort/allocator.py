@@ -20,7 +20,7 @@ from vkep.ort.tensors import address, byte_count, shape_of, tensor_array
 from vkep.ort.transfers import Item, in_c
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedResource
+    from gpu_shared.resources import SharedResource
     from vkep.memory.device_arena import DeviceBlock
     from vkep.ort.api import Ort
 

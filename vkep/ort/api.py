@@ -58,7 +58,10 @@ class Ort:
             return {}
         keys, values, count = ffi.new("char const *const **"), ffi.new("char const *const **"), ffi.new("size_t *")
         self.api.GetKeyValuePairs(pairs, keys, values, count)
-        decode = lambda p: ffi.string(p).decode("utf-8", "replace")  # noqa: E731
+
+        def decode(text: Any) -> str:
+            return bytes(ffi.string(text)).decode("utf-8", "replace")
+
         return {decode(keys[0][i]): decode(values[0][i]) for i in range(count[0])}
 
     def make_pairs(self, values: Mapping[str, str]) -> Any:

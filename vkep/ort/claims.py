@@ -21,7 +21,7 @@ from vkep.ir.program import IslandStep, Program, VgfStep, declared_value
 from vkep.ops import registry
 from vkep.ort.context_nodes import is_context
 from vkep.ort.graph import OPAQUE, OrtGraphView
-from vkep.ort.options import EP_NAME
+from vkep.ort.names import EP_NAME
 from vkep.placement.channels_last import is_channels_last, made_by, plain
 from vkep.placement.data_dependent import parts
 from vkep.placement.partition import lower

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph.model import Node
 from vkep.ort.boundary import NULL, ffi
-from vkep.ort.options import EP_NAME
+from vkep.ort.names import EP_NAME
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort

@@ -16,7 +16,7 @@ from vkep.ops.registry import onnx_history
 from vkep.ort.allocator import array_of, copy_tensors
 from vkep.ort.boundary import CStruct, ffi, status, value
 from vkep.ort.kernels import WHOLE, KernelEntry
-from vkep.ort.options import EP_NAME
+from vkep.ort.names import EP_NAME
 from vkep.ort.tensors import describe
 
 if TYPE_CHECKING:

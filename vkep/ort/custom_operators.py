@@ -26,7 +26,7 @@ from vkep.ort.api import Ort
 from vkep.ort.boundary import CStruct, OrtError, ffi, lib, status, value
 from vkep.ort.graph import read_attribute
 from vkep.ort.kernels import ELEMENT_TYPES
-from vkep.ort.options import EP_NAME
+from vkep.ort.names import EP_NAME
 from vkep.placement.nodes import lower_node
 
 logger = logging.getLogger("vkep.ort")

@@ -11,7 +11,7 @@ from gpu_shared.errors import DriverNotFoundError
 from gpu_shared.instance import list_devices, select_device
 from vkep.ort.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, HOST_ACCESSIBLE, READ_ONLY_ALLOCATOR
 from vkep.ort.boundary import NULL, ffi
-from vkep.ort.options import EP_NAME
+from vkep.ort.names import EP_NAME
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort

@@ -20,8 +20,9 @@ from vkep.ort.devices import EpDevices
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
 from vkep.ort.kernels import KernelEntry, KernelRegistry
+from vkep.ort.names import EP_NAME
 from vkep.ort.operators import OperatorKernel, has_kernel, offer_kernels, operator_entries
-from vkep.ort.options import EP_NAME, EpOptions
+from vkep.ort.options import EpOptions
 from vkep.ort.overrides import Overrides, are_being_read
 from vkep.ort.profiler import Profiler
 from vkep.ort.runtime import Runtime

@@ -20,7 +20,8 @@ from vkep.ort.devices import EpDevices, metadata_uuid
 from vkep.ort.ep import Ep
 from vkep.ort.importer import Importer
 from vkep.ort.interop import Interop, make_interop
-from vkep.ort.options import EP_NAME, EpOptions, arena_options, session_options
+from vkep.ort.names import EP_NAME
+from vkep.ort.options import EpOptions, arena_options, session_options
 from vkep.ort.overrides import check_known_answers
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context

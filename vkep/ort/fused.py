@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vkep import dtypes
-from vkep.device.external import ALIGNMENT
-from vkep.device.tensor import on_host, open_checks
+from vkep.device.tensor import ALIGNMENT, on_host, open_checks
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError, VkepError
 from vkep.graph.model import Graph, Model, ValueInfo

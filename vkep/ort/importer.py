@@ -20,7 +20,8 @@ from gpu_shared.external import (
     can_import_semaphore,
 )
 from vkep import dtypes
-from vkep.device.external import ExternalBlock, checked_block
+from vkep.device.external import checked_block
+from vkep.device.tensor import ExternalBlock
 from vkep.ort import memory
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, ffi, lib, owned, status, value
 from vkep.ort.streams import SyncStream

@@ -18,8 +18,7 @@ import numpy as np
 from gpu_shared.errors import GpuError
 from vkep.arena.config import ArenaConfig
 from vkep.arena.records import ArenaOutOfMemory
-from vkep.device.external import ExternalBlock
-from vkep.device.tensor import DeviceTensor
+from vkep.device.tensor import DeviceTensor, ExternalBlock
 from vkep.dtypes import DType
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.memory.upload import Uploader

@@ -157,7 +157,7 @@ def disable() -> list[Path]:
 def devices() -> tuple[list[str], str]:
     """The names of the devices that the provider has in ONNX Runtime, and why it has none."""
     import vkep.ort
-    from vkep.ort.library import LibraryError
+    from vkep.ort.compile_library import LibraryError
 
     try:
         vkep.ort.register()

@@ -18,7 +18,8 @@ from typing import Any
 from vkep.arena.config import ArenaConfig
 from vkep.ops import registry
 from vkep.ort import library
-from vkep.ort.options import EP_NAME, SESSION_PREFIX, EpOptions, as_texts
+from vkep.ort.names import EP_NAME
+from vkep.ort.options import SESSION_PREFIX, EpOptions, as_texts
 from vkep.ort.values import dlpack_methods
 from vkep.session.cpu import NOT_REPLACED
 from vkep.session.foreign_options import translated

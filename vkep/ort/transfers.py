@@ -23,7 +23,7 @@ from vkep.ort.boundary import ffi, lib
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer
     from gpu_shared.timeline import PreparedSubmit
-    from vkep.device.external import ExternalBlock
+    from vkep.device.tensor import ExternalBlock
     from vkep.memory.device_arena import DeviceBlock
     from vkep.ort.memory import MemoryDomain
 

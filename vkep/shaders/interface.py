@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from vkep.kernels.kernel import ADDRESS_BYTES, FOLD_IDS, Kernel, Operand
-from vkep.shaders.reflect import LOCAL_SIZE_IDS, Reflection
+from vkep.shaders.reflect import Reflection
+from vkep.shaders.spirv import LOCAL_SIZE_IDS
 
 OPERAND_TYPE = "uvec2"  #: how the argument block holds a tensor's address
 SCALAR_BYTES = 4

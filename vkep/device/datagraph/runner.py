@@ -25,8 +25,8 @@ from vkep.vgf.layout import check_resource, from_memory, memory_bytes, memory_sh
 from vkep.vgf.records import Vgf
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedResource
     from gpu_shared.lease import DelegateLease
+    from gpu_shared.resources import SharedResource
 
 Array = np.ndarray[Any, Any]
 #: addresses and sizes of the memory that a recording is bound to
