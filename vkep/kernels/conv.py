@@ -16,7 +16,8 @@ from vkep.kernels.conv_nhwc import (
     no_product_last,
     product_last,
 )
-from vkep.kernels.conv_problem import NCHW, NHWC, TO_NHWC, ConvProblem, lying, no_tiles, plane_params, plane_reach
+from vkep.kernels.conv_problem import NCHW, NHWC, TO_NHWC, lying, no_tiles, plane_params, plane_reach
+from vkep.kernels.conv_problem import ConvProblem as ConvProblem
 from vkep.kernels.conv_space_to_depth import conv_few, no_few_channels
 from vkep.kernels.cooperative import conv_as_product, conv_cooperative, no_conv_as_product, no_cooperative_conv
 from vkep.kernels.epilogue import call_arguments

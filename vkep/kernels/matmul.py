@@ -13,7 +13,8 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.matmul_along_k import matmul_along_k, no_product_along_k
-from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
+from vkep.kernels.matmul_problem import PRODUCT_PARAMS, product_reach, unaddressable
+from vkep.kernels.matmul_problem import MatMulProblem as MatMulProblem
 from vkep.kernels.matmul_rows import matmul_rows, no_product_of_rows
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Candidate, Emission, implement

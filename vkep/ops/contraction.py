@@ -12,8 +12,8 @@ from vkep.dtypes import DTYPES, DType
 from vkep.graph.attributes import GemmAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes, collapse
+from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
-from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.problem import Problem
 from vkep.ops.registry import FLOATS, operator
 

@@ -12,7 +12,7 @@ from vkep.graph.windows import Window, resolve_window
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.col2im import Col2ImProblem
-from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.conv import ConvProblem
 from vkep.kernels.deform import DeformColumnsProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
