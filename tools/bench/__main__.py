@@ -1,4 +1,6 @@
-"""Command line: `python -m tools.bench [--models ...] [--ops] [--peers ...] [--rounds N] [--check] [--json FILE]`."""
+"""Command line: `python -m tools.bench [--models ...] [--ops] [--peers ...] [--rounds N] [--check] [--json FILE]`, or
+`python -m tools.bench --generate ...` (`tools.bench.generate`).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tools.bench import generate
 from tools.bench.gpu_ops import Measured, add_arguments, measure_kernels, plain
 from tools.bench.kernel_cases import Sizes
 from tools.bench.limits import limits_of_this_run
@@ -29,7 +32,11 @@ from vkep.device.measure.limits import DeviceLimits
 
 def parser() -> argparse.ArgumentParser:
     """The command line's arguments."""
-    made = argparse.ArgumentParser(prog="python -m tools.bench", description="Measure vkep and its peers side by side.")
+    made = argparse.ArgumentParser(
+        prog="python -m tools.bench",
+        description="Measure vkep and its peers side by side. "
+        "--generate: language models, with options of its own (--generate --help).",
+    )
     made.add_argument("--models", nargs="+", metavar="M", help=f"names ({', '.join(CATALOG)}) or .onnx files with .npz")
     made.add_argument("--ops", action="store_true", help="single operators instead of whole models: the one-operator "
                       "models on all peers, then the kernels alone by GPU timestamps (on a GPU against torch)")  # fmt: skip
@@ -67,6 +74,9 @@ def find_models(names: list[str], folder: Path, console: Console) -> list[Path]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print. Exit code 1 when a peer failed or nothing was measured, 2 for wrong arguments."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--generate" in arguments:
+        return generate.main([a for a in arguments if a != "--generate"])
     given = parser().parse_args(arguments)
     console = Console(stderr=True)
     if given.rounds < 1:
