@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions", "--mute-audio"),
+    "--disable-dev-shm-usage",  # containers have little of it
 )
 TIMEOUT_S = 60.0
 
@@ -177,10 +177,3 @@ class Chromium:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def browser() -> Iterator[Chromium]:
-    """A browser for a ``with`` block."""
-    with Chromium() as made:
-        yield made

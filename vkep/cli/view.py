@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +34,7 @@ def view_command(
         Path | None,
         typer.Option("--output", "-o", help="The file to write; default: MODEL's name with .html, here."),
     ] = None,
-    show: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = True,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = True,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", metavar="TEXT", help="MODEL is a language model's folder: show how it answers this."),
@@ -60,7 +59,7 @@ def view_command(
     with common.command(json_output, verbose):
         with common.progress_bars(show=not json_output) as progress:
             from vkep.cli import measure
-            from vkep.view.page import Page
+            from vkep.view.page import Page, show
 
             target = output or Path(f"{model.stem}.html")
             if not json_output or output is not None:
@@ -86,8 +85,8 @@ def view_command(
             return
         path = page.save(target)
         typer.echo(f"written: {path}")
-        if show and not webbrowser.open(path.as_uri()):
-            typer.echo("no browser was found: open the file in one")
+        if open_ and not show(path):
+            typer.echo("there is no browser here: open the file in one")
 
 
 def _document(path: Path) -> dict[str, Any]:

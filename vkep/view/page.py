@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,14 +77,20 @@ class Page:
         return path
 
     def open(self, path: str | Path) -> Path:
-        """Write the file, and show it in the browser. Raises ``OSError``."""
+        """Write the file, and show it in the browser where there is one (`show`). Raises ``OSError``."""
         path = self.save(path)
-        webbrowser.open(path.as_uri())
+        show(path)
         return path
 
     def _repr_html_(self) -> str:
         inner = html.escape(self.html(), quote=True)
         return f'<iframe srcdoc="{inner}" style="width:100%;height:{_FRAME_HEIGHT}px;border:0"></iframe>'
+
+
+def show(path: Path) -> bool:
+    """Open a file in the browser; False where there is none that draws: without a display Python would take one of text."""
+    drawn = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    return drawn and webbrowser.open(path.as_uri())
 
 
 def read_document(path: Path) -> dict[str, Any]:
