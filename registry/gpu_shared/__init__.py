@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gpu_shared.memory import Buffer, HeapBudget, memory_budget
     from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
     from gpu_shared.resources import SharedResource
-    from gpu_shared.tensors import Tensor
+    from gpu_shared.tensors import ArmTensor
     from gpu_shared.timeline import PreparedSubmit, Timeline
 
 _LAZY = {
@@ -75,7 +75,7 @@ _LAZY = {
     "ShaderModule": "pipeline",
     "SharedGpuContext": "context",
     "SharedResource": "resources",
-    "Tensor": "tensors",
+    "ArmTensor": "tensors",
     "Timeline": "timeline",
     "ValidationMessage": "instance",
     "list_devices": "instance",
@@ -134,7 +134,7 @@ __all__ = [
     "SharedGpuContextRegistry",
     "SharedResource",
     "SyncMode",
-    "Tensor",
+    "ArmTensor",
     "Timeline",
     "ValidationMessage",
     "list_devices",

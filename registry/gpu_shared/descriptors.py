@@ -13,7 +13,7 @@ from gpu_shared.memory import Buffer
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
-    from gpu_shared.tensors import Tensor
+    from gpu_shared.tensors import ArmTensor
 
 STORAGE_BUFFER, UNIFORM_BUFFER, TENSOR = 7, 6, arm_abi.DESCRIPTOR_TYPE_TENSOR
 _ALL_STAGES = 0x7FFFFFFF  # what a data graph pipeline asks for (VUID-VkDataGraphPipelineCreateInfoARM-layout)
@@ -82,7 +82,7 @@ class DescriptorSets(DeviceObject):
             raise
         self._bound: dict[tuple[int, int], Any] = {}
 
-    def write(self, index: int, resources: Mapping[int, Tensor | BufferRange]) -> None:
+    def write(self, index: int, resources: Mapping[int, ArmTensor | BufferRange]) -> None:
         """Bind a resource to each binding named of set ``index``; they are kept alive.
 
         Raises ``ValueError`` for a binding that the layout lacks or a resource of another kind than its type.

@@ -21,7 +21,7 @@ FORMATS = {
 }  # fmt: skip
 
 
-class Tensor(Handle):
+class ArmTensor(Handle):
     """A tensor with a view of all of it, bound to ``buffer`` at byte ``offset``: both see the same bytes.
 
     ``format`` is a VkFormat of one component, ``shape`` has at least one dimension, none of them 0. ``strides`` are in

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.commands import CommandBuffer
 from gpu_shared.data_graph import DataGraphSession
 from gpu_shared.descriptors import BufferRange, DescriptorSets
-from gpu_shared.tensors import Tensor
+from gpu_shared.tensors import ArmTensor
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.datagraph.pipelines import VgfPipelines, binding_type, passed_through
 from vkep.device.tensor import DeviceTensor
@@ -43,7 +43,7 @@ class RecordedVgf:
             bound = dict(reversed(tensors))
             self._copies = [(bound[i].block, t.block, t.nbytes) for i, t in tensors if bound[i] is not t]
             places = self._places(bound)
-            self._tensors: dict[int, Tensor] = {}
+            self._tensors: dict[int, ArmTensor] = {}
             self.commands = self._record(pipelines, places)
             self.prepared: PreparedSubmit = delegate.lease.prepare([self.commands])
         except BaseException:
@@ -96,11 +96,11 @@ class RecordedVgf:
         self._hold(block)  # before the session, and so given back after it
         return block.buffer, align(block.offset, alignment)
 
-    def _tensor(self, index: int, places: Mapping[int, tuple[Any, int]]) -> Tensor:
+    def _tensor(self, index: int, places: Mapping[int, tuple[Any, int]]) -> ArmTensor:
         if index not in self._tensors:
             resource, (buffer, offset) = self._vgf.resources[index], places[index]
             self._tensors[index] = self._hold(
-                Tensor(
+                ArmTensor(
                     self._delegate.context.device,
                     resource.format,
                     dense(resource),
@@ -120,7 +120,7 @@ class RecordedVgf:
             if step.set_layouts:
                 sets = self._hold(DescriptorSets(device, step.set_layouts, label=step.segment.name))
                 for number, slots in step.segment.sets.items():
-                    resources: dict[int, Tensor | BufferRange] = {}
+                    resources: dict[int, ArmTensor | BufferRange] = {}
                     for slot in slots:
                         resource = self._vgf.resources[slot.resource]
                         if binding_type(step.segment, resource) in (STORAGE_BUFFER, UNIFORM_BUFFER):

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests.lowering.spelled import BATCH, HEADS, KEYS, LOWEST, QUERIES, SCORES, SIZE, Spelling
+from tests.lowering.written_attention import BATCH, HEADS, KEYS, LOWEST, QUERIES, SCORES, SIZE, Spelling
 from tests.ops.cases import assert_like, by_onnxruntime, by_reference, on_vulkan
 from vkep import InferenceSession
 from vkep.ops import sdpa

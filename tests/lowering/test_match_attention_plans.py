@@ -8,7 +8,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
-from tests.lowering.spelled import Spelling
+from tests.lowering.written_attention import Spelling
 from tools.models.catalog import Options, build_model
 from vkep.dtypes import from_onnx
 from vkep.graph import load_model

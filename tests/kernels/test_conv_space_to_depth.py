@@ -15,7 +15,7 @@ import vkep.kernels.conv_nhwc
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
-from tests.kernels.test_conv_last import convolved
+from tests.kernels.test_conv_nhwc import convolved
 from tests.kernels.test_cooperative import PureTarget, relative_error
 from tests.lowering.test_channels_last import kernels_on_a_gpu
 from vkep.errors import Decline
