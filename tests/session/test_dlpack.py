@@ -13,7 +13,7 @@ import pytest
 
 from gpu_shared.external import can_export_memory, can_import_memory
 from tests.session.models import ADD_RELU, model
-from vkep import ClosedError, DeviceTensor, InferenceSession, InvalidInputError
+from vkep import ClosedError, DeviceTensor, InferenceSession, InvalidInputError, OrtValue
 
 pytestmark = pytest.mark.gpu
 Open = Callable[..., InferenceSession]
@@ -65,6 +65,19 @@ def test_it_says_vulkan_and_gives_nobody_a_foreign_address(session: InferenceSes
 
             with pytest.raises((BufferError, RuntimeError, ValueError)):
                 torch.from_dlpack(x)
+
+
+def test_an_ortvalue_is_given_as_what_holds_its_content(session: InferenceSession) -> None:
+    host = OrtValue.ortvalue_from_numpy(X.copy())
+    np.from_dlpack(host)[0, 0] = 7
+    assert host.numpy()[0, 0] == 7 and host.__dlpack_device__() == (1, 0)
+    taken = OrtValue.ortvalue_from_numpy(X, "gpu")
+    np.testing.assert_array_equal(np.from_dlpack(taken), X)
+    session.run_with_ort_values(None, {"x": taken, "b": OrtValue.ortvalue_from_numpy(B)})
+    assert taken.__dlpack_device__() == (7, session.context.capabilities.index)
+    np.testing.assert_array_equal(np.from_dlpack(taken, device="cpu"), X)
+    with pytest.raises(BufferError, match="no address that other libraries could use"):
+        taken.__dlpack__()
 
 
 def test_numpy_shares_its_bytes_where_the_host_sees_them(seen: InferenceSession) -> None:

@@ -116,7 +116,7 @@ options.enable_profiling = True
 options.profile_file_prefix = "mine"
 session = ort.InferenceSession("model.onnx", options)
 session.run(None, {"x": x})
-print(session.get_profiling_start_time_ns() > 0)
+print(session.get_profiling_start_time_ns() > ort.InferenceSession("model.onnx").get_profiling_start_time_ns() == 0)
 events = json.load(open(session.end_profiling()))
 print(sum(e["name"] == "model_run" for e in events), {"Session", "Node"} <= {e["cat"] for e in events})
 print(any("provider" in e["args"] and "op_name" in e["args"] for e in events if e["cat"] == "Node"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vkep import dtypes
-from vkep.device.tensor import DeviceTensor, checked_shape
+from vkep.device.tensor import DLPACK_CPU, DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -126,6 +126,19 @@ class OrtValue:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         array = self.numpy()
         return np.array(array, dtype) if copy else np.asarray(array, dtype)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where the content lies: the host, or Vulkan (kDLVulkan) once a session has taken the value to its device."""
+        return self._value.__dlpack_device__() if isinstance(self._value, DeviceTensor) else DLPACK_CPU
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        """The host's own memory; for a value that a session will take to its device a copy; for one there as
+        `DeviceTensor.__dlpack__`, which refuses consumers that are not on the host with ``BufferError``.
+        """
+        if isinstance(self._value, DeviceTensor):
+            return self._value.__dlpack__(**asked)
+        array = self.numpy()
+        return (array if self._device_id < 0 else array.copy()).__dlpack__(**asked)
 
     def update_inplace(self, array: Array) -> None:
         """Replace the content. Raises ``ValueError`` for another shape or dtype."""

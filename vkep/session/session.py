@@ -397,8 +397,9 @@ class InferenceSession:
         return self._profile().end()
 
     def get_profiling_start_time_ns(self) -> int:
-        """`time.perf_counter_ns` when the profile began. Raises as `end_profiling`."""
-        return self._profile().start_ns
+        """`time.perf_counter_ns` when the profile began; 0 without ``enable_profiling``, as ONNX Runtime has it."""
+        profile = self._parts.profile
+        return 0 if profile is None else profile.start_ns
 
     def _profile(self) -> SessionProfile:
         if self._parts.profile is None:
