@@ -32,7 +32,13 @@ class Labels(vkep.ray.Predictor):
 
 
 def main(gpus: int) -> None:
-    ray.init(num_cpus=None if gpus else 4, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=None if gpus else 4,
+        include_dashboard=False,
+        logging_level="error",
+        log_to_driver=False,
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     model = vkep.ray.ship(onnx.parser.parse_model(MODEL))  # to each node once
 

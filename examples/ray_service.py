@@ -35,7 +35,13 @@ def ask(path: str, request: Any = None) -> Any:
 
 
 def main(gpus: int) -> None:
-    ray.init(num_cpus=None if gpus else 4, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=None if gpus else 4,
+        include_dashboard=False,
+        logging_level="error",
+        log_to_driver=False,
+    )
     serve.start(http_options={"port": PORT}, logging_config={"enable_access_log": False, "log_level": "ERROR"})
     versions = {
         str(at): onnx.parser.parse_model(text).SerializeToString() for at, text in enumerate((DOUBLE, SQUARE), 1)

@@ -24,7 +24,9 @@ def cluster(vulkan: object) -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, logging_level="warning")
+    ray.init(
+        address="local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, logging_level="warning"
+    )
     yield
     ray.shutdown()
 

@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     one.add_argument("--threads", type=int, default=0, help="processors of each lavapipe worker; 0: all")
     one.add_argument("--gpus", action="store_true", help="a GPU for each worker (as Ray counts them)")
+    one.add_argument("--transport", action="store_true", help="a job's inputs come through Ray's object store")
     one.add_argument("--out", default="rates.json")
     one = commands.add_parser("plan", help="print a capacity plan")
     one.add_argument("rates", type=Path)

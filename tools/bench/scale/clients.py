@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,24 +29,32 @@ class Heard:
         return float(np.percentile(self.seconds, percent)) * 1000 if self.seconds else float("nan")
 
 
-def request_of(name: str, array: Array) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a request with one input."""
+def request_of(feeds: Mapping[str, Array]) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request."""
     kinds = {"f": "FP", "i": "INT"}
-    datatype = f"{kinds[array.dtype.kind]}{array.dtype.itemsize * 8}"
-    given = {"name": name, "datatype": datatype, "shape": array.shape, "parameters": {"binary_data_size": array.nbytes}}
-    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
-    return head + array.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
+    inputs = [
+        {
+            "name": name,
+            "datatype": f"{kinds[array.dtype.kind]}{array.dtype.itemsize * 8}",
+            "shape": array.shape,
+            "parameters": {"binary_data_size": array.nbytes},
+        }
+        for name, array in feeds.items()
+    ]
+    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    return b"".join([head, *(a.tobytes() for a in feeds.values())]), {"Inference-Header-Content-Length": str(len(head))}
 
 
 async def ask(
     url: str,
     clients: int,
     seconds: float,
-    make: Callable[[int], tuple[str, Array, Callable[[Array], bool] | None]],
+    make: Callable[[int], tuple[Mapping[str, Array], Callable[[Array], bool] | None]],
     *,
     retry: bool = False,
 ) -> Heard:
-    """``clients`` ask for ``seconds``. ``make(number)`` gives an input's name, an array and what says whether an answer is right.
+    """``clients`` ask for ``seconds``. ``make(number)`` gives feeds, and what says whether the first output (of the
+    first input's type) is right.
     With ``retry`` a request that failed with 5xx, or whose connection broke, is sent again until it is answered.
     """
     import aiohttp
@@ -57,9 +65,10 @@ async def ask(
     async def client(session: aiohttp.ClientSession, number: int) -> None:
         count = 0
         while time.monotonic() < until:
-            name, array, right = make(number * 1_000_003 + count)
+            feeds, right = make(number * 1_000_003 + count)
             count += 1
-            body, headers = request_of(name, array)
+            body, headers = request_of(feeds)
+            first = next(iter(feeds.values()))
             while True:
                 started = time.monotonic()
                 status, answer, length = 0, b"", 0
@@ -72,11 +81,12 @@ async def ask(
                 heard.statuses[status] = heard.statuses.get(status, 0) + 1
                 if status == 200:
                     heard.seconds.append(time.monotonic() - started)
-                    heard.rows += len(array)
-                    output = json.loads(answer[:length])["outputs"][0]
-                    result = np.frombuffer(answer[length:], array.dtype).reshape(output["shape"])
-                    if right is not None and not right(result):
-                        heard.wrong.append(f"{array.tolist()}: {result.tolist()}")
+                    heard.rows += len(first)
+                    if right is not None:
+                        output = json.loads(answer[:length])["outputs"][0]
+                        result = np.frombuffer(answer[length:], first.dtype).reshape(output["shape"])
+                        if not right(result):
+                            heard.wrong.append(f"{first.tolist()}: {result.tolist()}")
                     break
                 if not retry:
                     break

@@ -22,6 +22,7 @@ def cluster(slots: int, threads: int) -> Iterator[None]:
     import ray
 
     ray.init(
+        address="local",
         num_cpus=slots,
         include_dashboard=False,
         object_store_memory=512 << 20,

@@ -19,11 +19,11 @@ from tools.bench.scale.cluster import actors, cluster, resident_mb, serving
 MODEL = '<ir_version: 9, opset_import: ["": 18]> g (float[n,s] x) => (float[n,s] y) { y = Mul(x, x) }'
 
 
-def request(number: int) -> tuple[str, Array, Callable[[Array], bool]]:
+def request(number: int) -> tuple[dict[str, Array], Callable[[Array], bool]]:
     """A request of a shape and values of its own."""
     rng = np.random.default_rng(number)
     x = rng.integers(-1000, 1000, (rng.integers(1, 5), rng.integers(1, 17))).astype(np.float32)
-    return "x", x, lambda y: np.array_equal(y, x * x)
+    return {"x": x}, lambda y: np.array_equal(y, x * x)
 
 
 class Killer(threading.Thread):

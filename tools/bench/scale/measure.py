@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from tools.bench.scale.cluster import ROOT, cluster, serving
 from tools.models.catalog import Options, build_model
 
 TINY = '<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) { y = Mul(x, x) }'
+SEQUENCE = 128
 #: a session in a loop, in a process of its own as workers are
 _BARE = """
-import sys, time, json, numpy as np, vkep
+import json, sys, time, vkep
+from vkep.ray.models import zeros
 path, batch, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with vkep.InferenceSession(path) as session:
-    x = session.get_inputs()[0]
-    feeds = {x.name: np.zeros((batch, *x.shape[1:]), session.model.graph.inputs[0].elem_type == 10 and "float16" or "float32")}
+    feeds = zeros(session, {a.name: (batch, *a.shape[1:]) for a in session.get_inputs()})
     for _ in range(3):
         session.run(None, feeds)
     runs, started = 0, time.perf_counter()
@@ -43,7 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
     options = Options(dynamic=True, float16=arguments.float16)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        path.write_bytes(build_model(arguments.model, options).SerializeToString())
+        path.write_bytes(with_rows(build_model(arguments.model, options)).SerializeToString())
         rates = measure(path, arguments)
     print(rates)
     rates.write(Path(arguments.out))
@@ -69,16 +71,16 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
     batch, workers, seconds = arguments.batch, arguments.workers, arguments.seconds
     alone, device = bare(path, batch, seconds, arguments.threads)
     graph = onnx.load(path, load_external_data=False).graph
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(graph.input[0].type.tensor_type.elem_type)
-    row = np.zeros([dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim[1:]], dtype)
-    out = [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim[1:]]
+    rows = {value.name: row_of(value) for value in graph.input}
+    nbytes = sum(row.nbytes for row in (*rows.values(), *map(row_of, graph.output)))
     resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
     with cluster(slots=max(4, workers + 2), threads=arguments.threads):
-        data, start = job(path, row, graph.input[0].name, batch, workers, int(alone * seconds), resources)
+        data, start = job(path, rows, batch, workers, int(alone * seconds), arguments.transport, resources)
         with serving() as port:
-            service = serve_one(str(path), row[None], graph.input[0].name, batch, port, arguments, resources)
-            tiny = serve_one(onnx.parser.parse_model(TINY).SerializeToString(), np.zeros((1, 4), np.float32), "x", batch, port,
-                              arguments, {"num_cpus": 0.1})  # fmt: skip
+            service = serve_one(str(path), rows, batch, port, arguments, resources)
+            proto = onnx.parser.parse_model(TINY).SerializeToString()
+            row = {"x": np.zeros(4, np.float32)}
+            tiny = serve_one(proto, row, batch, port, arguments, {"num_cpus": 0.1})
     # the machine may be busier at one time than at another: before and after are taken together
     alone = (alone + bare(path, batch, seconds, arguments.threads)[0]) / 2
     return Rates(
@@ -93,14 +95,40 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
         service[2],
         tiny[1],
         start,
-        row.nbytes + int(np.prod(out)) * dtype.itemsize,
+        nbytes,
     )
 
 
+def with_rows(proto: Any) -> Any:
+    """A model of the catalog whose only symbolic axis is that of rows: sequences have one length."""
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "sequence":
+                dim.dim_value = SEQUENCE
+    return proto
+
+
+def row_of(value: Any) -> Array:
+    """A row of zeros of an input or output."""
+    import onnx
+
+    kind = value.type.tensor_type
+    return np.zeros([dim.dim_value for dim in kind.shape.dim[1:]], onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+
+
 def job(
-    path: Path, row: Array, name: str, batch: int, workers: int, rows: int, resources: dict[str, Any]
+    path: Path,
+    row: Mapping[str, Array],
+    batch: int,
+    workers: int,
+    rows: int,
+    transport: bool,
+    resources: dict[str, Any],
 ) -> tuple[float, float]:
-    """Rows a second of each worker of a Ray Data job once all have started, and the seconds until their first answers."""
+    """Rows a second of each worker of a Ray Data job once all have started, and the seconds until their first answers.
+
+    With ``transport`` inputs are made by other tasks and come through Ray's object store; else a worker has them.
+    """
     import ray
 
     from vkep.ray import Predictor
@@ -109,13 +137,24 @@ def job(
         """Adds when each batch was done."""
 
         def __call__(self, batch: Any) -> Any:
-            rows = len(next(iter(batch.values())))
-            self.predict({name: np.zeros((rows, *row.shape), row.dtype)})
+            rows = len(batch["id"])
+            self.predict(batch if transport else made(batch))
             return {"at": np.full(rows, time.time()), "who": np.full(rows, os.getpid())}
 
+    kept: dict[int, dict[str, Array]] = {}
+
+    def made(batch: Any) -> dict[str, Array]:
+        """Inputs for as many rows."""
+        rows = len(batch["id"])
+        if rows not in kept:
+            kept[rows] = {name: np.zeros((rows, *one.shape), one.dtype) for name, one in row.items()}
+        return {"id": batch["id"], **kept[rows]}
+
     began = time.time()
-    # rows are numbers, and a worker makes their inputs: reading is not what is measured here
-    found = ray.data.range(max(rows * workers, 8 * batch * workers), override_num_blocks=4 * workers).map_batches(
+    dataset = ray.data.range(max(rows * workers, 8 * batch * workers), override_num_blocks=4 * workers)
+    if transport:
+        dataset = dataset.map_batches(made, batch_size=batch)
+    found = dataset.map_batches(
         Timed,
         fn_constructor_args=[str(path)],
         fn_constructor_kwargs={"warm": batch},
@@ -134,7 +173,12 @@ def job(
 
 
 def serve_one(
-    model: Any, row: Array, name: str, batch: int, port: int, arguments: argparse.Namespace, resources: dict[str, Any]
+    model: Any,
+    row: Mapping[str, Array],
+    batch: int,
+    port: int,
+    arguments: argparse.Namespace,
+    resources: dict[str, Any],
 ) -> tuple[float, float, float]:
     """Rows and requests a second of one replica, and the 99th percentile in milliseconds, with requests of one row."""
     from ray import serve
@@ -144,9 +188,10 @@ def serve_one(
     options = {"rows": batch, "wait_ms": arguments.wait_ms}
     application = vkep.ray.deployment(model, name="rate", options=options, ray_actor_options=resources)
     serve.run(application, name="rate")
+    feeds = {name: one[None] for name, one in row.items()}
     url = f"http://127.0.0.1:{port}/v2/models/model/infer"
-    asyncio.run(ask(url, arguments.clients, min(3.0, arguments.seconds), lambda number: (name, row, None)))
-    heard = asyncio.run(ask(url, arguments.clients, arguments.seconds, lambda number: (name, row, None)))
+    asyncio.run(ask(url, arguments.clients, min(3.0, arguments.seconds), lambda number: (feeds, None)))
+    heard = asyncio.run(ask(url, arguments.clients, arguments.seconds, lambda number: (feeds, None)))
     serve.delete("rate")
     if set(heard.statuses) != {200}:
         print(f"statuses: {heard.statuses}", file=sys.stderr)
