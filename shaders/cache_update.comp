@@ -1,6 +1,7 @@
 // Keys and values of new tokens join those of the past in a cache [batch, kv heads, room, size], the keys and the queries turned by
-// the angles of the tokens' positions. Rows after the new ones are zero, since what the past's buffer holds beyond a sequence's end
-// may be NaN. With OVER the cache is the past's own memory: only the new rows are written, and those after them that are used.
+// the angles of the tokens' positions. Rows after the new ones stay as they are in the past; in those that are used, what is no
+// number becomes 0, since attention reads them. With OVER the cache is the past's own memory: only the new rows are written, and
+// what is no number in those after them that are used.
 //
 // z of the grid 0: keys, and the queries of the heads that share them, as rows after those of the cache; 1: values. y: a head of
 // keys of a sequence. A lane moves UNIT elements of a row (16 bytes, or one where addresses are not aligned).
@@ -49,6 +50,10 @@ float turn(Elements x, uint at, uint e, uint position) {
     return float(x.v[at + e]) * cosine + (second ? 1.0 : -1.0) * float(x.v[at + other]) * sine;
 }
 
+bool is_number(T x) {
+    return !isnan(float(x)) && !isinf(float(x));
+}
+
 void main() {
     bool values = group_id().z == 1;
     uint size = values ? VALUE_SIZE : SIZE, units = size / UNIT;
@@ -76,12 +81,16 @@ void main() {
         } else if (OVER == 0) {
             uvec2 past = values ? operand(args.past_value, 4) : operand(args.past_key, 3);
             uint from = (kv * args.old + row) * size + e0;
-            bool kept = int(row) < first && row < args.old;
-            if (UNIT == 1) {
-                if (kept) Elements(present).v[to] = Elements(past).v[from];
+            if (row < args.old && int(row) >= first && row < args.used) {
+                [[unroll]] for (uint i = 0; i < UNIT; i++) {
+                    bool number = is_number(Elements(past).v[from + i]);
+                    Elements(present).v[to + i] = number ? Elements(past).v[from + i] : T(0.0);
+                }
+            } else if (UNIT == 1) {
+                if (row < args.old) Elements(present).v[to] = Elements(past).v[from];
                 else Elements(present).v[to] = T(0.0);
             } else {
-                Quads(present).v[to / UNIT] = kept ? Quads(past).v[from / UNIT] : uvec4(0);
+                Quads(present).v[to / UNIT] = row < args.old ? Quads(past).v[from / UNIT] : uvec4(0);
             }
         }
     } else if (HALF > 0 && !values && row - rows < GROUP * args.tokens) {
@@ -96,7 +105,8 @@ void main() {
         uint after = uint(first) + args.tokens;
         for (uint i = lane; after < args.used && i < (args.used - after) * units; i += args.lanes) {
             uint to = (kv * args.room + after) * size + i * UNIT;
-            [[unroll]] for (uint k = 0; k < UNIT; k++) Elements(present).v[to + k] = T(0.0);
+            [[unroll]] for (uint k = 0; k < UNIT; k++)
+                if (!is_number(Elements(present).v[to + k])) Elements(present).v[to + k] = T(0.0);
         }
     }
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.ort_suite import judge
+from tools.ort_suite import judge, results
 from tools.ort_suite.__main__ import compare, read_cases
 from tools.ort_suite.cases import Case
 from tools.ort_suite.judge import Verdict
@@ -179,3 +179,20 @@ def test_comparison_with_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "0 worse, 2 better" in capsys.readouterr().out
     assert compare([*now, Verdict("d", "Op", judge.WRONG, "why")], baseline) == 1
     assert "WORSE Op d: declined, now wrong: why\n1 worse, 2 better" in capsys.readouterr().out
+
+
+def test_counts_that_are_kept_by_operator(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    texts = "Tile: input 'x' has an element type that no kernel takes"
+    first = [
+        Verdict("a", "Tile", "vulkan"),
+        Verdict("b", "Tile", "cpu", texts),
+        Verdict("c", "Abs", "wrong", "output 0: 1"),
+    ]
+    results.keep(results.CASES, [*first, Verdict("d", "Abs", "refused", must_fail=True)], path)
+    results.keep(results.CASES, [Verdict("c", "Abs", "vulkan")], path)  # a later run of one operator
+    text = results.section(path)
+    assert "| C++ cases | 3 | 2 | 1 | 0 | 0 | 0 | 0 | 0 |" in text
+    assert "| C++ cases that must fail | 1 | 0 | 0 | 1 | 0 | 0 | 0 | 0 |" in text
+    assert "| Tile | 2 | 1 | texts (1) |" in text
+    assert "| Abs |" not in text

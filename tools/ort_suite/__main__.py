@@ -7,6 +7,7 @@ python -m tools.ort_suite FOLDER --models --through ort   # through ONNX Runtime
 python -m tools.ort_suite FOLDER --json results.json  # every verdict
 python -m tools.ort_suite FOLDER --baseline FILE      # compare with the verdicts of an earlier run (its --json)
 python -m tools.ort_suite FOLDER --every 10           # every 10th case
+python -m tools.ort_suite FOLDER --write              # keep the counts for docs/operators.md; those of other operators stay
 
 A case counts where ONNX Runtime's CPU provider gives what the test says; the others are counted as unread. The tests are
 compiled (g++ or clang++) against a header that writes down what they say; the outcome is kept in --cache.
@@ -28,7 +29,7 @@ from typing import Any, TypeVar
 
 import platformdirs
 
-from tools.ort_suite import judge, models
+from tools.ort_suite import judge, models, results
 from tools.ort_suite.cases import Case
 from tools.ort_suite.judge import CPU, ERROR, LOST, RAN, REFUSED, VERDICTS, VULKAN, WRONG, Verdict
 from tools.ort_suite.record import Recorded, prepare, record
@@ -50,13 +51,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one case")
     parser.add_argument("--json", type=Path, help="write every verdict here")
+    parser.add_argument("--again", type=Path, help="verdicts of an earlier run (its --json), in place of running")
+    parser.add_argument("--write", action="store_true", help=f"keep the counts ({results.PATH.name})")
     parser.add_argument("--baseline", type=Path, help="verdicts of an earlier run: exit code 1 where a case is worse")
     parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("vkep")) / "ort_suite")
     parser.add_argument("--quiet", action="store_true", help="counts only")
     args = parser.parse_args(argv)
     pattern = re.compile(args.match)
     started = time.perf_counter()
-    if args.models:
+    verdicts: list[Verdict]
+    if args.again:
+        verdicts = [
+            v for v in (Verdict(**entry) for entry in json.loads(args.again.read_text())) if _is_meant(v, pattern)
+        ]
+    elif args.models:
         files = models.model_files(root_of_tests(args.folder))
         verdicts = _run(
             [f for f in files if pattern.search(str(f))][:: args.every],
@@ -73,6 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{time.perf_counter() - started:.0f} s")
     if args.json:
         args.json.write_text(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=1))
+    if args.write:
+        through = results.MODELS if args.through == "vkep" else results.MODELS_THROUGH_ORT
+        results.keep(through if args.models else results.CASES, verdicts)
     return compare(verdicts, args.baseline) if args.baseline else 0
 
 
@@ -96,6 +107,10 @@ def read_cases(folder: Path, cache: Path, jobs: int) -> list[Case]:
         f"against the recorder, {early} ended early"
     )
     return cases
+
+
+def _is_meant(verdict: Verdict, pattern: re.Pattern[str]) -> bool:
+    return bool(pattern.search(f"{verdict.operator} {verdict.name}"))
 
 
 def _understood(cases: Sequence[Case], args: argparse.Namespace) -> list[Case]:

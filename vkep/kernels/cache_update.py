@@ -69,14 +69,15 @@ CACHE_UPDATE = Kernel(
 class CacheUpdateProblem(Problem):
     """``present_key`` and ``present_value`` [batch, kv heads, room, size and value size] from those of the past (``old`` rows; 0:
     there is none) and ``length`` new tokens: ``k`` and ``v`` of batch, head and row strides (elements; the elements of a row are
-    dense), from the row on that ``first`` (int32 [batch]) says. Rows after them are zero.
+    dense), from the row on that ``first`` (int32 [batch]) says. Rows after them are the past's (zero where it has none); in those
+    before row ``used`` what is no finite number is 0.
 
     ``half`` pairs of features of ``k`` and ``q`` turn (0: none, and there is no q) by row ``ids`` (int64 [batch, length];
     without, the cache's row) of the tables ``cos`` and ``sin`` [``table_rows``, half]: (i, i + half), or neighbours if
     ``interleaved``; ``turned`` [batch, heads, length, size] is q. ``fault``: what a run is told where that row is none of the
     tables'. Elements are float32 or float16. ``alignment`` (bytes) divides the addresses of both caches.
 
-    ``over``: the past lies where the present is to be, and is no operand. Rows from ``used`` on keep what they are.
+    ``over``: the past lies where the present is to be, and is no operand.
     """
 
     batch: int

@@ -375,11 +375,16 @@ def group_query_attention(
         assert past_key is not None and past_value is not None
         if rotary is not None:
             q = _turned(b, q, first, rotary)
-        # zeros, as in `cached`, where the buffer holds more than the sequence
+        # numbers, as in `cached`, where what is read holds more than the sequence
         place = b.reshape(positions(b, room), (1, 1, room, 1))
         end = b.reshape(lengths, (batch, 1, 1, 1))
         present_key, present_value = (
-            b.pointwise("({0} <= {1} ? {2} : {3})", place, end, t, b.scalar_like(0, t), dtype=t.dtype, shape=t.shape)
+            b.pointwise(
+                "({0} <= {1} || {0} >= {4} || !(isnan({2}) || isinf({2})) ? {2} : {3})",
+                *(place, end, t, b.scalar_like(0, t), used),
+                dtype=t.dtype,
+                shape=t.shape,
+            )
             for t in (past_key, past_value)
         )
     else:

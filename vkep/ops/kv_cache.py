@@ -41,7 +41,8 @@ def cached(
     rotary: Rotary | None = None,
 ) -> Cached:
     """The caches of ``room`` rows: the past's before each sequence's row ``first`` (int32 [batch]), ``new`` (queries, keys,
-    values [batch, heads, length, size]) from there on, then zeros. The rows before ``used`` are read.
+    values [batch, heads, length, size]) from there on, then the past's rows; in those before ``used``, which are read, 0 for what
+    is no finite number.
     """
     q, k, v = new
     (batch, heads, length, size), (past_key, past_value) = q.shape, past
