@@ -72,18 +72,34 @@ class Choices:
 @contextlib.contextmanager
 def _intercepted(ask: Callable[[str, Callable[..., Any], Any], Any]) -> Iterator[None]:
     """Every function that prefers asks ``ask``; nothing is kept from one call to another, and threads are none."""
+    keep, prefer = _places(len(sys.modules))
     with pytest.MonkeyPatch.context() as patch:
-        for module in [m for name, m in sys.modules.items() if name.startswith("vkep.") and m is not None]:
-            if module.__name__.startswith("vkep.sizes"):
-                continue
-            for name, value in list(vars(module).items()):
-                if isinstance(value, functools._lru_cache_wrapper):
-                    patch.setattr(module, name, _plain(value.__wrapped__))
-                elif isinstance(value, FunctionType) and (value in _PREFER or value.__code__ is _AT_HAND):
-                    patch.setattr(module, name, _asking(value, ask))
-        patch.setattr(emit, "schedule", _asking(emit.schedule, ask))
         patch.setattr(emit, "ThreadPoolExecutor", _Serial)
-        yield
+        asking = [(module, name, value, _asking(value, ask)) for module, name, value in prefer]
+        try:
+            for module, name, _, other in (*keep, *asking):
+                setattr(module, name, other)
+            yield
+        finally:
+            for module, name, value, _ in (*keep, *asking):
+                setattr(module, name, value)
+
+
+@functools.cache
+def _places(_modules: int) -> tuple[list[tuple[Any, str, Any, Any]], list[tuple[Any, str, Any]]]:
+    """Where modules have functions that keep results, with functions that do not, and functions that prefer. As long as no module
+    is imported they stay: looking for them takes 10 ms.
+    """
+    keep, prefer = [], [(emit, "schedule", emit.schedule)]
+    for module in [m for name, m in sys.modules.items() if name.startswith("vkep.") and m is not None]:
+        if module.__name__.startswith("vkep.sizes"):
+            continue
+        for name, value in vars(module).items():
+            if isinstance(value, functools._lru_cache_wrapper):
+                keep.append((module, name, value, _plain(value.__wrapped__)))
+            elif isinstance(value, FunctionType) and (value in _PREFER or value.__code__ is _AT_HAND):
+                prefer.append((module, name, value))
+    return keep, prefer
 
 
 def _asking(function: Callable[..., Any], ask: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ the same choices among what is right for both (docs/shapes.md).
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -104,12 +105,17 @@ def test_a_decoder_whose_prompts_differ_in_length(device: str) -> None:
 _OTHER_BODIES = ("center_crop_pad", "linear_attention")
 
 
+@functools.cache
+def _node_cases() -> list[tuple[str, Case]]:
+    return list(node_cases())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("device", DEVICES)
 def test_node_cases(device: str) -> None:
     compared_with_others = 0
-    for k, (name, case) in enumerate(node_cases()):
+    for k, (name, case) in enumerate(_node_cases()):
         if any(part in name for part in _OTHER_BODIES):
             continue
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from gpu_shared import SharedGpuContext
 from vkep import InferenceSession
 
 Array = np.ndarray[Any, Any]
@@ -55,10 +57,16 @@ def graph_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+@functools.cache
+def _context() -> SharedGpuContext:
+    """One for all: to make one takes longer than most cases."""
+    return SharedGpuContext.create({"gpu_shared_context_token": "operators"})
+
+
 def on_vulkan(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
     """The outputs, with every node on Vulkan or folded; `UnsupportedModelError` says what was declined."""
     given = {i.name: values[i.name] for i in model.graph.input}
-    with InferenceSession(model, fallback="error") as session:
+    with InferenceSession(model, context=_context(), fallback="error") as session:
         return session.run(None, given)
 
 

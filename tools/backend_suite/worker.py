@@ -6,6 +6,8 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from gpu_shared.context import SharedGpuContext
+from gpu_shared.instance import validation_log
 from tools.backend_suite import through_ort
 from tools.backend_suite.cases import Case, check_outputs, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome
@@ -13,8 +15,7 @@ from tools.worker_pool import run_tasks
 
 
 def run_case(case: Case) -> Outcome:
-    """Run one case in this process on the default Vulkan device."""
-    from gpu_shared.instance import validation_log
+    """Run one case in this process on the default Vulkan device, on the context of the cases before."""
     from vkep.backend import VulkanBackend
     from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 
@@ -30,7 +31,7 @@ def run_case(case: Case) -> Outcome:
     vulkan = on_cpu = False
     try:
         model = case.model()
-        prepared = VulkanBackend.prepare(model)
+        prepared = VulkanBackend.prepare(model, context=_context())
         try:
             for inputs, expected in case.data(model):
                 dtypes = tuple(dict.fromkeys(str(getattr(v, "dtype", type(v).__name__)) for v in [*inputs, *expected]))
@@ -63,6 +64,16 @@ def run_case(case: Case) -> Outcome:
             DECLINED, ["the expected values are random draws: shape and type agree, values cannot be compared"]
         )
     return outcome(CPU, reasons) if on_cpu else outcome(VULKAN, folded=not vulkan)
+
+
+_kept: list[SharedGpuContext] = []
+
+
+def _context() -> SharedGpuContext:
+    """This process's: to make one takes longer than most cases. One that a case lost is replaced."""
+    if not _kept or not _kept[0].is_valid:
+        _kept[:] = [SharedGpuContext.create({"gpu_shared_context_token": "cases"})]
+    return _kept[0]
 
 
 def _one_line(error: object) -> str:
