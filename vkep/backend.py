@@ -81,7 +81,7 @@ class VulkanBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the device is there; what a node needs is told by `prepare` and the report."""
+        """Whether the device is there; what a node needs is reported by `prepare` and the report."""
         return cls.supports_device(device)
 
     @classmethod

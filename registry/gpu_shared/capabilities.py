@@ -90,8 +90,8 @@ class MemoryHeap:
 class DeviceCapabilities:
     """Properties, limits and features of one device (sizes in bytes). ``features`` are names of `FEATURE_NAMES`.
 
-    For a device that was made, ``features`` and ``extensions`` are what is on; for one that is only listed, what is
-    to be had.
+    For a device that was made, ``features`` and ``extensions`` are what is on; for one that is only listed, what it
+    has.
     """
 
     name: str
@@ -270,7 +270,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One line of `list_devices`: the capabilities to be had, and whether a device could be made (empty
+    """One line of `list_devices`: the capabilities of the device, and whether a device could be made (empty
     ``problems``).
     """
 

@@ -291,7 +291,7 @@ def _uuid_of(chosen: DeviceInfo | DeviceCapabilities) -> str:
 
 
 def _check_layers(layers: Sequence[str]) -> set[str]:
-    """Names of the instance extensions to be had with these layers."""
+    """Names of the instance extensions that these layers have."""
     found = vk.enumerate_all(
         vk.lib.vkEnumerateInstanceLayerProperties, (), "VkLayerProperties", "vkEnumerateInstanceLayerProperties"
     )

@@ -84,7 +84,7 @@ CORE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 #: what a device has without switching it on
 PROPERTY_FEATURES = frozenset({"subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle"})
-#: extensions that are switched on where they are to be had
+#: extensions that are switched on where the device has them
 WANTED_EXTENSIONS = (
     "VK_KHR_cooperative_matrix",
     "VK_KHR_shader_bfloat16",

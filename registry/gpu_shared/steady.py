@@ -2,7 +2,7 @@
 
 A signal's handler may raise between any two bytecodes of the main thread, `PyThreadState_SetAsyncExc` in any other: also within
 a ``finally``, a ``with`` statement's ``__exit__`` written in Python, or a finaliser. What changes shared state therefore runs in
-threads of this module (`steady`), which handle no signals and which nobody else knows; the caller waits, and where its wait is
+threads of this module (`steady`), which handle no signals and which no other code reaches; the caller waits; where its wait is
 cut short the work goes on to its end. What must also hold in the caller's thread uses single steps of the interpreter: a lock in
 a ``with`` statement, `UseCount`, and `on_end`, whose weak reference calls a function written in C.
 """
@@ -145,7 +145,7 @@ def _nothing() -> None:
 
 
 def _task(work: Callable[[], Any]) -> _Task | None:
-    """A task for a worker of its own; None where there is none to be had."""
+    """A task for a worker of its own; None where no worker can be started."""
     try:
         worker = _idle.pop()
     except IndexError:

@@ -37,7 +37,7 @@ class Block:
     requested: int  #: bytes asked for
     region: int  #: id of the region, as the source named it
     offset: int  #: byte offset in the region
-    allocation_id: int  #: never given twice by one arena: a stale block is told from a new one at its address
+    allocation_id: int  #: never given twice by one arena: it distinguishes a stale block from a new one at its address
 
 
 class SourceRegion(NamedTuple):

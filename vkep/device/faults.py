@@ -1,4 +1,4 @@
-"""What kernels note of data that break an operator's specification, and who is told.
+"""Faults: data that break an operator's specification, as kernels note them and as runs raise them.
 
 A recording whose plan has faults (`vkep.plan.records.Plan.faults`) has one word that its kernels write a code to. The word lies
 where the host sees it, so that a run without a fault costs a look at it. A run that the host waits for is checked then. One

@@ -106,7 +106,7 @@ class RecordedPlan:
             self._wait()
             if self._fault is not None:
                 if self._fault.unread:
-                    self._fault.settle(ended=True)  # it is told with the sizes that it had
+                    self._fault.settle(ended=True)  # its message has the sizes of that run
                 self._fault.reasons = dict(numbers.faults)
             self._table.set(numbers)
             self._ports = numbers.ports

@@ -1,7 +1,7 @@
 """8-bit and 4-bit floats: kernels move them as bits, and only casts read their values.
 
-Formats: OCP 8-bit Floating Point (OFP8), OCP Microscaling (MX), and the FNUZ forms of arXiv:2206.02915; what becomes of
-values out of range is in ONNX Cast's tables.
+Formats: OCP 8-bit Floating Point (OFP8), OCP Microscaling (MX), and the FNUZ forms of arXiv:2206.02915; values
+out of range convert as the tables of ONNX Cast say.
 """
 
 from __future__ import annotations

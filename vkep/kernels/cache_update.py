@@ -74,7 +74,7 @@ class CacheUpdateProblem(Problem):
 
     ``half`` pairs of features of ``k`` and ``q`` turn (0: none, and there is no q) by row ``ids`` (int64 [batch, length];
     without, the cache's row) of the tables ``cos`` and ``sin`` [``table_rows``, half]: (i, i + half), or neighbours if
-    ``interleaved``; ``turned`` [batch, heads, length, size] is q. ``fault``: what a run is told where that row is none of the
+    ``interleaved``; ``turned`` [batch, heads, length, size] is q. ``fault``: the error's message where that row is none of the
     tables'. Elements are float32 or float16. ``alignment`` (bytes) divides the addresses of both caches.
 
     ``over``: the past lies where the present is to be, and is no operand.

@@ -1,7 +1,7 @@
 """Copies that follow indices: Gather, GatherElements, GatherND; and the plain copy.
 
 Elements are moved as untyped units, so every element type is served. Indices are int32 or int64; a negative one counts
-from the end (`vkep.kernels.indices` says what becomes of one out of range).
+from the end (`vkep.kernels.indices` says what happens to one out of range).
 """
 
 from __future__ import annotations

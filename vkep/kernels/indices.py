@@ -1,7 +1,7 @@
 """Kernels that follow indices from data (``shaders/indices.glsl``).
 
 An index out of range is clamped, so that no index reads or writes out of bounds, and noted as a fault of the run
-(``shaders/fault.glsl``) where the problem has a ``fault``: what a run is told then. "" is for indices that are right already.
+(``shaders/fault.glsl``) where the problem has a ``fault``: the message of the error. "" is for indices that are right already.
 """
 
 from __future__ import annotations

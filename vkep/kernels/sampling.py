@@ -187,7 +187,7 @@ class _Regions(Problem):
 
     @property
     def fault(self) -> str:
-        """What a run is told where a region is of no image."""
+        """The message of the error where a region is of no image."""
         return f"a region's batch index is outside [0, {self.shape[0] - 1}]"
 
     def makes(self) -> tuple[Need, ...]:

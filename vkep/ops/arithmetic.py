@@ -241,7 +241,7 @@ def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
 
 def _declare_variadic(op_type: str, op: str, among: tuple[str, ...]) -> None:
     def lower(b: Builder, *inputs: Tensor) -> Tensor:
-        # constants enter the expression without a leaf, so the shape is told
+        # constants enter the expression without a leaf, so the shape is given
         return b.store(_fold_variadic(b, inputs, op), inputs[0].dtype, shape=_broadcast(b, inputs))
 
     lower.__name__ = op_type.lower()

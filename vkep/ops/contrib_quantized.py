@@ -94,7 +94,7 @@ def matmul_nbits_(
         if g_idx is None:
             matrix = _dequantized_blocks(b, unpacked, scales, zeros, bits, a.dtype)
             columns = b.reshape(matrix, (N, blocks * block_size)).slice(1, 0, K)
-        else:  # the block of each row is told, not its position's
+        else:  # the block of each row is given, not its position's
             places = _places(b, g_idx, K, blocks, block_size)
             each = [None if t is None else gather_(b, t, places, axis=1) for t in (scales, zeros)]
             wide = b.reshape(unpacked, (N, blocks * block_size)).slice(1, 0, K)

@@ -48,7 +48,7 @@ def rows_at(b: Builder, table: Tensor, ids: Tensor, what: str) -> Tensor:
 
 
 def gathered(b: Builder, data: Tensor, indices: Tensor, axis: int = 0, what: str = "", from_end: bool = True) -> Tensor:
-    """`gather_`; ``what`` is the name of an index that a run is told of where it is out of range ("": none is)."""
+    """`gather_`; ``what`` names the index in the error of a run where it is out of range ("": none is)."""
     axis = b.axis(axis, data.rank)
     extent = data.shape[axis]
     fault = fault_of(b, indices, [extent], outside(extent, axis, what, from_end), from_end) if what else ""
@@ -69,7 +69,7 @@ def gather_elements_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0
 
 
 def elements_at(b: Builder, data: Tensor, indices: Tensor, axis: int, reason: str) -> Tensor:
-    """`gather_elements_`; ``reason`` is what a run is told where an index is beyond the axis."""
+    """`gather_elements_`; ``reason`` is the message of the error where an index is beyond the axis."""
     types = data.dtype.name, indices.dtype.name
     problem = GatherElementsProblem(data.shape, indices.shape, axis, *types)
     fault = fault_of(b, indices, [data.shape[axis]], reason)

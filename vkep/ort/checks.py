@@ -1,4 +1,4 @@
-"""The checks of ONNX Runtime's runs: a fused node does not wait for the device, so that what it met is told when the run ends."""
+"""The checks of ONNX Runtime's runs: a fused node does not wait for the device, so that its fault is raised when the run ends."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ONNX Runtime reads ``device_id`` among provider options as the number of a hardware device (a PCI id) and takes the CPU where
 none has it, and it knows no options of a plugin's sessions. One method is wrapped for both, and for programs that name
-other providers, or none (`vkep.ort.programs`). ``onnxruntime.OrtValue`` calls Vulkan's memory CUDA's in DLPack, which is mended.
+other providers, or none (`vkep.ort.programs`). ``onnxruntime.OrtValue`` calls Vulkan's memory CUDA's in DLPack; that is fixed.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def is_control(node: Node) -> bool:
 
 
 def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
-    """What becomes of a control-flow node whose inputs are ``known``. Raises `Decline` for what only the CPU can run."""
+    """The steps for a control-flow node whose inputs are ``known``. Raises `Decline` for what only the CPU can run."""
     lists = [v for name in node.reads if isinstance(v := known[name], (ListValue, NoValue))]
     for name in node.reads:
         if isinstance(known[name], HostValue) and known[name] not in lists:

@@ -438,7 +438,7 @@ class _Partitioner:
         return ordered
 
     def _over(self, wanted: set[str]) -> dict[str, str]:
-        """The inputs that outputs are written over, where nobody else needs what they were."""
+        """The inputs that outputs are written over, where nothing else reads them."""
         inputs = {name: known.over for name, known in self.known.items() if isinstance(known, ValueSpec) and known.over}
         return {name: made for name, made in inputs.items() if name not in wanted}
 

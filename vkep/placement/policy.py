@@ -132,7 +132,7 @@ class Policy:
 @dataclass(frozen=True)
 class Partition:
     """An island as the policy sees it. ``replaceable``: neither quantized nor declined by the other delegate.
-    ``kept``: however small, for nobody else could run it.
+    ``kept``: kept however small, since no other delegate runs it.
     """
 
     kind: str

@@ -105,7 +105,7 @@ def ports(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[Port, ..
 
 
 def faults(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """The plan's faults, as they are told for the values of `PlanSizes.values`."""
+    """The plan's faults, as they read for the values of `PlanSizes.values`."""
     found = list(plan.faults)
     for k, parts in sizes.faults:
         found[k] = (found[k][0], "".join([part if isinstance(part, str) else str(values[part]) for part in parts]))

@@ -45,7 +45,7 @@ class Predictor:
 
     A call takes columns as arrays [rows, ...] (or arrays of arrays where rows differ in shape) and gives the outputs, and the
     columns that are no inputs as they are. Subclasses may override `__call__` and use `predict`. A batch whose device is lost
-    is run again on a new context; where there is none to be had the actor ends, and Ray runs the batch in another.
+    is run again on a new context; where none is available the actor ends, and Ray runs the batch in another.
 
     Raises as `vkep.InferenceSession`; ``ValueError`` for a model without an axis of rows.
     """

@@ -166,7 +166,7 @@ class KpRunner:
         values.update(made)
 
     def report(self) -> KomputeReport:
-        """What the region is, and what its hand-over costs."""
+        """What the region is, and what sharing its values costs."""
         sizes = {
             n: int(np.prod(shape, dtype=np.int64)) * np.dtype(d).itemsize for n, (d, shape) in self.step.specs.items()
         }

@@ -94,7 +94,7 @@ def running(options: RunOptions | None) -> Iterator[None]:
 
 
 def stop_if_told() -> None:
-    """Raise `RunTerminatedError` where this thread's run was told to end."""
+    """Raise `RunTerminatedError` where ``terminate`` is set for this thread's run."""
     options = _running.options
     if options is not None and options.terminate:
         raise RunTerminatedError(f"run {options.logid!r}: ended, as terminate of its RunOptions is set")

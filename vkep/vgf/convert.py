@@ -61,7 +61,7 @@ def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = (), cache: Vg
     What was converted before, by the same version of the converter, comes from the disk (``cache``; None: the user's).
     Raises `ConvertError` with the converter's message for source that it does not take.
     """
-    converter()  # a missing converter is told, whatever the cache holds
+    converter()  # a missing converter is an error, whatever the cache holds
     cache = VgfCache() if cache is None else cache
     digest = hashlib.sha256(f"vkep vgf 1\0{_package_version()}\0{options}\0".encode())
     digest.update(source.encode() if isinstance(source, str) else source)

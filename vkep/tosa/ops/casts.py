@@ -67,7 +67,7 @@ def truncated(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
 
 
 def _from_held(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
-    if x.held == "low" and dtype == "int32":  # ONNX leaves open what becomes of numbers out of range
+    if x.held == "low" and dtype == "int32":  # ONNX does not define the result for numbers out of range
         return replace(x, held="")
     plain = bits_of(b, x)
     if x.held == "bits":
