@@ -43,7 +43,7 @@ class RowCaches:
         self._moves = _Moves(session, specs[0].dtype)
         self.rows = self.room = 0
         self._buffers: list[DeviceTensor] = []
-        self._views: dict[tuple[int, int], list[DeviceTensor]] = {}
+        self._views: dict[tuple[int, int], tuple[dict[str, DeviceTensor], dict[str, DeviceTensor]]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -73,14 +73,14 @@ class RowCaches:
             tensor.close()
 
     def bound(self, first: int, count: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
-        """What a run on rows ``first`` and on is bound to: inputs and outputs by name."""
-        views = self._views.get((first, count))
-        if views is None:
-            views = self._views[first, count] = [tensor.rows(first, count) for tensor in self._buffers]
-        return (
-            {spec.past: tensor for spec, tensor in zip(self._specs, views, strict=True)},
-            {spec.present: tensor for spec, tensor in zip(self._specs, views, strict=True)},
-        )
+        """What a run on rows ``first`` and on is bound to: inputs and outputs by name, the same objects until the caches grow."""
+        found = self._views.get((first, count))
+        if found is None:
+            views = [tensor.rows(first, count) for tensor in self._buffers]
+            pairs = list(zip(self._specs, views, strict=True))
+            found = {spec.past: view for spec, view in pairs}, {spec.present: view for spec, view in pairs}
+            self._views[first, count] = found
+        return found
 
     def close(self) -> None:
         """Give the memory back."""

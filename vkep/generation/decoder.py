@@ -16,7 +16,7 @@ from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import CHOSEN, TOKENS, for_generation
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, ValueInfo
-from vkep.session import InferenceSession, SessionOptions
+from vkep.session import InferenceSession, IOBinding, SessionOptions
 
 Array = np.ndarray[Any, Any]
 
@@ -48,6 +48,8 @@ class Decoder:
         self._read(model.graph)
         self.session = InferenceSession(for_generation(model, self.logits, choose=True), **options)
         self._results: dict[tuple[str, int], DeviceTensor] = {}
+        # by rows, where the tokens go and whether they come to the host: the caches that are bound, and the binding
+        self._bound: dict[tuple[int, str, bool], tuple[Mapping[str, DeviceTensor], IOBinding]] = {}
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
 
@@ -125,26 +127,19 @@ class Decoder:
         present: Mapping[str, DeviceTensor | None],
         greedy: bool,
     ) -> tuple[Made, list[Any]]:
-        binding, rows = self.session.io_binding(), len(lengths)
+        rows = len(lengths)
+        # not where the run reads its tokens
+        place = next(n for n in ("tokens", "others") if self._results.get((n, rows)) is not ids)
+        before, binding = self._bound.get((rows, place, greedy), (None, None))
+        if binding is None or before is not past:
+            binding = self._binding(rows, past, present, place, greedy)
+            self._bound[rows, place, greedy] = past, binding
         for name, what in self._kinds.items():
             value = ids if what == "input_ids" else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
             if isinstance(value, DeviceTensor):
                 binding.bind_input(name, value)
             else:
                 binding.bind_cpu_input(name, value)
-        for name, tensor in past.items():
-            binding.bind_input(name, tensor)
-        last = self._shape is not None and len(self._shape) == 3 and self._shape[1] == 1 and self.vocabulary
-        kept = self._kept("logits", (rows, 1, self.vocabulary), self._dtype) if last else None
-        binding.bind_output(self.logits, kept)
-        # not where the run reads its tokens
-        place = next(n for n in ("tokens", "others") if self._results.get((n, rows)) is not ids)
-        binding.bind_output(TOKENS, self._kept(place, (rows, 1), "int64"))
-        binding.bind_output(
-            CHOSEN, None if greedy else self._kept("chosen", (rows,), "int32"), device="cpu" if greedy else "gpu"
-        )
-        for name, target in present.items():
-            binding.bind_output(name, target)
         self.session.run_with_iobinding(binding)
         logits, tokens, chosen, *rest = binding.results
         assert isinstance(logits, DeviceTensor)
@@ -153,6 +148,28 @@ class Decoder:
         assert isinstance(tokens, DeviceTensor)
         assert isinstance(chosen, np.ndarray)
         return Made(logits, tokens, [int(token) for token in chosen]), rest
+
+    def _binding(
+        self,
+        rows: int,
+        past: Mapping[str, DeviceTensor],
+        present: Mapping[str, DeviceTensor | None],
+        place: str,
+        greedy: bool,
+    ) -> IOBinding:
+        """A binding of the caches and the results."""
+        binding = self.session.io_binding()
+        for name, tensor in past.items():
+            binding.bind_input(name, tensor)
+        last = self._shape is not None and len(self._shape) == 3 and self._shape[1] == 1 and self.vocabulary
+        kept = self._kept("logits", (rows, 1, self.vocabulary), self._dtype) if last else None
+        binding.bind_output(self.logits, kept)
+        binding.bind_output(TOKENS, self._kept(place, (rows, 1), "int64"))
+        chosen = None if greedy else self._kept("chosen", (rows,), "int32")
+        binding.bind_output(CHOSEN, chosen, device="cpu" if greedy else "gpu")
+        for name, target in present.items():
+            binding.bind_output(name, target)
+        return binding
 
     def _kept(self, name: str, shape: tuple[int, ...], dtype: str) -> DeviceTensor:
         """Where a result goes: the same memory in each run of as many rows."""
@@ -168,6 +185,7 @@ class Decoder:
 
     def close(self) -> None:
         """Close the session."""
+        self._bound.clear()
         for tensor in self._results.values():
             tensor.close()
         self.session.close()
