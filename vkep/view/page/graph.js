@@ -125,6 +125,8 @@
     state.reveal = state.layout ? null : wanted;
     const shown = state.layout ? wanted.map((n) => state.layout.position.get(n)).filter((k) => k !== undefined) : [];
     if (!shown.length) return;
+    const room = made.canvas.parentElement.getBoundingClientRect(); // the details may just have opened
+    if (room.width) (made.width = room.width), (made.height = room.height);
     view.scale = Math.max(view.scale, 0.8);
     const mid = (list) => (Math.min(...list) + Math.max(...list)) / 2;
     view.x = mid(shown.map((k) => state.layout.x[k])) - made.width / 2 / view.scale;

@@ -78,6 +78,7 @@
         // a frame without an address of its own, as in Jupyter
       }
     }
+    buttons[name].scrollIntoView({ block: "nearest", inline: "center" });
     V.tabs[name].show();
     then?.();
   };
