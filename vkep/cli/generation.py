@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +35,8 @@ class Rate:
     @classmethod
     def of(cls, model: str, device: str, test: str, tokens: int, seconds: Sequence[float]) -> Rate:
         """The mean rate of all runs but the first."""
+        import statistics
+
         rates = [tokens / s for s in seconds[1:]]
         deviation = statistics.stdev(rates) if len(rates) > 1 else 0.0
         return cls(model, device, test, statistics.fmean(rates), deviation, seconds[0] * 1e3)
