@@ -22,7 +22,9 @@ def model_of(
     infos = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), s) for n, s in shapes.items()]
     results = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), None) for n in outputs]
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph(nodes, "g", infos, results)
+    graph = helper.make_graph(
+        nodes, "g", infos, results, [c for c in CONSTANTS if any(c.name in n.input for n in nodes)]
+    )
     made: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
     return made
 
@@ -112,6 +114,9 @@ def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProt
 
 
 X, W = (RNG.normal(size=(6, 6)).astype(np.float32) for _ in range(2))
+SCATTERED = np.concatenate((X[:2], W[:1], X[3:]))
+#: rows that a scatter puts, and where
+CONSTANTS = [onnx.numpy_helper.from_array(W[:1], "w2"), onnx.numpy_helper.from_array(np.array([[2]], np.int64), "row")]
 GENERAL = {
     "element by element": ([node("Add", "x w", "y")], lambda: {"y": X + W}),
     "a product": ([node("MatMul", "x w", "y")], lambda: {"y": X @ W}),
@@ -119,6 +124,11 @@ GENERAL = {
     "itself": ([node("Identity", "x", "y")], lambda: {"y": X}),
     "read later": ([node("Add", "x w", "y"), node("MatMul", "x y", "z")], lambda: {"y": X + W, "z": X @ (X + W)}),
     "on the host": ([node("Det", "x", "d"), node("Add", "x d", "y")], lambda: {"y": X + np.linalg.det(X)}),
+    "a part, read later": (
+        [node("ScatterND", "x row w2", "y"), node("MatMul", "x y", "z")],
+        lambda: {"y": SCATTERED, "z": X @ SCATTERED},
+    ),
+    "given too": ([node("Neg", "x", "y")], lambda: {"y": -X, "x": X}),
     "of no use": ([node("Mul", "w w", "y"), node("Neg", "x", "z")], lambda: {"y": W * W, "z": -X}),
 }
 
@@ -134,6 +144,50 @@ def test_every_model_takes_an_input_as_its_outputs_place(what: str) -> None:
             for name, value in expected.items():
                 np.testing.assert_allclose(results[name], value, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(session.run(["y"], {"x": X, "w": W})[0], expected["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_caches_that_others_read_too() -> None:
+    """Two layers share a past: each makes a cache of its own from it, one of them in the past's place."""
+    batch, heads, room, size = 1, 2, 6, 8
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("q", "k", "v"), (batch, 1, heads * size))
+    shapes |= {"pk": (batch, heads, room, size), "pv": (batch, heads, room, size), "s": (1,), "t": (1,)}
+    settings: dict[str, Any] = {"domain": "com.microsoft", "num_heads": heads, "kv_num_heads": heads}
+    nodes = [
+        helper.make_node("GroupQueryAttention", [*"qkv", "pk", "pv", "s", "t"], [f"y{k}", f"k{k}", f"v{k}"], **settings)
+        for k in range(2)
+    ]
+    model = model_of(
+        nodes, shapes, [f"{n}{k}" for k in range(2) for n in "ykv"], s=TensorProto.INT32, t=TensorProto.INT32
+    )
+    feeds: dict[str, Array] = {n: RNG.normal(size=s).astype(np.float32) for n, s in shapes.items() if n not in "st"}
+    feeds |= {"s": np.array([3], np.int32), "t": np.array([4], np.int32)}
+    with vkep.InferenceSession(model, fallback="error") as session:
+        apart = dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
+        for name, found in run_over(session, feeds, {"k0": "pk", "v0": "pv"}).items():
+            np.testing.assert_allclose(found, apart[name], rtol=1e-5, atol=1e-5)
+
+
+def test_more_new_tokens_than_a_cache_has_room_for() -> None:
+    """What a hostile caller says of lengths moves no row out of its buffer."""
+    batch, heads, length, room, size = 1, 2, 6, 4, 8
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("q", "k", "v"), (batch, length, heads * size))
+    shapes |= {"pk": (batch, heads, room, size), "pv": (batch, heads, room, size), "s": (1,), "t": (1,)}
+    attention = helper.make_node(
+        "GroupQueryAttention",
+        [*"qkv", "pk", "pv", "s", "t"],
+        ["y", "key", "value"],
+        domain="com.microsoft",
+        num_heads=heads,
+        kv_num_heads=heads,
+    )
+    model = model_of([attention], shapes, ["y", "key", "value"], s=TensorProto.INT32, t=TensorProto.INT32)
+    feeds: dict[str, Array] = {n: RNG.normal(size=s).astype(np.float32) for n, s in shapes.items() if n not in "st"}
+    feeds |= {"s": np.array([3], np.int32), "t": np.array([4], np.int32)}
+    with vkep.InferenceSession(model, fallback="error", check_data=False) as session:
+        run_over(session, feeds, {"key": "pk", "value": "pv"})
+        [island] = session.islands()
+        specs = [dict(key.spec) for key in island.plan.pipelines if key.shader.source == "cache_update.comp"]
+        assert [spec["OVER"] for spec in specs] == [0]
 
 
 def test_two_that_change_places() -> None:

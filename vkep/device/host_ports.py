@@ -90,6 +90,7 @@ class HostPorts:
         return made
 
     def close(self) -> None:
+        """Free its memory; the runs that use it must have ended."""
         """Free the ports' memory."""
         self.views, self._raw = [], np.empty(0, np.uint8)
         if self.staging is not None:

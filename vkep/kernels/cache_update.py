@@ -137,7 +137,7 @@ class CacheUpdateProblem(Problem):
 
     def in_place(self, pairs: Mapping[str, str]) -> CacheUpdateProblem | None:
         both = {"present_key": "past_key", "present_value": "past_value"}
-        return replace(self, over=True) if pairs == both and self.old == self.room else None
+        return replace(self, over=True) if pairs == both and self.length <= self.room == self.old else None
 
     def placed(self, operands: Mapping[str, Any]) -> CacheUpdateProblem:
         caches = [
@@ -158,6 +158,8 @@ def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
     rows = problem.length if problem.over else problem.room
     turning = group * problem.length if problem.half else 0
     total = largest((rows + turning) * (problem.size // unit), rows * (problem.value_size // unit))
+    if problem.over and problem.batch != 1:  # rows that the longest sequence has and others have not
+        total = largest(total, ceil_div((problem.used - problem.length) * (problem.size // unit), 16))
     local = lanes(e.caps, total * problem.batch * problem.kv_heads)
     groups = ceil_div(total, local)
     fault, code = noting(e, problem.fault)

@@ -51,7 +51,9 @@ class _Details:
         specs: Iterable[Known],
         inputs: Sequence[str],
         outputs: Sequence[str],
+        over: Over,
     ) -> None:
+        self.over = over  #: inputs, and the outputs that the executable writes to their memory
         self.layout = [_layout(spec) for spec in specs]
         self.ports: dict[str, Port] = {}
         for step in executable.steps:
@@ -148,6 +150,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._types = {v.name: v.elem_type for v in graph.outputs if v.elem_type}
         self._which = ffi.new("size_t[]", which)
         self._scratch: list[_Scratch] = []
+        self._over: Over = ()  # inputs, and the outputs that the latest runs wrote to their memory
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
         later = True
@@ -169,7 +172,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         infos = [declared[n] for n in self._names]
         numbers = [n for info in infos for n in (info.elem_type, len(info.shape or ()), *(info.shape or ()))]
         key = np.array(numbers, np.int64).tobytes()
-        used = self.planned.use_key(key, lambda: self._make(key, program))
+        used = self.planned.use_key((key, ()), lambda: self._make(key, program))
         with used.hold:
             executable = used.executable
             later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
@@ -209,7 +212,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             if length < 0:
                 ort.check(scratch.failed[0])
             key = ffi.buffer(scratch.signature, 8 * length)[:]
-            used = self.planned.use_key(key, lambda: self._make(key))
+            over = self._over  # most likely as in the run before
+            used = self.planned.use_key((key, over), lambda: self._make(key, over=over))
             with used.hold:
                 executable = used.executable
                 known = executable.caller.on_device
@@ -229,7 +233,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                     if made != NULL:
                         ort.check(made)
                     found = ffi.unpack(addresses, count + known.count)
-                    if 0 not in found and not known.over(found):
+                    if 0 not in found and known.over(found) == over:
                         known.run(found, self.runtime.checks)
                         return
                 self._run(executable, key, scratch.tensors, context)
@@ -268,19 +272,17 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 waiting[name] = made
                 targets[name] = host_array(made.data, dtype, port.shape, port.nbytes)
         over = overwritten(values, targets)
-        if not over:
-            self._send(executable, key, values, targets, waiting)
-        else:
-            with contextlib.ExitStack() as held:
-                with contextlib.suppress(InvalidInputError):  # a sealed node keeps to its plan
-                    used = self.planned.use_key((key, over), lambda: self._make(key, over=over))
-                    held.enter_context(used.hold)
-                    executable = used.executable
-                kept = allowed(targets, over, executable)
-                for index, name in enumerate(self.outputs):
-                    if name in targets and name not in kept:
-                        waiting[name] = self._output(context, index, details.ports[name].shape)
-                self._send(executable, (key, over), values, kept, waiting)
+        with contextlib.ExitStack() as held:
+            if over != details.over and not self.planned.sealed:
+                self._over = over
+                used = self.planned.use_key((key, over), lambda: self._make(key, over=over))
+                held.enter_context(used.hold)
+                executable = used.executable
+            kept = allowed(targets, over, executable)
+            for index, name in enumerate(self.outputs):
+                if name in targets and name not in kept:
+                    waiting[name] = self._output(context, index, details.ports[name].shape)
+            self._send(executable, (key, executable.caller.over), values, kept, waiting)
         for index, name in enumerate(self.outputs):
             if name and name not in details.ports:  # folded, or made in a part that was planned during the run
                 result = on_host(values[name])
@@ -378,7 +380,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 logger.warning(
                     "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
                 )
-        details = executable.caller = _Details(executable, specs.values(), self._names, self.outputs)
+        details = executable.caller = _Details(executable, specs.values(), self._names, self.outputs, over)
         for name, port in details.ports.items():
             if self._types.get(name, DTYPES[port.dtype].onnx) != DTYPES[port.dtype].onnx:
                 executable.close()

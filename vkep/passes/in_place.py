@@ -18,11 +18,18 @@ def in_place(ops: Sequence[Op], results: Mapping[int, Tensor], pairs: Mapping[in
     """The operations for a run whose outputs ``pairs`` (port: the input's) lie in memory of inputs. ``results``: the outputs by
     their ports, whole.
     """
-    made = [_over_operands(op, pairs) for op in ops]
-    for output, source in pairs.items():
-        made = _without_copy(made, output, source)
-        if not _follows(made, output, source):
-            made = _copied_at_the_end(made, results[output])
+    late: list[int] = []  # outputs that cannot be written where they are made
+    while True:
+        kept = {output: source for output, source in pairs.items() if output not in late}
+        made = [_over_operands(op, kept) for op in ops]
+        for output, source in kept.items():
+            made = _without_copy(made, output, source)
+        found = [output for output, source in kept.items() if not _follows(made, output, source)]
+        if not found:
+            break
+        late += found
+    for output in late:
+        made = _copied_at_the_end(made, results[output])
     return made
 
 

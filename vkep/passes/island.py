@@ -74,7 +74,9 @@ class Island:
             ports.append(port)
             results.append(self.builder.copy(tensor, out=Tensor.contiguous(tensor.dtype, tensor.shape, storage)))
         places = {port.name: k for k, port in enumerate(ports)}
-        shared = {places[made]: places[name] for name, made in (over or {}).items() if _fits(ports, places, name, made)}
+        shared = {
+            places[result]: places[name] for name, result in (over or {}).items() if _fits(ports, places, name, result)
+        }
         if not results:
             return None
         ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
@@ -86,9 +88,9 @@ class Island:
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, written)
 
 
-def _fits(ports: Sequence[Port], places: Mapping[str, int], name: str, made: str) -> bool:
+def _fits(ports: Sequence[Port], places: Mapping[str, int], name: str, result: str) -> bool:
     """Whether an output may lie in the memory of an input."""
-    if name not in places or made not in places:
+    if name not in places or result not in places:
         return False
-    source, result = ports[places[name]], ports[places[made]]
-    return source.is_input and not result.is_input and (source.dtype, source.shape) == (result.dtype, result.shape)
+    source, target = ports[places[name]], ports[places[result]]
+    return source.is_input and not target.is_input and (source.dtype, source.shape) == (target.dtype, target.shape)

@@ -438,9 +438,10 @@ class _Partitioner:
         return ordered
 
     def _over(self, wanted: set[str]) -> dict[str, str]:
-        """The inputs that outputs are written over, where nothing else reads them."""
+        """The inputs that outputs are written over, where nothing else reads them; of those each has an output of its own."""
         inputs = {name: known.over for name, known in self.known.items() if isinstance(known, ValueSpec) and known.over}
-        return {name: made for name, made in inputs.items() if name not in wanted}
+        results = list(inputs.values())
+        return {name: made for name, made in inputs.items() if name not in wanted and results.count(made) == 1}
 
     def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
         nodes = [node for node, _ in placed]

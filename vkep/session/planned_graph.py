@@ -68,7 +68,7 @@ class PlannedGraph:
 
     # ---- running
 
-    def run(self, values: Values, targets: Targets, key: Hashable = None) -> None:
+    def run(self, values: Values, targets: Targets, key: Hashable = None, watch: Watch | None = None) -> None:
         """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`. A target that is an input's
         tensor is written in place, or left out where the plan cannot do that: its result is a value of its own then.
         """
@@ -79,18 +79,18 @@ class PlannedGraph:
             key = (key, over)
         used = self.use(values, key, over)
         with used.hold:
-            direct = used.executable.direct
+            direct = used.executable.direct and watch is None
             if direct:
                 used.executable.run(values, allowed(targets, over, used.executable))
         if not direct:  # what its parts leave each other outlives no interrupt
-            run_steady(lambda: self._run(values, targets, key, over))
+            run_steady(lambda: self._run(values, targets, key, over, watch))
         if self._evicted:
             self._close_evicted()
 
-    def _run(self, values: Values, targets: Targets, key: Hashable, over: Over) -> None:
+    def _run(self, values: Values, targets: Targets, key: Hashable, over: Over, watch: Watch | None) -> None:
         used = self.use(values, key, over)
         with used.hold:
-            used.executable.run(values, allowed(targets, over, used.executable))
+            used.executable.run(values, allowed(targets, over, used.executable), watch)
 
     def use(self, values: Mapping[str, Any], key: Hashable = None, over: Over = ()) -> Use:
         """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
@@ -140,6 +140,11 @@ class PlannedGraph:
         key = tuple(signature)
         with self.use_key(key, lambda: self.plan(inputs)).hold:
             return key
+
+    @property
+    def sealed(self) -> bool:
+        """Whether no further signature is planned."""
+        return self._sealed
 
     def seal(self) -> None:
         """Refuse further signatures from now on; what planning needs is let go."""
@@ -278,12 +283,7 @@ class DeferredExecutor:
         asked = self.step.values
         here: Values = {n: on_host(values[n]) if n in asked else values[n] for n in self.step.inputs}
         spread(here)
-        if watch is None:
-            self.graph.run(here, targets)
-        else:
-            used = self.graph.use(here)
-            with used.hold:
-                used.executable.run(here, targets, watch)
+        self.graph.run(here, targets, watch=watch)
         # not only the step's outputs: profiling runs the islands inside again, on the values of this run
         for name, value in here.items():
             values.setdefault(name, value)

@@ -224,7 +224,7 @@ class InferenceSession:
         targets = parts.targets(binding.inputs, binding.outputs)
         values = parts.inputs_of(binding.inputs)
         parts.execute(values, targets, run_options)
-        binding.results = [parts.bound_result(values[n], n, target) for n, target in binding.outputs.items()]
+        binding.results = parts.bound_results(values, binding.outputs)
 
     def device_tensor(self, array: Array) -> DeviceTensor:
         """Upload an array, or what numpy makes one of (lists, other libraries' tensors on the host), to the session's device."""

@@ -69,6 +69,7 @@ class SessionState:
         self.outputs = [v.name for v in self.model.graph.outputs]
         self.output_names = dict.fromkeys(self.outputs)
         self.overridable = {v.name: v for v in self.model.graph.overridable}
+        self._gives_inputs = any(map(self._is_fed, self.outputs))
         self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the weights that a run brings
         self._pool: ThreadPoolExecutor | None = None
         self._options = options
@@ -183,14 +184,11 @@ class SessionState:
         self, graph: PlannedGraph, values: dict[str, Any], targets: Targets, options: RunOptions | None
     ) -> None:
         with running(options):
-            if self.profile is None and self.watch is None:
-                graph.run(values, targets)
+            if self.profile is None:
+                graph.run(values, targets, watch=self.watch)
                 return
             used = graph.use(values)
             with used.hold:
-                if self.profile is None:
-                    used.executable.run(values, targets, self.watch)
-                    return
                 start = time.perf_counter_ns()
                 kept = [value for value in values.values() if isinstance(value, DeviceTensor)]
                 # the run that times the dispatches reads the inputs once more
@@ -260,6 +258,12 @@ class SessionState:
     def result(self, value: Any, name: str) -> Any:
         """A value of a run as the caller's own array."""
         return own_array(value, self._is_fed(name))
+
+    def bound_results(self, values: Mapping[str, Any], outputs: Mapping[str, DeviceTensor | Array | str]) -> list[Any]:
+        """The results at a binding's targets. An output that is an input comes before what is written to that input's tensor."""
+        names = sorted(outputs, key=lambda n: not self._is_fed(n)) if self._gives_inputs else outputs
+        made = {name: self.bound_result(values[name], name, outputs[name]) for name in names}
+        return [made[name] for name in outputs]
 
     def bound_result(self, value: Any, name: str, target: DeviceTensor | Array | str) -> Any:
         """A result at the binding's target. Values that no island wrote there (constants, inputs, a CPU node's) are copied."""
