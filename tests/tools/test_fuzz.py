@@ -138,3 +138,13 @@ def test_what_onnx_runtime_refuses_is_refused() -> None:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"^all +200 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_processes_that_are_killed_leave_a_folder_that_others_use() -> None:
+    """A short form of ``python -m tools.fuzz.kills``."""
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "tools.fuzz.kills", "--count", "4"]
+    environment = {**os.environ, "PYTHONPATH": path, "VKEP_VALIDATION": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and ", 0 with something wrong" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,114 @@
+"""Processes are killed at random moments while they write one cache folder: what they leave changes no later answer.
+
+    python -m tools.fuzz.kills --count 1000 --seed 1 --jobs 4
+
+Each round forks ``--jobs`` processes at once, which open a session and run it, and kills them after times drawn by the seed. A
+process that follows runs to its end: its answer must be right, without an error, and so must its log be silent. The folder begins
+empty every few rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+import vkep
+
+_WEIGHTS = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+_X = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
+_RIGHT = np.maximum(_X @ _WEIGHTS, 0)
+_ROUNDS = 4  #: that share what a folder has
+
+
+class _Listener(logging.Handler):
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.said: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record)
+
+
+def _model() -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Relu", ["t"], ["y"])],
+        "kills",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3, 64])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3, 64])],
+        [numpy_helper.from_array(_WEIGHTS, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _start(model: bytes) -> int:
+    """Fork a process that opens a session and runs it; its id. It ends with 0 where the answer is right and nothing is logged."""
+    child = os.fork()
+    if child:
+        return child
+    listener = _Listener(logging.WARNING)
+    for name in ("vkep", "gpu_shared"):
+        logging.getLogger(name).addHandler(listener)
+    try:
+        with vkep.InferenceSession(model) as session:
+            right = np.allclose(session.run(None, {"x": _X})[0], _RIGHT, rtol=1e-4, atol=1e-4)
+        for record in listener.said:
+            print(record.getMessage(), file=sys.stderr, flush=True)
+        os._exit(0 if right and not listener.said else 1)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where every process that was left alone was right."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--count", type=int, default=100, help="processes to kill")
+    parser.add_argument("--jobs", type=int, default=4, help="processes at once")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    draw, model = random.Random(given.seed), _model().SerializeToString()
+    killed = ended = bad = rounds = 0
+    with tempfile.TemporaryDirectory(prefix="vkep-kills-") as folder:
+        os.environ["VKEP_CACHE_DIR"] = str(Path(folder) / "cache")
+        began = time.monotonic()
+        bad += os.waitpid(_start(model), 0)[1] != 0
+        longest = time.monotonic() - began
+        while killed < given.count:
+            if rounds % _ROUNDS == 0:
+                shutil.rmtree(Path(folder) / "cache", ignore_errors=True)
+            rounds += 1
+            began = time.monotonic()
+            children = [(draw.uniform(0, longest), _start(model)) for _ in range(given.jobs)]
+            for after, child in sorted(children):
+                time.sleep(max(0.0, began + after - time.monotonic()))
+                os.kill(child, signal.SIGKILL)
+                status = os.waitpid(child, 0)[1]
+                if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                    killed += 1
+                else:
+                    ended += 1
+                    bad += status != 0
+            status = os.waitpid(_start(model), 0)[1]
+            if status:
+                bad += 1
+                print(f"round {rounds}: a process that followed ended with status {status}", flush=True)
+    print(f"{killed} killed, {ended} ended before, {rounds} rounds, {bad} with something wrong")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
