@@ -223,7 +223,7 @@ OrtStatus *vkep_ep_stream(OrtEp *ep, const OrtMemoryDevice *device, OrtSyncStrea
 /* The stream of vkep's that does this one's work; the stream itself where it is another library's. */
 const OrtSyncStreamImpl *vkep_working_stream(const OrtSyncStreamImpl *stream);
 
-/* ONNX Runtime counts UINT2 and INT2 as element types 24 and 25; ONNX, which has FLOAT8E8M0 at 24, as 25 and 26. */
+/* ONNX Runtime counts UINT2, INT2 and FLOAT8E8M0 as element types 24, 25 and 26; ONNX counts them as 25, 26 and 24. */
 int vkep_onnx_type(int type);
 
 typedef struct VkepTensor {

@@ -1,6 +1,6 @@
 /* The plugin library's C side: two exported functions, and the calls of a run that are many and small. */
 
-int vkep_onnx_type(int type) { return type == 24 || type == 25 ? type + 1 : type; }
+int vkep_onnx_type(int type) { return type == 24 || type == 25 ? type + 1 : type == 26 ? 24 : type; }
 
 static OrtStatus *describe(const OrtApi *api, const OrtEpApi *ep_api, const OrtValue *value, VkepTensor *out) {
   int type = 0;
