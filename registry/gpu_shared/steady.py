@@ -106,6 +106,7 @@ class _Worker:
 
 class _Here(threading.local):
     task: _Task | None = None
+    in_run = False  #: whether this thread uses what is closed only once it has let go: it must not stop before
 
 
 _here = _Here()
@@ -191,7 +192,8 @@ def run_steady(work: Callable[[], T]) -> T:
     if _here.task is not None:
         return work()
     if _exiting:
-        park_at_exit()
+        if not _here.in_run:
+            park_at_exit()
         return work()
     task = _task(work)
     if task is None:
@@ -205,7 +207,8 @@ def run_steady(work: Callable[[], T]) -> T:
         task.result = None  # a traceback may keep the task by its frames, and must not keep the result
         raise
     if task.error is not None:
-        park_at_exit()  # the error is perhaps the end's doing
+        if not _here.in_run:
+            park_at_exit()  # the error is perhaps the end's doing
         try:
             raise task.error
         finally:
@@ -316,6 +319,11 @@ _last: list[Callable[[], None]] = []
 def at_exit(work: Callable[[], None]) -> None:
     """Have ``work()`` called at the interpreter's end, after all that `on_end` promises."""
     _last.append(work)
+
+
+def set_in_run(value: bool) -> None:
+    """Say that this thread uses what others wait for until it lets go, or no more."""
+    _here.in_run = value
 
 
 def park_at_exit() -> None:

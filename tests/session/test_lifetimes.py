@@ -295,3 +295,29 @@ def test_the_interpreter_ends_with_everything_open(vulkan: object) -> None:
         """
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_the_interpreter_ends_while_a_thread_is_about_to_record(vulkan: object) -> None:
+    """It has the plan in use, which the end waits for: it must come to its own end."""
+    done = _python(
+        """
+        import threading, time
+        import numpy as np
+        import vkep
+        from gpu_shared import steady
+        from tests.session.models import ADD_RELU
+        from vkep.device.runner import PlanRunner
+        record, inside = PlanRunner._record, threading.Event()
+        def late(self, *arguments):
+            inside.set()
+            while not steady._exiting:
+                time.sleep(0.01)
+            return record(self, *arguments)
+        PlanRunner._record = late
+        session = vkep.InferenceSession(ADD_RELU)
+        feeds = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+        threading.Thread(target=session.run, args=(None, feeds), daemon=True).start()
+        inside.wait()
+        """
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpu_shared.errors import ClosedError
-from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, steady
+from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, set_in_run, steady
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
@@ -81,7 +81,11 @@ class PlannedGraph:
         with used.hold:
             direct = used.executable.direct and watch is None
             if direct:
-                used.executable.run(values, allowed(targets, over, used.executable))
+                set_in_run(True)
+                try:
+                    used.executable.run(values, allowed(targets, over, used.executable))
+                finally:
+                    set_in_run(False)
         if not direct:  # what its parts leave each other outlives no interrupt
             run_steady(lambda: self._run(values, targets, key, over, watch))
         if self._evicted:
