@@ -365,6 +365,9 @@ class _Layout:
                     label for call, label in self.calls for _, t in call.operands if t and t.storage is storage
                 )
                 raise too_large(label, life.nbytes, self.piece)
+        for port in self.ports:
+            if hint(port.nbytes) > self.piece:
+                raise too_large(port.name, hint(port.nbytes), self.piece)
         if self.sized is not None:
             self.sized.buffers(storages)
         return dict(zip(storages, offsets, strict=True)), total, live_peak(lifetimes)

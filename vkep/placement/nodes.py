@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
@@ -15,6 +16,8 @@ from vkep.ir.builder import LARGEST, Builder, NeedsValue
 from vkep.ir.tensor import Tensor
 from vkep.ops import registry
 from vkep.placement.functions import has_body, lower_function
+from vkep.plan.memory import piece_of
+from vkep.sizes import hint
 
 #: what an operator function runs into when shapes and attributes break the operator's definition
 _BROKEN = (IndexError, ValueError, ArithmeticError, MemoryError, struct.error)
@@ -161,3 +164,19 @@ def _why_undeclared(node: Node) -> str:
     if node.schema is None:
         return f"{node.domain or 'ai.onnx'}.{node.op_type} is no operator that the onnx package or vkep knows"
     return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"
+
+
+def check_sizes(caps: DeviceCapabilities, tensors: Iterable[tuple[str, Tensor | None]], all_of_them: bool) -> None:
+    """`Decline` what one buffer of the device cannot hold: of the inputs and weights among the tensors, or of all. Sizes count as
+    they are at hand.
+    """
+    most = piece_of(caps.max_buffer_size)
+    for name, tensor in tensors:
+        if tensor is None or not (all_of_them or tensor.storage.port is not None or tensor.storage.is_constant):
+            continue
+        needed = hint(tensor.storage.nbytes)
+        if needed > most:
+            raise Decline(
+                f"{name!r} needs {needed} bytes, and one buffer of {caps.name} holds at most {caps.max_buffer_size} "
+                "(maxBufferSize)"
+            )

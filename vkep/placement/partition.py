@@ -7,11 +7,13 @@ elsewhere than that input was made; nodes of one kind and stage make one convex 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
+from gpu_shared.errors import OutOfDeviceMemoryError
 from vkep.dtypes import from_onnx
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
@@ -42,12 +44,11 @@ from vkep.placement.graph_islands import GraphIslands
 from vkep.placement.inlined import Inlined
 from vkep.placement.kompute import KOMPUTE, KpRegions
 from vkep.placement.kompute import find as find_kp
-from vkep.placement.nodes import check_known, lower_node
+from vkep.placement.nodes import check_known, check_sizes, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
 from vkep.placement.sequences import dissolve, dissolves, named_elements
 from vkep.placement.texts import gives_texts, numbered
-from vkep.plan.memory import piece_of
-from vkep.sizes import Formulas, Trace, hint, plain_text
+from vkep.sizes import Formulas, Trace, plain_text
 
 #: the delegates to offer a node to where there are no data graphs
 _ALONE: tuple[str, ...] = (VULKAN,)
@@ -75,13 +76,25 @@ def lower(
     Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; with ``decline_invalid``
     it is a decline as others are.
     """
-    current: Policy | None = policy or Policy()
-    while current is not None:
-        partitioner = _Partitioner(nodes, known, outputs, opsets, caps, current, decline_invalid, trace)
-        current = partitioner.place()
-        if may_postpone and partitioner.asks_inputs:
-            return partitioner.postponed()
-    return partitioner.program()
+    made = functools.partial(_Partitioner, nodes, known, outputs, opsets, caps)
+    mark = trace.mark if trace is not None else 0
+    for every_size in (False, True):
+        current: Policy | None = policy or Policy()
+        while current is not None:
+            partitioner = made(current, decline_invalid, trace, every_size)
+            current = partitioner.place()
+            if may_postpone and partitioner.asks_inputs:
+                return partitioner.postponed()
+        try:
+            return partitioner.program()
+        except (
+            OutOfDeviceMemoryError
+        ):  # fusion left a result in memory that one buffer cannot hold: its node declines it
+            if every_size:
+                raise
+            if trace is not None:
+                trace.doubt(mark)
+    raise AssertionError("the second attempt returns or raises")
 
 
 class _Partitioner:
@@ -95,7 +108,12 @@ class _Partitioner:
         policy: Policy,
         decline_invalid: bool,
         trace: Trace | None,
+        every_size: bool,
     ) -> None:
+        """``every_size``: whether all results count that one buffer of the device cannot hold, or only what comes in: fusion may
+        leave none of the others.
+        """
+        self.every_size = every_size
         self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
         self.policy, self.decline_invalid, self.trace = policy, decline_invalid, trace
         self.graphs = GraphIslands()
@@ -348,9 +366,10 @@ class _Partitioner:
         arguments: list[Tensor | None] = []
         try:
             arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
-            self._check_sizes(zip(node.inputs, arguments, strict=True))
+            check_sizes(self.caps, zip(node.inputs, arguments, strict=True), self.every_size)
             results = lower_node(builder, node, arguments, self.opsets)
-            self._check_sizes((node.title, output) for op in builder.ops[ops:] for output in op.outputs)
+            if self.every_size:
+                check_sizes(self.caps, ((node.title, t) for op in builder.ops[ops:] for t in op.outputs), True)
         except Decline as decline:
             if isinstance(decline, NeedsValue) and not decline.names:
                 pairs = zip(node.inputs, arguments, strict=True)
@@ -373,16 +392,6 @@ class _Partitioner:
         if missing:
             raise AssertionError(f"{node.title}: its operator function made no output {missing}")
         self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
-
-    def _check_sizes(self, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-        """`Decline` what one buffer of the device cannot hold. Sizes count as they are at hand."""
-        most = piece_of(self.caps.max_buffer_size)
-        for name, tensor in tensors:
-            if tensor is not None and hint(tensor.storage.nbytes) > most:
-                raise Decline(
-                    f"{name!r} needs {hint(tensor.storage.nbytes)} bytes, and one buffer of {self.caps.name} holds at most "
-                    f"{self.caps.max_buffer_size} (maxBufferSize)"
-                )
 
     def _stage(self, node: Node, kind: str) -> int:
         latest = 0
