@@ -271,10 +271,10 @@ def test_a_rewritten_module_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.
     real = words.fitted
     monkeypatch.setattr(words, "fitted", lambda *arguments: made.append(arguments[1]) or real(*arguments))
     features = REQUIRED_FEATURES | {"subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle", "int64", "float64"}
-    [cache_step] = [kernel for kernel in all_kernels() if kernel.source == "cache_step.comp"]
+    [cache_update] = [kernel for kernel in all_kernels() if kernel.source == "cache_update.comp"]
     wide = ("Float16", "Int64")
     library = ShaderLibrary(cache_dir=tmp_path)
-    shaders = (library.spirv(d.variant) for d in tool.declared_variants([cache_step]))
+    shaders = (library.spirv(d.variant) for d in tool.declared_variants([cache_update]))
     variant = next(s.variant for s in shaders if capabilities_of(s.words).issuperset(wide))
 
     def fitted(features: frozenset[str]) -> bytes:

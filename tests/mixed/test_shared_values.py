@@ -113,10 +113,7 @@ def test_execute_lines_of_both_delegates(opened: Any, caplog: pytest.LogCaptureF
 
 def test_the_regions_of_a_run_are_timed(opened: Any) -> None:
     session = opened(prefer="vgf_first")
-    session.run(None, {"x": X})
-    executable = session._parts.graph.latest
-    regions: list[tuple[str, float]] = []
-    executable.run({"x": X}, {}, regions)
+    regions = session.profile_regions({"x": X})
     assert [name.split(":")[0] for name, _ in regions] == ["vgf", "vulkan", "vgf"]
     assert all(ns > 0 for _, ns in regions)
     (y,) = session.run(None, {"x": X})
