@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -17,6 +18,10 @@ from gpu_shared.errors import DriverNotFoundError
 if TYPE_CHECKING:
     from gpu_shared import DeviceInfo, SharedGpuContext
     from vkep import InferenceSession
+
+# The same examples in every run, however long each takes; VKEP_TEST_RANDOM=1 draws others.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=os.environ.get("VKEP_TEST_RANDOM") != "1")
+hypothesis.settings.load_profile("suite")
 
 #: a test that asks for one of these uses the GPU, and is marked so
 GPU_FIXTURES = {"vulkan", "shared_context", "own_context", "open_session", "no_leak"}

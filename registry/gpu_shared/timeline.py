@@ -262,11 +262,11 @@ class PreparedSubmit:
         `DeviceLostError` (sticky), `GpuError`, `ClosedError`.
         """
         state = self._state
-        if state.lost is not None:
-            state.raise_lost()
         if self._reaper.retired:
             self._reaper.collect(block=False)
         with self._lock:
+            if state.lost is not None:  # perhaps since another thread had the lock
+                state.raise_lost()
             if self.timeline._closed or self._generation != vk.generation:
                 self.timeline.check_usable()
             for buffer in self.command_buffers:

@@ -21,8 +21,10 @@ def feeds(value: float) -> dict[str, Any]:
 
 
 def lose(session: vkep.InferenceSession) -> None:
-    """What a driver's VK_ERROR_DEVICE_LOST does to the session's context."""
-    with contextlib.suppress(vkep.DeviceLostError):
+    """What a driver's VK_ERROR_DEVICE_LOST does to the session's context. A lost device executes nothing any more."""
+    device = session.context.device
+    with session.context.with_locked_queue() as queue, contextlib.suppress(vkep.DeviceLostError):
+        device.fn.vkQueueWaitIdle(queue)
         session.context.timeline._state.fail(-4, "a test")
 
 

@@ -93,6 +93,8 @@ def unsqueeze(b: Builder, data: Tensor, axes: Tensor) -> Tensor:
 @operator("Expand", since=8, types={"T": every("Expand")})
 def expand(b: Builder, data: Tensor, shape: Tensor) -> Tensor:
     dims = tuple(b.ints(shape, "shape", or_one=True) or [])
+    if any(dim < 0 for dim in dims):
+        b.invalid(f"shape {dims} has a negative size")
     try:
         return data.expand(broadcast_shapes(data.shape, dims))
     except ValueError:
