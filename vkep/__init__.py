@@ -114,14 +114,15 @@ __all__ = [
 
 
 def devices() -> list[DeviceInfo]:
-    """The Vulkan devices of this machine, with why one could not be used. Raises `DriverNotFoundError`."""
+    """List the Vulkan devices of this machine; an unusable one carries the reason. Raises `DriverNotFoundError`."""
     from gpu_shared.instance import list_devices
 
     return list(list_devices())
 
 
 def get_available_providers() -> list[str]:
-    """Who runs nodes in a session, in ONNX Runtime's names: Vulkan, and the CPU for what Vulkan declines."""
+    """Return the execution providers of a session under ONNX Runtime's names: Vulkan, then the CPU for nodes that
+    Vulkan declines."""
     from vkep.session.ort_options import CPU, VULKAN
 
     return [VULKAN, CPU]
@@ -131,13 +132,16 @@ get_all_providers = get_available_providers
 
 
 def get_device() -> str:
-    """What sessions run on, as ``onnxruntime.get_device`` has it: ``GPU``."""
+    """Return ``"GPU"``: the device type of sessions, as ``onnxruntime.get_device`` reports it."""
     return "GPU"
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Log only what is as severe as this, as ``onnxruntime.set_default_logger_severity``: 0 (all) to 4 (fatal). It sets the
-    levels of the standard library's loggers ``vkep`` and ``gpu_shared``. Raises ``ValueError`` for another number.
+    """Set the minimum severity of log messages, as ``onnxruntime.set_default_logger_severity`` does: 0 (all) to 4
+    (fatal).
+
+    It sets the levels of the standard library's loggers ``vkep`` and ``gpu_shared``. Raises ``ValueError`` for another
+    number.
     """
     import logging
 

@@ -1,4 +1,4 @@
-"""vkep as an ONNX backend (``onnx.backend.base``): ``prepare``, ``run_model``, ``run_node``, ``supports_device``.
+"""An ONNX backend (``onnx.backend.base``): ``prepare``, ``run_model``, ``run_node``, ``supports_device``.
 
 import vkep.backend
 prepared = vkep.backend.prepare(model)        # on the default Vulkan device
@@ -20,12 +20,12 @@ from gpu_shared.errors import DriverNotFoundError
 from gpu_shared.instance import list_devices
 from vkep.session import InferenceSession, Report
 
-#: ``run_node`` and the ONNX test runner hand their tolerances to ``prepare``; they are no session options
+#: ``run_node`` and the ONNX test runner pass their tolerances to ``prepare``; they are not session options
 _NOT_OPTIONS = ("rtol", "atol", "opset_version")
 
 
 class VulkanBackendRep(BackendRep):
-    """A prepared model. ``session`` is its `InferenceSession`; closing it gives the memory back."""
+    """A prepared model. ``session`` is its `InferenceSession`; closing it frees the memory."""
 
     def __init__(self, session: InferenceSession) -> None:
         self.session = session
@@ -58,15 +58,16 @@ class VulkanBackendRep(BackendRep):
 
 @functools.cache
 def _usable_devices() -> frozenset[int]:
-    """Their indices. ONNX's test runner asks for each of its cases: thousands of times."""
+    """Return the indices of the usable devices. Cached, since ONNX's test runner asks for each of its thousands of
+    cases."""
     return frozenset(d.index for d in list_devices() if not d.problems)
 
 
 class VulkanBackend(Backend):
     """The ONNX backend interface over `InferenceSession`.
 
-    A device is ``VULKAN`` or ``VULKAN:<index>`` (as `vkep.devices` counts). ``CPU``, which the interface takes where a
-    caller names no device, means the default Vulkan device too.
+    A device is ``VULKAN`` or ``VULKAN:<index>`` (as `vkep.devices` counts). ``CPU``, the interface's default argument,
+    also means the default Vulkan device.
     """
 
     @classmethod
@@ -81,7 +82,7 @@ class VulkanBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the device is there; what a node needs is reported by `prepare` and the report."""
+        """Whether the device exists. Nodes that Vulkan cannot run are reported by `prepare` and the report."""
         return cls.supports_device(device)
 
     @classmethod
@@ -114,7 +115,7 @@ class VulkanBackend(Backend):
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node: ``inputs`` are arrays for its inputs that are there ("" marks one that is not).
+        """Run one node: ``inputs`` are arrays for the inputs that are present ("" marks an absent one).
 
         ``opset_version`` in the keyword arguments is the version of the node's domain (default: the newest).
         """

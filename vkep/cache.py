@@ -1,8 +1,8 @@
 """Files that are kept between processes: vkep's cache folder, and bounded folders of entries by key.
 
-Several processes may use one folder: an entry is written to a temporary file and renamed into place. An entry ends with a seal:
-a digest over its name and all its bytes, under a secret that this user alone can read. What anybody else wrote, or the disk
-altered, is dropped and made anew.
+Several processes may use one folder: an entry is written to a temporary file and renamed. An entry ends with a seal: a
+digest of its name and all its bytes, under a secret that only this user can read. An entry that another user wrote, or
+that is damaged, is dropped and made again.
 """
 
 from __future__ import annotations
@@ -31,28 +31,30 @@ import platformdirs
 _log = logging.getLogger(__name__)
 
 _SEAL_BYTES = 32
-#: a seal is made from digests of pieces of this many bytes, which threads compute side by side
+#: a seal is computed from digests of pieces of this many bytes, which threads compute in parallel
 _PIECE = 8 << 20
-_TEMPORARY, _ABANDONED_S = ".writing-", 3600  # a file that is being written, and when its writer must be dead
-#: permission bits by which others than the owner may write
+# suffix of a file that is being written, and the age in seconds after which its writer is taken for dead
+_TEMPORARY, _ABANDONED_S = ".writing-", 3600
+#: permission bits that let other users write
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
-#: folders that could not be written and were reported: each session has cache objects of its own
+#: folders whose write failure was reported: each session has its own cache objects
 _reported: set[Path] = set()
 _reported_lock = threading.Lock()
 
 
 def cache_root() -> Path:
-    """Folder of vkep's caches: ``$VKEP_CACHE_DIR``, or the user's cache folder of the platform."""
+    """Return the root of vkep's caches: ``$VKEP_CACHE_DIR``, or the platform's cache folder of the user."""
     chosen = os.environ.get("VKEP_CACHE_DIR")
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("vkep", appauthor=False))
 
 
 def code_folder(*parts: str) -> Path:
-    """A folder below the cache for what is loaded or run as code: no other user may write to it.
+    """Return a folder below the cache for files that are loaded or run as code: no other user may write to it.
 
-    Write permission of others is taken away. Where a folder on the way is another user's, a private folder that ends with the
-    process stands for it, with a warning. Raises no `OSError`: whoever writes to the folder meets that.
+    Write permission of other users is removed. Where a parent folder belongs to another user, a private folder that
+    ends with the process replaces it, with a warning. Raises no `OSError`: the caller gets it when it writes to the
+    folder.
     """
     root = cache_root()
     folder = root.joinpath(*parts)
@@ -68,7 +70,7 @@ def code_folder(*parts: str) -> Path:
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether a file is there that this user (or root) wrote and no other may write."""
+    """Whether a file exists that this user (or root) wrote and no other user may write."""
     try:
         mode = path.stat().st_mode
         return _belongs_to_this_user(path) and (os.name == "nt" or not mode & _OTHERS_WRITE)
@@ -97,9 +99,8 @@ def _private_folder(instead_of: Path) -> Path:
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
-    """Write a file (``data`` whole or in pieces) so that another process sees the old one, the new one or none, never a
-    part. Raises `OSError`.
-    """
+    """Write a file (``data`` whole or in pieces) atomically: another process sees the old file, the new one or none,
+    never a part. Raises `OSError`."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -113,10 +114,11 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mod
 
 
 def digest_of_files(folder: Path, suffixes: Collection[str]) -> str:
-    """64 hex digits for the names and contents of the files with these endings in and below a folder, ``__pycache__`` aside."""
+    """64 hex digits for the names and contents of the files with these suffixes in and below a folder, except in
+    ``__pycache__``."""
     root = str(folder)
     found = []
-    for parent, folders, names in os.walk(root):  # as text: a process that opens a model waits for this
+    for parent, folders, names in os.walk(root):  # paths as text, for speed: opening a model waits for this
         folders[:] = [name for name in folders if name != "__pycache__"]
         found += [os.path.join(parent, name) for name in names if os.path.splitext(name)[1] in suffixes]
     digest = hashlib.sha256()
@@ -136,7 +138,7 @@ def is_key(text: str) -> bool:
 
 
 def sealed(name: str, data: bytes | Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """``data``, and after it the seal that `unsealed` asks for under the same name."""
+    """Return ``data`` followed by its seal, which `unsealed` checks under the same name."""
     digests, now, room = [], hashlib.sha256(), _PIECE
     for part in [data] if isinstance(data, bytes) else data:
         yield part
@@ -153,7 +155,7 @@ def sealed(name: str, data: bytes | Iterable[bytes | memoryview]) -> Iterator[by
 
 
 def unsealed(name: str, data: bytes) -> memoryview | None:
-    """The content of what `sealed` gave; None for anything else."""
+    """Return the content of a result of `sealed`; None where the seal does not match."""
     content = memoryview(data)[: max(len(data) - _SEAL_BYTES, 0)]
     pieces = [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
     if len(pieces) > 1:
@@ -174,9 +176,10 @@ def _seal(name: str, digests: list[bytes]) -> bytes:
 
 @functools.cache
 def _secret(root: Path) -> bytes:
-    """The secret of this user's cache folder, made where there is none. Where none can be kept, one of this process's own."""
+    """Return the secret of this user's cache folder; it is created where it is missing. Where it cannot be stored, the
+    process uses one of its own."""
     path, made = root / "secret", secrets.token_bytes(_SEAL_BYTES)
-    for _ in range(2):  # another process may be faster
+    for _ in range(2):  # another process may create it at the same time
         with contextlib.suppress(OSError):
             status = path.stat()
             private = os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
@@ -186,7 +189,7 @@ def _secret(root: Path) -> bytes:
             path.unlink()
         with contextlib.suppress(OSError):
             root.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=root, prefix=_TEMPORARY)  # for its owner alone
+            handle, temporary = tempfile.mkstemp(dir=root, prefix=_TEMPORARY)  # readable by its owner alone
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(made)
@@ -200,11 +203,12 @@ def _secret(root: Path) -> bytes:
 
 
 class CacheFolder:
-    """A folder of sealed files by key (64 hex digits), bounded by dropping those not used for longest."""
+    """A folder of sealed files by key (64 hex digits), bounded in size: the entries that were not used for longest are
+    dropped."""
 
-    what: ClassVar[str]  #: for messages
+    what: ClassVar[str]  #: the kind of content, for messages
     suffix: ClassVar[str]
-    #: stores between two looks at the folder's size; a process's first store looks, too
+    #: stores between two checks of the folder's size; a process's first store checks too
     prune_every: ClassVar[int] = 256
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -216,13 +220,13 @@ class CacheFolder:
         self._usable = True
 
     def path(self, key: str) -> Path:
-        """Where an entry lies. Raises ``ValueError`` for what is no cache key."""
+        """Return the path of an entry. Raises ``ValueError`` for a text that is not a cache key."""
         if not is_key(key):
             raise ValueError(f"{key!r} is no cache key, expected 64 hex digits")
         return self.folder / f"{key}{self.suffix}"
 
     def load(self, key: str) -> memoryview | None:
-        """The entry, or None where there is none; a damaged one is removed and counts as none."""
+        """Return the entry, or None where there is none. A damaged one is removed and counts as missing."""
         path = self.path(key)
         try:
             data = path.read_bytes()
@@ -236,7 +240,8 @@ class CacheFolder:
         return content
 
     def store(self, key: str, data: bytes | Iterable[bytes | memoryview]) -> None:
-        """Keep an entry. A folder that cannot be written is reported once in a process and left alone by this object."""
+        """Store an entry. A folder that cannot be written is reported once in a process, and this object writes no more
+        to it."""
         path = self.path(key)
         if not self._usable:
             return
@@ -258,12 +263,12 @@ class CacheFolder:
         self._stores += 1
 
     def used(self, path: Path) -> None:
-        """Note that an entry was used. A read-only folder still serves; only the order of dropping suffers."""
+        """Record that an entry was used. In a read-only folder this has no effect, except on the order of dropping."""
         with contextlib.suppress(OSError):
             os.utime(path)
 
     def drop_damaged(self, path: Path) -> None:
-        """Remove an entry that cannot be read, and say so."""
+        """Remove an entry that cannot be read, and log a warning."""
         _log.warning("dropping a damaged cache entry: %s", path)
         with contextlib.suppress(OSError):
             path.unlink()
@@ -293,7 +298,7 @@ class CacheFolder:
             return []
 
     def _remove_abandoned(self) -> None:
-        """What writers that were killed have left."""
+        """Remove the temporary files of writers that were killed."""
         with contextlib.suppress(OSError):
             for path in self.folder.glob(f"{_TEMPORARY}*"):
                 with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
 """Tensors whose bytes CUDA and Vulkan share, on a GPU that both see: no copy, and nothing through the host.
 
-Vulkan makes the memory (VK_KHR_external_memory_fd) and CUDA's driver imports it; the driver's library is all that is needed.
+Vulkan allocates the memory (VK_KHR_external_memory_fd) and CUDA's driver imports it; the driver's library is all that
+is needed.
 
     shared = vkep.cuda.empty(session, (1, 3, 224, 224), "float32")
     x = torch.as_tensor(shared, device="cuda")   # the same bytes; so cupy.asarray(shared)
@@ -33,7 +34,7 @@ _KINDS = {"float": "f", "int": "i", "uint": "u", "bool": "b"}
 
 
 class CudaError(VkepError, RuntimeError):
-    """A call of CUDA's driver failed, or there is none."""
+    """A call of CUDA's driver failed, or there is no driver."""
 
 
 class _Handle(ctypes.Union):
@@ -139,10 +140,10 @@ def _driver(uuid: str) -> _Driver:
 
 
 class SharedTensor:
-    """A tensor that CUDA and Vulkan both have in place. Made by `empty` and `from_cuda`.
+    """A tensor in memory that CUDA and Vulkan both access. Made by `empty` and `from_cuda`.
 
-    Each side works in an order of its own: call `to_vulkan` after CUDA's work, before a session reads it, and `to_cuda` after
-    runs that write it.
+    The two APIs do not order their work against each other: call `to_vulkan` after CUDA's work, before a session reads
+    the tensor, and `to_cuda` after runs that write it.
     """
 
     def __init__(self, session: InferenceSession, shape: Sequence[int], dtype: str) -> None:
@@ -166,7 +167,7 @@ class SharedTensor:
             self.close()
             raise
         letter = "V" if dtype == "bfloat16" else _KINDS[element.kind]
-        #: torch and cupy take it; bfloat16 as 2-byte voids
+        #: torch and cupy accept it; bfloat16 appears as 2-byte voids
         self.__cuda_array_interface__ = {
             "version": 3,
             "shape": sizes,
@@ -183,7 +184,7 @@ class SharedTensor:
         try:
             with self._driver as cuda:
                 cuda.call("cuImportExternalMemory", ctypes.byref(self._external), ctypes.byref(about))
-        except BaseException:  # with success the descriptor is CUDA's
+        except BaseException:  # on success CUDA owns the descriptor
             os.close(descriptor)
             raise
         part = MemoryBufferDesc(offset=0, size=size)
@@ -197,17 +198,19 @@ class SharedTensor:
         return self._pointer.value
 
     def to_vulkan(self) -> None:
-        """Wait for all of CUDA's work on the device: what is submitted to Vulkan later sees it. Raises `CudaError`."""
+        """Wait for all of CUDA's work on the device, so that later submits to Vulkan see its results. Raises
+        `CudaError`."""
         with self._driver as cuda:
             cuda.call("cuCtxSynchronize")
 
     def to_cuda(self) -> None:
-        """Wait for the submits to Vulkan so far: CUDA sees them. Raises `InvalidInputError` where a run failed."""
+        """Wait for all submits to Vulkan so far, so that CUDA sees their results. Raises `InvalidInputError` where a
+        run failed."""
         self._timeline.wait()
         self.tensor.check()
 
     def close(self) -> None:
-        """Take the memory from both; idempotent. Arrays of other libraries over it must not be used any more."""
+        """Free the memory on both sides; idempotent. Other libraries' arrays over it must not be used any more."""
         external, self._external = self._external, ctypes.c_void_p()
         if external.value:
             with self._driver as cuda:
@@ -228,7 +231,8 @@ class SharedTensor:
 
 
 def empty(session: InferenceSession, shape: Sequence[int], dtype: str = "float32") -> SharedTensor:
-    """A tensor of the session's context whose bytes CUDA has in place, not initialised; ``dtype`` is numpy's name.
+    """Allocate an uninitialized tensor in the session's context that CUDA can access in place; ``dtype`` is numpy's
+    name.
 
     Raises `CudaError` where CUDA does not see the session's device, `ContextIncompatibleError` where Vulkan's driver exports no
     memory, ``TypeError``, ``ValueError``, `OutOfDeviceMemoryError`.
@@ -237,9 +241,8 @@ def empty(session: InferenceSession, shape: Sequence[int], dtype: str = "float32
 
 
 def from_cuda(session: InferenceSession, array: Any) -> SharedTensor:
-    """A shared tensor with the content of a CUDA tensor (what has ``__cuda_array_interface__``), copied on the device: memory
-    that CUDA allocated by itself cannot be handed to Vulkan. Raises as `empty`, and ``TypeError`` for other objects.
-    """
+    """Copy a CUDA tensor (an object with ``__cuda_array_interface__``) on the device into a new shared tensor. CUDA's
+    own allocations cannot be imported by Vulkan. Raises as `empty`, and ``TypeError`` for other objects."""
     import numpy as np
 
     interface = getattr(array, "__cuda_array_interface__", None)

@@ -157,16 +157,18 @@ class BfcArena:
     # ---- streams and regions ----------------------------------------------------------------------------------
 
     def release_stream(self, stream: Hashable, up_to: int | None = None) -> int:
-        """End the assignment of chunks to ``stream``: its work is done, so everyone may use what it has freed.
+        """End the assignment of chunks to ``stream``: its work is done, so every stream may use the chunks that it
+        freed.
 
         Args:
-            stream: as given to ``alloc``; unknown ones are no error (they have no chunks).
+            stream: as given to ``alloc``; an unknown stream is no error (it has no chunks).
             up_to: end only the assignment of free chunks whose sync value is known and at most this. Without it the
                 whole stream is taken to be idle, and its live blocks lose their assignment as well, as in ONNX
-                Runtime's ResetChunksUsingStream: who lets it work on such a block again names it at ``free``.
+                Runtime's ResetChunksUsingStream: a caller that uses such a block on the stream again names the stream
+                at ``free``.
 
         Returns:
-            Bytes of free chunks that became usable by everyone (or went back to the source).
+            Bytes of free chunks that became usable by every stream (or went back to the source).
         """
         with self._lock:
             return self._end_assignments(self._by_stream.get(stream, set()), up_to)
@@ -207,13 +209,13 @@ class BfcArena:
 
     @property
     def stats(self) -> ArenaStats:
-        """The counters now."""
+        """Return the current counters."""
         with self._lock:
             return self._stats
 
     @property
     def growth_bytes(self) -> int:
-        """The size that the next power-of-two extension starts from."""
+        """Return the size in bytes at which the next power-of-two extension starts."""
         with self._lock:
             return self._growth_bytes
 
@@ -277,7 +279,8 @@ class BfcArena:
         return Block(chunk.address, chunk.size, nbytes, chunk.region.id, chunk.offset, chunk.allocation_id)
 
     def _settle(self, chunk: Chunk) -> None:
-        """Put a chunk that has become free, or lost its assignment, where it belongs."""
+        """Insert a chunk that has become free, or has lost its stream, into the bins and merge it with free
+        neighbours."""
         region = chunk.region
         if region.kind is not RegionKind.CHUNKS:
             if region.idle:
@@ -343,7 +346,7 @@ class BfcArena:
             try:
                 return self._extend(rounded, kind)
             except RegionOutOfMemory:
-                # Idle regions that are too small for the request may stand in its way: give them back, try once more.
+                # Idle regions may hold memory that is too small for the request: return them and try once more.
                 if not self._reclaim(proof) + self._return_idle_regions():
                     raise
                 return self._extend(rounded, kind)

@@ -12,7 +12,7 @@ from vkep.arena.records import StreamUse
 
 MIN_ALIGNMENT = 256  #: bytes; also the size of the smallest bin (ONNX Runtime's kMinAllocationSize)
 NUM_BINS = 21  #: bin b holds chunks of 256 << b bytes or more; the last has no upper bound
-BACKOFF_TENTHS = 9  #: a source that fails is asked for this many tenths of the last size
+BACKOFF_TENTHS = 9  #: the factor, in tenths, by which the size shrinks after a source has failed
 MIN_BACKOFF_BYTES = 8 * 1024  #: backing off stops below this
 
 
@@ -50,7 +50,8 @@ class Region:
 
     @property
     def idle(self) -> bool:
-        """No chunk is in use or assigned to a stream. Compatible neighbours are merged, so one look is enough."""
+        """No chunk is in use or assigned to a stream. Compatible neighbours are merged, so checking one chunk is
+        enough."""
         first = self.first
         return first.next is None and not first.in_use and first.use is None
 
@@ -165,7 +166,7 @@ class BinTable:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One extension: the size to ask for, and the growth size afterwards; bytes."""
+    """One extension, in bytes: the size to request, and the growth size after it."""
 
     extend_bytes: int
     next_growth_bytes: int
@@ -191,9 +192,9 @@ def plan_growth(config: ArenaConfig, growth_bytes: int, rounded: int, available:
 
 
 def backoff_sizes(extend_bytes: int, rounded: int, alignment: int) -> Iterator[int]:
-    """Sizes to ask a source for, in order: nine tenths of the last each time, and at last the bare request.
+    """Sizes to request from a source, in order: each nine tenths of the one before, and at last the request itself.
 
-    The bare request is our addition: ONNX Runtime gives up where nine tenths fall below the request.
+    The last step differs from ONNX Runtime, which gives up once nine tenths are less than the request.
     """
     size = extend_bytes
     while size > rounded:

@@ -29,7 +29,7 @@ class ArenaMode(Enum):
     """What the arena does with a request."""
 
     BFC = "bfc"  #: best fit with coalescing, over regions
-    SEPARATE = "separate"  #: every block is a separate region: slow, but tools then see each block's bounds
+    SEPARATE = "separate"  #: every block is a separate region: slow, but other tools see each block's bounds
 
 
 _STRATEGIES = {
@@ -53,7 +53,8 @@ class ArenaConfig:
 
     extend_strategy: ExtendStrategy = ExtendStrategy.NEXT_POWER_OF_TWO
     initial_chunk_size_bytes: int = 1 * MIB  #: the first region's size (power-of-two strategy)
-    max_dead_bytes_per_chunk: int = 128 * MIB  #: a chunk is split when at least this much of it would lie idle
+    #: a chunk is split when the remainder would have at least this many bytes
+    max_dead_bytes_per_chunk: int = 128 * MIB
     initial_growth_chunk_size_bytes: int = 2 * MIB  #: the first region's size after a shrink (power-of-two strategy)
     max_power_of_two_extend_bytes: int = 1 * GIB  #: the growth size stops doubling here
     max_mem: int = 0  #: limit of all regions and reserved blocks together; 0: no limit but the device's
@@ -77,9 +78,9 @@ class ArenaConfig:
     def from_options(cls, options: Mapping[str, object] | None, *, strict: bool = False) -> ArenaConfig:
         """Read the bare ``arena.*`` keys of ``options``; absent keys keep their defaults.
 
-        Keys outside ``arena.`` are other components' and are ignored; an unknown ``arena.*`` key is an error. A size of -1 is
-        its default. ``strict``: all of ``options`` is the arena's, so that its names may go without ``arena.``, and any other
-        key is an error.
+        Keys outside ``arena.`` are other components' and are ignored; an unknown ``arena.*`` key is an error. A size of
+        -1 is its default. With ``strict`` all of ``options`` belong to the arena: the prefix ``arena.`` is optional,
+        and any other key is an error.
 
         Raises:
             TypeError: a key that is no string, or a value that is neither a string nor an integer.
@@ -133,9 +134,9 @@ def factory_prefix(ep_name: str) -> str:
 
 
 def strip_arena_prefix(options: Mapping[str, object], prefix: str) -> dict[str, object]:
-    """The ``<prefix>arena.*`` entries of ``options`` with the prefix taken off, ready for ``from_options``.
+    """Return the ``<prefix>arena.*`` entries of ``options`` without the prefix, ready for ``from_options``.
 
-    Use with ``session_prefix`` or ``factory_prefix``; entries of other providers never match.
+    The prefix comes from ``session_prefix`` or ``factory_prefix``. Entries of other providers are ignored.
     """
     start = prefix + KEY_PREFIX
     return {key[len(prefix) :]: value for key, value in options.items() if key.startswith(start)}
@@ -175,7 +176,7 @@ def _parse(key: str, name: str, value: object) -> object:
             modes = " or ".join(repr(mode.value) for mode in ArenaMode)
             raise ValueError(f"option {key!r}: got {value!r}, expected {modes}") from None
     text = str(value).strip()
-    if text == "-1":  # as OrtArenaCfg has it: the default
+    if text == "-1":  # -1 is the default, as in OrtArenaCfg
         return _DEFAULTS[name]
     if isinstance(value, Enum) or not _DECIMAL.fullmatch(text):
         raise ValueError(f"option {key!r}: got {value!r}, expected a whole number of bytes, such as '1048576'")

@@ -1,4 +1,4 @@
-"""An arena's inside as plain data, and as text for a person to read."""
+"""The state of an arena as plain data, and as readable text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ArenaSnapshot:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of free chunks, those assigned to streams included."""
+        """Bytes of all free chunks, including those assigned to streams."""
         return sum(chunk.size for region in self.regions for chunk in region.chunks if not chunk.in_use)
 
     @property
@@ -61,7 +61,7 @@ class ArenaSnapshot:
 
     @property
     def wasted_bytes(self) -> int:
-        """Bytes of live blocks beyond what was asked (rounding, and rests not split off)."""
+        """Bytes of live blocks beyond the requested sizes: rounding, and remainders too small to split off."""
         return sum(c.size - c.requested for region in self.regions for c in region.chunks if c.in_use)
 
 
@@ -118,7 +118,7 @@ def render(snapshot: ArenaSnapshot) -> str:
 
 
 def _map(region: RegionView) -> str:
-    """One character per slice of the region, by what fills most of it."""
+    """One character per slice of the region: the state that fills most of the slice."""
     cells = []
     chunks = iter(region.chunks)
     chunk = next(chunks)

@@ -1,4 +1,4 @@
-"""Plain records of the arena: blocks, regions' source, statistics, errors. Nothing here imports Vulkan."""
+"""Plain records of the arena: blocks, the source of regions, statistics, errors. Nothing here imports Vulkan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StreamUse(NamedTuple):
     """The last device work that touched a chunk: a stream, and the timeline value at which that work is done."""
 
     stream: Hashable
-    sync_value: int | None  #: None: not known; only ``release_stream`` then ends the assignment
+    sync_value: int | None  #: None: not known; then only ``release_stream`` ends the assignment
 
 
 #: Answers whether the device has finished the work of a use. It is called with the arena's lock held, so it must not
@@ -37,7 +37,7 @@ class Block:
     requested: int  #: bytes asked for
     region: int  #: id of the region, as the source named it
     offset: int  #: byte offset in the region
-    allocation_id: int  #: never given twice by one arena: it distinguishes a stale block from a new one at its address
+    allocation_id: int  #: never reused by one arena: it distinguishes a stale block from a new one at the same address
 
 
 class SourceRegion(NamedTuple):
@@ -48,30 +48,31 @@ class SourceRegion(NamedTuple):
 
 
 class RegionSource(Protocol):
-    """Where an arena takes its memory from."""
+    """Where an arena gets its memory from."""
 
     def allocate_region(self, nbytes: int) -> SourceRegion:
-        """A new region of ``nbytes``, its address a multiple of the arena's alignment, apart from all other regions.
+        """Allocate a region of ``nbytes``. Its address is a multiple of the arena's alignment, and it overlaps no other
+        region.
 
         Raises:
-            RegionOutOfMemory: there is no such memory; the arena then tries less, or reports it.
+            RegionOutOfMemory: the memory is not available; the arena then tries a smaller size, or reports the failure.
         """
         ...
 
     def free_region(self, region_id: int) -> None:
-        """Take a region back; no chunk of it is in use."""
+        """Take a region back. No chunk of it is in use."""
         ...
 
 
 class RegionOutOfMemory(MemoryError):
-    """A source has no region of the asked size; the text says why."""
+    """A source cannot provide a region of the requested size; the text says why."""
 
 
 class ArenaOutOfMemory(MemoryError, PicklableError):
-    """A request that fits nowhere. Blocks given out stay valid and the arena usable.
+    """A request that no region has room for. Existing blocks stay valid and the arena stays usable.
 
-    Attributes hold bytes: ``asked``, ``in_use``, ``allocated`` (all regions), ``limit`` (0: none) and
-    ``largest_free`` (the largest free chunk that the asking stream may use).
+    Attributes hold bytes: ``asked``, ``in_use``, ``allocated`` (all regions), ``limit`` (0: none) and ``largest_free``
+    (the largest free chunk that the requesting stream may use).
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class ArenaStats:
 
 
 def format_bytes(nbytes: int) -> str:
-    """``nbytes`` for a person to read: ``640 B``, ``1.5 MiB (1572864 B)``."""
+    """Return ``nbytes`` as readable text: ``640 B``, ``1.5 MiB (1572864 B)``."""
     value, unit = float(nbytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":

@@ -23,11 +23,11 @@ class RegionTable:
         return iter(self._regions)
 
     def allocate(self, sizes: Iterable[int], kind: RegionKind) -> Region:
-        """A region of the first of ``sizes`` that the source has.
+        """Allocate a region of the first of ``sizes`` that the source can provide.
 
         Raises:
-            RegionOutOfMemory: the source has none of them; its last reason.
-            ValueError: the source gave a region that is not aligned or overlaps another.
+            RegionOutOfMemory: the source has none of them; the message is that of the last attempt.
+            ValueError: the source returned a region that is not aligned or overlaps another.
         """
         failure = RegionOutOfMemory("no size to ask for")
         for size in sizes:
@@ -59,20 +59,21 @@ class RegionTable:
         self._source.free_region(region.id)
 
     def drop_all(self) -> None:
-        """Give every region back, whatever lies in it."""
+        """Give every region back, with all chunks in it."""
         self._chunks.clear()
         while self._regions:
             region = self._regions.pop()
             for chunk in region.chunks():
-                chunk.use = None  # a region and its chunks are a cycle, which must not keep a stream's device alive
+                # a region and its chunks form a reference cycle, which would keep a stream's device alive
+                chunk.use = None
             self._source.free_region(region.id)
 
     def index(self, chunk: Chunk) -> None:
-        """Make a new chunk known by its address."""
+        """Add a new chunk to the index by address."""
         self._chunks[chunk.address] = chunk
 
     def unindex(self, chunk: Chunk) -> None:
-        """Forget a chunk that was merged away."""
+        """Remove a chunk that was merged into its neighbour from the index."""
         del self._chunks[chunk.address]
 
     def idle(self) -> list[Region]:

@@ -1,6 +1,6 @@
-"""Arguments that stand side by side in the schemas of several ATen operators, as records.
+"""Arguments that appear together in the schemas of several ATen operators, as records.
 
-A parameter that is annotated with one takes them all: `vkep.aten` and ExecuTorch's portable kernels
+A parameter annotated with a record receives all of its arguments: `vkep.aten` and ExecuTorch's portable kernels
 (`vkep.executorch.portable`) declare an operator by a function whose parameters are its schema's arguments.
 """
 
@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 class Arguments:
     """Base of the records: frozen dataclasses whose fields are the arguments in the schemas' order."""
 
-    prefixed: ClassVar[bool] = False  #: the arguments' names start with the parameter's
+    prefixed: ClassVar[bool] = False  #: the arguments' names start with the name of the parameter
 
 
 @dataclass(frozen=True)
 class TensorOptions(Arguments):
-    """How an operator that makes a tensor is to store it; the blob's record of its result says so too."""
+    """How an operator that creates a tensor stores it. The serialized record of its result has the same information."""
 
     dtype: object = None
     layout: object = None
@@ -54,7 +54,7 @@ class MaxPool(Arguments):
 
 @dataclass(frozen=True)
 class AveragePool(Arguments):
-    """As `MaxPool`; ``divisor_override`` stands in place of the number of elements that count."""
+    """As `MaxPool`; ``divisor_override`` replaces the number of elements that an average divides by."""
 
     kernel_size: Sequence[int]
     stride: Sequence[int] = ()
@@ -66,7 +66,8 @@ class AveragePool(Arguments):
 
 @dataclass(frozen=True)
 class Codes(Arguments):
-    """The range and type of quantized values, and the type that they become: nothing that dequantizing depends on."""
+    """The range and type of quantized values, and the type that dequantizing returns. No result of dequantizing depends
+    on them."""
 
     quant_min: int
     quant_max: int
@@ -76,21 +77,21 @@ class Codes(Arguments):
 
 @dataclass(frozen=True)
 class Parameters:
-    """A declared function's parameters, with each record's arguments in its place."""
+    """The parameters of a declared function, with each record replaced by its arguments."""
 
     flat: tuple[inspect.Parameter, ...]
     _kinds: tuple[
         tuple[Callable[..., Any] | None, int], ...
-    ]  #: of each parameter: its record, and how many arguments it takes
+    ]  #: for each parameter: its record, and its number of arguments
 
     @property
     def is_flat(self) -> bool:
-        """Whether there is no record among them."""
+        """Whether no parameter is a record."""
         return all(kind is None for kind, _ in self._kinds)
 
     @classmethod
     def of(cls, function: Callable[..., Any], skip: int = 0) -> Parameters:
-        """All but the first ``skip``."""
+        """The parameters of a function, but for the first ``skip``."""
         flat: list[inspect.Parameter] = []
         kinds: list[tuple[Callable[..., Any] | None, int]] = []
         for parameter in list(inspect.signature(function).parameters.values())[skip:]:
@@ -108,7 +109,7 @@ class Parameters:
         return cls(tuple(flat), tuple(kinds))
 
     def grouped(self, values: Iterable[Any]) -> list[Any]:
-        """The function's arguments from a schema's."""
+        """The function's arguments, from a schema's."""
         rest, made = iter(values), []
         for kind, count in self._kinds:
             part = list(islice(rest, count))

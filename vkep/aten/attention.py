@@ -1,7 +1,7 @@
 """Attention, caches of keys and values, and rotary position embeddings.
 
-A position that a run decides (``start_pos``) is data, not a shape: caches are attended whole under a mask, so that one
-plan serves every position.
+A position that is known only when the model runs (``start_pos``) is data, not a shape: attention covers the whole cache
+under a mask, so that one plan serves every position.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sdpa(b: GraphBuilder, q: Val, k: Val, v: Val, attn_mask: Val | None = None, 
 
 
 def _written(b: GraphBuilder, cache: Val, value: Val, start_pos: Size) -> Val:
-    """``cache`` [batch, positions, heads, size] with ``value`` from a position on."""
+    """Return ``cache`` [batch, positions, heads, size] with ``value`` written from a position on."""
     batch = b.size(cache, 0)
     position = b.reshape(b.number(start_pos, INT64), [1])
     if batch != 1:
@@ -42,7 +42,7 @@ def _written(b: GraphBuilder, cache: Val, value: Val, start_pos: Size) -> Val:
 
 @aten("llama.update_cache.default", mutates=("cache",))
 def update_cache(b: GraphBuilder, value: Val, cache: Val, start_pos: Size) -> list[Val]:
-    """The result is the cache, or what the exporter has in its place: one element that means nothing."""
+    """Return the updated cache, or the one-element placeholder that the exporter puts in its place."""
     written = _written(b, cache, value, start_pos)
     result = b.results[0]
     return [written if result.rank == cache.rank else b.filled(result.shape, 0, result.elem), written]
@@ -60,10 +60,10 @@ def custom_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Val:
-    """Queries [batch, length, heads, size] over caches [batch, positions, heads, size].
+    """Attention of queries [batch, length, heads, size] over caches [batch, positions, heads, size].
 
-    Without a mask the keys up to ``start_pos + length`` are seen, by each query those up to its own position where
-    ``is_causal``.
+    Without a mask a query sees the keys up to ``start_pos + length``, and with ``is_causal`` those up to its own
+    position.
     """
     if attn_mask is None:
         length, positions = b.size(query, 1), b.size(key, 1)
@@ -100,7 +100,7 @@ def sdpa_with_kv_cache(
 
 
 def _turned(b: GraphBuilder, x: tuple[Val, Val], cos: tuple[Val, Val], sin: tuple[Val, Val]) -> tuple[Val, Val]:
-    """Pairs turned: ``(x0 cos0 - x1 sin0, x1 cos1 + x0 sin1)``."""
+    """Rotate pairs: ``(x0 cos0 - x1 sin0, x1 cos1 + x0 sin1)``."""
     first = b.op("Sub", b.op("Mul", x[0], cos[0]), b.op("Mul", x[1], sin[0]))
     return first, b.op("Add", b.op("Mul", x[1], cos[1]), b.op("Mul", x[0], sin[1]))
 
@@ -139,7 +139,8 @@ def apply_rotary_emb_interleaved(b: GraphBuilder, x: Val, freqs_cis: Val) -> Val
 def apply_rotary_emb_hf(
     b: GraphBuilder, xq: Val, xk: Val, freqs_cos: Val, freqs_sin: Val, start_pos: Size
 ) -> list[Val]:
-    """The halves of the turned part are a pair; frequencies [positions, turned size] are read from a position on."""
+    """The two halves of the rotated part form the pairs; frequencies [positions, rotated size] are read from a position
+    on."""
     rows = b.range(b.size(xq, 1), start_pos)
     turned_size = freqs_cos.shape[1]
     half = turned_size // 2

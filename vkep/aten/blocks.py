@@ -1,7 +1,8 @@
-"""Weights of four bits: products (``q4gsw``: a scale for each group of a row; ``qcs4w``: one a row) and embeddings.
+"""Weights of four bits: products (``q4gsw``: a scale for each group of a row; ``qcs4w``: one for each row) and
+embeddings.
 
-Two codes lie in a byte, each the value plus 8. Products with groups of 16 and more, a power of two, run on packed weights
-(com.microsoft.MatMulNBits); others on weights that are unpacked once while planning.
+A byte holds two codes, each the value plus 8. Products whose group size is a power of two and at least 16 run on packed
+weights (com.microsoft.MatMulNBits); for others the weights are unpacked once while planning.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _matrix(b: GraphBuilder, weights: Val, scales: Val, width: int, group_size: 
 
 
 def linear4(b: GraphBuilder, x: Val, weights: Val, scales: Val, group_size: int, bias: Val | None) -> Val:
-    """``x @ weights.T + bias``: weights [out, in / 2] bytes (low half first), scales [groups, out], each maybe padded."""
+    """``x @ weights.T + bias``: weights [out, in / 2] bytes (low half first), scales [groups, out]; either may be
+    padded."""
     count, width = weights.shape[0], b.fixed(x, -1)
     if group_size < 1 or width % group_size:
         b.decline(f"rows of {width} in groups of {group_size}")
@@ -80,7 +82,7 @@ def linear_dq8ca_q4gsw(
     group_size: int,
     bias: Val | None = None,
 ) -> Val:
-    """The activation is rounded to the values that int8 holds with each row's scale and zero point."""
+    """The activation is rounded to the values that int8 represents with each row's scale and zero point."""
     scales, zeros = per_token(b, input_scales, x), per_token(b, input_zp, x)
     rounded = dequantized(b, quantized(b, x, scales, zeros, -128, 127), scales, zeros)
     return linear4(b, b.cast(rounded, x.elem), weights, weight_scales, group_size, bias)
@@ -92,7 +94,7 @@ def linear_qcs4w(b: GraphBuilder, x: Val, weight: Val, scales: Val) -> Val:
     count, width = weight.shape[0], b.fixed(x, -1)
     rows = cut(b, b.reshape(scales, [-1]), 0, count)
     if width % 16 == 0 and weight.weight is not None and x.rank > 1:
-        # a row's only scale, for each block of the largest size that divides it
+        # a row has one scale: repeat it for each block of the largest size that divides the row
         size = min(width & -width, 256)
         blocks = width // size
         codes = b.derived(
@@ -113,7 +115,7 @@ def linear_q4gsw_backward(b: GraphBuilder, d_out: Val, weights: Val, weight_scal
 
 
 def _looked_up(b: GraphBuilder, weight: Val, scales: Val, zeros: Val | None, indices: Val, low_first: bool) -> Val:
-    """Rows of a table of codes, dequantized: only the rows asked for are unpacked."""
+    """Rows of a table of codes, dequantized. Only the requested rows are unpacked."""
     codes = codes4(b, taken(b, weight, 0, indices), low_first)
     codes = b.op("Sub", codes, b.number(8.0, FLOAT))
     width = weight.shape[1] * 2

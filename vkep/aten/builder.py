@@ -1,4 +1,4 @@
-"""What an operator function of `vkep.aten` builds with: ONNX nodes over typed values."""
+"""The builder that operator functions of `vkep.aten` use: ONNX nodes over typed values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOOL, INT8, UINT8 = int(TensorProto.BOOL), int(TensorProto.INT8), int(TensorProt
 INT32, INT64 = int(TensorProto.INT32), int(TensorProto.INT64)
 FLOATS = (FLOAT, FLOAT16, DOUBLE)
 
-#: elements of a constant that the import makes
+#: largest number of elements of a constant that the import creates
 _LARGEST_CONSTANT = 1 << 26
 #: elementwise operators: the result has the broadcast sizes of the inputs
 _ELEMENTWISE = frozenset({
@@ -45,13 +45,13 @@ _RESULTS: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Val:
-    """A tensor value of the graph that is built. ``dims`` holds None for a size that only a run knows."""
+    """A tensor value of the graph under construction. ``dims`` holds None for a size that is known only at run time."""
 
     name: str
     elem: int  #: ``TensorProto.DataType``
     dims: tuple[int | None, ...]
-    weight: Weight | None = field(default=None, compare=False, repr=False)  #: where it is a constant
-    #: the greatest sizes, as the blob records them; empty where it records nothing
+    weight: Weight | None = field(default=None, compare=False, repr=False)  #: the array, for a constant
+    #: the upper bounds of the sizes, as the blob records them; empty where it records none
     bounds: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -71,15 +71,15 @@ class Val:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes; declines where a run decides them."""
+        """The sizes. Declines where one is known only at run time."""
         if not self.is_static:
             raise Decline("its shape is known only while running")
         return tuple(d for d in self.dims if d is not None)
 
 
-#: A size or position: a number, or an int64 scalar that a run computes.
+#: A size or position: a number, or an int64 scalar that the model computes.
 Size = int | Val
-#: What an operator of one tensor and one number takes.
+#: The operand type of an operator that takes one tensor and one number.
 Number = bool | int | float
 
 
@@ -90,9 +90,9 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.weights: dict[str, Weight] = {}
         self.where = ""
-        #: what the blob records of the operator's results: element types and sizes
+        #: the element types and sizes of the operator's results, as the blob records them
         self.results: list[Val] = []
-        #: a symbolic integer as another one plus a number, where that is known
+        #: maps a symbolic integer to another one plus a number, where that is known
         self.offsets: dict[str, tuple[str, int]] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Val] = {}
         self._parts = 0
@@ -112,7 +112,8 @@ class GraphBuilder:
         domain: str = "",
         **attributes: Any,
     ) -> Val:
-        """A node with one output. Without ``dims`` the sizes are those of an elementwise operator, and not known else."""
+        """Add a node with one output. Without ``dims`` an elementwise operator's sizes are broadcast, and any other's
+        are unknown."""
         return self.ops(1, op_type, *inputs, elem=elem, dims=dims, domain=domain, **attributes)[0]
 
     def ops(
@@ -125,7 +126,7 @@ class GraphBuilder:
         domain: str = "",
         **attributes: Any,
     ) -> list[Val]:
-        """A node with ``count`` outputs, which the caller retypes where they differ."""
+        """Add a node with ``count`` outputs. The caller sets element types that differ."""
         index = len(self.nodes)
         names = [f"{self.where}/{op_type}_{index}" + (f":{k}" if k else "") for k in range(count)]
         reads = [v.name if v is not None else "" for v in inputs]
@@ -150,7 +151,7 @@ class GraphBuilder:
         return [Val(name, elem, tuple(dims), bounds=tuple(d for d in bounds if d is not None)) for name in names]
 
     def retyped(self, value: Val, elem: int | None = None, dims: Sequence[int | None] | None = None) -> Val:
-        """The same value, declared with another element type or shape."""
+        """The same value with another element type or shape."""
         return replace(
             value, elem=value.elem if elem is None else elem, dims=tuple(value.dims if dims is None else dims)
         )
@@ -171,11 +172,12 @@ class GraphBuilder:
         return self._constants[key]
 
     def filled(self, dims: Sequence[int], value: Number, elem: int) -> Val:
-        """A constant of one number throughout."""
+        """A constant tensor in which every element has the same value."""
         return self.constant(np.full(self.limited(dims), value), elem)
 
     def limited(self, dims: Sequence[int]) -> Sequence[int]:
-        """``dims``, where a constant of them is no danger: a damaged blob may ask for any size."""
+        """Return ``dims`` where a constant of that size is small enough to create: a damaged blob may request any
+        size."""
         if math.prod(dims) > _LARGEST_CONSTANT:
             self.decline(f"a constant of {math.prod(dims)} elements")
         return dims
@@ -193,13 +195,13 @@ class GraphBuilder:
     def derived(
         self, base: Val, how: str, transform: Callable[[np.ndarray], np.ndarray], shape: Sequence[int], elem: int
     ) -> Val:
-        """A constant rearranged from another; declines where ``base`` is none."""
+        """A constant rearranged from another one. Declines where ``base`` is not a constant."""
         if base.weight is None:
             self.decline(f"{base.name!r} is no constant, and its format is that of a packed weight")
         return self.weight(DerivedWeight(base.weight, how, transform, tuple(shape), elem))
 
     def ints(self, items: Sequence[Size]) -> Val:
-        """A vector of int64: a constant, or joined from what a run computes."""
+        """A vector of int64: a constant, or a concatenation of values that the model computes."""
         if all(isinstance(i, int) for i in items):
             return self.constant(np.asarray(items, np.int64).reshape(len(items)))
         parts = [self.constant(np.array([i], np.int64)) if isinstance(i, int) else self.reshape(i, [1]) for i in items]
@@ -219,11 +221,11 @@ class GraphBuilder:
     # ---- common steps
 
     def cast(self, x: Val, elem: int) -> Val:
-        """``x`` converted to an element type; itself where it has that type."""
+        """Convert ``x`` to an element type. Returns ``x`` itself where it has that type."""
         return x if x.elem == elem else self.op("Cast", x, to=elem, elem=elem)
 
     def reshape(self, x: Val, sizes: Sequence[Size]) -> Val:
-        """A size of -1 stands for what is left."""
+        """Reshape ``x``; a size of -1 is inferred from the others."""
         dims: list[int | None] = [s if isinstance(s, int) and s >= 0 else None for s in sizes]
         if dims.count(None) == 1 and x.is_static and all(isinstance(s, int) for s in sizes):
             rest = math.prod(d for d in dims if d is not None)
@@ -269,7 +271,8 @@ class GraphBuilder:
         return self.reshape(self.op("Shape", x, start=axis, end=axis + 1, dims=(1,)), [])
 
     def fixed(self, x: Val, axis: int) -> int:
-        """The length of an axis that a weight fixes (features, channels): where a run decides the sizes it is the bound."""
+        """The length of an axis that a weight determines (features, channels). Where the size is known only at run
+        time, the bound is used."""
         known = x.dims[axis]
         if known is None and len(x.bounds) == x.rank:
             known = x.bounds[axis]
@@ -297,14 +300,14 @@ class GraphBuilder:
         return steps if start == 0 else self.op("Add", steps, self.number(start, INT64))
 
     def axis(self, axis: int, rank: int) -> int:
-        """A position from 0 to rank - 1 (0 for a scalar)."""
+        """Normalize an axis to 0 .. rank - 1 (0 for a scalar)."""
         if not -max(rank, 1) <= axis < max(rank, 1):
             self.decline(f"axis {axis} of a tensor of rank {rank}")
         return axis % max(rank, 1)
 
 
 def broadcast(*shapes: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Sizes after numpy's broadcasting; None where a size is not known."""
+    """The sizes after numpy's broadcasting; None for a size that is not known."""
     rank = max(map(len, shapes), default=0)
     columns = zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True)
     result: list[int | None] = []

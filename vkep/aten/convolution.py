@@ -12,7 +12,7 @@ from vkep.aten.registry import aten
 
 
 def each(values: Sequence[int], count: int, default: int) -> list[int]:
-    """A list with a number for each spatial axis: one stands for all, none for the default."""
+    """A list with a number for each spatial axis. One number is repeated; an empty list means the default."""
     if not values:
         return [default] * count
     return list(values) * count if len(values) == 1 else list(values)
@@ -20,9 +20,9 @@ def each(values: Sequence[int], count: int, default: int) -> list[int]:
 
 @aten("aten.convolution.default")
 def convolution(b: GraphBuilder, x: Val, weight: Val, bias: Val | None, how: Convolution) -> Val:
-    """A convolution of any rank; the result's sizes are what the blob records."""
+    """A convolution of any rank. The result's sizes are those that the blob records."""
     spatial = weight.rank - 2
-    single = x.rank == spatial + 1  # without a batch
+    single = x.rank == spatial + 1  # the input has no batch axis
     if single:
         x = b.unsqueeze(x, [0])
     pads = each(how.padding, spatial, 0)
@@ -95,7 +95,7 @@ def _max_pooled(b: GraphBuilder, x: Val, count: int, pool: MaxPool) -> list[Val]
 
 @aten("aten.max_pool2d_with_indices.default")
 def max_pool2d_with_indices(b: GraphBuilder, x: Val, pool: MaxPool) -> list[Val]:
-    """Positions count within a plane here, in ONNX within the whole tensor."""
+    """Maximum pooling with indices. Positions count within a plane here, and within the whole tensor in ONNX."""
     out, index = _max_pooled(b, x, 2, pool)
     index = b.retyped(index, INT64)
     plane: Size = b.arithmetic("Mul", b.size(x, x.rank - 2), b.size(x, x.rank - 1))

@@ -1,7 +1,7 @@
-"""From the graph of a Vulkan delegate to a model of ONNX nodes, which the compiler lowers like any other.
+"""Converts the graph of a Vulkan delegate to a model of ONNX nodes, which the compiler lowers like any other.
 
-Tensor values become `Val`, scalars Python's own; an integer that a run computes is an int64 scalar. Tensors that an
-operator writes in place (caches) and that the delegate keeps between runs become inputs and outputs: states.
+Tensor values become `Val`, scalars Python numbers; an integer that the model computes is an int64 scalar. Tensors that
+an operator writes in place (caches) and that the delegate keeps between runs become inputs and outputs: states.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ ELEMENTS = {
     VkDataType.INT64: INT64,
 }
 _IR_VERSION = 11
-#: operators whose results after the first may be left out
+#: operators whose trailing results may be left out
 _OPTIONAL_RESULTS = ("LayerNormalization", "MaxPool")
 
 
 @dataclass(frozen=True)
 class Border:
-    """What the program has at one argument of the delegate.
+    """How the program sees one argument of the delegate.
 
     ``elem_type`` (None: as in the blob) is an ONNX number; 64-bit integers are 32-bit ones inside the blob. ``dynamic``
-    says that the sizes change from run to run. ``shape`` is the program's, where it differs: as many elements, or an integer
-    that the program keeps in a tensor of one.
+    says that the sizes change from run to run. ``shape`` is the program's where it differs from the blob's: a shape of
+    as many elements, or that of an integer that the program keeps in a tensor of one element.
     """
 
     elem_type: int | None = None
@@ -63,14 +63,15 @@ class State:
 
 @dataclass(frozen=True)
 class ImportedGraph:
-    """``model``'s inputs and outputs are the delegate's, in its order, then those of ``states``."""
+    """The converted model. The inputs and outputs of ``model`` are the delegate's, in its order, then those of
+    ``states``."""
 
     model: Model
     states: tuple[State, ...]
 
 
 def unsupported_operators(graph: VkGraph) -> list[tuple[str, str]]:
-    """(operator's name, reason) of everything in the graph that cannot be imported, all at once."""
+    """List (operator's name, reason) for every operator in the graph that cannot be imported."""
     importer = _Importer(graph, None, None, None)
     importer.run()
     return importer.problems
@@ -84,10 +85,10 @@ def import_vk_graph(
     outputs: Sequence[Border] | None = None,
     source: str = "a Vulkan delegate",
 ) -> ImportedGraph:
-    """The graph as a model. Its weights are views of ``named_data`` (bytes by key), content-keyed.
+    """Convert the graph to a model. Its weights are views of ``named_data`` (bytes by key), keyed by content.
 
-    ``inputs`` are the borders of ``graph.input_ids``; ``outputs`` those of the last of ``graph.output_ids``: what stands
-    before is a state's new value. Raises `UnsupportedProgramError` that names every operator that is missing,
+    ``inputs`` describe ``graph.input_ids``; ``outputs`` describe the last of ``graph.output_ids``: the ones before are
+    the new values of states. Raises `UnsupportedProgramError`, which names every operator that is missing, and
     `InvalidPteError` for a broken graph.
     """
     if inputs is not None and len(inputs) != len(graph.input_ids):
@@ -211,7 +212,8 @@ class _Importer:
                 raise
             self.problems.append((call.name, f"its arguments do not fit: {type(error).__name__}: {error}"))
             made = [*results, *(self.env.get(i) for i in written)]
-        # the blob records the greatest sizes: they hold where nothing that the operator reads is decided by a run
+        # the blob records upper bounds of sizes: they are the sizes where nothing that the operator reads has a size
+        # known only at run time
         exact = all(self._is_exact(i) for i in given)
         for value_id, result, record in zip(ids, made, results, strict=False):
             if record is not None:
@@ -220,7 +222,7 @@ class _Importer:
             self.env[value_id] = result
 
     def _recorded(self, value_id: int) -> Val | None:
-        """What the blob says of a result; None where it is no tensor and no integer."""
+        """The shape and type that the blob records for a result; None where it is neither a tensor nor an integer."""
         value = self.graph.values[value_id]
         if isinstance(value, VkTensor):
             return Val("?", ELEMENTS[value.datatype], value.dims)
@@ -263,7 +265,7 @@ class _Importer:
         for name, result in zip(names, results, strict=True):
             if result.name in made and result.name not in renamed:
                 renamed[result.name] = name
-            else:  # an input, a constant, or twice the same
+            else:  # an input, a constant, or a value that is returned twice
                 same = self.b.op("Identity", replace(result, name=renamed.get(result.name, result.name)))
                 renamed[same.name] = name
         nodes = _live([_renamed(n, renamed) for n in self.b.nodes], names)
@@ -281,7 +283,7 @@ class _Importer:
 
 
 def _converted(operator: AtenOperator, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments as the declaration's hints say. Raises `Decline` for what does not fit."""
+    """Convert the arguments to the types of the declaration's hints. Raises `Decline` for one that does not fit."""
     if not operator.required <= len(arguments) <= len(operator.parameters):
         raise Decline(f"{len(arguments)} arguments; its schema has {len(operator.parameters)}")
     return operator.grouped(_converted_one(p, a) for p, a in zip(operator.parameters, arguments, strict=False))
@@ -331,9 +333,8 @@ def _with(node: Node, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Node
 
 
 def _live(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
-    """The nodes that the outputs need, numbered anew, without trailing results that nothing reads (positions of maxima,
-    statistics of norms): they would be computed.
-    """
+    """The nodes that the outputs need, renumbered. Trailing results that nothing reads (positions of maxima, statistics
+    of norms) are left out, so that they are not computed."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.outputs):

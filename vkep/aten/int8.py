@@ -1,8 +1,8 @@
 """Operators on int8 activations with per-tensor scales (``q8ta``) and weights with a scale for each output channel (``q8csw``).
 
-They compute in float32 over dequantized values, and quantize the result: what the reference functions of ExecuTorch's
-``custom_ops_lib`` do. Weights and per-channel values may be longer than the result needs (rows are padded to multiples of
-four). The sums of the weights that these operators carry serve integer kernels and are not read.
+They compute in float32 over dequantized values, and quantize the result: this is what the reference functions of
+ExecuTorch's ``custom_ops_lib`` do. Weights and per-channel values may be longer than the result needs (rows are padded
+to multiples of four). The sums of the weights that these operators carry serve integer kernels and are not read.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from vkep.aten.registry import aten
 
 @dataclass(frozen=True)
 class Scale(Arguments):
-    """What an int8 activation's values stand for: ``(value - zero point) * scale``."""
+    """The quantization of an int8 activation: ``(value - zero point) * scale``."""
 
     prefixed = True
     scale: float
     zero_point: int
 
     def real(self, b: GraphBuilder, x: Val) -> Val:
-        """An activation in float32: dequantized, or rounded to the values that int8 can hold where it is floating point."""
+        """An activation in float32: dequantized, or, for a floating-point one, rounded to the values that int8 can
+        represent."""
         if x.is_float:
             x = quantized(b, x, self.scale, self.zero_point, -128, 127)
         return dequantized(b, x, self.scale, self.zero_point)
 
     def stored(self, b: GraphBuilder, x: Val, activation: str = "none") -> Val:
-        """A float32 result in int8, after an activation."""
+        """Quantize a float32 result to int8, after an activation."""
         if activation not in ("none", "relu"):
             b.decline(f"activation {activation!r}; expected 'none' or 'relu'")
         x = b.op("Relu", x) if activation == "relu" else x
@@ -52,7 +53,7 @@ class Weights(Arguments):
 
 @dataclass(frozen=True)
 class Window(Arguments):
-    """Of a convolution that is not transposed."""
+    """The window of a convolution that is not transposed."""
 
     kernel_size: Sequence[int]
     stride: Sequence[int]
@@ -62,17 +63,18 @@ class Window(Arguments):
 
     @property
     def convolution(self) -> Convolution:
-        """The arguments as those of a convolution."""
+        """Return the arguments in the form of a floating-point convolution."""
         return Convolution(self.stride, self.padding, self.dilation, False, (), self.groups)
 
 
 def cut(b: GraphBuilder, x: Val, axis: int, length: int) -> Val:
-    """The first ``length`` of an axis."""
+    """Return the first ``length`` elements of an axis."""
     return x if x.dims[axis] == length else b.slice(x, axis, 0, length)
 
 
 def real_bias(b: GraphBuilder, bias: Val | None, count: int, given: Scale, scales: Val) -> Val | None:
-    """The first ``count`` of a bias; an integer one counts in products of the input's and each weight's scale."""
+    """Return the first ``count`` elements of a bias. An integer bias is scaled by the product of the input's and each
+    weight's scale."""
     if bias is None:
         return None
     bias = cut(b, bias, 0, count)
@@ -155,7 +157,7 @@ def q8ta_conv2d(
 def q8ta_conv2d_dw(
     b: GraphBuilder, x: Val, given: Scale, of: Weights, made: Scale, bias: Val | None, window: Window, activation: str
 ) -> Val:
-    """Depthwise; the weights lie as [height, width, channels]."""
+    """Depthwise convolution; the weights have the order [height, width, channels]."""
     taps = window.kernel_size[0] * window.kernel_size[1]
     rows = b.transpose(b.reshape(of.weights, [taps, of.weights.shape[-1]]), (1, 0))
     kernel = _kernel(b, rows, of.weight_scales, 1, window.kernel_size)
@@ -181,7 +183,7 @@ def q8ta_conv2d_transposed(
 ) -> Val:
     channels, inputs = b.results[0].shape[1], b.fixed(x, 1)
     kernel = _kernel(b, of.weights, of.weight_scales, inputs // groups, kernel_size)
-    if groups > 1:  # output channels to the second axis, within their group
+    if groups > 1:  # move the output channels to the second axis, within their group
         each, per_group = channels // groups, inputs // groups
         kernel = b.transpose(b.reshape(kernel, [groups, each, per_group, *kernel_size]), (0, 2, 1, 3, 4))
         kernel = b.reshape(kernel, [inputs, each, *kernel_size])

@@ -1,4 +1,4 @@
-"""Integers that a run computes: sizes, their arithmetic, and assertions about them, which need nothing done."""
+"""Integers that the model computes: sizes, arithmetic on sizes, and assertions about sizes, which need no code."""
 
 from __future__ import annotations
 

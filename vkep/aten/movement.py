@@ -28,7 +28,7 @@ def t_copy(b: GraphBuilder, x: Val) -> Val:
 
 @aten("aten.expand_copy.default")
 def expand(b: GraphBuilder, x: Val, size: Sequence[Size], implicit: bool = False) -> Val:
-    """A size of -1 keeps the tensor's; ONNX's Expand does so for 1."""
+    """Expand a tensor; a size of -1 keeps the tensor's, where ONNX's Expand has 1."""
     lead = [None] * (len(size) - x.rank)
     dims = [
         old if s == -1 else (s if isinstance(s, int) else None) for s, old in zip(size, [*lead, *x.dims], strict=True)
@@ -46,7 +46,8 @@ def repeat(b: GraphBuilder, x: Val, repeats: Sequence[Size]) -> Val:
 
 @aten("aten.squeeze_copy.dims")
 def squeeze(b: GraphBuilder, x: Val, dim: Sequence[int]) -> Val:
-    """Only axes of size 1 go. Where sizes are not known, the ranks say whether all do."""
+    """Only axes of size 1 are removed. Where sizes are not known, the rank of the result decides whether all of them
+    are."""
     axes = sorted({b.axis(d, x.rank) for d in dim})
     if x.rank - b.results[0].rank != len(axes):
         axes = [a for a in axes if x.dims[a] == 1]
@@ -93,14 +94,14 @@ def slice_(
     last: Size = _TO_THE_END if end is None else end
     length = _distance(b, first, last)
     if length is not None and not isinstance(first, int):
-        # a window that moves: its length is known, so the plan is one for all positions
+        # a window at a variable position: its length is known, so one plan serves all positions
         index = b.range(length, first)
         return b.op("Gather", x, index, axis=axis, dims=[length if k == axis else d for k, d in enumerate(x.dims)])
     return b.slice(x, axis, first, last, step)
 
 
 def _distance(b: GraphBuilder, first: Size, last: Size) -> int | None:
-    """``last - first`` where both are the same integer of the run plus numbers."""
+    """``last - first`` where both are the same symbolic integer plus a number."""
     if isinstance(first, int) or isinstance(last, int):
         return None
     base, offset = b.offsets.get(first.name, (first.name, 0))
@@ -130,7 +131,7 @@ def flip(b: GraphBuilder, x: Val, dims: Sequence[int]) -> Val:
 
 @aten("aten.constant_pad_nd.default")
 def constant_pad(b: GraphBuilder, x: Val, pad: Sequence[Size], value: Number = 0) -> Val:
-    """Pairs from the last axis on; a negative one cuts."""
+    """Pairs start at the last axis; a negative pad removes elements."""
     count = len(pad) // 2
     axes = [x.rank - 1 - k for k in range(count)]
     pads = [*(pad[2 * k] for k in range(count)), *(pad[2 * k + 1] for k in range(count))]
@@ -166,7 +167,7 @@ def unfold(b: GraphBuilder, x: Val, dimension: int, size: int, step: int) -> Val
 
 
 def taken(b: GraphBuilder, x: Val, axis: int, index: Val) -> Val:
-    """``x`` at positions along an axis, whose place the index's axes take."""
+    """Gather ``x`` at positions along an axis. The index's axes replace that axis."""
     return b.op("Gather", x, index, axis=axis, dims=[*x.dims[:axis], *index.dims, *x.dims[axis + 1 :]])
 
 
@@ -203,7 +204,7 @@ def gather(b: GraphBuilder, x: Val, dim: int, index: Val, sparse_grad: bool = Fa
 
 @aten("aten.index.Tensor")
 def index(b: GraphBuilder, x: Val, indices: Sequence[Val | None]) -> Val:
-    """One index takes its axis's place; several neighbours are broadcast, and take the place of theirs together."""
+    """One index replaces its axis; several adjacent ones are broadcast, and replace their axes together."""
     given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
     if not given:
         return x
@@ -214,13 +215,13 @@ def index(b: GraphBuilder, x: Val, indices: Sequence[Val | None]) -> Val:
         return taken(b, x, first, given[0][1])
     if last - first + 1 != len(given):
         b.decline("several indices with an axis between them")
-    # the indexed axes to the front, GatherND, and the index's axes back in their place
+    # move the indexed axes to the front, GatherND, and move the index's axes back
     rest = [k for k in range(x.rank) if not first <= k <= last]
     front = b.transpose(x, [*range(first, last + 1), *rest]) if first else x
     shape = b.results[0].rank - len(rest)
     total = given[0][1]
     for _, i in given[1:]:
-        total = b.op("Add", b.cast(total, 7), b.cast(i, 7))  # only for its sizes
+        total = b.op("Add", b.cast(total, 7), b.cast(i, 7))  # only the sizes of this tensor matter
     columns = [b.op("Expand", b.cast(i, 7), b.sizes(total), dims=total.dims) for _, i in given]
     joined = b.op("Concat", *(b.unsqueeze(c, [shape]) for c in columns), axis=shape, dims=(*total.dims, len(columns)))
     out = b.op("GatherND", front, joined, dims=(*total.dims, *(x.dims[k] for k in rest)))

@@ -13,9 +13,9 @@ from vkep.aten.registry import aten
 
 
 def promoted(b: GraphBuilder, x: Val, y: Val | Number | Size, elem: int | None = None) -> tuple[Val, Val]:
-    """Two operands in one element type: ``elem``, or what PyTorch's promotion gives for these two.
+    """Convert two operands to one element type: ``elem``, or the result of PyTorch's promotion of the two.
 
-    A floating-point operand decides over integers, integers over booleans; of two of a kind, the wider.
+    Floating point wins over integers, integers over booleans; of two of a kind, the wider one.
     """
     if not isinstance(y, Val):
         whole = isinstance(y, int) and not isinstance(y, bool)
@@ -142,7 +142,7 @@ def leaky_relu(b: GraphBuilder, x: Val, negative_slope: float = 0.01) -> Val:
 
 
 def clipped(b: GraphBuilder, x: Val, low: Number | None, high: Number | None) -> Val:
-    """``x`` held between two numbers, either of which may be missing or infinite."""
+    """Clip ``x`` between two numbers, either of which may be missing or infinite."""
     bounds = [
         None if v is None or (isinstance(v, float) and abs(v) >= 3.4028234e38) else b.number(v, x.elem)
         for v in (low, high)
@@ -195,7 +195,7 @@ def prepack(b: GraphBuilder, x: Val) -> Val:
 
 
 def filled(b: GraphBuilder, sizes: Val, dims: Sequence[int | None], value: Number | Size) -> Val:
-    """A tensor of these sizes with one value, of the call's result type."""
+    """A tensor of these sizes filled with one value, of the call's result type."""
     elem = b.results[0].elem
     return b.op("Expand", b.number(value, elem), sizes, elem=elem, dims=dims)
 
@@ -243,7 +243,7 @@ def arange(
     if not (isinstance(start, Val) or isinstance(end, Val) or isinstance(step, Val)):
         b.limited([math.ceil((end - start) / step)])
         return b.constant(np.arange(start, end, step), elem)
-    # counted in 64 bits, then cast: positions are whole where a run decides them
+    # computed in int64, then cast: positions are integers where the sizes are known only at run time
     kind = INT64 if not any(isinstance(v, float) for v in (start, end, step)) else FLOAT
     return b.cast(b.op("Range", *(b.number(v, kind) for v in (start, end, step)), elem=kind, dims=(None,)), elem)
 
@@ -252,7 +252,7 @@ def _comparison(name: str, op_type: str) -> None:
     @aten(f"aten.{name}.Tensor", f"aten.{name}.Scalar")
     def function(b: GraphBuilder, x: Val, other: Val | Number) -> Val:
         x, y = promoted(b, x, other)
-        if x.elem == BOOL and op_type != "Equal":  # ONNX orders numbers only
+        if x.elem == BOOL and op_type != "Equal":  # ONNX compares numbers only
             x, y = b.cast(x, b_int), b.cast(y, b_int)
         return b.op(op_type, x, y)
 

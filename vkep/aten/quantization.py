@@ -27,7 +27,7 @@ def quantized(
     elem: int | None = None,
     zero_before_round: bool = False,
 ) -> Val:
-    """``clamp(round(x / scale) + zero point)``, cast to ``elem``; floating point without one."""
+    """``clamp(round(x / scale) + zero point)``, cast to ``elem``. Without a zero point the result is floating point."""
     x = b.cast(x, FLOAT)
     inverse = b.op("Reciprocal", b.cast(scale, FLOAT)) if isinstance(scale, Val) else b.number(1.0 / scale, FLOAT)
     out = b.op("Mul", x, inverse)
@@ -56,7 +56,7 @@ def _tensor(b: GraphBuilder, value: Val | float) -> Val:
 
 
 def _present(zero_point: Val | None) -> Val | None:
-    """No zero point may also be an empty tensor."""
+    """Whether there is a zero point: an empty tensor stands for none."""
     return None if zero_point is None or 0 in zero_point.dims else zero_point
 
 
@@ -149,7 +149,7 @@ def dequantize_per_token(b: GraphBuilder, x: Val, scales: Val, zero_points: Val,
 
 
 def _range(b: GraphBuilder, x: Val, axes: Sequence[int]) -> tuple[Val, Val]:
-    """The least and the greatest along some axes (which stay, with size 1), zero among them."""
+    """The minimum and maximum along some axes (kept with size 1); the range always includes zero."""
     x, zero = b.cast(x, FLOAT), b.number(0.0, FLOAT)
     if not x.rank:
         return b.op("Min", x, zero), b.op("Max", x, zero)
@@ -174,7 +174,7 @@ def choose_qparams(
 
 @aten("quantized_decomposed.choose_qparams_per_token_asymmetric.default")
 def choose_qparams_per_token(b: GraphBuilder, x: Val, dtype: object = None) -> list[Val]:
-    """As XNNPACK does: the zero point comes from the end of the range that it represents with the smaller error."""
+    """As XNNPACK does: the zero point is computed from the end of the range with the smaller rounding error."""
     least, greatest = _range(b, x, [x.rank - 1])
     low, high = b.number(-128.0, FLOAT), b.number(127.0, FLOAT)
     scale = b.op("Div", b.op("Sub", greatest, least), b.number(255.0, FLOAT))
@@ -196,7 +196,7 @@ def choose_qparams_per_token(b: GraphBuilder, x: Val, dtype: object = None) -> l
 
 @dataclass(frozen=True)
 class _Blocks:
-    """A tensor with every axis that holds several blocks split in two."""
+    """A tensor in which every axis with several blocks is split in two."""
 
     x: Val
     reduced: tuple[int, ...]  #: axes of ``x`` that lie within a block
@@ -283,7 +283,7 @@ def choose_qparams_affine(
     zero_point_dtype: object = None,
     keepdim: bool = False,
 ) -> list[Val]:
-    """The blob drops the target type: without a range it is int8's, the only one of the backend."""
+    """The blob does not record the target type: without a range it is int8, the only one that the backend has."""
     low: Number = -128 if quant_min is None else quant_min
     high: Number = 127 if quant_max is None else quant_max
     eps = _FLOAT32_SMALLEST_NORMAL if eps is None else eps

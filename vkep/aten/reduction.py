@@ -9,7 +9,7 @@ from vkep.aten.registry import aten
 
 
 def reduced(b: GraphBuilder, op_type: str, x: Val, axes: Sequence[int] | None, keepdim: bool) -> Val:
-    """A reduction over some axes; none given means all."""
+    """A reduction over some axes; an empty list means all."""
     wanted = sorted({b.axis(a, x.rank) for a in axes}) if axes else list(range(x.rank))
     if not x.rank:
         return x
@@ -73,7 +73,7 @@ def _along(b: GraphBuilder, op_type: str, x: Val, dim: int, half_to_float: bool)
 
 
 def _affine(b: GraphBuilder, value: Val | None, count: int, default: float, elem: int) -> Val:
-    """A scale or shift that may be missing: ``default`` for each of ``count``."""
+    """A scale or shift that may be missing: then ``default``, ``count`` times."""
     return b.filled([count], default, elem) if value is None else b.cast(value, elem)
 
 
@@ -92,7 +92,7 @@ def batch_norm(
     scale, shift = _affine(b, weight, channels, 1, x.elem), _affine(b, bias, channels, 0, x.elem)
     mean, var = b.cast(running_mean, x.elem), b.cast(running_var, x.elem)
     out = b.op("BatchNormalization", x, scale, shift, mean, var, epsilon=eps, dims=x.dims)
-    return [out, *(b.filled(r.shape, 0, r.elem) for r in b.results[1:])]  # nothing is saved in inference
+    return [out, *(b.filled(r.shape, 0, r.elem) for r in b.results[1:])]  # inference saves no statistics
 
 
 @aten("aten.native_layer_norm.default")

@@ -4,11 +4,10 @@
     def leaky_relu(b: GraphBuilder, x: Val, negative_slope: float = 0.01) -> Val:
         return b.op("LeakyRelu", x, alpha=negative_slope)
 
-The parameters after the builder stand in the schema's order, all of them; a blob has a value for each. A record of
-`vkep.aten.arguments` stands for several. What the hint says is what arrives: the blob keeps 1 and 1.0 as one value, so
-``int`` and ``float`` are converted. The function returns a `Val`, a number for an integer result, or a list where the
-operator has several results; what it cannot express it declines. Results are cast to the element types that the blob
-records.
+The parameters after the builder are the schema's arguments, all of them and in order; a blob has a value for each. A
+record of `vkep.aten.arguments` holds several. Arguments are converted to the type of the hint: the blob does not
+distinguish 1 from 1.0. The function returns a `Val`, a number for an integer result, or a list where the operator has
+several results. It declines a call that it cannot express. Results are cast to the element types that the blob records.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Function = Callable[..., Any]
 
 
 class AtenDeclarationError(VkepError):
-    """An operator is declared twice, or its function cannot be one."""
+    """An operator is declared twice, or its function does not match its schema."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class AtenOperator:
     name: str  #: ``namespace.operator.overload``
     function: Function
     parameters: tuple[inspect.Parameter, ...]  #: the schema's arguments
-    grouped: Callable[[Iterable[Any]], list[Any]]  #: the function's arguments from the schema's
-    mutates: tuple[str, ...]  #: parameters that the operator writes; their new values follow its results
+    grouped: Callable[[Iterable[Any]], list[Any]]  #: converts the schema's arguments to the function's
+    mutates: tuple[str, ...]  #: parameters that the operator writes in place; their new values follow its results
 
     @property
     def required(self) -> int:
@@ -45,7 +44,7 @@ class AtenOperator:
 
 
 _OPERATORS: dict[str, AtenOperator] = {}
-#: names without their namespace, as blobs write operators that are not of the edge dialect
+#: names without their namespace, which blobs use for operators outside the edge dialect
 _SHORT: dict[str, str] = {}
 
 
@@ -69,7 +68,7 @@ def aten(*names: str, mutates: Sequence[str] = ()) -> Callable[[Function], Funct
 
 
 def canonical(name: str) -> str:
-    """A name as declarations write it: ``llama::update_cache`` is ``llama.update_cache.default``."""
+    """Convert a name to the form of declarations: ``llama::update_cache`` is ``llama.update_cache.default``."""
     if name.startswith("<built-in function "):
         return name.removeprefix("<built-in function ").rstrip(">")
     if "::" in name:
@@ -80,7 +79,7 @@ def canonical(name: str) -> str:
 
 
 def find(name: str) -> AtenOperator | None:
-    """The declaration of an operator as a blob or a registry names it."""
+    """Return the declaration of an operator by the name that a blob or a registry uses."""
     name = canonical(name)
     return _OPERATORS.get(name) or _OPERATORS.get(_SHORT.get(name, ""))
 

@@ -1,4 +1,4 @@
-"""Upsampling, grid sampling, and the grid of a detector's priors."""
+"""Upsampling, grid sampling, and the grid of a detector's prior boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which constants of a delegate are no constants: buffers that it changes, and keeps between runs."""
+"""Finds the mutable buffers among a delegate's constants: those that it changes, and keeps between runs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from vkep.aten.registry import find
 from vkep.errors import UnsupportedProgramError
 from vkep.pte.vk_graph import OperatorCall, ValueList, VkGraph, VkTensor
 
-#: copies a constant to the device: its result is its constant
+#: copies a constant to the device: its result equals its constant
 PREPACK = "et_vk.prepack.default"
 
 
 @dataclass
 class States:
-    """``alias`` leads from a prepacked value to its constant; ``outputs`` from a changed constant to its new value."""
+    """``alias`` maps a prepacked value to its constant; ``outputs`` maps a changed constant to its new value."""
 
     alias: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)
 
     def id(self, value_id: int) -> int:
-        """The id of the state that a value is an alias of; its own where it is none."""
+        """Return the id of the constant that a value is an alias of; its own id where it is none."""
         return self.alias.get(value_id, value_id)
 
 
 def find_states(graph: VkGraph, program_outputs: int) -> States:
-    """Constants that an operator writes in place, and those whose new value is an output that the program does not take.
+    """Find the constants that an operator writes in place, and those whose new value is an output that the program does
+    not use.
 
-    The exporter leaves the new values of buffers in front of the outputs (unless alias_buffer_mutations is set) without a
-    word about whose they are: each is that of the one constant of its type and sizes that it is computed from. Raises
-    `UnsupportedProgramError` where there is not exactly one.
+    The exporter puts the new values of buffers in front of the outputs (unless alias_buffer_mutations is set) and does
+    not record which buffer each belongs to: it is the one constant of the same type and sizes that the value is
+    computed from. Raises `UnsupportedProgramError` where there is not exactly one.
     """
     states = States()
     made = set(graph.input_ids)
@@ -49,7 +50,7 @@ def find_states(graph: VkGraph, program_outputs: int) -> States:
 
 
 def is_prepack(call: OperatorCall) -> bool:
-    """Whether a call only prepares a constant for a kernel of ExecuTorch's."""
+    """Whether a call only prepares a constant for one of ExecuTorch's kernels."""
     operator = find(call.name)
     return operator is not None and operator.name == PREPACK and len(call.args) == 2
 
@@ -88,7 +89,7 @@ def _buffer_of(graph: VkGraph, states: States, value_id: int) -> int:
 
 
 def _sources(graph: VkGraph, states: States, value_id: int) -> set[int]:
-    """Every value that ``value_id`` is computed from."""
+    """All values that ``value_id`` is computed from."""
     wanted = {value_id}
     for call in reversed(graph.chain):
         if wanted.intersection(_flat(graph, call.args[-1:])):

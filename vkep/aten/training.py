@@ -10,7 +10,8 @@ from vkep.aten.registry import aten
 
 @aten("et_vk.fused_ce.default")
 def fused_ce(b: GraphBuilder, logits: Val, labels: Val, n_valid: float) -> list[Val]:
-    """Cross entropy of rows [rows, classes], summed and divided by ``n_valid``, and its gradient; a label below 0 is none."""
+    """Cross entropy of rows [rows, classes], summed and divided by ``n_valid``, and its gradient. A label below 0 is
+    ignored."""
     labels = b.cast(labels, INT64)
     counts = b.op("GreaterOrEqual", labels, b.number(0, INT64))
     safe = b.unsqueeze(b.op("Max", labels, b.number(0, INT64)), [1])
@@ -58,7 +59,7 @@ def linear_dw(b: GraphBuilder, d_out: Val, x: Val) -> Val:
 
 @aten("et_vk.q4gsw_requant.default")
 def q4gsw_requant(b: GraphBuilder, latent: Val, scales: Val, group_size: int) -> Val:
-    """Codes of weights [rows, width] under scales [groups, rows], two a byte (the first in the low half)."""
+    """Codes of weights [rows, width] under scales [groups, rows], two in a byte (the first in the low half)."""
     rows, width = latent.shape
     groups = -(-width // group_size)
     each = b.transpose(cut(b, cut(b, b.cast(scales, FLOAT), 1, rows), 0, groups), (1, 0))
@@ -70,7 +71,7 @@ def q4gsw_requant(b: GraphBuilder, latent: Val, scales: Val, group_size: int) ->
     code = b.op("Where", none, zero, b.op("Round", b.op("Div", b.cast(latent, FLOAT), safe)), elem=FLOAT)
     code = b.op("Clip", code, b.number(-8.0, FLOAT), b.number(7.0, FLOAT))
     code = b.op("Add", code, b.number(8.0, FLOAT))
-    if width % 2:  # the last high half is empty
+    if width % 2:  # the last high half is unused
         code = b.op("Pad", code, b.ints([0, 1]), zero, b.ints([1]), dims=(rows, width + 1))
     pairs = b.reshape(code, [rows, -(-width // 2), 2])
     low, high = (b.squeeze(b.slice(pairs, 2, k, k + 1), [2]) for k in range(2))

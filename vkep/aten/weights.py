@@ -1,4 +1,4 @@
-"""Constants of a Vulkan delegate as weights: views of the program's bytes, and what is rearranged from them when used."""
+"""Constants of a Vulkan delegate as weights: views of the program's bytes, and weights rearranged from them on use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkep.graph.weights import Weight, array_key
 
 
 class BufferWeight(Weight):
-    """A weight that lies in bytes that somebody else keeps (a mapped .pte file): nothing is copied."""
+    """A weight stored in bytes that another object owns (a mapped .pte file): nothing is copied."""
 
     mapped = True
 
@@ -21,13 +21,13 @@ class BufferWeight(Weight):
 
     def array(self) -> np.ndarray:
         dtype = dtypes.from_onnx(self.elem_type)
-        assert dtype is not None  # the importer makes no other
+        assert dtype is not None  # the importer creates no other type
         count = int(np.prod(self.shape, dtype=np.int64))
         return np.frombuffer(self._buffer, dtype.numpy, count).reshape(self.shape)
 
 
 class DerivedWeight(Weight):
-    """A weight in another order: made from ``base`` each time that its values are asked for, never kept."""
+    """A weight in another layout. It is computed from ``base`` each time its values are requested, and never stored."""
 
     mapped = True
 

@@ -29,11 +29,11 @@ class BenchResult:
     open_ms: float
     first_run_ms: float
     latency: Latency
-    limit_ms: float  #: the least time of the model's dispatches, by the device's measured limits
+    limit_ms: float  #: the least possible time of the model's dispatches, by the device's measured limits
 
     @property
     def of_limit(self) -> float:
-        """The limit over the median: what the host, the transfers and slower kernels leave of the device's best."""
+        """The limit divided by the median: 1 means that nothing is lost to the host, the transfers and slow kernels."""
         return self.limit_ms / self.latency.median_ms
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def bench_command(
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
-    """Measure latency of vkep alone, numpy in and out: median, 90th percentile, least, first run, time to open.
+    """Measure latency of vkep alone, numpy in and out: median, 90th percentile, minimum, first run, time to open.
 
     Of folders with language models: tokens a second of a prompt (pp512) and of an answer (tg64).
 
@@ -103,9 +103,10 @@ def bench_model(
     progress: common.Progress | None = None,
     index: int = 0,
 ) -> tuple[BenchResult, DeviceLimits]:
-    """Open a model, warm it up and time it; the limits are the device's.
+    """Open a model, warm it up and time it. ``limits`` are the device's.
 
-    Raises `UsageError` and the errors of `vkep.InferenceSession`."""
+    Raises `UsageError` and the errors of `vkep.InferenceSession`.
+    """
     from vkep.cli import sessions
     from vkep.cli.inputs import make_inputs, read_sources
     from vkep.cli.measure import Latency, Spans, time_runs

@@ -1,4 +1,4 @@
-"""What the commands share: options, errors as exit status and one paragraph, JSON, logging, progress bars."""
+"""Shared by the commands: options, errors as exit status and one paragraph, JSON, logging, progress bars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FAILED, USAGE = 1, 2
 #: ``progress(phase, done, total, what)``, as `vkep.SessionOptions` takes it
 Progress = Callable[[str, int, int, str], None]
-#: the phase of `progress_bars` whose text says what is done
+#: the phase of `progress_bars` whose text describes the current work
 STEP = "step"
 #: columns of printed tables where standard output is no terminal
 PLAIN_WIDTH = 160
@@ -79,7 +79,7 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random i
 
 
 class UsageError(Exception):
-    """The command line asks for something that does not fit: exit status 2."""
+    """The command line's arguments do not fit together or do not fit the model: exit status 2."""
 
 
 def session_options(
@@ -104,7 +104,7 @@ def session_options(
 
 
 def print_json(value: Any) -> None:
-    """Standard JSON: what is not finite becomes null."""
+    """Print standard JSON: NaN and infinities become null."""
     typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
@@ -119,16 +119,15 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(table: Table) -> None:
-    """A rich table; wide where standard output is no terminal, so that nothing is folded."""
+    """Print a rich table. Where standard output is no terminal it is wide, so that no cell is wrapped."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
 
 
 def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] | None = None) -> None:
-    """Every node of a report, those that a person may want to change first: the CPU's with their reasons, then the slowest where
-    their ``nanoseconds`` on the GPU are known by name. Folded constants are counted at the end.
-    """
+    """Print every node of a report, what matters first: nodes on the CPU with their reasons, then the slowest on the
+    GPU (where ``nanoseconds`` has their times by name). Folded constants are only counted, at the end."""
     from vkep.session.report import by_importance
 
     times, folded = nanoseconds or {}, 0
@@ -147,11 +146,12 @@ def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] 
 
 @contextmanager
 def logging_to_stderr(verbose: int) -> Iterator[None]:
-    """Warnings to standard error; with ``-v`` what happens, with ``-vv`` every detail. Loggers are put back at the end."""
+    """Send log messages to standard error: warnings, with ``-v`` information, with ``-vv`` debug messages. The loggers
+    are restored at the end."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    # The shader library logs every shader that fails and raises the first: that one is printed as the command's error.
+    # The shader library logs every shader that fails and raises the first: the command prints that one as its error.
     library = logging.getLogger("vkep.shaders.library")
     packages = [logging.getLogger(name) for name in ("vkep", "gpu_shared")]
     before = [(one, one.level, one.handlers, one.propagate) for one in (*packages, library)]
@@ -170,7 +170,7 @@ def logging_to_stderr(verbose: int) -> Iterator[None]:
 
 @contextmanager
 def command(json_output: bool, verbose: int = 0) -> Iterator[None]:
-    """Around a command's work: print an expected error as one paragraph and exit with its status.
+    """Context of a command's work: prints an expected error as one paragraph and exits with its status.
 
     With ``-v`` the traceback is logged too. An unexpected error is a bug and keeps its traceback.
     """
@@ -188,12 +188,12 @@ def command(json_output: bool, verbose: int = 0) -> Iterator[None]:
 
 
 def exit_status(error: BaseException) -> int | None:
-    """The status for an error that a person can act on; None for one that only a bug can raise."""
+    """Return the exit status for an error that a user can act on; None for one that only a bug can raise."""
     from gpu_shared.errors import GpuError
     from vkep.errors import InvalidInputError, VkepError
 
     if isinstance(error, BrokenPipeError):
-        return None  # the reader has had enough: the command line's framework ends quietly
+        return None  # the reader closed the pipe: the command line's framework ends quietly
     if isinstance(error, InvalidInputError):
         return USAGE
     if isinstance(error, (GpuError, VkepError, MemoryError, OSError)):
@@ -202,18 +202,18 @@ def exit_status(error: BaseException) -> int | None:
 
 
 def fail(error: BaseException, json_output: bool, status: int) -> NoReturn:
-    """Print the error (as JSON on standard output too, where asked) and leave."""
+    """Print the error (with ``--json`` as JSON on standard output too) and exit."""
     message = str(error).strip() or type(error).__name__
     if json_output:
         print_json({"error": {"kind": type(error).__name__, "message": message}})
     text = f"error: {message}"
-    # A log or a pipe gets one line, so that a search finds what stands in it whatever the length of the paths.
+    # A log or a pipe gets one line, so that a search finds the text whatever the length of the paths in it.
     typer.echo(paragraph(text) if sys.stderr.isatty() else text, err=True)
     raise typer.Exit(status)
 
 
 def paragraph(text: str, width: int = 100) -> str:
-    """Text wrapped at words. A text of several lines (a list, quoted source) is not changed."""
+    """Wrap text at words. A text of several lines (a list, quoted source) is unchanged."""
     if "\n" in text:
         return text
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
@@ -221,9 +221,8 @@ def paragraph(text: str, width: int = 100) -> str:
 
 @contextmanager
 def progress_bars(show: bool) -> Iterator[Progress | None]:
-    """A progress callback that draws on standard error: from the start a line that says what is done (`say`) and for how long,
-    and bars while shaders are compiled and weights uploaded. None without a terminal or where ``show`` is False.
-    """
+    """A progress callback that draws on standard error: a line with the current work (`say`) and its elapsed time, and
+    bars while shaders are compiled and weights uploaded. None without a terminal or where ``show`` is False."""
     if not show or not sys.stderr.isatty():
         yield None
         return
@@ -248,6 +247,6 @@ def progress_bars(show: bool) -> Iterator[Progress | None]:
 
 
 def say(progress: Progress | None, text: str) -> None:
-    """What is done now, on the line of `progress_bars`."""
+    """Set the text of the current work on the line of `progress_bars`."""
     if progress is not None:
         progress(STEP, 0, 0, text)

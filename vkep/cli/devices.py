@@ -1,4 +1,4 @@
-"""``vkep devices``: the devices, their capabilities, and why a device cannot be used."""
+"""``vkep devices``: the devices, their capabilities, and why a device is unusable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkep.cli.common import FAILED, JsonFlag, VerboseOption, command, print_json
 
 _WORDS = "computed exactly with pairs of 32-bit words, which takes more instructions"
 _TAKEN_OUT = "elements are taken out of 32-bit words, and written with two atomic operations where lanes share a word"
-#: what a feature costs that a device lacks; those that are not here cost nothing
+#: the cost of a feature that a device lacks; features that are not listed cost nothing
 COSTS: Mapping[str, str] = {
     "int64": _WORDS,
     "float64": _WORDS,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def devices_command(json_output: JsonFlag = False, verbose: VerboseOption = 0) -> None:
-    """List Vulkan devices: what each can do, and why one could not be used."""
+    """List Vulkan devices with their capabilities, and why one is unusable."""
     with command(json_output, verbose):
         import vkep
 
@@ -64,7 +64,7 @@ def devices_command(json_output: JsonFlag = False, verbose: VerboseOption = 0) -
 
 
 def default_device(devices: list[DeviceInfo]) -> DeviceInfo | None:
-    """The device that a session takes when none is named; None where none can be used."""
+    """Return the device that a session uses when none is named; None where no device is usable."""
     from gpu_shared.errors import DeviceNotFoundError
     from gpu_shared.instance import select_device
 
@@ -75,7 +75,8 @@ def default_device(devices: list[DeviceInfo]) -> DeviceInfo | None:
 
 
 def in_words(device: DeviceInfo) -> str:
-    """The widths of element types that kernels compute with 32-bit words on a device, "" where it has all."""
+    """The bit widths of element types that kernels emulate with 32-bit words on a device; "" where it has all of
+    them."""
     from vkep.shaders.words import widths_in_words
 
     return ", ".join(map(str, widths_in_words(device.capabilities.features)))

@@ -72,9 +72,8 @@ def explain_command(
 
 
 def plan_for(session: InferenceSession, sources: Sources) -> None:
-    """Plan a dynamic model for the shapes that the command line gives; without any, it stays unplanned (the report says
-    so). Raises `UsageError`.
-    """
+    """Plan a dynamic model for the shapes that the command line gives. Without any the model stays unplanned, and the
+    report says so. Raises `UsageError`."""
     from vkep.cli.inputs import resolve_shapes
 
     asked = bool(sources.arrays or sources.shapes or sources.dims or sources.generated)
@@ -87,7 +86,8 @@ def plan_for(session: InferenceSession, sources: Sources) -> None:
 def to_json(
     report: Report, described: Sequence[Sequence[dict[str, Any]]] | None, times: Sequence[DispatchTime] | None
 ) -> dict[str, Any]:
-    """The report, with each island's dispatches as ``plan`` (``--plan``), and ``times``, the most to gain first (``--time``)."""
+    """The report, with each island's dispatches as ``plan`` (``--plan``), and ``times``, sorted by the time to gain
+    (``--time``)."""
     data = report.to_dict()
     if described is not None:
         data["islands"] = [
@@ -100,7 +100,7 @@ def to_json(
 
 
 def ranked(times: Sequence[DispatchTime]) -> list[DispatchTime]:
-    """The farthest from its own limit first."""
+    """The dispatches sorted by the time beyond their limit, largest first."""
     return sorted(times, key=lambda t: -t.lost_ns)
 
 
@@ -130,7 +130,7 @@ def print_explanation(
 
 
 def node_times(times: Sequence[DispatchTime]) -> dict[str, float]:
-    """Nanoseconds of each node by name: a dispatch's time in equal parts for the nodes that it computes."""
+    """Nanoseconds of each node by name: a dispatch's time is divided equally among the nodes that it computes."""
     found: dict[str, float] = {}
     for time in times:
         names = time.label.split(" + ")
@@ -140,7 +140,7 @@ def node_times(times: Sequence[DispatchTime]) -> dict[str, float]:
 
 
 def print_times(times: Sequence[DispatchTime], top: int) -> None:
-    """A table of the dispatches, the most time beyond the limit first."""
+    """Print a table of the dispatches, sorted by the time beyond the limit, largest first."""
     from rich.table import Table
     from rich.text import Text
 

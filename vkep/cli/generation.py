@@ -21,20 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rate:
-    """One test's rate. ``test`` is named as llama-bench does: pp512 a prompt of 512 tokens, tg64 64 tokens of answer; @16 of 16
-    sequences at once. Both count tokens of all sequences.
-    """
+    """The rate of one test. ``test`` has the names of llama-bench: pp512 is a prompt of 512 tokens, tg64 an answer of
+    64 tokens, @16 means 16 sequences at once. Rates count the tokens of all sequences."""
 
     model: str
     device: str
     test: str
     tokens_per_second: float
     deviation: float
-    first_ms: float  #: of the first run, which plans and compiles
+    first_ms: float  #: of the first run, which includes planning and compiling
 
     @classmethod
     def of(cls, model: str, device: str, test: str, tokens: int, seconds: Sequence[float]) -> Rate:
-        """The mean rate of all runs but the first."""
+        """Return the mean rate of all runs except the first."""
         import statistics
 
         rates = [tokens / s for s in seconds[1:]]
@@ -73,7 +72,7 @@ def generate_command(
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
-    """Answer prompts with a language model; the text appears as it comes."""
+    """Answer prompts with a language model; the text is printed as it is generated."""
     with common.command(json_output, verbose):
         from vkep.generation import Generator
 
@@ -131,7 +130,7 @@ def bench_folder(
 
 
 def rates(generator: Generator, prompt: int, answer: int, sequences: int, runs: int, warmup: int = 1) -> list[Rate]:
-    """Rates of a generator: the first run of each test is the first row's ``first_ms``."""
+    """Measure the rates of a generator. The time of each test's first run is the row's ``first_ms``."""
     from vkep.generation import Sampling
 
     decoder = generator.decoder
@@ -155,7 +154,7 @@ def rates(generator: Generator, prompt: int, answer: int, sequences: int, runs: 
             seconds = time.perf_counter() - between
             if run == 0 or run >= warmup:
                 filled.append(between - start)
-                # steps that still filled others' prompts made some tokens already
+                # steps in which the prompts of other sequences were still processed have made some tokens already
                 answered.append(seconds * answer * sequences / (sum(len(a.tokens) for a in made) - done))
     finally:
         with_batch.close()
@@ -167,7 +166,7 @@ def rates(generator: Generator, prompt: int, answer: int, sequences: int, runs: 
 
 
 def _chooser_of_tokens(vocabulary: int) -> Callable[[int], list[int]]:
-    """Prompts of random tokens, another one each time: no prompt begins as one before."""
+    """Prompts of random tokens, each different: no prompt shares a prefix with an earlier one."""
     import numpy as np
 
     generator = np.random.default_rng(0)

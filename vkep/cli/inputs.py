@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 GENERATED = ("random", "ones", "zeros")
-#: keys of archives that hold inputs and reference outputs together (tools/models writes such)
+#: key prefixes of archives with inputs and reference outputs (tools/models writes them)
 INPUT_PREFIX, OUTPUT_PREFIX = "in_", "out_"
-#: random integers are 0 or 1: right for masks, and an index that every table has
+#: random integers are 0 or 1: valid for masks, and as indices of any table
 INTEGERS_BELOW = 2
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """``["x=1x3x224x224", "n="]`` as ``{"x": (1, 3, 224, 224), "n": ()}`` (nothing after the sign: a scalar)."""
+    """``["x=1x3x224x224", "n="]`` as ``{"x": (1, 3, 224, 224), "n": ()}`` (no size after the sign: a scalar)."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, text in _pairs(texts, "--shape", "NAME=1x3x224x224"):
         parts = text.replace(",", "x").split("x") if text else []
@@ -59,7 +59,7 @@ def _pairs(texts: Sequence[str], option: str, form: str) -> list[tuple[str, str]
 
 @dataclass
 class Sources:
-    """Where inputs come from: arrays that were read, how to generate the others, and shapes and sizes for those."""
+    """Where inputs come from: arrays from files, how to generate the others, and shapes and sizes for those."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
     generated: dict[str, str] = field(default_factory=dict)
@@ -75,9 +75,8 @@ def read_sources(
     seed: int = 0,
     archive: Mapping[str, Array] | None = None,
 ) -> Sources:
-    """What ``--input``, ``--shape``, ``--dim`` and ``--seed`` say. ``archive`` gives inputs that none of them names (its
-    keys ``in_*``). Raises `UsageError`.
-    """
+    """Read ``--input``, ``--shape``, ``--dim`` and ``--seed``. ``archive`` has inputs that none of them names (its keys
+    ``in_*``). Raises `UsageError`."""
     sources = Sources(shapes=parse_shapes(shapes or ()), dims=parse_dims(dims or ()), seed=seed)
     named: set[str] = set()
     for text in inputs or ():
@@ -129,11 +128,11 @@ def _load(path: Path, kind: type, what: str) -> Any:
     try:
         with path.open("rb") as file:
             magic = file.read(6)
-        if magic != b"\x93NUMPY" and magic[:2] != b"PK":  # numpy takes anything else for a pickle
+        if magic != b"\x93NUMPY" and magic[:2] != b"PK":  # numpy would read anything else as a pickle
             raise ValueError(f"it starts with {magic!r}, which is neither .npy nor .npz")
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.lib.npyio.NpzFile):
-            with loaded:  # an archive reads its members lazily: read them here, where a damaged one is reported
+            with loaded:  # an archive reads its members lazily: read them here, so that a damaged one is reported
                 loaded = {key: loaded[key] for key in loaded}
         if isinstance(loaded, kind):
             return loaded
@@ -148,7 +147,7 @@ def _load(path: Path, kind: type, what: str) -> Any:
 
 
 def _inputs_of(archive: Mapping[str, Array], *, bare: bool) -> dict[str, Array]:
-    """The inputs in an archive: keys ``in_*``; with ``bare``, where there are none, every key."""
+    """Return the inputs in an archive: keys ``in_*``; with ``bare`` every key, where no key has the prefix."""
     found = {k[len(INPUT_PREFIX) :]: v for k, v in archive.items() if k.startswith(INPUT_PREFIX)}
     return found or (dict(archive) if bare else {})
 
@@ -156,8 +155,8 @@ def _inputs_of(archive: Mapping[str, Array], *, bare: bool) -> dict[str, Array]:
 def resolve_shapes(arguments: Sequence[NodeArg], sources: Sources) -> dict[str, tuple[int, ...]]:
     """A shape for every input of the model.
 
-    What is given (an array, ``--shape``) also sizes the symbolic dimensions that other inputs share. Raises `UsageError`
-    for names that the model does not have, and for dimensions that nothing sizes.
+    A given array or ``--shape`` also determines the symbolic dimensions that other inputs share. Raises `UsageError`
+    for names that the model does not have, and for dimensions that are not determined.
     """
     names = [a.name for a in arguments]
     for option, given in (("--input", {**sources.arrays, **sources.generated}), ("--shape", sources.shapes)):
@@ -198,7 +197,7 @@ def resolve_shapes(arguments: Sequence[NodeArg], sources: Sources) -> dict[str, 
 
 
 def make_inputs(arguments: Sequence[NodeArg], sources: Sources) -> dict[str, Array]:
-    """Every input of the model: read, or generated (random unless ``--input`` says ones or zeros).
+    """Return every input of the model: read, or generated (random unless ``--input`` says ones or zeros).
 
     Random floats are standard normal; integers 0 or 1. The same seed and name give the same values.
     """
@@ -214,7 +213,8 @@ def make_inputs(arguments: Sequence[NodeArg], sources: Sources) -> dict[str, Arr
 
 
 def generate(argument: NodeArg, shape: tuple[int, ...], what: str, seed: int) -> Array:
-    """One generated array; ``what`` is "random", "ones" or "zeros". Raises `UsageError` for types that have none."""
+    """Generate one array; ``what`` is "random", "ones" or "zeros". Raises `UsageError` for types that cannot be
+    generated."""
     dtype = _dtype(argument)
     if what == "ones":
         return np.ones(shape, dtype)

@@ -1,4 +1,4 @@
-"""Timing runs, and holding results against a reference."""
+"""Timing runs, and comparing results with a reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vkep.cli.common import Progress, UsageError
 from vkep.cli.inputs import INPUT_PREFIX, OUTPUT_PREFIX
 
 Array = np.ndarray[Any, Any]
-#: relative error that is taken for equal, by the result's dtype; integers and booleans must be equal
+#: default tolerance of the relative error, by the result's dtype; integers and booleans must be equal
 TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
@@ -45,7 +45,7 @@ class Spans:
     """The spans of one command, in the order of their ends."""
 
     items: list[Span] = field(default_factory=list)
-    _began: float = 0.0  #: where the current span, and so a first phase in it, began
+    _began: float = 0.0  #: when the current span, and so its first phase, began
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -55,9 +55,9 @@ class Spans:
         self.items.append(Span(name, start, time.perf_counter()))
 
     def watch(self, progress: Progress | None) -> Progress:
-        """A progress callback that notes each phase as a span, and passes calls on. A callback comes after a piece of
-        work, so a phase begins where it ended last time, or where its span began. Phases may run in threads of their own.
-        """
+        """Return a progress callback that records each phase as a span, and calls ``progress``. A callback comes after
+        a piece of work, so a phase begins at the end of the previous one, or at the beginning of its span. Phases may
+        run in different threads."""
         starts: dict[str, float] = {}
         ends: dict[str, float] = {}
 
@@ -89,7 +89,7 @@ class Latency:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Latency | None:
-        """None without samples."""
+        """Compute the statistics; None without samples."""
         if not samples:
             return None
         ordered = sorted(samples)
@@ -102,7 +102,7 @@ class Latency:
 
 
 def time_runs(run: Callable[[], Any], runs: int, spans: Spans, name: str = "run") -> Any:
-    """Call ``run`` so often, each as a span; the last result."""
+    """Call ``run`` ``count`` times, each as a span; returns the last result."""
     result = None
     for _ in range(runs):
         with spans.span(name):
@@ -168,15 +168,14 @@ def _compare(name: str, against: str, got: Array, expected: Array, tolerance: fl
 
 
 def reference_outputs(archive: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs in an archive: keys ``out_*``; where there are none, every key that is no input."""
+    """Return the outputs in an archive: keys ``out_*``; where there are none, every key that is not an input."""
     found = {k[len(OUTPUT_PREFIX) :]: v for k, v in archive.items() if k.startswith(OUTPUT_PREFIX)}
     return found or {k: v for k, v in archive.items() if not k.startswith(INPUT_PREFIX)}
 
 
 def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The model's outputs on the CPU, and the name of what computed them: onnxruntime where it is installed and opens the
-    model, else onnx's reference evaluator. Raises `VkepError` with the evaluator's message.
-    """
+    """Compute the model's outputs on the CPU; returns them and the name of the engine: onnxruntime where it is
+    installed and opens the model, else onnx's reference evaluator. Raises `VkepError` with the evaluator's message."""
     from vkep.errors import VkepError
 
     engine, refused = "onnx.reference", ""
@@ -192,7 +191,8 @@ def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -
             options.add_session_config_entry(NOT_REPLACED, "1")
             run = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"]).run
             engine = "onnxruntime"
-        except Exception as error:  # its own types, one a status code: a model newer than it, an operator it lacks
+        # onnxruntime has an exception type for each status code: a model newer than it, an operator that it lacks
+        except Exception as error:
             refused = f"; onnxruntime does not open the model: {error}"
     try:
         if run is None:
@@ -200,13 +200,13 @@ def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -
 
             run = ReferenceEvaluator(str(model)).run
         results = run(list(names), dict(feeds))
-    except Exception as error:  # evaluators raise any type
+    except Exception as error:  # evaluators raise exceptions of any type
         raise VkepError(f"the reference on the CPU ({engine}) failed: {error}{refused}") from error
     return dict(zip(names, results, strict=True)), engine
 
 
 def statistics_of(value: Any) -> dict[str, Any]:
-    """Dtype, shape and, for numbers, range, mean and what is not finite."""
+    """Return dtype and shape, and for numbers range, mean and the count of values that are not finite."""
     if not isinstance(value, np.ndarray):
         return {"type": type(value).__name__} | ({"length": len(value)} if isinstance(value, (list, tuple)) else {})
     found: dict[str, Any] = {"dtype": value.dtype.name, "shape": list(value.shape)}
@@ -230,12 +230,13 @@ def check_target(option: str, target: Path, *, folder: bool = False) -> None:
     if not folder and target.is_dir():
         raise UsageError(f"{option} {target}: is a folder, expected a file")
     if target.exists() and not target.is_file() and not folder:
-        return  # a device or a pipe: nothing is made beside it
+        return  # a device or a pipe: no file is created beside it
     below = target if folder else target.parent
     while not below.exists() and below != below.parent:
-        below = below.parent  # the folders that are missing will be made here
+        below = below.parent  # missing folders will be created here
     try:
-        with tempfile.TemporaryFile(dir=below):  # a trial: permission bits say little of /proc or a read-only mount
+        # a trial write: permission bits are not reliable for /proc or a read-only mount
+        with tempfile.TemporaryFile(dir=below):
             pass
         if target.is_file():
             target.open("ab").close()
@@ -244,13 +245,14 @@ def check_target(option: str, target: Path, *, folder: bool = False) -> None:
 
 
 def save_outputs(outputs: Mapping[str, Any], target: Path) -> list[Path]:
-    """Write the outputs: one archive where ``target`` ends in .npz, else a .npy file each in that folder. Text is written
-    with a fixed width (dtype ``U``). Raises `UsageError` for what is no tensor; nothing is written then.
+    """Write the outputs: one archive where ``target`` ends in .npz, else a .npy file each in that folder. Text is
+    written with a fixed width (dtype ``U``). Raises `UsageError` for an output that is not a tensor; then nothing is
+    written.
     """
     arrays = {name: _plain(name, value) for name, value in outputs.items()}
     if target.suffix == ".npz":
         target.parent.mkdir(parents=True, exist_ok=True)
-        # not savez(**arrays): an output may be named like one of its parameters
+        # not savez(**arrays): an output may have the name of one of its parameters
         with _replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -270,7 +272,7 @@ def save_outputs(outputs: Mapping[str, Any], target: Path) -> list[Path]:
 
 
 def _plain(name: str, value: Any) -> Array:
-    """An output as an array that a .npy file holds without pickle."""
+    """Return an output as an array that a .npy file stores without pickle."""
     if isinstance(value, (list, tuple, dict)) or value is None:
         raise UsageError(f"--output: output {name!r} is a {type(value).__name__}, and only tensors can be written")
     array = np.asarray(value)
@@ -287,8 +289,8 @@ def _plain(name: str, value: Any) -> Array:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` once it is whole; where writing fails, ``path`` is as it was."""
-    path = path.resolve()  # where it is a link, what it leads to is replaced
+    """Write a file that replaces ``path`` once it is complete; where writing fails, ``path`` is unchanged."""
+    path = path.resolve()  # for a symbolic link, replace its target
     temporary = path.with_name(f".writing-{os.getpid()}-{path.name}")
     try:
         with temporary.open("wb") as file:
@@ -300,5 +302,5 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def file_name(name: str) -> str:
-    """An output's name as a file name: what a folder could not hold becomes an underscore."""
+    """Return an output's name as a file name: characters that a file name cannot have become underscores."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"

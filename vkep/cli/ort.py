@@ -1,4 +1,4 @@
-"""``vkep ort``: whether programs that use ONNX Runtime find vkep's provider without a line of theirs."""
+"""``vkep ort``: registers vkep's provider for programs that use ONNX Runtime, without a change to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def enable_command(json_output: JsonFlag = False) -> None:
 
 @app.command("disable")
 def disable_command(json_output: JsonFlag = False) -> None:
-    """Take `enable` back."""
+    """Undo `enable`."""
     with command(json_output):
         from vkep.ort import programs
 
@@ -42,7 +42,7 @@ def disable_command(json_output: JsonFlag = False) -> None:
 
 @app.command("status")
 def status_command(json_output: JsonFlag = False) -> None:
-    """Say whether it is enabled, what VKEP_ORT says here, and what ONNX Runtime finds."""
+    """Print whether it is enabled, the value of VKEP_ORT, and the devices that ONNX Runtime finds."""
     with command(json_output):
         import os
 

@@ -1,4 +1,4 @@
-"""Plans for people: each dispatch in words, and the time that it takes."""
+"""Plans as readable text: each dispatch described, and its time."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class DispatchTime:
     flops: int
     bytes: int
     share: float  #: of the time of all dispatches
-    limit_ns: float = 0.0  #: the least time for this work on the device, as measured (`vkep.device.measure.limits`)
+    limit_ns: float = 0.0  #: the least possible time for this work on the device (`vkep.device.measure.limits`)
 
     @property
     def lost_ns(self) -> float:
-        """What lies between the time and its limit."""
+        """The time beyond the limit."""
         return self.nanoseconds - self.limit_ns
 
     @property
     def of_limit(self) -> float:
-        """The limit over the time: 1 is as fast as the device allows."""
+        """The limit divided by the time: 1 is as fast as the device allows."""
         return self.limit_ns / self.nanoseconds if self.nanoseconds else 0.0
 
     @property
@@ -57,7 +57,8 @@ class DispatchTime:
 def dispatch_times(
     plans: Sequence[Plan], samples: Sequence[Sequence[Sequence[float]]], limits: DeviceLimits | None = None
 ) -> list[DispatchTime]:
-    """Times in plan order. ``samples`` are results of `InferenceSession.profile`: each dispatch's median counts."""
+    """Times in plan order. ``samples`` are results of `InferenceSession.profile`: the time is each dispatch's
+    median."""
     medians = [
         [sorted(s[island][i] for s in samples)[(len(samples) - 1) // 2] for i in range(len(plan.dispatches))]
         for island, plan in enumerate(plans)

@@ -1,4 +1,4 @@
-"""``vkep run``: one model, from inputs to outputs, with what ran where, how fast and how close."""
+"""``vkep run``: runs one model and reports where each node ran, the latency and the error against a reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What to do besides running: files to read and write."""
+    """What a run does besides running: files to read and write."""
 
     runs: int = 1
     check: Path | None = None
@@ -32,14 +32,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave. Times in milliseconds."""
+    """The results of a run. Times in milliseconds."""
 
     outputs: dict[str, Any]
     input_shapes: dict[str, list[int]]
     report: Report
     open_ms: float
     first_ms: float
-    latency: Latency | None  #: of the runs after the first
+    latency: Latency | None  #: of the runs except the first
     comparisons: list[Comparison]
     spans: Spans
     document: dict[str, Any] | None  #: of the traced runs (`vkep.view.document`), where a profile was asked for
@@ -100,7 +100,7 @@ def run_command(
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
-    """Run a model and print what ran where, how fast, and the outputs' shapes and ranges."""
+    """Run a model and print where each node ran, the latency, and the outputs' shapes and ranges."""
     with common.command(json_output, verbose):
         with common.progress_bars(show=not json_output) as progress:
             from vkep.cli import measure, sessions
@@ -115,7 +115,7 @@ def run_command(
             request = Request(runs, check, check_cpu, tolerance, profile)
             outcome = execute(model, options, request, (inputs, shape, dim, seed), progress)
         if not json_output:
-            print_outcome(outcome, report)  # first: it is worth having where an output cannot be written
+            print_outcome(outcome, report)  # first, so that it is written even where an output cannot be
         written = measure.save_outputs(outcome.outputs, output) if output else []
         if profile is not None:
             write_trace(outcome, profile, str(model))
@@ -214,7 +214,7 @@ def print_outcome(outcome: Outcome, every_node: bool) -> None:
         numbers = ", ".join(f"{k} {found_statistics[k]:.6g}" for k in ("min", "max", "mean") if k in found_statistics)
         bad = found_statistics.get("not_finite", 0)
         what = f"{found_statistics.get('dtype')} {found_statistics.get('shape')} {numbers}"
-        if "type" in found_statistics:  # no tensor
+        if "type" in found_statistics:  # not a tensor
             length = found_statistics.get("length")
             what = found_statistics["type"] + (f" of {length}" if length is not None else "")
         typer.echo(f"output {name}: {what}" + (f", {bad} not finite" * bool(bad)))

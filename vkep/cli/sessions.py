@@ -1,4 +1,4 @@
-"""Files on the command line: sessions on models, and ExecuTorch programs as what stands for a session."""
+"""Files on the command line: sessions on models, and ExecuTorch programs behind the same interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vkep.view.page import Page
 
 SUFFIX = ".pte"
-#: what the command line says where nothing is given: then the program's compile specs decide
+#: the options' defaults: with them the program's compile specs decide
 _DEFAULTS = {"group_id": 0, "context_mode": "lookup_or_create", "sync_mode": "timeline"}
 
 
@@ -27,7 +27,7 @@ def is_program(model: Path) -> bool:
 
 
 def named_inputs(model: Path, texts: Sequence[str] | None) -> Sequence[str] | None:
-    """Files given without a name are a program's inputs in order: ``-i a.npy -i b.npy``."""
+    """Assign names to files given without one: they are a program's inputs in order: ``-i a.npy -i b.npy``."""
     if texts is None or not is_program(model):
         return texts
     named, count = [], 0
@@ -39,16 +39,16 @@ def named_inputs(model: Path, texts: Sequence[str] | None) -> Sequence[str] | No
 
 
 def refuse(model: Path, options: Mapping[str, bool]) -> None:
-    """Raise `UsageError` for options that only an ONNX model has."""
+    """Raise `UsageError` for options that apply to ONNX models only."""
     asked = [name for name, given in options.items() if given]
     if asked and is_program(model):
         raise UsageError(f"{', '.join(asked)}: for .onnx models; {model} is an ExecuTorch program")
 
 
 def open_session(model: Path, options: Mapping[str, Any], progress: Progress | None = None) -> InferenceSession:
-    """A session on the file (for a .pte what stands for one, `ProgramSession`).
+    """Open a session on the file, or a `ProgramSession` on a .pte.
 
-    Raises `UsageError` where there is none, and what `vkep.InferenceSession` raises.
+    Raises `UsageError` where the file does not exist, and the errors of `vkep.InferenceSession`.
     """
     if not model.is_file():
         raise UsageError(f"{model}: is a folder, expected a file" if model.is_dir() else f"no such file: {model}")
@@ -91,7 +91,7 @@ class ProgramSession:
         return [self._argument(meta, k, f"input_{k}", "input") for k in range(meta.num_inputs())]
 
     def get_outputs(self) -> list[NodeArg]:
-        """The method's outputs; their types and shapes are not told."""
+        """The method's outputs; their types and shapes are not known."""
         meta = self.method.metadata
         return [NodeArg(f"output_{k}", "", None) for k in range(meta.num_outputs())]
 
@@ -105,7 +105,7 @@ class ProgramSession:
         return NodeArg(name, f"tensor({kind})", sizes)
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
-        """Run the method; all its outputs, whatever ``names`` are."""
+        """Run the method; returns all its outputs, whatever ``names`` are."""
         return self.method.execute([feeds[info.name] for info in self.get_inputs()])
 
     def view(self, feeds: Mapping[str, np.ndarray], runs: int = 3) -> Page:
@@ -113,7 +113,7 @@ class ProgramSession:
         return self.method.view([feeds[info.name] for info in self.get_inputs()], runs)
 
     def report(self) -> MethodReport:
-        """What runs where."""
+        """Return where each node runs."""
         return self.method.report()
 
     def islands(self) -> list[Any]:

@@ -1,4 +1,5 @@
-"""``vkep shaders``: compile, list, check and reflect shaders. Exit status: 0 well, 1 shader wrong, 2 wrong usage."""
+"""``vkep shaders``: compile, list, check and reflect shaders. Exit status: 0 success, 1 a shader is wrong, 2 wrong
+usage."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def compile_command(
     jobs: JobsOption = None,
     json_output: JsonFlag = False,
 ) -> None:
-    """Compile own shaders to SPIR-V, or fill the cache with vkep's declared variants."""
+    """Compile given shaders to SPIR-V, or fill the cache with vkep's declared variants."""
     from vkep.shaders import tool
 
     if files:
@@ -260,7 +261,7 @@ def _print_json(value: Any) -> None:
 
 @contextmanager
 def _errors(json_output: bool) -> Iterator[None]:
-    """Errors that a person can act on, instead of a traceback."""
+    """Print errors that a user can act on, instead of a traceback."""
     from vkep.shaders.errors import ShaderError
 
     try:

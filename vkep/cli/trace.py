@@ -1,4 +1,4 @@
-"""Runs as Chrome trace events: what Perfetto and chrome://tracing open.
+"""Runs as Chrome trace events, the format that Perfetto and chrome://tracing open.
 
 The format is the "Trace Event Format" (Google, 2016), JSON object form: complete events (``ph`` "X") with ``ts`` and
 ``dur`` in microseconds, counters (``ph`` "C"), and metadata events (``ph`` "M") that name processes and threads.
@@ -17,8 +17,8 @@ HOST, GPU = 1, 2
 def chrome_trace(spans: Sequence[Span], document: Mapping[str, Any], model: str) -> dict[str, Any]:
     """The trace of host spans (seconds of `time.perf_counter`) and of the runs of a document (`vkep.view.document`).
 
-    Each run has rows of its own on the GPU: where dispatches overlap, one for each. Counters: ``queue depth``, the submits
-    that the GPU has not ended, and ``slab in use``, the bytes of temporary buffers that a dispatch needs.
+    Each run has its own rows for the GPU, several where dispatches overlap. Counters: ``queue depth``, the submits that
+    the GPU has not finished, and ``slab in use``, the bytes of temporary buffers that are live at a dispatch.
     """
     runs = document["runs"]
     origin = min([s.start * 1e9 for s in spans] + [run["start"] for run in runs], default=0.0)
@@ -55,7 +55,7 @@ def chrome_trace(spans: Sequence[Span], document: Mapping[str, Any], model: str)
 
 
 def _lanes(spans: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Spans in rows in which none overlaps another."""
+    """Distribute spans over rows so that none overlaps another in its row."""
     lanes: list[list[Mapping[str, Any]]] = []
     for span in sorted(spans, key=lambda s: (s["start"], -s["end"])):
         free = next((lane for lane in lanes if lane[-1]["end"] <= span["start"]), None)
@@ -66,7 +66,7 @@ def _lanes(spans: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
 
 
 def _arguments(dispatch: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a trace tells of a dispatch; nothing of a whole region."""
+    """The arguments of a dispatch's event; empty for a whole region."""
     if dispatch is None:
         return {}
     made = {name: dispatch[name] for name in ("kernel", "island", "grid", "flops", "bytes", "candidate")}

@@ -1,4 +1,4 @@
-"""``vkep tune``: measure which tilings are fastest on this device, and keep them for later sessions."""
+"""``vkep tune``: measures which tilings are fastest on this device, and saves them for later sessions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def tune_command(
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
-    """Measure the candidate tilings of the models' products and convolutions on this device; keep what is faster.
+    """Measure the candidate tilings of the models' products and convolutions on this device; save those that are
+    faster.
 
-    Choices are for devices and drivers like this one, and are used by every later session.
+    The choices apply to devices of the same model with the same driver, and every later session uses them.
     """
     with common.command(json_output, verbose):
         from vkep.cli.inputs import make_inputs, read_sources
@@ -50,7 +51,7 @@ def tune_command(
             if not model.is_file():
                 raise common.UsageError(f"no such file: {model}")
             with common.progress_bars(show=not json_output) as progress:
-                # the progress of tuning, not of each session
+                # the progress of tuning, not that of each session
                 told = None if progress is None else lambda done, total, what: progress("candidates", done, total, what)
                 results[str(model)] = tune(model, feeds, SessionOptions(device=device), runs, told)
             if not dry_run:
@@ -66,7 +67,7 @@ def tune_command(
 
 
 def print_tuned(model: str, found: Sequence[Tuned]) -> None:
-    """Print what was chosen for a model's problems."""
+    """Print the choices for a model's problems."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""``vkep vgf``: make, show and run VGF files by themselves, without a session."""
+"""``vkep vgf``: creates, shows and runs VGF files by themselves, without a session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def convert_command(
     json_output: JsonFlag = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Make a VGF file. An ONNX model must have static shapes, and operators that TOSA has throughout."""
+    """Convert an ONNX model to a VGF file. Its shapes must be static, and TOSA must have all of its operators."""
     with command(json_output, verbose):
         from vkep.vgf import decode, mlir_to_vgf
 
@@ -84,7 +84,7 @@ def dump_command(
     json_output: JsonFlag = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Show what a VGF file holds."""
+    """Show the content of a VGF file."""
     with command(json_output, verbose):
         vgf = _read(file, index)
         if spirv is not None:
@@ -132,7 +132,7 @@ def run_command(
     json_output: JsonFlag = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Run a VGF file: by the driver's data graphs, or by the emulation layers."""
+    """Run a VGF file, by the driver's data graphs or by the emulation layers."""
     with command(json_output, verbose):
         import numpy as np
 

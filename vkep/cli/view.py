@@ -1,4 +1,4 @@
-"""``vkep view``: a page of a model's run, or of two to compare."""
+"""``vkep view``: an HTML page of a model's run, or of two runs to compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkep.cli.common import Fallback, Progress, UsageError, say
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources
 
-#: what `vkep view` wrote before: a page, or the document alone
+#: files that `vkep view` wrote before: a page, or the document alone
 WRITTEN = (".html", ".json")
 
 
@@ -55,7 +55,8 @@ def view_command(
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
-    """Write a page of a run, one HTML file: the graph with who runs what, the timeline, dispatches, memory, contexts."""
+    """Write a page of a run, one HTML file: the graph with the delegate of each node, the timeline, dispatches, memory,
+    contexts."""
     with common.command(json_output, verbose):
         with common.progress_bars(show=not json_output) as progress:
             from vkep.cli import measure
@@ -121,7 +122,7 @@ def _vgf(path: Path) -> dict[str, Any]:
 def measured(
     model: Path, options: dict[str, Any], given: tuple[Any, Any, Any, int], runs: int, progress: Progress | None
 ) -> dict[str, Any]:
-    """Open the model, run it, and tell."""
+    """Open the model, run it, and return the document of the page."""
     from vkep.cli import measure, sessions
     from vkep.cli.inputs import make_inputs, read_sources
     from vkep.session.tracing import HostSpan
