@@ -9,6 +9,7 @@ import pytest
 
 from tests.ops.cases import Array, check, model_of, on_vulkan
 from tests.ops.test_contrib_fused import against, sigmoid, silu
+from vkep import InferenceSession
 from vkep.errors import VkepError
 
 pytestmark = pytest.mark.usefixtures("vulkan")
@@ -149,3 +150,27 @@ def test_refused(changes: dict[str, Array], attributes: dict[str, Any], told: st
     inputs = _inputs((2, 5), 4) | changes
     with pytest.raises(VkepError, match=told):
         on_vulkan(model_of("MoE", inputs, domain="com.microsoft", **attributes), inputs)
+
+
+def test_as_many_tokens_as_a_run_brings() -> None:
+    """One session serves one token, whose experts' weights are gathered, and many, which lie in the order of their experts."""
+    inputs = _inputs((1,), 8, inner=16)
+    model = model_of("MoE", inputs, constants=["w1", "b1", "w2", "b2"], domain="com.microsoft", k=2)
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[0].dim_param = "tokens"
+    weights = [inputs[name] for name in ("w1", "b1", "w2", "b2")]
+    with InferenceSession(model, fallback="error") as session:
+        for tokens in (1, 40, 41, 97, 2):
+            x, r = normal(tokens, 32), 3 * normal(tokens, 8)
+            [got] = session.run(None, {"x": x, "r": r})
+            np.testing.assert_allclose(got, _mixture(x, r, *weights), rtol=1e-4, atol=1e-4)
+
+
+def _mixture(x: Array, r: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
+    scores = np.exp(r - r.max(1, keepdims=True))
+    scores /= scores.sum(1, keepdims=True)
+    out = np.zeros_like(x)
+    for i, row in enumerate(x):
+        for e in np.argsort(-scores[i])[:2]:
+            out[i] += scores[i, e] * (w2[e] @ np.maximum(w1[e] @ row + b1[e], 0) + b2[e])
+    return out

@@ -1,7 +1,7 @@
 """Mixtures of experts (domain com.microsoft: MoE, QMoE).
 
 Each token goes through the ``k`` experts that its router scores highest. Where few tokens choose (a step of decoding), the chosen
-experts' weights are gathered, and only those are read; else all experts compute all tokens, and what was not chosen counts 0.
+experts' weights are gathered, and only those are read; else tokens lie in the order of their experts, in blocks of one expert.
 
 Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), and its CPU provider's kernels.
 """
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from vkep.dtypes import DTYPES, DType
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
+from vkep.kernels.grouped import GroupedProductProblem, GroupRowsProblem, block_of
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
 from vkep.ops.contrib_fused import SILU, gated_parts
 from vkep.ops.elementwise import gelu
-from vkep.ops.gather import elements_at, gather_, scatter_elements_
+from vkep.ops.gather import elements_at, gather_, gathered
 from vkep.ops.normalization import softmax_over
 from vkep.ops.reduction import reduce_axes, top_k_of
 from vkep.ops.registry import FLOATS, operator
@@ -109,15 +110,21 @@ class Matrices:
         return b.reshape(b.store(b.expr("mul", value, scales, ctype="float"), dtype, shape=shape), codes.shape)
 
 
-def _applied(b: Builder, x: Tensor, matrices: Matrices) -> Tensor:
-    """``x`` [1 or experts, rows, k] through each expert's matrix: [experts, rows, n]."""
-    y = matrix_product(b, x, matrices.dense(b, x.dtype).transpose((0, 2, 1)))
-    bias = matrices.bias
+def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = None) -> Tensor:
+    """Blocks ``x`` [blocks, rows, k] through a matrix each, of expert ``owners[i]`` where that is given: [blocks, rows, n]."""
+    dense, bias = matrices.dense(b, x.dtype), matrices.bias
+    if owners is None:
+        y = matrix_product(b, x, dense.transpose((0, 2, 1)))
+    else:
+        (blocks, rows, k), (experts, n, _) = x.shape, dense.shape
+        y = b.result(GroupedProductProblem(blocks, rows, n, k, experts, x.dtype.name), x, dense, owners)
+        if bias is not None:
+            bias = gathered(b, bias, b.pointwise("min({0}, {1})", owners, experts - 1))
     return y if bias is None else b.pointwise("add", y, b.reshape(bias, (bias.shape[0], 1, bias.shape[1])))
 
 
 def _activated(b: Builder, a: MoEAttributes, y: Tensor, third: Tensor | None) -> Tensor:
-    """The activation of the first product [experts, rows, n], gated by the third matrix's where there is one."""
+    """The activation of the first product [blocks, rows, n], gated by the third matrix's where there is one."""
     if a.activation_type in ("swiglu", "geglu"):
         if third is None:
             y, third = _halves(y, a.swiglu_fusion == 1)
@@ -196,25 +203,36 @@ def mixture(
     if tokens * a.k <= experts:
         rows = b.reshape(b.cast(chosen, _INT32), (tokens * a.k,))
         wide = b.reshape(x, (tokens, 1, 1, hidden)).expand((tokens, a.k, 1, hidden))
-        some = [None if m is None else m.of(b, rows) for m in (fc1, fc2, fc3)]
-        y = _through(b, a, b.reshape(wide, (tokens * a.k, 1, hidden)), *some)
-        each, weights = b.reshape(y, (tokens, a.k, hidden)), b.reshape(factors, (tokens, a.k, 1))
-        axis = 1
+        first, second, third = (None if m is None else m.of(b, rows) for m in (fc1, fc2, fc3))
+        y = _through(b, a, b.reshape(wide, (tokens * a.k, 1, hidden)), first, second, third)
+        each = b.reshape(y, (tokens, a.k, hidden))
     else:
-        each = _through(b, a, b.reshape(x, (1, tokens, hidden)), fc1, fc2, fc3)
-        spread = scatter_elements_(b, b.full((tokens, experts), 0, _FLOAT32), chosen, factors, 1, "none")
-        weights = b.reshape(spread.transpose((1, 0)), (experts, tokens, 1))
-        axis = 0
+        groups = GroupRowsProblem(tokens * a.k, experts, block_of(tokens * a.k, experts, b.caps))
+        places, sources, owners = (b.empty(DTYPES[made.dtype], made.shape) for made in groups.makes())
+        b.compute(groups, [b.contiguous(chosen)], [places, sources, owners])
+        token = b.pointwise("({0} / {1})", sources, a.k)
+        wide = gathered(b, b.reshape(x, (tokens, hidden)), token)
+        y = _through(b, a, wide, fc1, fc2, fc3, owners)
+        rows = gathered(b, b.reshape(y, (y.shape[0] * y.shape[1], hidden)), places)
+        each = b.reshape(rows, (tokens, a.k, hidden))
+    weights = b.reshape(factors, (tokens, a.k, 1))
     parts = b.store(b.expr("({0} != 0.0 ? {0} * {1} : 0.0)", weights, each, ctype="float"), _FLOAT32, shape=each.shape)
-    return b.reshape(b.cast(reduce_axes(b, "sum", parts, [axis], False), x.dtype), x.shape)
+    return b.reshape(b.cast(reduce_axes(b, "sum", parts, [1], False), x.dtype), x.shape)
 
 
 def _through(
-    b: Builder, a: MoEAttributes, x: Tensor, fc1: Matrices | None, fc2: Matrices | None, fc3: Matrices | None
+    b: Builder,
+    a: MoEAttributes,
+    x: Tensor,
+    fc1: Matrices | None,
+    fc2: Matrices | None,
+    fc3: Matrices | None,
+    owners: Tensor | None = None,
 ) -> Tensor:
     assert fc1 is not None and fc2 is not None
-    third = None if fc3 is None else _applied(b, x, fc3)
-    return _applied(b, _activated(b, a, _applied(b, x, fc1), third), fc2)
+    third = None if fc3 is None else _applied(b, x, fc3, owners)
+    hidden = b.contiguous(_activated(b, a, _applied(b, x, fc1, owners), third))
+    return _applied(b, hidden, fc2, owners)
 
 
 @operator("MoE", domain=MICROSOFT, types={"x router fc1 fc1_bias fc2 fc2_bias fc3 fc3_bias": FLOATS})

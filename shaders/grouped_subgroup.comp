@@ -1,0 +1,36 @@
+// y[block] (m by n) = a[block] (m by k) @ b[owners[block]] (n by k, transposed); one subgroup a tile (register_tile.glsl). All
+// operands lie densely; workgroup z is the block, and one whose owner is beyond the groups is left as it is.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "vkep.glsl"
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 owners; uvec2 y; uint m; uint n; uint k; uint groups; }
+#include "args.glsl"
+#include "workgroup.glsl"
+#include "register_tile.glsl"
+
+TENSOR(uint, Words)
+
+void main() {
+    uint lane = gl_SubgroupInvocationID, block = group_id().z, owner = Words(operand(args.owners, 2)).v[block];
+    if (owner >= args.groups) return;
+    uint column_tiles = (args.n + COLUMNS - 1) / COLUMNS;
+    uvec2 tile = workgroup_tile((args.m + ROWS - 1) / ROWS, column_tiles, true);
+    uint row0 = tile.x * ROWS, column0 = min(tile.y, column_tiles - 1) * COLUMNS;
+    Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 3));
+
+    // Past an edge the last row or column is computed and stored again, as in matmul_subgroup.comp.
+    [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++)
+        row_at[q] = (block * args.m + min(row0 + q * LANES + lane, args.m - 1)) * args.k;
+    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
+        column_at[c] = (owner * args.n + min(column0 + c * LANES + lane, args.n - 1)) * args.k;
+    clear_tile();
+    uint a_k = 0, b_k = 0;
+    multiply(a, a_k, 1, b, b_k, 1, args.k);
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        uint row = min(row0 + r, args.m - 1);
+        [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
+            uint column = min(column0 + c * LANES + lane, args.n - 1);
+            y.v[(block * args.m + row) * args.n + column] = T(acc[r * LANE_COLUMNS + c]);
+        }
+    }
+}

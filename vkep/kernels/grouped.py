@@ -1,0 +1,218 @@
+"""Products of rows by the matrix of each row's group: rows in blocks of one group (``shaders/group_rows.comp``), and a product
+that looks up a block's matrix (``shaders/grouped_tiled.comp``, ``shaders/grouped_subgroup.comp``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import ceil_div, is_cpu, lanes
+from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.select import Candidate, Emission, implement
+from vkep.kernels.tiles import (
+    STORAGE,
+    TILED_DEFINES,
+    TILED_SPEC,
+    no_shared_tile,
+    no_subgroup_tile,
+    shared_tiling,
+    subgroup_tile,
+    tile_grid,
+)
+from vkep.sizes import divides
+
+#: groups that a workgroup counts in its shared memory
+MOST_GROUPS = 1024
+
+
+def _rows_reach(call: KernelCall) -> Mapping[str, int]:
+    rows, blocks = call["rows"], call["blocks"]
+    return {"x": 8 * rows, "places": 4 * rows, "sources": 4 * blocks * call["block"], "owners": 4 * blocks}
+
+
+GROUP_ROWS = Kernel(
+    "group_rows.comp",
+    operands=(Operand("x"), *(Operand(name, writes=True) for name in ("places", "sources", "owners"))),
+    params=uints("rows", "groups", "block", "blocks"),
+    spec={"MOST_GROUPS": 256},
+    reach=_rows_reach,
+)
+
+
+@dataclass(frozen=True)
+class GroupRowsProblem(Problem):
+    """Rows in the order of their groups: each group's rows fill blocks of ``block`` slots.
+
+    ``x`` [rows] (int64) is each row's group, of ``groups``. ``places`` [rows] is each row's slot, ``sources`` [blocks, block]
+    each slot's row (0 where it has none), ``owners`` [blocks] each block's group (``groups`` where it has none); all int32.
+    """
+
+    rows: int
+    groups: int
+    block: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks enough for any division of the rows."""
+        return ceil_div(self.rows, self.block) + self.groups
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", "int64", (self.rows,), flat=True),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (
+            Need("places", "int32", (self.rows,), flat=True),
+            Need("sources", "int32", (self.blocks, self.block)),
+            Need("owners", "int32", (self.blocks,)),
+        )
+
+
+def _too_many_groups(problem: GroupRowsProblem, caps: DeviceCapabilities) -> str:
+    most = min(MOST_GROUPS, (caps.max_shared_memory_bytes - 64) // 8)
+    return "" if 0 < problem.groups <= most else f"{problem.groups} groups, a workgroup counts 1 to {most}"
+
+
+def _grouped_rows(problem: GroupRowsProblem, e: Emission) -> KernelCall:
+    return GROUP_ROWS.call(
+        grid=(1,),
+        operands=e.operands,
+        params={
+            "rows": problem.rows,
+            "groups": problem.groups,
+            "block": problem.block,
+            "blocks": problem.blocks,
+        },
+        spec={"MOST_GROUPS": problem.groups},
+        local_size=(lanes(e.caps, 256),),
+    )
+
+
+implement(GroupRowsProblem, Candidate("a workgroup", _grouped_rows, when=_too_many_groups))
+
+
+def block_of(rows: int, groups: int, caps: DeviceCapabilities) -> int:
+    """Rows of a block that leave few of its slots empty."""
+    if is_cpu(caps):
+        return 16 if rows >= 16 * groups else 8
+    return next((size for size in (128, 64, 32) if rows >= 2 * size * groups), 8 if rows < 16 * groups else 32)
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, k, size, blocks = call["m"], call["n"], call["k"], call.size_of("T"), call.groups[2]
+    return {
+        "a": blocks * m * k * size,
+        "b": call["groups"] * n * k * size,
+        "owners": 4 * blocks,
+        "y": blocks * m * n * size,
+    }
+
+
+_OPERANDS = (Operand("a"), Operand("b"), Operand("owners"), Operand("y", writes=True))
+_SIZES = uints("m", "n", "k", "groups")
+GROUPED_TILED = Kernel(
+    "grouped_tiled.comp",
+    operands=_OPERANDS,
+    params=_SIZES,
+    spec={name: value for name, value in TILED_SPEC.items() if name != "PARTIAL"},
+    variants=tuple(TILED_DEFINES.values()),
+    reach=_reach,
+)
+GROUPED_SUBGROUP = Kernel(
+    "grouped_subgroup.comp",
+    operands=_OPERANDS,
+    params=_SIZES,
+    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4},
+    variants=tuple({"T": t} for t in STORAGE.values()),
+    reach=_reach,
+)
+
+
+@dataclass(frozen=True)
+class GroupedProductProblem(Problem):
+    """``y`` [blocks, m, n]: the rows of block i of ``a`` [blocks, m, k] times the transpose of matrix ``owners[i]`` of ``b``
+    [groups, n, k]. Sums are float32. Blocks whose owner (int32 [blocks]) is ``groups`` or more are left as they are.
+    """
+
+    blocks: int
+    m: int
+    n: int
+    k: int
+    groups: int
+    dtype: str
+    alignment: int = 1  #: bytes, of a and b
+
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("a", self.dtype, (self.blocks, self.m, self.k)),
+            Need("b", self.dtype, (self.groups, self.n, self.k)),
+            Need("owners", "int32", (self.blocks,)),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.blocks, self.m, self.n)),)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.blocks * self.m * self.n * self.k
+
+    def placed(self, operands: Mapping[str, object]) -> GroupedProductProblem:
+        return GroupedProductProblem(
+            *(self.blocks, self.m, self.n, self.k, self.groups, self.dtype),
+            alignment=alignment_of(operands["a"], operands["b"]),
+        )
+
+
+def _no_type(problem: GroupedProductProblem) -> str:
+    return "" if problem.dtype in STORAGE else f"element type is {problem.dtype!r}, expected one of {sorted(STORAGE)}"
+
+
+def _no_subgroup(problem: GroupedProductProblem, caps: DeviceCapabilities) -> str:
+    return _no_type(problem) or no_subgroup_tile(problem.m, problem.n, problem.blocks, caps, False)
+
+
+def _params(problem: GroupedProductProblem) -> dict[str, int]:
+    return {"m": problem.m, "n": problem.n, "k": problem.k, "groups": problem.groups}
+
+
+def _subgroup(problem: GroupedProductProblem, e: Emission) -> KernelCall:
+    tile = subgroup_tile(problem.m, problem.n, problem.blocks, e.caps, False, e.target.tuned)
+    return GROUPED_SUBGROUP.call(
+        grid=tile_grid(ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns), problem.blocks, e.caps),
+        operands=e.operands,
+        params=_params(problem),
+        spec=tile.spec,
+        defines={"T": STORAGE[problem.dtype]},
+        local_size=(tile.lanes,),
+        subgroup_size=tile.required_subgroup_size,
+        flops=problem.flops,
+    )
+
+
+def _no_tiles(problem: GroupedProductProblem, caps: DeviceCapabilities) -> str:
+    return _no_type(problem) or no_shared_tile(caps)
+
+
+def _tiled(problem: GroupedProductProblem, e: Emission) -> KernelCall:
+    tile = shared_tiling(problem.m, problem.n, 1, problem.blocks, e.caps, e.target.tuned).tile
+    wide = (
+        tile.loads_wide and divides(4, problem.k) and problem.alignment % (16 if problem.dtype == "float32" else 8) == 0
+    )
+    return GROUPED_TILED.call(
+        grid=(ceil_div(problem.n, tile.n), ceil_div(problem.m, tile.m), problem.blocks),
+        operands=e.operands,
+        params=_params(problem),
+        spec={**tile.spec, "A_ALONG_K": 1, "B_ALONG_K": 1, "A_WIDE": int(wide), "B_WIDE": int(wide)},
+        defines=TILED_DEFINES[problem.dtype],
+        local_size=(tile.lanes,),
+        flops=problem.flops,
+    )
+
+
+implement(
+    GroupedProductProblem,
+    Candidate("subgroups as vectors", _subgroup, when=_no_subgroup),
+    Candidate("shared tiles", _tiled, when=_no_tiles),
+)
