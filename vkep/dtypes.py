@@ -18,9 +18,9 @@ class DType:
     onnx_name: str  #: as in type constraints: ``tensor(<onnx_name>)``
     numpy: np.dtype
     glsl: str  #: storage type in a buffer
-    glsl_compute: str  #: type that kernels compute with
+    glsl_compute: str  #: type that kernels compute in
     kind: str  #: "float", "int", "uint", "bool", or "bits" for what kernels only move and cast
-    sub_byte_bits: int = 0  #: 2 or 4 where an element is narrower than its byte, else 0
+    sub_byte_bits: int = 0  #: 2 or 4 where an element is narrower than a byte, else 0
     itemsize: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -52,7 +52,8 @@ DTYPES: dict[str, DType] = {
         DType("uint32", _T.UINT32, "uint32", np.dtype(np.uint32), "uint", "uint", "uint"),
         DType("uint64", _T.UINT64, "uint64", np.dtype(np.uint64), "uint64_t", "uint64_t", "uint"),
         DType("bool", _T.BOOL, "bool", np.dtype(np.bool_), "uint8_t", "bool", "bool"),
-        # numpy holds these one to a byte, the high bits free; kernels that read packed weights pack them while planning
+        # numpy stores one of these in each byte, with the high bits zero; weights are packed while planning for kernels
+        # that read packed ones
         DType("int4", _T.INT4, "int4", np.dtype(ml_dtypes.int4), "int8_t", "int", "int", 4),
         DType("uint4", _T.UINT4, "uint4", np.dtype(ml_dtypes.uint4), "uint8_t", "uint", "uint", 4),
     )
@@ -86,7 +87,8 @@ _BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
 
 
 def from_onnx(number: int) -> DType | None:
-    """The element type with this ``TensorProto.DataType``, or None where kernels have none (strings, complex ...)."""
+    """The element type with this ``TensorProto.DataType``, or None where kernels have none (strings, complex numbers,
+    ...)."""
     return _BY_ONNX.get(number)
 
 
@@ -105,7 +107,7 @@ def onnx_name(number: int) -> str:
 
 
 def load_code(dtype: DType, element: str) -> str:
-    """GLSL that turns a stored element into its compute type."""
+    """GLSL that converts a stored element to its compute type."""
     if dtype.name == "bfloat16":
         return f"uintBitsToFloat(uint({element}) << 16)"
     if dtype.kind == "bool":

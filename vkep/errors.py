@@ -12,7 +12,8 @@ class VkepError(PicklableError):
 
 
 class Decline(VkepError):
-    """An operator function's answer for a node that Vulkan does not run: the reason, for a user to read."""
+    """Raised by an operator function for a node that Vulkan does not run. The text is the reason, for a user to
+    read."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -22,16 +23,16 @@ class Decline(VkepError):
 class InvalidNode(Decline):
     """A node's inputs and attributes break the operator's specification: no engine may run it.
 
-    A session raises `InvalidModelError` for it where the model alone says so, `InvalidInputError` where a run's inputs do.
+    A session raises `InvalidModelError` where the model alone causes it, `InvalidInputError` where a run's inputs do.
     """
 
     def at(self, title: str) -> InvalidNode:
-        """The same of the node that ``title`` names."""
+        """The same error, for the node with this ``title``."""
         return InvalidNode(f"{title}: {self.reason}")
 
 
 class InvalidModelError(VkepError, ValueError):
-    """The bytes are no ONNX model, or the model breaks the ONNX specification."""
+    """The bytes are not an ONNX model, or the model breaks the ONNX specification."""
 
 
 class UnsupportedModelError(VkepError, ValueError):
@@ -39,9 +40,8 @@ class UnsupportedModelError(VkepError, ValueError):
 
 
 class InvalidInputError(VkepError, ValueError):
-    """A run's inputs do not fit the model (name, rank, shape or dtype), or one of its nodes does not allow what comes to it
-    (a shape, a value): the message names the node.
-    """
+    """A run's inputs do not fit the model (name, rank, shape or dtype), or a node does not allow its input (a shape, a
+    value): the message names the node."""
 
 
 class RunTerminatedError(VkepError):
@@ -49,15 +49,15 @@ class RunTerminatedError(VkepError):
 
 
 class KernelBoundsError(VkepError):
-    """A planned kernel may leave the memory of an operand: a mistake of vkep's own, found before anything runs."""
+    """A planned kernel may access memory outside an operand: a bug in vkep, found before anything runs."""
 
 
 class InvalidPteError(VkepError, ValueError):
-    """The bytes are no ExecuTorch program (.pte), or a damaged one; or one of its data files (.ptd) is."""
+    """The bytes are not an ExecuTorch program (.pte) or data file (.ptd), or the file is damaged."""
 
 
 class UnsupportedProgramError(VkepError, ValueError):
-    """An ExecuTorch program that asks for backends, operators or a format version that vkep does not have.
+    """An ExecuTorch program needs backends, operators or a format version that vkep does not have.
 
     ``missing`` has a line for each.
     """

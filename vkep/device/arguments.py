@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 SLOT_BYTES = 8
 _GRID_BYTES = 16
-#: what of the table the device is to be sent before a run
+#: the parts of the table that must be copied to the device before a run
 NOTHING, SLOTS, TABLE = "", "slots", "table"
 
 
 @dataclass(frozen=True)
 class RunNumbers:
-    """What a run of certain sizes has in place of a plan's own numbers."""
+    """The numbers of a run of certain sizes, which replace those of the plan."""
 
     values: tuple[Any, ...]  #: of `PlanSizes.values`
     ports: tuple[Port, ...]
@@ -46,7 +46,8 @@ class RunNumbers:
 
 
 class Places:
-    """Where in the table a plan's blocks and grids lie, and what sizes change there. One for all recordings of a plan."""
+    """Where the plan's argument blocks and grids lie in the table, and what sizes change in them. All recordings of a
+    plan share it."""
 
     def __init__(self, plan: Plan, sizes: PlanSizes | None) -> None:
         self.plan, self.sizes = plan, sizes
@@ -102,7 +103,7 @@ class Places:
 
 
 class ArgumentTable:
-    """The table of one recording. Its runs follow one another."""
+    """The table of one recording, for one run at a time."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class ArgumentTable:
         self.block: DeviceBlock = delegate.arena.alloc(places.nbytes, delegate.lease)
         self._staging: DeviceBlock | None = None
         try:
-            if staging is not None:  # slots alone change where there are no sizes
+            if staging is not None:  # without sizes only the slots change
                 wanted = places.nbytes if places.sizes is not None else places.slots_bytes
                 self._staging = staging.alloc(wanted)
             self._write(delegate)
@@ -137,7 +138,7 @@ class ArgumentTable:
             raise
 
     def _write(self, delegate: VulkanDelegate) -> None:
-        """Everything as it is in the plan."""
+        """Write everything as the plan has it."""
         mapped = (self._staging or self.block).mapped
         assert mapped is not None, "unified memory and staging are mapped"
         raw = np.frombuffer(mapped, np.uint8)
@@ -208,20 +209,20 @@ class ArgumentTable:
     # ---- running
 
     def set(self, numbers: RunNumbers) -> None:
-        """Take over the numbers of a run's sizes, once the run before has ended."""
+        """Write the numbers of a run's sizes, once the previous run has ended."""
         if numbers is self._numbers:
             return
-        self._numbers = None  # until all is there
+        self._numbers = None  # until all of them are written
         self._words[self._places.words] = numbers.words
         self._addresses[self._places.addresses] = self._bases + numbers.addends
         self._addends, self._numbers = list(numbers.slots), numbers
         self._bound, self._unsent = [], TABLE
 
     def bind(self, addresses: list[int]) -> str:
-        """Have the slots point to ``addresses``, in port order; what the device is to be sent before the run."""
+        """Point the slots to ``addresses``, in port order; returns what must be copied to the device before the run."""
         if addresses == self._bound and not self._fresh and self._unsent == NOTHING:
             return NOTHING
-        self._bound = []  # until they are sent off, which may fail
+        self._bound = []  # until they are copied, which may fail
         for i, (slot, addend) in enumerate(zip(self._plan.slots, self._addends, strict=True)):
             self._slots[i] = addresses[slot.port] + addend if slot.port != FRESH else secrets.randbits(64)
         if self._unified:

@@ -28,7 +28,7 @@ BLOCK_BYTES = 256 << 20
 
 @dataclass
 class _Batch:
-    """Constants that came together share an allocation, which goes with the last of them."""
+    """Constants that were uploaded together share an allocation, which is freed with the last of them."""
 
     block: DeviceBlock
     keys: set[str] = field(default_factory=set)
@@ -58,9 +58,9 @@ class ConstantStore:
         uploader: Uploader,
         progress: Progress | None = None,
     ) -> ConstantSet:
-        """Addresses of the constants named, uploading those that are not there.
+        """Return the addresses of the constants, after uploading those that are not resident.
 
-        Raises `ArenaOutOfMemory`, `GpuError`; nothing stays taken then.
+        Raises `ArenaOutOfMemory`, `GpuError`; then no reference is held.
         """
         with self._lock:
             missing = [r for r in refs if r.key not in self._entries]
@@ -97,7 +97,7 @@ class ConstantStore:
             uploader.finish()
             uploader.trim()
         except BaseException:
-            uploader.wait_to_free()  # copies in flight must not land in memory that is someone else's
+            uploader.wait_to_free()  # a copy in flight must not write to memory that has a new owner
             for batch in batches:
                 batch.block.free()
             raise
@@ -116,7 +116,7 @@ class ConstantStore:
 
     @property
     def users(self) -> dict[str, int]:
-        """How many plans use each constant that is on the device, by key."""
+        """Number of plans that use each constant on the device, by key."""
         with self._lock:
             return {key: entry.users for key, entry in self._entries.items()}
 
@@ -129,7 +129,7 @@ class ConstantStore:
 
 @dataclass(frozen=True)
 class BufferPlace:
-    """Where a constant lies: a buffer and an offset in it."""
+    """Where a constant is stored: a buffer and an offset in it."""
 
     buffer: Buffer
     offset: int
@@ -140,7 +140,7 @@ def _place(entry: _Entry) -> BufferPlace:
 
 
 class ConstantSet:
-    """One user's hold on its constants; ``addresses`` and ``places`` in the order asked."""
+    """One user's references to its constants; ``addresses`` and ``places`` have the order of the request."""
 
     def __init__(
         self, store: ConstantStore, keys: Sequence[str], addresses: Sequence[int], places: Sequence[BufferPlace]
@@ -150,14 +150,14 @@ class ConstantSet:
         self.addresses, self.places = addresses, places
 
     def close(self) -> None:
-        """End the hold; a constant without users leaves the device."""
+        """Release the references. A constant without users is freed."""
         store, self._store = self._store, None
         if store is not None:
             store._release(self._keys)
 
 
 def shared_constants(context: SharedGpuContext) -> SharedResource[ConstantStore]:
-    """One user's reference to the constants of a context."""
+    """Take one user's reference to the constants of a context."""
     return context.shared_resource("vkep.constants", ConstantStore)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VulkanDelegate:
-    """What one session holds of a context. Close it last, after the runners made on it.
+    """What one session holds of a context. Close it after the runners made on it.
 
     ``lock`` guards the lease's command pool: hold it while recording.
     """
@@ -40,7 +40,7 @@ class VulkanDelegate:
         name: str = "vulkan",
         tuned: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """``tuned`` are the tilings to use where there are any; None: those of the device's database."""
+        """``tuned`` are measured tilings to prefer; None: those of the device's database."""
         self.lock = threading.Lock()
         self.results = ResultMemory()
         self.lease = context.lease(name, sync_mode)
@@ -66,22 +66,23 @@ class VulkanDelegate:
 
     @property
     def piece(self) -> int:
-        """The bytes of a plan's temporary buffers that lie in one buffer of the device: see `vkep.plan.memory.piece_of`."""
+        """Largest number of bytes of a plan's temporary buffers in one device buffer: see
+        `vkep.plan.memory.piece_of`."""
         return piece_of(self.capabilities.max_buffer_size)
 
     @property
     def unified(self) -> bool:
-        """Whether the host sees device memory, cached: then inputs and outputs need no staging."""
+        """Whether device memory is visible to the host and cached: then inputs and outputs need no staging."""
         return self.capabilities.host_visible_device_local
 
     @property
     def closed(self) -> bool:
-        """Whether its lease was given back."""
+        """Whether its lease was released."""
         return self.lease.closed
 
     @property
     def forked(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
+        """Whether it belongs to the parent of this forked process."""
         try:
             self.lease.context  # noqa: B018  # raises
         except ForkedProcessError:
@@ -91,14 +92,14 @@ class VulkanDelegate:
         return False
 
     def allocate_commands(self, label: str) -> CommandBuffer:
-        """A command buffer of the lease's pool; hold ``lock`` until it is ended."""
+        """Allocate a command buffer of the lease's pool; hold ``lock`` until recording ends."""
         return self.lease.allocate(label)
 
     def close(self) -> None:
-        """Give everything back; idempotent. The context ends with its last user."""
+        """Release everything; idempotent. The context ends with its last user."""
         self.results.close()
         if "arena" in self.__dict__ and not self.lease.closed:
-            self.arena.release_stream(self.lease)  # what this session freed is for the others now
+            self.arena.release_stream(self.lease)  # memory freed by this session is available to the others now
         for name in ("uploader", "_constants", "_pipelines", "_arena", "lease"):
             part = getattr(self, name, None)
             if part is not None:
@@ -108,12 +109,12 @@ class VulkanDelegate:
             "arena",
             "pipelines",
             "constants",
-        ):  # they refer to the device, which must be free to go
+        ):  # they refer to the device, which must have no users before it is destroyed
             self.__dict__.pop(name, None)
 
 
 def _usable(caps: DeviceCapabilities, library: ShaderLibrary) -> DeviceCapabilities:
-    """What kernels may count on: a device's cooperative matrices only with a compiler that knows them."""
+    """The capabilities that kernels may use: cooperative matrices only where the compiler supports them."""
     if not caps.has("cooperative_matrix") or library.supports("GL_KHR_cooperative_matrix"):
         return caps
     return caps.restricted_to(caps.extensions, caps.features - {"cooperative_matrix"})

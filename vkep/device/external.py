@@ -1,4 +1,5 @@
-"""Memory that another owner made, as blocks and tensors: an application's own buffers feed a session without a copy."""
+"""Memory that another owner allocated, as blocks and tensors: a session uses an application's buffers without a
+copy."""
 
 from __future__ import annotations
 
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 
 def checked_block(buffer: Buffer, offset: int, nbytes: int, what: str) -> ExternalBlock:
-    """The part of an imported buffer where a tensor lies. Raises ``ValueError`` where it does not fit or kernels could not
-    read it.
-    """
+    """The part of an imported buffer for a tensor. Raises ``ValueError`` where the tensor does not fit or its alignment
+    is too small."""
     if offset < 0 or offset + nbytes > buffer.size:
         raise ValueError(f"{what}: bytes {offset} to {offset + nbytes}, but the imported memory holds {buffer.size}")
     if (buffer.address + offset) % ALIGNMENT:
@@ -33,13 +33,12 @@ def checked_block(buffer: Buffer, offset: int, nbytes: int, what: str) -> Extern
 class ExternalMemory:
     """Imported memory on a context (made by ``InferenceSession.import_memory``).
 
-    Tensors on it keep it: the import ends when it and they are closed and the GPU is done.
+    Tensors on it hold a reference: the import ends when it and they are closed and the GPU has finished with them.
     """
 
     def __init__(self, delegate: VulkanDelegate, source: MemorySource, *, keep: object = None) -> None:
-        """``keep`` is held as long as the import (the array whose memory it is). Raises as
-        `gpu_shared.external.ImportedBuffer`.
-        """
+        """``keep`` is referenced as long as the import (the array that owns the memory). Raises as
+        `gpu_shared.external.ImportedBuffer`."""
         self._delegate = delegate
         self._key: tuple[Any, ...] = ("vkep.external", id(self), source)
         context = delegate.context
@@ -59,7 +58,7 @@ class ExternalMemory:
         return ExternalTensor(self._delegate, self._key, DTYPES[dtype], shape, offset)
 
     def close(self) -> None:
-        """Let go of the memory; idempotent."""
+        """Release the memory; idempotent."""
         self._shared.release()
 
     def __enter__(self) -> ExternalMemory:
@@ -70,11 +69,11 @@ class ExternalMemory:
 
 
 class ExportedMemory(ExternalMemory):
-    """Memory of the context's that other devices and APIs may import (made by ``InferenceSession.export_memory``)."""
+    """Memory of the context that other devices and APIs may import (made by ``InferenceSession.export_memory``)."""
 
     def __init__(self, delegate: VulkanDelegate, size: int) -> None:
         """Raises as `gpu_shared.external.exported_buffer`."""
-        # Deliberately not ExternalMemory's: the memory is made here.
+        # Deliberately does not call ExternalMemory's: this memory is allocated here.
         self._delegate = delegate
         self._key = ("vkep.exported", id(self))
         context = delegate.context
@@ -83,11 +82,12 @@ class ExportedMemory(ExternalMemory):
 
     @property
     def allocation_size(self) -> int:
-        """Bytes of the whole allocation, which an import asks for. It is a dedicated one. Raises `ClosedError`."""
+        """Bytes of the whole allocation, which an importing API needs. It is a dedicated allocation. Raises
+        `ClosedError`."""
         return self._shared.value.buffer.memory_size
 
     def descriptor(self) -> int:
-        """A new file descriptor of the memory (opaque), the caller's to close. Raises `ClosedError`, `GpuError`."""
+        """A new opaque file descriptor of the memory, which the caller must close. Raises `ClosedError`, `GpuError`."""
         return memory_descriptor(self._shared.value.buffer)
 
 
@@ -97,7 +97,7 @@ class ExternalTensor(DeviceTensor):
     def __init__(
         self, delegate: VulkanDelegate, key: tuple[Any, ...], dtype: DType, shape: Sequence[int], offset: int
     ) -> None:
-        # Deliberately not DeviceTensor's: nothing is allocated. It holds a reference to the import instead.
+        # Deliberately does not call DeviceTensor's: nothing is allocated. It holds a reference to the import instead.
         self.dtype, self.shape = dtype, checked_shape(shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
@@ -116,13 +116,13 @@ class ExternalTensor(DeviceTensor):
 
 
 class _Import:
-    """The buffer, and what must stay as long as it."""
+    """The imported buffer, and the object that must outlive it."""
 
     def __init__(self, buffer: Buffer, keep: object) -> None:
         self.buffer, self._keep = buffer, keep
 
     def close(self) -> None:
-        # host memory may go once the GPU is done with it
+        # host memory may be freed once the GPU has finished with it
         if self._keep is not None:
             self.buffer.device.wait_to_free()
         self.buffer.close()

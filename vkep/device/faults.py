@@ -1,10 +1,10 @@
-"""Faults: data that break an operator's specification, as kernels note them and as runs raise them.
+"""Faults: data that break an operator's specification, as kernels report them and runs raise them.
 
-A recording whose plan has faults (`vkep.plan.records.Plan.faults`) has one word that its kernels write a code to. The word lies
-where the host sees it, so that a run without a fault costs a look at it. A run that the host waits for is checked then. One
-that it does not wait for leaves a `RunCheck` with the device tensors that it wrote: whoever brings their content to the host,
-or computes from it, asks that check first. Of a run that writes no device tensor only its own thread asks: it needs no
-`RunCheck`.
+A recording whose plan has faults (`vkep.plan.records.Plan.faults`) has one word that its kernels write a code to. The
+host can read the word, so that a run without a fault costs one read. A run that the host waits for is checked at its
+end. A run that the host does not wait for leaves a `RunCheck` with the device tensors that it wrote: code that brings
+their content to the host, or computes from it, calls that check first. A run that writes no device tensor needs no
+`RunCheck`: only its own thread checks it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAULT_BYTES = 4
 
 
 class FaultWord:
-    """The fault word of one recording, which has one run in flight at most. ``block`` stays the caller's."""
+    """The fault word of one recording, which has at most one run in flight. The caller owns ``block``."""
 
     def __init__(self, block: DeviceBlock, faults: Sequence[tuple[int, str]], lease: DelegateLease) -> None:
         assert block.mapped is not None, "unified memory and staging are mapped"
@@ -31,47 +31,46 @@ class FaultWord:
         self._word = block.mapped[:FAULT_BYTES].cast("I")
         self._incoherent = None if block.buffer.coherent else block.buffer
         self._lease = lease
-        self.reasons = dict(faults)  #: by code; those of the run in flight
+        self.reasons = dict(faults)  #: error messages by code, of the run in flight
         self._lock = Lock()
         self._latest: RunCheck | None = None
-        self.unread = False  #: a run was submitted, and nobody has looked at what it met
+        self.unread = False  #: a run was submitted, and its word has not been read
         self._clear()
 
     def submitted(self, value: int) -> RunCheck:
-        """The check of a run that is done at a timeline value."""
+        """Return the check of a run that ends at a timeline value."""
         self._latest, self.unread = RunCheck(self, value), True
         return self._latest
 
     def verify(self) -> None:
-        """Look at what the run met that has just ended and has no `RunCheck`. Raises `InvalidInputError` as that."""
+        """Check the run that has just ended and has no `RunCheck`. Raises `InvalidInputError` as `RunCheck.verify`."""
         code = self._taken()
         if code:
             raise InvalidInputError(self.reasons[code])
 
     def settle(self, check: RunCheck | None = None, *, ended: bool = False) -> None:
-        """Wait for the run of ``check`` (None: the latest one) unless it has ``ended``, and write down what it met. Raises
-        `DeviceLostError`.
-        """
+        """Wait for the run of ``check`` (None: the latest one) unless it has ``ended``, and store its result. Raises
+        `DeviceLostError`."""
         check = check or self._latest
         if check is None:
-            if self.unread:  # what nobody asked, as an exception came first
+            if self.unread:  # a run that nothing checked, because of an exception
                 self._taken()
             return
         if not ended:
             self._lease.wait(check.value)
         with self._lock:
             if check is not self._latest:
-                return  # another thread was faster
+                return  # another thread has done it
             code = self._met()
             if code:
                 check.reason = self.reasons[
                     code
-                ]  # before the word is clear: an interrupt may come between any two of these
+                ]  # before the word is cleared: an interrupt may come between any two of these lines
             self._taken()
             check.word = self._latest = None
 
     def _taken(self) -> int:
-        """The code of the run that ended; the word is clear then."""
+        """Read and clear the code of the run that ended."""
         code = self._met()
         if code:
             self._clear()
@@ -90,14 +89,14 @@ class FaultWord:
 
 
 class RunCheck:
-    """Whether one run met data that break an operator's specification; known once it has ended."""
+    """Whether one run found data that break an operator's specification; known once the run has ended."""
 
     __slots__ = ("reason", "value", "word")
 
     def __init__(self, word: FaultWord, value: int) -> None:
         self.value = value
-        self.word: FaultWord | None = word  #: None once it is known; its memory is the recording's
-        self.reason = ""  #: what was met
+        self.word: FaultWord | None = word  #: None once the result is known; its memory belongs to the recording
+        self.reason = ""  #: the fault that was found
 
     def verify(self, *, ended: bool = False) -> None:
         """Wait for the run, unless it has ``ended``. Raises `InvalidInputError` with the node and the reason,

@@ -1,4 +1,4 @@
-"""Where a run's arrays meet the device: memory of a recorded plan that the host sees."""
+"""Host-visible memory for the inputs and outputs of a recorded plan."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Spans = tuple[tuple[int, int], ...]
 class HostPorts:
     """A dense region of all input (or output) ports.
 
-    On unified memory the host's view is the device memory itself; else a staging block is copied by the GPU.
+    On unified memory the host maps the device memory itself; otherwise the GPU copies to or from a staging block.
     """
 
     def __init__(
         self, delegate: VulkanDelegate, ports: Sequence[Port], room: Sequence[int], staging: StagingArena | None
     ) -> None:
-        """``room``: the bytes that each port may take, `fit` allowing."""
+        """``room``: the largest bytes of each port; `fit` must succeed before use."""
         self.room, self._offsets, size = tuple(room), list[int](), 0
         for nbytes in room:
             self._offsets.append(size)
             size += align(max(nbytes, 1))
         self.size = max(size, 1)
         self.views: list[Array] = [np.empty(0, np.uint8)] * len(ports)
-        self._fitted: list[Port | None] = [None] * len(ports)  # the ports that the views are of
+        self._fitted: list[Port | None] = [None] * len(ports)  # the ports that the views are for
         self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
         self.staging: DeviceBlock | None = None
         try:
@@ -56,7 +56,7 @@ class HostPorts:
         self._results = delegate.results
 
     def fit(self, ports: Sequence[Port]) -> bool:
-        """See the memory as these ports; False where one of them is larger than its room."""
+        """Set the ports that the memory is viewed as; False where one of them is larger than its room."""
         if any(port.nbytes > room for port, room in zip(ports, self.room, strict=True)):
             return False
         for k, port in enumerate(ports):
@@ -71,12 +71,13 @@ class HostPorts:
             for p, offset, room in zip(ports, self._offsets, self.room, strict=True)
             if p.nbytes
         ]
-        #: what is copied between the host and the device: (byte, bytes), rounded up so that few copies are recorded
+        #: ranges to copy between the host and the device: (byte, bytes), rounded up so that few different copies are
+        #: recorded
         self.spans: Spans = tuple(used) if 2 * sum(n for _, n in used) < self.size else ((0, self.size),)
         return True
 
     def copy(self, commands: CommandBuffer, down: bool) -> None:
-        """Record the copy of the ports' spans from (or, for results, to) the staging block."""
+        """Record the copy of the ports' ranges from (for results: to) the staging block."""
         assert self.staging is not None
         source, target = (self.block, self.staging) if down else (self.staging, self.block)
         for offset, nbytes in self.spans:

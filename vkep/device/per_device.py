@@ -1,4 +1,4 @@
-"""Where caches keep what belongs to one device and one driver."""
+"""Paths of cache files that belong to one device and one driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkep.cache import cache_root
 
 
 def device_file(caps: DeviceCapabilities, folder: str, suffix: str) -> Path:
-    """A file below vkep's cache folder for this very device (by UUID) with this version of its driver."""
+    """The path below vkep's cache folder for this device (by UUID) with this version of its driver."""
     return _file(folder, (caps.uuid, caps.driver_name, caps.driver_info, caps.driver_version), suffix)
 
 

@@ -1,4 +1,5 @@
-"""Pipelines of a context: made once per key, from a disk cache where the driver knows them from an earlier process."""
+"""Pipelines of a context: made once for each key, from a disk cache where the driver has compiled them in an earlier
+process."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class PipelineStore:
-    """The pipelines of one device. Thread-safe; ``close`` destroys them (after the GPU is done with them)."""
+    """The pipelines of one device. Thread-safe; ``close`` destroys them, once the GPU has finished with them."""
 
     def __init__(self, device: Device, library: ShaderLibrary) -> None:
         self._device = device
@@ -55,22 +56,22 @@ class PipelineStore:
             return [self._pipelines[k] for k in keys]
 
     def held(self, keys: Sequence[PipelineKey]) -> list[ComputePipeline] | None:
-        """The pipelines of ``keys`` where all of them are made; None where `get` would compile."""
+        """The pipelines of ``keys`` if all of them exist; None where `get` would compile."""
         found = [self._pipelines.get(k) for k in keys]
         return None if None in found else [p for p in found if p is not None]
 
     @property
     def driver_cache(self) -> PipelineCache:
-        """The driver's cache, for pipelines that others make; `save` keeps what they added."""
+        """The driver's cache, for pipelines that other code creates; `save` stores what they added."""
         return self._cache
 
     def save(self) -> None:
-        """Keep the driver's cache on disk, where it grew."""
+        """Save the driver's cache to disk, if it has grown."""
         with self._lock:
             self._save()
 
     def _make(self, keys: list[PipelineKey], progress: Progress | None) -> None:
-        # Each key is two steps: its SPIR-V (the slow one where it is not cached yet) and its pipeline.
+        # Each key counts as two steps: its SPIR-V (the slow one where it is not cached) and its pipeline.
         steps = 2 * len(keys)
         shaders = self.library.compile_many(
             ((k.shader, k.arguments_in_memory) for k in keys),
@@ -115,7 +116,8 @@ class PipelineStore:
         return self._modules[name]
 
     def _save(self) -> None:
-        """Keep the driver's cache on disk. A race of processes loses one's additions, never a file's integrity."""
+        """Save the driver's cache to disk. Processes that save at the same time may lose each other's additions, never
+        a file's integrity."""
         data = self._cache.data()
         if data == self._saved or len(data) <= 64:
             return
@@ -136,7 +138,7 @@ class PipelineStore:
 
 
 def shared_pipelines(context: SharedGpuContext, library: ShaderLibrary) -> SharedResource[PipelineStore]:
-    """One user's reference to the pipelines of a context and library."""
+    """Take one user's reference to the pipelines of a context and library."""
     key = ("vkep.pipelines", tuple(str(d) for d in library.shader_dirs), str(library.cache.folder))
     device = context.device
     return context.shared_resource(key, lambda: PipelineStore(device, library))
@@ -153,7 +155,8 @@ def _spec_ids(key: PipelineKey, shader: CompiledShader) -> dict[int, int]:
 
 
 def _read(path: Path) -> bytes:
-    """A driver may trust its cache: what this user did not write, or the disk altered, does not reach it."""
+    """Read a driver's cache. A driver may trust its content, so a file that this user did not write, or that is
+    damaged, is not used."""
     try:
         return bytes(unsealed(path.name, path.read_bytes()) or b"")
     except OSError:

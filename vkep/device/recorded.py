@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-#: command buffers around a plan's own that are kept: those of other sizes
+#: number of command buffers around a plan's own that are kept, for runs of different sizes
 _SIDES = 24
 
 
@@ -61,18 +61,19 @@ class RecordedPlan:
         self._main: CommandBuffer | None = None
         self._sides: dict[tuple[str, Spans], CommandBuffer] = {}
         self._host: tuple[HostPorts, HostPorts] | None = None
-        self._making = RLock()  # of what a run makes, perhaps for one that was interrupted
+        self._making = RLock()  # of the results of a run, which may have been interrupted
         self._closed = False
-        self._staged: list[int] = []  # addresses of the run that was staged last
+        self._staged: list[int] = []  # addresses of the latest staged run
         self._numbers: RunNumbers | None = None
         self._last = 0  # timeline value of the latest run
         self._unsure = (
-            False  # whether a run was made ready that was perhaps sent off: an exception came before its value
+            # whether a staged run may have been submitted: an exception came before its timeline value was stored
+            False
         )
         self._traced: tuple[CommandBuffer, QueryPool] | None = None
         self._fault: FaultWord | None = None
-        self._reading: list[DeviceTensor] = []  # what the run that `stage` made ready reads
-        self._checks: list[RunCheck] = []  # what decides on the latest run's results
+        self._reading: list[DeviceTensor] = []  # the inputs of the staged run
+        self._checks: list[RunCheck] = []  # the check of the latest run's results
         try:
             self._prepare(slab)
         except BaseException:
@@ -98,15 +99,15 @@ class RecordedPlan:
         self._main = self._record("main")
 
     def set_sizes(self, numbers: RunNumbers) -> None:
-        """Take over the sizes of the next run. Raises `DeviceLostError`, `ArenaOutOfMemory`."""
+        """Set the sizes of the next run. Raises `DeviceLostError`, `ArenaOutOfMemory`."""
         if numbers is self._numbers:
             return
-        self._numbers = None  # until they are there
+        self._numbers = None  # until they are set
         with self._making:
             self._wait()
             if self._fault is not None:
                 if self._fault.unread:
-                    self._fault.settle(ended=True)  # its message has the sizes of that run
+                    self._fault.settle(ended=True)  # its message contains the sizes of that run
                 self._fault.reasons = dict(numbers.faults)
             self._table.set(numbers)
             self._ports = numbers.ports
@@ -131,7 +132,7 @@ class RecordedPlan:
             self._host = None
 
     def _drop_sides(self) -> None:
-        """Close the command buffers that copy ports; the GPU is done with them."""
+        """Close the command buffers that copy ports; the GPU has finished with them."""
         self._submits.clear()
         for key in [key for key in self._sides if key[1]]:
             commands = self._sides.pop(key)
@@ -147,7 +148,7 @@ class RecordedPlan:
         commands = self._delegate.allocate_commands(f"plan {label}")
         self._held.append(commands)
         commands.begin()
-        # A plan reuses its slab from run to run: wait for whatever touched memory before.
+        # Runs share one slab: wait for all earlier accesses to memory.
         commands.memory_barrier()
         if queries is not None:
             commands.reset_query_pool(queries)
@@ -172,13 +173,14 @@ class RecordedPlan:
         return commands
 
     def _side(self, name: str) -> CommandBuffer:
-        """The command buffers around the plan's own: new slot addresses, inputs up, outputs down."""
+        """The command buffers before and after the plan's own: they copy slot addresses and inputs up, and outputs
+        down."""
         key = (name, self._spans(name))
         if key not in self._sides:
             commands = self._delegate.allocate_commands(f"plan {name}")
             self._held.append(commands)
             commands.begin()
-            if name == "fault":  # where no download follows, whose barrier is for all that was written
+            if name == "fault":  # where no download follows, whose barrier covers everything that was written
                 commands.barrier_to_host()
             elif name == "download":
                 commands.barrier_before_transfer()
@@ -196,7 +198,7 @@ class RecordedPlan:
         return self._sides[key]
 
     def _spans(self, name: str) -> Spans:
-        """What a side command buffer copies of the host's ports."""
+        """The ranges of the host's ports that a side command buffer copies."""
         which = ("upload", "download").index(name) if name in ("upload", "download") else None
         return () if which is None or self._host is None else self._host[which].spans
 
@@ -228,10 +230,10 @@ class RecordedPlan:
     def run(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> list[Array | DeviceTensor]:
-        """One run. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given as a
-        device tensor or an array is written there, the others come back as new arrays. Raises `InvalidInputError` where
-        the data break an operator's specification (a run that writes device tensors alone leaves that to those who read
-        them), `DeviceLostError`, `GpuError`.
+        """Run once. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given
+        as a device tensor or an array is written there, the others are returned as new arrays. Raises
+        `InvalidInputError` where the data break an operator's specification (after a run that writes only device
+        tensors, reading them raises it), `DeviceLostError`, `GpuError`.
         """
         value = self.submit(inputs, outputs)
         if not all(isinstance(o, DeviceTensor) for o in outputs):
@@ -239,7 +241,7 @@ class RecordedPlan:
         return self.collect(outputs)
 
     def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> int:
-        """Send a run off; returns its timeline value."""
+        """Submit a run; returns its timeline value."""
         value = self._delegate.lease.submit(self._submit_for(self.stage(inputs, outputs)))
         self.submitted(value, outputs)
         return value
@@ -247,9 +249,8 @@ class RecordedPlan:
     def stage(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
     ) -> tuple[str, bool, bool]:
-        """Make a run ready; returns the key of its command buffers (`buffers`). `submitted` follows. Raises
-        `InvalidInputError` where an input comes from a run that failed.
-        """
+        """Prepare a run; returns the key of its command buffers (`buffers`). `submitted` must follow. Raises
+        `InvalidInputError` where an input comes from a run that failed."""
         refuse_failed(inputs, outputs)
         self._wait()
         self._reading = [tensor for tensor in inputs if isinstance(tensor, DeviceTensor)]
@@ -275,7 +276,7 @@ class RecordedPlan:
         return (what, up and staged, down and staged)
 
     def _wait(self) -> None:
-        """Until the recording and its memory are free: a run with bound outputs does not wait for its end."""
+        """Wait until the recording and its memory are free: a run with bound outputs returns before it ends."""
         if self._unsure:
             self._last = self._delegate.context.timeline.submitted
             if self._fault is not None:
@@ -286,9 +287,9 @@ class RecordedPlan:
         self._unsure = False
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
-        """Send a run off whose ports all lie on the device, at ``addresses`` in port order; what lies there stays until it
-        is done. Returns its check, where it needs one: it has no tensors to leave it with. Raises `DeviceLostError`, `GpuError`.
-        """
+        """Submit a run whose ports all lie on the device, at ``addresses`` in port order; the memory must stay valid
+        until the run ends. Returns the run's check where it needs one, since there are no tensors to store it with.
+        Raises `DeviceLostError`, `GpuError`."""
         self._wait()
         prepared = self._submit_for((self._table.bind(addresses), False, False))
         self._unsure = True
@@ -299,7 +300,7 @@ class RecordedPlan:
         return check
 
     def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
-        """What `stage` made ready was sent off, and is done at the timeline value."""
+        """Record that the staged run was submitted, and ends at the timeline value."""
         self._last = value
         self._table.sent(self._staged)
         self._checks, self._reading = (open_checks(self._reading) if self._reading else []), []
@@ -307,7 +308,7 @@ class RecordedPlan:
         if self._fault is not None:
             if written:
                 self._checks.append(self._fault.submitted(value))
-            else:  # `collect` alone asks
+            else:  # only `collect` uses it
                 self._fault.unread = True
         for target in written:
             target.written_at = value
@@ -315,9 +316,7 @@ class RecordedPlan:
         self._unsure = False
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
-        """The results of a run that has ended, where any is for the host; arrays given are filled. Raises
-        `InvalidInputError` as `run`.
-        """
+        """Return the results of a run that has ended; given arrays are filled. Raises `InvalidInputError` as `run`."""
         if not all(isinstance(target, DeviceTensor) for target in outputs):
             for check in self._checks:
                 check.verify(ended=True)
@@ -334,7 +333,7 @@ class RecordedPlan:
         return results
 
     def buffers(self, key: tuple[str, bool, bool]) -> list[CommandBuffer]:
-        """The command buffers of a run that was staged, in order."""
+        """The command buffers of a staged run, in order."""
         what, up, down = key
         assert self._main is not None
         told = self._fault is not None and not (down or self._delegate.unified)
@@ -359,7 +358,8 @@ class RecordedPlan:
             return self._submits[key]
 
     def _check_wanted(self) -> None:
-        """For what is made under the lock: its run may have been interrupted, and the recording be another run's or closed."""
+        """Raise where the recording has a new owner: checked under the lock, since the run that made it may have been
+        interrupted."""
         check_wanted()
         if self._closed:
             raise ClosedError("the recording of a plan")
@@ -383,7 +383,8 @@ class RecordedPlan:
     def trace(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None], clock: ClockSync
     ) -> tuple[list[Array | DeviceTensor], PlanTrace]:
-        """`run`, with when its parts began and ended on the clock. The barriers are the plan's own. The first call records."""
+        """As `run`, and return when its parts began and ended. The barriers are the plan's own. The first call
+        records."""
         lease, marks = self._delegate.lease, []
         commands, queries = self._traced = self._traced or self._with_stamps(serial=False)
         marks.append(time.perf_counter_ns())
@@ -401,7 +402,7 @@ class RecordedPlan:
         return results, PlanTrace(spans, on_host_clock(clock, queries, stamps(self.plan, serial=False)))
 
     def _with_stamps(self, serial: bool) -> tuple[CommandBuffer, QueryPool]:
-        """The plan recorded with timestamps, see `stamps`; held until it is closed."""
+        """The plan recorded with timestamps (see `stamps`), until it is closed."""
         count = stamps(self.plan, serial)[-1][1] + 1 if self.plan.dispatches else 1
         with self._delegate.lock:
             queries = QueryPool(self._delegate.context.device, count)
@@ -409,7 +410,7 @@ class RecordedPlan:
             return self._record("timed", queries, serial), queries
 
     def close(self) -> None:
-        """Give memory and command buffers back, once the GPU is done with the last run."""
+        """Free memory and command buffers, once the GPU has finished the last run."""
         with self._making:
             self._closed = True
             self._delegate.lease.wait_to_free(self._delegate.context.timeline.submitted if self._unsure else self._last)

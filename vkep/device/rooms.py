@@ -1,7 +1,8 @@
-"""Rooms: the memory for temporary buffers of the runs that may overlap, shared by all plans of a session.
+"""Rooms: the memory for temporary buffers of overlapping runs, shared by all plans of a session.
 
-A run has one room while it is recorded, sent off and read. All plans that run there use one slab, as large as the largest of them
-needs; what runs on the GPU in turn may use it in turn, for each recording waits for what touched memory before.
+A run occupies one room while it is recorded, submitted and read. All plans that run in a room use one slab, as large as
+the largest of them needs. Submits that follow one another on the GPU may reuse it, since each recording waits for all
+earlier accesses to memory.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """A slab, and the recordings that use it, by their runner. A run holds the lock: in a ``with`` statement it is freed in one
-    step of the interpreter, which no exception skips.
-    """
+    """A slab, and the recordings that use it, by their runner. A run holds the lock through a ``with`` statement, so
+    that no exception leaves it locked."""
 
     __slots__ = ("lock", "recorded", "slab")
 
@@ -31,17 +31,18 @@ class Room:
         self.slab: Slab | None = None
 
     def slab_of(self, nbytes: int, delegate: VulkanDelegate) -> Slab:
-        """A slab of so many bytes. Where it grows, the recordings are closed: they have the address of the old one."""
+        """Return a slab of at least this many bytes. Where it grows, the recordings are closed: they contain the
+        address of the old one."""
         if self.slab is None or self.slab.size < nbytes:
             self.close()
             self.slab = Slab(nbytes, delegate.piece, delegate)
         return self.slab
 
     def drop(self, runner: int) -> None:
-        """Close a runner's recording, once the GPU is done with it; the slab goes with the last one."""
+        """Close a runner's recording, once the GPU has finished with it; the slab is freed with the last one."""
         recorded = self.recorded.get(runner)
         if recorded is not None:
-            recorded.close()  # it stays where that fails, to be closed again
+            recorded.close()  # it stays in the table if this raises, and is closed again later
             del self.recorded[runner]
         if not self.recorded:
             self.close()
@@ -67,7 +68,8 @@ class Rooms:
         return iter(self._rooms)
 
     def free(self) -> Room:
-        """A room that no run is in; where all are taken, each in turn, whose lock is to be waited for."""
+        """Return a room without a run; where all are occupied, the next one in turn, whose lock the caller waits
+        for."""
         for room in self._rooms:
             if not room.lock.locked():
                 return room

@@ -1,4 +1,4 @@
-"""A plan on a device: compiled and uploaded once, recorded as often as runs overlap."""
+"""A plan on a device: compiled and uploaded once, and recorded once for each overlapping run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int, str], None]
 class PlanRunner:
     """Pipelines and constants of a plan, and the recordings that run it. Thread-safe.
 
-    At most as many runs hold memory at once as there are rooms; further ones wait for one to come free.
+    At most as many runs hold memory at once as there are rooms; further ones wait for a free one.
     """
 
     @steady
@@ -53,7 +53,8 @@ class PlanRunner:
         rooms: Rooms | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``sizes``: what a run's sizes change in the plan (`at`). ``rooms``: those of the session (None: two of its own)."""
+        """``sizes``: what a run's sizes change in the plan (`at`). ``rooms``: those of the session (None: two of its
+        own)."""
         self.plan = plan
         self._delegate = delegate
         self._places = Places(plan, sizes)
@@ -68,15 +69,15 @@ class PlanRunner:
                 return delegate.constants.acquire(plan.constants, weights, delegate.arena, delegate.uploader, bytes_)
 
         held = delegate.pipelines.held(plan.pipelines)
-        if held is not None:  # as for another size of a known model
+        if held is not None:  # for example where another size of the same model has compiled them
             self._pipelines, self._constants = held, constants()
             return
-        pipelines = Started(lambda: delegate.pipelines.get(plan.pipelines, shaders))  # while weights travel
+        pipelines = Started(lambda: delegate.pipelines.get(plan.pipelines, shaders))  # while weights are uploaded
         try:
             self._constants = constants()
         except BaseException:
             with contextlib.suppress(Exception):
-                pipelines.result()  # it ends before what it uses
+                pipelines.result()  # it is closed before the objects that it uses
             raise
         try:
             self._pipelines = pipelines.result()
@@ -113,36 +114,37 @@ class PlanRunner:
             return self._recording_in(room).trace(inputs, outputs, clock)
 
     def at(self, sizes: Sequence[int]) -> SizedRunner:
-        """A runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
+        """Return a runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
         return SizedRunner(self, self._places.numbers(sizes))
 
     def recording(self, held: ExitStack) -> RecordedPlan:
-        """A recording for one run, until ``held`` closes; waits where ``concurrency`` runs hold one each."""
+        """Return a recording for one run, locked until ``held`` closes. Waits while ``concurrency`` runs are in
+        progress."""
         room = self._rooms.free()
         held.enter_context(room.lock)
         return self._recording_in(room)
 
     @property
     def recorded_by(self) -> PlanRunner:
-        """The runner whose recordings it runs: another one's, where it is for certain sizes."""
+        """The runner that owns the recordings: another one where this runner is for certain sizes."""
         return self
 
     @property
     def recordings(self) -> list[RecordedPlan]:
-        """Those that were made."""
+        """The recordings made so far."""
         return [room.recorded[id(self)] for room in self._rooms if id(self) in room.recorded]
 
     @property
     def lease(self) -> DelegateLease:
-        """The delegate's lease, which its recordings are submitted on."""
+        """The delegate's lease, on which its recordings are submitted."""
         return self._delegate.lease
 
     def tensor_for(self, port: Port) -> DeviceTensor:
-        """A new device tensor that fits an output."""
+        """Allocate a device tensor for an output."""
         return DeviceTensor(self._delegate, DTYPES[port.dtype], port.shape)
 
     def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
-        """The room's recording, for a run of these sizes. Its lock is held."""
+        """The room's recording, set to a run of these sizes. The room's lock is held."""
         recorded = room.recorded.get(id(self))
         layout = None if numbers is None else self._layout_for(numbers)
         if recorded is None or recorded.layout is not layout:
@@ -154,7 +156,7 @@ class PlanRunner:
     @steady
     def _record(self, room: Room, layout: Layout | None) -> RecordedPlan:
         with self._delegate.lock:
-            check_wanted()  # another run may have the room, or all is closed, where this one was interrupted
+            check_wanted()  # after an interrupt another run may occupy the room, or all may be closed
             if self._closed:
                 raise ClosedError("the runner of a plan")
             recorded = room.recorded.get(id(self))
@@ -169,7 +171,7 @@ class PlanRunner:
             return recorded
 
     def _layout_for(self, numbers: RunNumbers) -> Layout:
-        """Where the buffers lie: as before, unless these sizes need more room."""
+        """Where the buffers lie: unchanged, unless these sizes need more memory."""
         sizes, layout = self._places.sizes, self._layout
         assert sizes is not None
         needed = [numbers.values[b.nbytes] for b in sizes.buffers]
@@ -183,19 +185,20 @@ class PlanRunner:
         return layout
 
     def close(self) -> None:
-        """Give everything back once the GPU is done; idempotent. Runs in other threads must have ended."""
+        """Free everything, once the GPU has finished; idempotent. Runs in other threads must have ended."""
         with self._delegate.lock:
             if self._closed:
                 return
             self._closed = True
         for room in self._rooms:
-            with room.lock:  # runs of the session's other plans may be in it
+            with room.lock:  # runs of the session's other plans may occupy it
                 room.drop(id(self))
         self._constants.close()
 
 
 class SizedRunner(PlanRunner):
-    """A `PlanRunner`'s recordings for runs of certain sizes. It owns nothing: the runner that made it stays open."""
+    """The recordings of a `PlanRunner`, for runs of certain sizes. It owns nothing: the runner that made it must stay
+    open."""
 
     def __init__(self, runner: PlanRunner, numbers: RunNumbers) -> None:
         self.plan = replace(runner.plan, ports=numbers.ports)
@@ -204,16 +207,16 @@ class SizedRunner(PlanRunner):
 
     @property
     def recorded_by(self) -> PlanRunner:
-        """The runner of the plan, whatever the sizes."""
+        """The runner of the plan."""
         return self._runner
 
     @property
     def recordings(self) -> list[RecordedPlan]:
-        """Those of the plan, whatever their sizes."""
+        """Those of the plan, for all sizes."""
         return self._runner.recordings
 
     def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
         return self._runner._recording_in(room, self._numbers)
 
     def close(self) -> None:
-        """Nothing: the runner closes what it has."""
+        """Does nothing: the runner closes its recordings."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Slab:
-    """Bytes for temporary buffers: one block, or several of ``piece`` bytes where a buffer of the device holds no more."""
+    """Memory for temporary buffers: one block, or several of ``piece`` bytes where a device buffer cannot be larger."""
 
     __slots__ = ("_piece", "blocks", "size")
 
@@ -26,11 +26,11 @@ class Slab:
             raise
 
     def address(self, offset: int) -> int:
-        """The device address of a byte. Whatever lies across two pieces has no address that serves it all."""
+        """The device address of a byte. A range across two pieces has no single address."""
         which = min(offset // self._piece, len(self.blocks) - 1)
         return self.blocks[which].address + offset - which * self._piece
 
     def free(self) -> None:
-        """Give the blocks back."""
+        """Free the blocks."""
         while self.blocks:
             self.blocks.pop().free()

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from vkep.device.faults import RunCheck
 
 
-#: what kernels count on of the first byte of a tensor: they read up to 16 bytes at once
+#: alignment in bytes that kernels require of a tensor's first byte: they read up to 16 bytes at once
 ALIGNMENT = 16
 DLPACK_CPU, DLPACK_VULKAN = (1, 0), 7  #: a device (type, number), and a DLDeviceType
 
 
 class ExternalBlock:
-    """A part of a buffer that somebody else owns, with what readers ask of a `DeviceBlock`."""
+    """A part of a buffer that another object owns, with the attributes of a `DeviceBlock` that readers use."""
 
     def __init__(self, buffer: Buffer, offset: int, size: int) -> None:
         self.buffer, self.offset = buffer, offset
@@ -38,19 +38,19 @@ class ExternalBlock:
 
     @property
     def mapped(self) -> memoryview | None:
-        """The bytes, where the host sees them. Raises `ClosedError`."""
+        """The bytes, where the host can map them. Raises `ClosedError`."""
         whole = self.buffer.mapped
         return None if whole is None else whole[self.offset : self.offset + self.size]
 
     def free(self, **_options: Any) -> None:
-        """Nothing: the memory goes with its owner."""
+        """Does nothing: the owner frees the memory."""
 
 
 class DeviceTensor:
-    """A dense tensor in device memory (an `OrtValue` on the GPU, in ONNX Runtime's words).
+    """A dense tensor in device memory (in ONNX Runtime: an `OrtValue` on the GPU).
 
     Made by ``InferenceSession.device_tensor`` or by a binding; any session on the same context reads it without a copy.
-    It holds the context alive until it is closed (or goes), also beyond the session that made it; `write` and `numpy`
+    It keeps the context alive until it is closed or deleted, even after the session that made it; `write` and `numpy`
     use that session's transfers, and so need it open.
     """
 
@@ -63,7 +63,7 @@ class DeviceTensor:
 
     @steady
     def _take_memory(self, context: SharedGpuContext) -> None:
-        settle()  # tensors that have gone may make room
+        settle()  # tensors that were deleted may free memory
         arena = shared_device_arena(context)
         try:
             block = arena.value.alloc(align(max(self.nbytes, 1)))
@@ -74,8 +74,8 @@ class DeviceTensor:
         self._context: SharedGpuContext | None = context
         self._block: DeviceBlock | ExternalBlock | None = block
         self.address = block.address
-        self.written_at = 0  #: timeline value of the submit that wrote it last
-        self.checks: list[RunCheck] = []  #: of the runs that its content comes from; shared with its views
+        self.written_at = 0  #: timeline value of the latest submit that wrote it
+        self.checks: list[RunCheck] = []  #: checks of the runs that its content comes from; shared with its views
 
     @classmethod
     def from_numpy(cls, delegate: VulkanDelegate, array: np.ndarray[Any, Any]) -> DeviceTensor:
@@ -89,7 +89,8 @@ class DeviceTensor:
         return tensor
 
     def reshaped(self, shape: Sequence[int]) -> DeviceTensor:
-        """The same memory with another shape of as many elements; it goes with this tensor, which must outlive it.
+        """The same memory with another shape of as many elements. It is freed with this tensor, which must outlive the
+        view.
 
         Raises ``ValueError`` for a shape of another size.
         """
@@ -101,9 +102,9 @@ class DeviceTensor:
         return view
 
     def rows(self, first: int, count: int) -> DeviceTensor:
-        """``count`` entries of the first axis: the same memory, which goes with this tensor.
+        """A view of ``count`` entries of the first axis, in this tensor's memory, which must outlive the view.
 
-        Raises ``ValueError`` for entries that the tensor has not, or whose first byte kernels could not read (`ALIGNMENT`).
+        Raises ``ValueError`` for entries out of range, or whose first byte is not aligned (`ALIGNMENT`).
         """
         total = self.shape[0] if self.shape else 0
         if not 0 <= first <= first + count <= total:
@@ -133,7 +134,7 @@ class DeviceTensor:
 
     @property
     def block(self) -> DeviceBlock | ExternalBlock:
-        """Where it lies: a buffer and an offset in it. Raises `ClosedError`."""
+        """Where it is stored: a buffer and an offset in it. Raises `ClosedError`."""
         return self._open_block()
 
     @steady
@@ -151,9 +152,8 @@ class DeviceTensor:
         self.checks.clear()
 
     def check(self) -> None:
-        """Wait for the runs that the content comes from. Raises `InvalidInputError` where one met data that break an operator's
-        specification: the content is no result then, until the tensor is written anew. `numpy` asks by itself.
-        """
+        """Wait for the runs that the content comes from. Raises `InvalidInputError` where one found data that break an
+        operator's specification: the content is invalid then, until the tensor is written again. `numpy` calls this."""
         for check in tuple(self.checks):
             check.verify()
 
@@ -171,10 +171,9 @@ class DeviceTensor:
     # ---- for other libraries
 
     def host_view(self) -> np.ndarray[Any, Any]:
-        """The content where it lies, as an array that shares its bytes, where the host sees device memory (CPU drivers, many
-        integrated GPUs); it keeps the tensor, which must stay open. Waits for the submits that write the tensor; later ones
-        change the array. Raises ``BufferError`` where the host does not see it, and as `check`.
-        """
+        """An array that shares the tensor's memory, where the host can map device memory (CPU drivers, many integrated
+        GPUs). It references the tensor, which must stay open. Waits for the submits that write the tensor; later
+        submits change the array. Raises ``BufferError`` where the host cannot map it, and as `check`."""
         mapped = self._open_block().mapped
         if mapped is None:
             raise BufferError(f"{self!r}: the host does not see this device's memory; numpy() makes a copy")
@@ -207,10 +206,9 @@ class DeviceTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """For a consumer on the host (``dl_device=(1, 0)``: ``numpy.from_dlpack(tensor, device="cpu")``), a capsule of the
-        content, shared where the host sees it and ``copy`` is not True. Raises ``BufferError`` for others: no Vulkan memory has
-        an address that they could use.
-        """
+        """A capsule of the content for a consumer on the host (``dl_device=(1, 0)``: ``numpy.from_dlpack(tensor,
+        device="cpu")``). Memory is shared where the host can map it and ``copy`` is not True. Raises ``BufferError``
+        for other consumers: Vulkan memory has no address that they could use."""
         if dl_device is None or tuple(dl_device) != DLPACK_CPU:
             asked = "" if dl_device is None else f" for the device {tuple(dl_device)}"
             raise BufferError(
@@ -234,9 +232,9 @@ class DeviceTensor:
         return block
 
     def close(self) -> None:
-        """Free the memory; idempotent. Runs that were submitted keep what they use until the GPU is done."""
+        """Free the memory; idempotent. Runs that were submitted keep what they use until the GPU has finished."""
         run_steady(self._finalizer)
-        self._context = self._block = None  # they keep the device
+        self._context = self._block = None  # they keep the device alive
 
     def __enter__(self) -> DeviceTensor:
         return self
@@ -258,14 +256,14 @@ class Shown:
 
 
 def on_host(value: Any) -> Any:
-    """A value of a run on the host: a copy of a device tensor, and anything else as it is."""
+    """A run's value on the host: a copy of a device tensor; any other value unchanged."""
     return value.numpy() if isinstance(value, DeviceTensor) else value
 
 
 def refuse_failed(inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
-    """Raise `InvalidInputError` where a device tensor among ``inputs`` is known to come from a run that failed.
+    """Raise `InvalidInputError` where a device tensor among ``inputs`` is known to come from a failed run.
 
-    What is known of ``outputs`` is forgotten, as the run writes them: a region that follows in one submit may read them.
+    Clears the checks of ``outputs``, which the run writes: a region that follows in one submit may read them.
     """
     for value in inputs:
         if isinstance(value, DeviceTensor):
@@ -278,7 +276,7 @@ def refuse_failed(inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
 
 
 def open_checks(values: Iterable[Any]) -> list[RunCheck]:
-    """The checks that decide on what is computed from ``values``, but for those known to have passed."""
+    """The checks that decide whether results computed from ``values`` are valid, except those known to have passed."""
     found: dict[RunCheck, None] = {}
     for value in values:
         if isinstance(value, DeviceTensor) and value.checks:
@@ -300,14 +298,14 @@ def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _nothing() -> None:
-    """The end of a view: its memory is another tensor's."""
+    """The finalizer of a view does nothing: its memory belongs to another tensor."""
 
 
 def _give_back(timeline: Timeline, block: DeviceBlock, arena: SharedResource[DeviceArena]) -> None:
     try:
         timeline.check_usable()
-    except ForkedProcessError:  # the memory is the parent's
+    except ForkedProcessError:  # the memory belongs to the parent
         return
-    # by value: the arena hands the memory on once the timeline has passed what is submitted now
+    # by value: the arena reuses the memory once the timeline has passed what is submitted now
     block.free(stream=timeline, sync_value=timeline.submitted)
     arena.release()

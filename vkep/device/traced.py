@@ -1,8 +1,8 @@
 """When the dispatches of a plan begin and end on the GPU, on the host's clock.
 
-A GPU counts ticks from a moment of its own. `ClockSync` finds where the two clocks meet: it sends off a command buffer that
-only notes the time, between two readings of the host's clock. The middle of the shortest such submit is taken; half its
-length is how far off that may be.
+A GPU counts ticks from an arbitrary moment. `ClockSync` relates the two clocks: it submits a command buffer that only
+writes a timestamp, between two readings of the host's clock. Of several such submits the shortest is used: its middle
+is the moment of the tick, and half its length is the uncertainty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class ClockSync:
-    """A tick of the GPU and the moment of `time.perf_counter_ns` that it fell on, give or take ``uncertainty_ns``."""
+    """A tick of the GPU and the value of `time.perf_counter_ns` at that moment, plus or minus ``uncertainty_ns``."""
 
     tick: int
     host_ns: float
@@ -66,10 +66,10 @@ class PlanTrace:
 
 
 def stamps(plan: Plan, serial: bool) -> list[tuple[int, int]]:
-    """For each dispatch the timestamps of its begin and its end, by number.
+    """For each dispatch the numbers of the timestamps at its begin and its end.
 
-    Dispatches that no barrier parts may overlap, so that they have one begin. ``serial``: each waits for the one before, and
-    begins where that ended.
+    Dispatches without a barrier between them may overlap, so they share one begin. ``serial``: each waits for the
+    previous one, and begins where that ended.
     """
     found: list[tuple[int, int]] = []
     begin = following = 0

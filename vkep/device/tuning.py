@@ -21,9 +21,8 @@ def tuning_path(caps: DeviceCapabilities) -> Path:
 
 
 def load_choices(caps: DeviceCapabilities) -> dict[str, Choice]:
-    """What was chosen for devices like this one, by problem; empty where nothing was. A file that cannot be read is said in
-    the log and counts as nothing.
-    """
+    """Load the choices for devices like this one, by problem; empty where there are none. A file that cannot be read is
+    logged and counts as empty."""
     path = tuning_path(caps)
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))

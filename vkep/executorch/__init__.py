@@ -1,6 +1,6 @@
 """ExecuTorch with vkep: running .pte programs without torch, and exporting them with the unified partitioner.
 
-Running needs nothing but vkep (`Program`, `Runtime`). Exporting needs the extra ``executorch`` (torch and executorch), which
+Running needs only vkep (`Program`, `Runtime`). Exporting needs the extra ``executorch`` (torch and executorch), which
 is imported when one of its names is first used.
 """
 

@@ -1,4 +1,4 @@
-"""A method's delegate calls, bound to its tensors. Calls with nothing between them go to the device as one submit."""
+"""A method's delegate calls, bound to its tensors. Consecutive calls are submitted to the device together."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ class DelegateCall:
 
     @property
     def spills(self) -> bool:
-        """Whether a result goes to an arena."""
+        """Whether a result goes to a host arena."""
         return bool(self._spill)
 
     @property
     def title(self) -> str:
-        """How reports name the call."""
+        """The name of the call in reports."""
         return f"delegate {self.step.delegate}"
 
     def run(self) -> None:
-        """Run the delegate on the values of its arguments, and note or write its results."""
+        """Run the delegate on the values of its arguments, and store its results."""
         self._take(self.runner.run([read() for read in self._readers], self.keep))
 
     def stage(self, values: dict[str, Any], targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
-        """See `Region`; what stays on the device is there for the next call's `stage`."""
+        """See `Region`. Results that stay on the device are visible to the next call's `stage`."""
         self._pending = self.runner.stage([read() for read in self._readers], self.keep, locks, held)
         for position, who in self._on_device:
             self._results[who] = self._pending.kept[position]
         return self._pending.staged
 
     def finish(self) -> None:
-        """Take the results of the run that was staged and sent off."""
+        """Take the results of the staged run after its submit."""
         assert self._pending is not None
         pending, self._pending = self._pending, None
         self._take(pending.results())
@@ -74,7 +74,7 @@ class DelegateCall:
             self._results[who] = made[position]
 
     def close(self) -> None:
-        """The runner is the method's."""
+        """Does nothing: the method owns the runner."""
 
 
 class ChainedCalls:
@@ -98,7 +98,7 @@ class ChainedCalls:
 def chained(
     calls: Sequence[tuple[DelegateCall, ContextResources]], specs: Sequence[Value]
 ) -> list[DelegateCall | ChainedCalls]:
-    """Consecutive calls of a method, joined where they may be staged before any of them has run."""
+    """Group consecutive calls of a method that can all be staged before any of them has run."""
     groups: list[tuple[ContextResources, list[DelegateCall]]] = []
     for call, resources in calls:
         if groups and groups[-1][0] is resources and _joins(groups[-1][1], call, resources, specs):
@@ -111,7 +111,7 @@ def chained(
 def _joins(
     before: Sequence[DelegateCall], call: DelegateCall, resources: ContextResources, specs: Sequence[Value]
 ) -> bool:
-    if resources.vulkan.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE:  # it asks for the host between delegates
+    if resources.vulkan.lease.sync_mode is SyncMode.QUEUE_WAIT_IDLE:  # it needs the host between delegates
         return False
     if call.step.delegate in [one.step.delegate for one in before]:  # its recording is in use
         return False
@@ -119,7 +119,7 @@ def _joins(
         source is None and isinstance(spec := specs[index], TensorValue) and spec.constant is None
         for index, source in zip(call.step.inputs, call.sources, strict=True)
     ):
-        return False  # it may read in an arena what one of them leaves there
+        return False  # it may read from an arena what an earlier call of the group writes there
     return all(one.runner.can_stage for one in (*before, call))
 
 
@@ -137,7 +137,7 @@ def _source(state: State, specs: Sequence[Value], index: int, source: Writer | N
     results: Mapping[Writer, Any] = state.results
     if shape is None:
         return lambda: results[source]
-    seen: list[Any] = [None, None]  # a result and its view; the result is the same tensor in every run where it can be
+    seen: list[Any] = [None, None]  # a result and its view; the result is the same tensor in every run where possible
 
     def read() -> Any:
         result = results[source]

@@ -1,4 +1,4 @@
-"""What a program holds of contexts: one set for each context that its delegates name, usually one for all."""
+"""A program's resources on contexts: one set for each context that its delegates name, usually one for all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkep.shaders.library import ShaderLibrary
 
 
 class ContextResources:
-    """What a program holds of one context: a lease for its Vulkan delegates, and one for its VGF delegates."""
+    """A program's resources on one context: a lease for its Vulkan delegates, and one for its VGF delegates."""
 
     def __init__(self, options: SessionOptions, context: SharedGpuContext) -> None:
         self.options = options
@@ -26,13 +26,13 @@ class ContextResources:
 
     @property
     def vgf(self) -> VgfDelegate:
-        """Raises `ContextIncompatibleError` where the context runs no data graphs."""
+        """The lease for VGF delegates. Raises `ContextIncompatibleError` where the context cannot run data graphs."""
         if self._vgf is None:
             self._vgf = VgfDelegate(self.vulkan, sync_mode=self.options.sync_mode)
         return self._vgf
 
     def close(self) -> None:
-        """Give the delegates and the context back; idempotent. A forked child gives nothing back."""
+        """Release the delegates and the context; idempotent. A forked child releases nothing."""
         if self.vulkan.forked:  # the device objects belong to the parent process
             return
         try:
@@ -43,20 +43,22 @@ class ContextResources:
 
 
 class ProgramResources:
-    """What one program holds of contexts, made when a method with delegates is loaded. Thread-safe."""
+    """A program's resources on all its contexts, created when a method with delegates is loaded. Thread-safe."""
 
     def __init__(self, options: ProgramOptions, context: SharedGpuContext | None, graphs: bool) -> None:
-        """``context`` is used instead of what specs and options name; ``graphs``: some delegate of the program is a VGF."""
+        """``context`` is used instead of those that compile specs and options name; ``graphs``: some delegate of the
+        program is a VGF."""
         self._options, self._context, self._graphs = options, context, graphs
         self._held: dict[Hashable, ContextResources] = {}
         self._lock = threading.Lock()
 
     def options_for(self, delegate: Delegate, where: str) -> SessionOptions:
-        """The session options of a delegate: its compile specs, and the program's options where these say nothing."""
+        """The session options of a delegate: its compile specs, and the program's options for fields that they do not
+        set."""
         return self._options.session_options(delegate.compile_specs, self._graphs, where)
 
     def of(self, delegate: Delegate, where: str) -> ContextResources:
-        """Raises what resolving a context raises."""
+        """The resources on a delegate's context. Raises the errors of resolving a context."""
         options = self.options_for(delegate, where)
         spec = options.compile_spec()
         key = ("given",) if self._context is not None else (*spec.key, spec.mode is spec.mode.DISABLED)

@@ -1,4 +1,4 @@
-"""The device objects of programs and methods, in objects that finalisers can hold."""
+"""The device objects of programs and methods, in objects that finalizers can hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkep.executorch.delegates import Runner
 
 
 class MethodParts:
-    """The device objects of a method, in an object that its finaliser can hold. ``lock`` is held by a run."""
+    """The device objects of a method, in an object that its finalizer can hold. A run holds ``lock``."""
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
@@ -55,7 +55,8 @@ class ProgramParts:
 
 
 class Core:
-    """The state that a program shares with its methods. It is closed with the program, or when no object holds it."""
+    """The state that a program shares with its methods. It is closed with the program, or when nothing references
+    it."""
 
     def __init__(self, named_data: Mapping[str, memoryview], resources: ProgramResources) -> None:
         self.named_data = named_data

@@ -1,4 +1,5 @@
-"""What delegates' backends put into a program, decoded: how many tensors they take and give, and what vkep lacks of them."""
+"""Decodes the data that a program holds for each delegate's backend: its numbers of inputs and outputs, and the
+features that vkep lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class VulkanBlob:
     def missing(self, named_data: Mapping[str, memoryview]) -> list[str]:
         """A line for each operator that vkep does not run in the delegate, and for each constant that is in no file.
 
-        Raises `InvalidPteError` for constants that are shorter than the graph says.
+        Raises `InvalidPteError` for constants that are shorter than the graph requires.
         """
         reasons: dict[str, str] = {}
         for name, reason in unsupported_operators(self.graph):
@@ -67,7 +68,8 @@ class VgfBlob:
         return [f"{segment.kind} segment {segment.name}" for segment in self.vgf.segments]
 
     def missing(self, named_data: Mapping[str, memoryview]) -> list[str]:
-        """A line for each thing in the file that vkep does not run, or not without values that a program does not hold."""
+        """A line for each feature of the file that vkep does not run, or that needs values which a program does not
+        hold."""
         gaps = [
             f"{slot.name!r} has gaps between its elements, the program's tensor none"
             for slot in (*self.vgf.inputs, *self.vgf.outputs)
@@ -80,7 +82,8 @@ Blob = VulkanBlob | VgfBlob
 
 
 def decode_blob(delegate: Delegate, where: str) -> Blob:
-    """Raises `InvalidPteError` with the place for bytes that the backend did not make."""
+    """Decode a delegate's data. Raises `InvalidPteError` with the place where the bytes do not have the backend's
+    format."""
     try:
         if delegate.backend == VULKAN:
             return VulkanBlob(decode_vk_graph(delegate.data))
@@ -92,7 +95,7 @@ def decode_blob(delegate: Delegate, where: str) -> Blob:
 
 
 def decode_blobs(delegates: tuple[Delegate, ...], where: str) -> list[Blob]:
-    """The blobs of a method's delegates, all of backends that vkep has. Raises as `decode_blob`."""
+    """The decoded data of a method's delegates, all of backends that vkep has. Raises as `decode_blob`."""
     blobs: list[Blob] = []
     for number, delegate in enumerate(delegates):
         blobs.append(decode_blob(delegate, f"{where}, delegate {number} ({delegate.backend})"))

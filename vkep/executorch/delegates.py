@@ -1,4 +1,5 @@
-"""Delegates made ready on a device. Each runs on arrays and device tensors, and leaves its results where they are wanted."""
+"""Delegates prepared on a device. Each runs on arrays and device tensors, and leaves its results on the device or the
+host as asked."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Pending(NamedTuple):
-    """A delegate's run that is to be sent off with others."""
+    """A delegate's run that is submitted together with others."""
 
     staged: Staged
     kept: Sequence[DeviceTensor | None]  #: the outputs that stay on the device
-    results: Callable[[], list[Array | DeviceTensor]]  #: what `Runner.run` returns; to be asked once it was sent off
+    results: Callable[[], list[Array | DeviceTensor]]  #: returns what `Runner.run` returns; call it after the submit
 
 
 class Runner(Protocol):
@@ -45,18 +46,17 @@ class Runner(Protocol):
 
     @property
     def can_stage(self) -> bool:
-        """Whether `stage` can be asked, once it is prepared."""
+        """Whether `stage` may be called, once it is prepared."""
 
     def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
-        """A run made ready for a submit with others: see `vkep.session.submit_batch.Region`. Device tensors among ``inputs`` may
-        be results of these others, not yet written.
-        """
+        """Prepare a run for a submit with others: see `vkep.session.submit_batch.Region`. Device tensors among
+        ``inputs`` may be results of these others that are not yet written."""
 
     def prepare(self) -> None:
-        """Plan what is known before the first run."""
+        """Plan everything whose shapes are known before the first run."""
 
     def executables(self) -> list[Executable]:
-        """What was planned by vkep's planner, for the report."""
+        """The plans, for the report."""
 
     def close(self) -> None:
         """Free what the delegate holds."""
@@ -92,10 +92,10 @@ class VulkanRunner:
         self._graph = planner.graph(graph.nodes, graph.weights, self._all, name=where)
         self._states: dict[str, Any] = {s.input: s.initial.array() for s in imported.states}
         self._kept = {s.output: s.input for s in imported.states}
-        self._key: Hashable = None  # the only signature's, where all shapes are static
-        self._spare: dict[str, DeviceTensor] = {}  # where a state's next value goes
-        self._held: dict[str, DeviceTensor] = {}  # outputs that stay on the device, made once
-        self.watch: Watch | None = None  #: runs the steps of `run` in its own way, to time them
+        self._key: Hashable = None  # of the only signature, where all shapes are static
+        self._spare: dict[str, DeviceTensor] = {}  # maps a state to its next value
+        self._held: dict[str, DeviceTensor] = {}  # outputs that stay on the device, allocated once
+        self.watch: Watch | None = None  #: runs the steps of `run` one by one, to time them
 
     def prepare(self) -> None:
         """As `Runner.prepare`."""
@@ -106,7 +106,7 @@ class VulkanRunner:
 
     @property
     def can_stage(self) -> bool:
-        """Where its graph is one island that makes all outputs, and keeps no state."""
+        """True where its graph is one island that computes all outputs and keeps no state."""
         return self._key is not None and not self._kept and self._island() is not None
 
     def _island(self) -> IslandExecutor | None:
@@ -186,7 +186,7 @@ class VulkanRunner:
 
     @property
     def borders(self) -> tuple[Sequence[str], Sequence[str]]:
-        """The names in its graph of the inputs and outputs that the program gives and takes."""
+        """The names in its graph of the program's inputs and outputs."""
         return self._inputs, self._outputs
 
     def executables(self) -> list[Executable]:
@@ -204,10 +204,10 @@ class VulkanRunner:
 
 
 class GraphRunner:
-    """A VGF delegate: its file run as it is, on device tensors made once.
+    """A VGF delegate: its file runs unchanged, on device tensors that are allocated once.
 
-    Bytes cross its border in the order in which the program stores them: where that is another one than the dimensions'
-    (channels last), the exporter gave the VGF's tensor the shape that is stored.
+    Bytes cross its border in the order in which the program stores them: where that differs from the order of the
+    dimensions (channels last), the exporter gave the VGF's tensor the stored shape.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class GraphRunner:
                 )
             self._ports.append((DTYPES[resource.dtype], value))
         self._count = len(inputs)
-        self.constant_bytes = sum(len(c.data) for c in vgf.constants)  #: which the driver keeps
+        self.constant_bytes = sum(len(c.data) for c in vgf.constants)  #: which the driver stores
         self.runner = VgfRunner(resources.vgf, vgf)
         self._tensors: list[DeviceTensor] = []
         try:
@@ -242,7 +242,7 @@ class GraphRunner:
 
     @property
     def can_stage(self) -> bool:
-        """Where nothing is cast on the host between the program and the file."""
+        """True where the host casts nothing between the program and the file."""
         return all(dtype.numpy == spec.dtype for dtype, spec in self._ports)
 
     def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
@@ -296,9 +296,8 @@ class GraphRunner:
 
 
 def _border(value: Value, graph: VkGraph, index: int, where: str) -> Border:
-    """What the program has where the delegate's graph has its value ``index``. Raises `InvalidPteError` where one does not fit
-    the other.
-    """
+    """The program's tensor for the value ``index`` of the delegate's graph. Raises `InvalidPteError` where the two do
+    not match."""
     if not isinstance(value, TensorValue):
         return Border()
     inside = graph.values[index]

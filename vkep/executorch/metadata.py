@@ -1,4 +1,4 @@
-"""What a method takes and gives, under the names of ``executorch.runtime``."""
+"""The inputs and outputs of a method, under the names of ``executorch.runtime``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorInfo:
         return str(self._spec.dtype)
 
     def is_memory_planned(self) -> bool:
-        """Whether the program's memory plan has a place for it."""
+        """Whether the program's memory plan contains it."""
         return self._spec.is_planned
 
     @property

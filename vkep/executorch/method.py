@@ -30,7 +30,7 @@ from vkep.pte.values import Place, TensorValue
 from vkep.view.page import Page
 
 Array = np.ndarray[Any, Any]
-#: jumps of one run after which a loop is taken to be endless
+#: number of jumps in one run after which a loop counts as endless
 _MOST_STEPS = 100_000_000
 
 
@@ -43,7 +43,7 @@ class Method:
     @steady
     def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], resources: ProgramResources) -> None:
         """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
-        self._core = core  # holds the contexts
+        self._core = core  # keeps the contexts alive
         self._decoded = decoded
         self._parts = MethodParts()
         self._lock = self._parts.lock
@@ -95,7 +95,7 @@ class Method:
             self._check_open()
             for resources, value in self._last:
                 if value:
-                    resources.vulkan.lease.wait(value)  # what the run before wrote may still be read on the GPU
+                    resources.vulkan.lease.wait(value)  # the GPU may still read what the previous run wrote
             try:
                 self._take(inputs)
                 self._run()
@@ -185,11 +185,11 @@ class Method:
 
     @property
     def metadata(self) -> MethodMeta:
-        """What the method takes and gives."""
+        """The inputs and outputs of the method."""
         return MethodMeta(self._decoded)
 
     def report(self) -> MethodReport:
-        """What runs where: delegates and their contexts, operators in numpy, tensors that stay on the device."""
+        """Where each part runs: delegates and their contexts, operators in numpy, tensors that stay on the device."""
         self._check_open()
         return method_report(self._decoded, self.flow, self._resources, self._runners)
 
@@ -211,7 +211,7 @@ class Method:
         return Page([method_document(self._decoded, self._resources, self._runners, run, runs)])
 
     def graph_constant_bytes(self, resources: ContextResources) -> int:
-        """Bytes of the constants in the VGF files that run on a context; each file's are the driver's."""
+        """Bytes of the constants in the VGF files that run on a context; the driver holds one copy for each file."""
         pairs = zip(self._runners, self._resources, strict=True)
         return sum(
             runner.constant_bytes for runner, own in pairs if own is resources and isinstance(runner, GraphRunner)
@@ -220,7 +220,7 @@ class Method:
     # ---- closing
 
     def close(self) -> None:
-        """Give back what the method has on the device; idempotent. The program can load it again."""
+        """Free the method's objects on the device; idempotent. The program can load it again."""
         run_steady(self._finalizer)
 
     @property
@@ -230,7 +230,7 @@ class Method:
 
     @property
     def parts(self) -> MethodParts:
-        """For the program, which closes it."""
+        """The device objects, for the program, which closes them."""
         return self._parts
 
     def _check_open(self) -> None:
@@ -251,7 +251,7 @@ class Method:
             where = f"{decoded.where}, delegate {number} ({decoded.delegates[number].backend})"
             inputs = [decoded.values[i] for i in used.inputs] if used else []
             outputs = [decoded.values[i] for i in used.outputs] if used else []
-            if used is None:  # nothing calls it
+            if used is None:  # no instruction calls it
                 runners.append(_Unused())
                 continue
             for value in (*inputs, *outputs):
@@ -270,7 +270,7 @@ class Method:
     def _bind(self) -> list[Bound]:
         decoded, state = self._decoded, self._state
         bound: list[Bound] = []
-        calls: list[tuple[DelegateCall, ContextResources]] = []  # with nothing between them
+        calls: list[tuple[DelegateCall, ContextResources]] = []  # consecutive calls
 
         def bind_calls() -> None:
             for one in chained(calls, decoded.values) if self.flow.linear else [call for call, _ in calls]:
@@ -324,7 +324,7 @@ def _nothing() -> None:
 
 
 def _make_values(decoded: DecodedMethod) -> list[Any]:
-    """The values as a run has them, tensors on their arenas. Raises `VkepError` where the host has no memory for these."""
+    """Create the values of a run, tensors on their arenas. Raises `VkepError` where the host has no memory for them."""
     arenas: dict[int, Array] = {}
     try:
         for number, size in enumerate(decoded.arenas):

@@ -1,4 +1,4 @@
-"""What a program may be told when it is loaded, and which context its delegates use."""
+"""The options of a program, and the context that its delegates use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProgramOptions:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        self._session()  # what it checks
+        self._session()  # the values that it allows
         parse_shared_gpu_compile_spec(None, self._load_options())
 
     def _load_options(self) -> dict[str, Any]:
@@ -72,9 +72,10 @@ class ProgramOptions:
         )
 
     def session_options(self, compile_specs: Sequence[tuple[str, bytes]], graphs: bool, where: str) -> SessionOptions:
-        """Convert compile specs and load options into `SessionOptions`. ``graphs``: a context made for it must run data graphs.
+        """Convert compile specs and load options into `SessionOptions`. ``graphs``: a context created for the delegate
+        must run data graphs.
 
-        Raises `InvalidPteError` for shared compile specs that say nothing allowed.
+        Raises `InvalidPteError` for shared compile specs with values that are not allowed.
         """
         try:
             spec = parse_shared_gpu_compile_spec(compile_specs, self._load_options())

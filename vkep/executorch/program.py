@@ -23,7 +23,7 @@ from vkep.session.report import MemoryReport
 
 
 class DecodedProgram:
-    """A program as its files have it: checked, its delegates' data decoded, nothing on a device."""
+    """The content of a program's files: checked, its delegates' data decoded, nothing on a device."""
 
     def __init__(self, source: Source, data: Sequence[Source] = ()) -> None:
         """Raises `InvalidPteError`; `UnsupportedProgramError` naming every backend, operator and type that vkep lacks."""
@@ -69,9 +69,9 @@ def _not_there(name: str, plan: schema.ExecutionPlan, delegates: Sequence[Delega
 
 
 class Program:
-    """A program on a device. Close it (or use ``with``) to give its memory back.
+    """A program on a device. Close it (or use ``with``) to free its memory.
 
-    ``load_program`` of ``executorch.runtime`` gives such an object: ``method_names``, ``load_method``, ``metadata``.
+    ``load_program`` of ``executorch.runtime`` returns such an object: ``method_names``, ``load_method``, ``metadata``.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Program:
         return set(self._decoded.methods)
 
     def load_method(self, name: str) -> Method:
-        """The method, made ready on its context at the first call: delegates planned and recorded, weights uploaded.
+        """Load the method on its context, at the first call: delegates are planned and recorded, weights uploaded.
 
         Raises `InvalidInputError` for an unknown name, and as `Method`.
         """
@@ -128,11 +128,11 @@ class Program:
             return method
 
     def metadata(self, method_name: str) -> MethodMeta:
-        """What a method takes and gives, without loading it. Raises `InvalidInputError` for an unknown name."""
+        """The inputs and outputs of a method, without loading it. Raises `InvalidInputError` for an unknown name."""
         return MethodMeta(self._method(method_name))
 
     def execute(self, inputs: Sequence[Any] = (), method: str = "forward") -> list[Any]:
-        """Load the method where it is not, and run it: see `Method.execute`."""
+        """Load the method if needed, and run it: see `Method.execute`."""
         return self.load_method(method).execute(inputs)
 
     def _method(self, name: str) -> DecodedMethod:
@@ -143,7 +143,7 @@ class Program:
 
     @property
     def source(self) -> str:
-        """The file's path, or what stands for it in messages."""
+        """The file's path, or the text that replaces it in messages."""
         return self._decoded.file.name
 
     @property
@@ -152,12 +152,12 @@ class Program:
         return self._decoded.has_graphs
 
     def contexts(self) -> list[SharedGpuContext]:
-        """The contexts that the loaded methods are on."""
+        """The contexts of the loaded methods."""
         self._check_open()
         return [resources.vulkan.context for resources in self._parts.resources.all()]
 
     def memory(self) -> list[MemoryReport]:
-        """Device memory of each context: the arena, and the weights with how many plans use each."""
+        """Device memory of each context: the arena, and the weights with the number of plans that use each."""
         self._check_open()
         loaded = [method for method in self._methods.values() if not method.closed]
         return [
@@ -168,7 +168,7 @@ class Program:
         ]
 
     def close(self) -> None:
-        """Wait for the GPU and give everything back, its methods too; idempotent."""
+        """Wait for the GPU and free everything, its methods too; idempotent."""
         self._core.close()
 
     @property

@@ -1,4 +1,4 @@
-"""What of a method runs where: for people to print and for programs to read."""
+"""Where each part of a method runs: as text and as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DelegateReport:
-    """One delegate: its context, and for a Vulkan one the islands that its graph became and what of it runs on the CPU."""
+    """One delegate: its context, and for a Vulkan one its islands and the operators that run on the CPU."""
 
     backend: str
     context: str
@@ -29,7 +29,7 @@ class DelegateReport:
     sync_mode: str
     nodes: int = 0
     islands: Sequence[IslandReport] = ()
-    on_cpu: Sequence[str] = ()  #: "operator: reason" of what vkep's kernels decline
+    on_cpu: Sequence[str] = ()  #: "operator: reason" of each operator that vkep's kernels decline
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class MethodReport:
 
     method: str
     delegates: Sequence[DelegateReport]
-    in_numpy: Mapping[str, int]  #: operators outside delegates, and how often they are called
-    on_device: int  #: tensors that pass from one delegate to another without the host
-    through_host: int  #: tensors that delegates give to or get from the arenas on the host
-    interpreted: bool  #: the method has jumps: its tensors all pass through the host
+    in_numpy: Mapping[str, int]  #: operators outside delegates, and how many calls each has
+    on_device: int  #: number of tensors that pass from one delegate to another on the device
+    through_host: int  #: number of tensors that delegates copy to or from the arenas on the host
+    interpreted: bool  #: whether the method has jumps: then all its tensors pass through the host
 
     @property
     def nodes(self) -> Sequence[Any]:
-        """No list of nodes: a delegate's graph is one part of the program."""
+        """Empty: a delegate's graph counts as one part of the program."""
         return ()
 
     def to_dict(self) -> dict[str, Any]:

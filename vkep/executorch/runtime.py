@@ -1,4 +1,4 @@
-"""The names of ``executorch.runtime``, so that a user changes an import."""
+"""The names of ``executorch.runtime``, so that a program only needs another import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OperatorRegistry:
 
 
 class Runtime:
-    """Loads programs. ``Runtime.get()`` is the process's one."""
+    """Loads programs. ``Runtime.get()`` returns the process's only one."""
 
     def __init__(self) -> None:
         self.backend_registry = BackendRegistry()
@@ -45,7 +45,7 @@ class Runtime:
     @staticmethod
     @functools.lru_cache(maxsize=1)
     def get() -> Runtime:
-        """The runtime, as ``executorch.runtime.Runtime.get`` gives it."""
+        """Return the runtime, as ``executorch.runtime.Runtime.get`` does."""
         return Runtime()
 
     def load_program(
@@ -55,7 +55,7 @@ class Runtime:
         data_path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Program:
-        """A program from a path, bytes or a file object; ``data_path`` is a .ptd file.
+        """Load a program from a path, bytes or a file object; ``data_path`` is a .ptd file.
 
         ``options`` are those of `vkep.executorch.ProgramOptions`. Raises as `Program.load`.
         """

@@ -1,4 +1,4 @@
-"""A method's instructions bound to its tensors: what a run walks through."""
+"""A method's instructions bound to its tensors, in the form that a run executes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ Bound = Callable[[], int | None]
 
 
 class State:
-    """What a running method holds: a value for each number (`HostTensor` for tensors), and what delegates left."""
+    """The state of a running method: a value for each number (`HostTensor` for tensors), and the results of
+    delegates."""
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
         self.given: list[Any] = []  #: the caller's arrays
-        self.results: dict[Writer, Any] = {}  #: delegates' results that something else than an arena wants
+        self.results: dict[Writer, Any] = {}  #: delegates' results that are read elsewhere than in an arena
 
 
 def reader(state: State, specs: Sequence[Value], index: int) -> Callable[[], Any]:
-    """What gives the value of a kernel's argument: arrays for tensors, lists of them or of numbers, numbers."""
+    """Return a function that reads a kernel's argument: arrays for tensors, lists of them or of numbers, numbers."""
     values, spec = state.values, specs[index]
     if isinstance(spec, TensorValue):
         return lambda: values[index].array
@@ -41,7 +42,7 @@ def reader(state: State, specs: Sequence[Value], index: int) -> Callable[[], Any
 
 
 def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: PortableKernel, where: str) -> Bound:
-    """Raises `InvalidPteError` where the call has other arguments than the kernel takes."""
+    """Bind a kernel call. Raises `InvalidPteError` where the arguments do not match the kernel's."""
     what = f"{where}: {step.name}"
     if len(step.arguments) != kernel.arguments:
         raise InvalidPteError(f"{what} is called with {len(step.arguments)} arguments, expected {kernel.arguments}")
@@ -59,7 +60,7 @@ def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: 
                 result = function(*[read() for read in readers])
         except VkepError:
             raise
-        except Exception as error:  # whatever numpy makes of shapes that do not fit
+        except Exception as error:  # numpy raises any type for shapes that do not fit
             shapes = [list(a.shape) if isinstance(a := read(), np.ndarray) else a for read in readers]
             raise InvalidInputError(f"{what} on {shapes}: {error}") from error
         if result is None:
@@ -77,7 +78,7 @@ def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: 
 
 
 def _view(state: State, step: KernelStep, size: Callable[[], Any], what: str) -> Bound:
-    """Another shape of the same memory: what the caller or a move put there is seen too."""
+    """Another shape of the same memory: writes of the caller or a move are visible."""
     values, base, out = state.values, step.arguments[0], step.writes[0]
 
     def run() -> None:
@@ -92,7 +93,7 @@ def _view(state: State, step: KernelStep, size: Callable[[], Any], what: str) ->
 
 
 def _copy_index(state: State, step: KernelStep, index: Callable[[], Any], what: str) -> Bound:
-    """One more row of what a loop stacks: the output grows with the index."""
+    """One more row of the result that a loop stacks: the output grows with the index."""
     values, (out, element) = state.values, step.arguments[:2]
 
     def run() -> None:
@@ -106,7 +107,7 @@ def _copy_index(state: State, step: KernelStep, index: Callable[[], Any], what: 
 
 
 def bind_move(state: State, step: MoveStep) -> Bound:
-    """The step that lets one value stand for another."""
+    """The step that copies one value to another."""
     values = state.values
 
     def run() -> None:

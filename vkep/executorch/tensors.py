@@ -1,4 +1,4 @@
-"""Tensors of a running method on the host, and the arrays that come in and go out."""
+"""Tensors of a running method on the host, and the arrays of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 class HostTensor:
-    """One tensor value: its bytes in an arena (or its constant), seen with the shape that it has now."""
+    """One tensor value: its bytes in an arena (or its constant), and its current shape."""
 
     __slots__ = ("array", "constant", "spec", "storage")
 
@@ -37,7 +37,7 @@ class HostTensor:
         return spec.from_stored(flat.reshape([shape[d] for d in spec.dim_order]))
 
     def resize(self, shape: tuple[int, ...], what: str) -> None:
-        """Raises `VkepError` where the program gave the tensor no such room."""
+        """Set the current shape. Raises `VkepError` where it exceeds the tensor's memory."""
         spec = self.spec
         if shape == self.array.shape:
             return
@@ -53,14 +53,14 @@ class HostTensor:
         self.array = self._view(shape)
 
     def assign(self, result: Any, what: str) -> None:
-        """Take a result, cast to the tensor's type; its memory may overlap the tensor's."""
+        """Store a result, cast to the tensor's type; its memory may overlap the tensor's."""
         result = np.asarray(result)
         if result.shape != self.array.shape:
             self.resize(result.shape, what)
         np.copyto(self.array, result, casting="unsafe")
 
     def reset(self) -> None:
-        """The view of its own memory with the planned sizes."""
+        """Restore the view of its own memory with the planned sizes."""
         self.array = self._view(self.spec.sizes)
 
 

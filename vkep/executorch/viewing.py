@@ -1,4 +1,5 @@
-"""Gathers the document of a page (`vkep.view`) from a method: its instructions, and the graphs inside its delegates."""
+"""Collects the document of a page (`vkep.view`) from a method: its instructions, and the graphs inside its
+delegates."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from vkep.session.viewing import add_context, add_islands, run_document
 from vkep.view.document import add_graph, add_times, new_document
 from vkep.view.graph import GraphDocument, Kind, value_kinds
 
-#: runs the method, each bound step replaced by what the function makes of it
+#: runs the method with each bound step replaced by the function's result
 Run = Callable[[Callable[[int, Bound], Bound]], None]
 
 
 @dataclass
 class _Parts:
-    """The islands of all delegates in order, and of each the values that it last ran on."""
+    """The islands of all delegates in order, and the input values of each in the latest run."""
 
     flats: dict[int, Flat] = field(default_factory=dict)  #: by delegate
     islands: list[IslandExecutor] = field(default_factory=list)
@@ -39,7 +40,7 @@ def method_document(
     decoded: DecodedMethod, resources: Sequence[ContextResources], runners: Sequence[Runner], run: Run, runs: int
 ) -> dict[str, Any]:
     """The document of a method with ``runs`` timed runs. Raises as a run."""
-    run(lambda _, step: step)  # what waits for shapes is planned then
+    run(lambda _, step: step)  # plans that need shapes are made then
     contexts = list(dict.fromkeys(held.vulkan.context for held in resources))
     device = resources[0].vulkan.capabilities.name if resources else "no delegate, no device"
     document = new_document(decoded.where, device, ", ".join(c.label for c in contexts) or "none")
@@ -99,7 +100,8 @@ def _add_delegate(
     step: DelegateStep,
     kinds: dict[str, Kind],
 ) -> None:
-    """Nodes and plans inside a Vulkan delegate. Its values get the delegate's number, those at its border are the method's."""
+    """Add the nodes and plans inside a Vulkan delegate. Value names get the delegate's number as a prefix, except those
+    at its border, which are the method's."""
     inputs, outputs = runner.borders
     outside = dict(zip((*inputs, *outputs), map(_name, (*step.inputs, *step.outputs)), strict=True))
 
@@ -127,7 +129,7 @@ def _add_runs(
     runs: int,
 ) -> None:
     traces: list[RunTrace] = []
-    for number in range(runs + 1):  # the first one records
+    for number in range(runs + 1):  # the first run records
         trace = _traced(decoded, resources, runners, parts, run)
         traces += [trace] if number else []
     document["runs"] = [run_document(trace) for trace in traces]
@@ -145,7 +147,8 @@ def _add_runs(
 def _traced(
     decoded: DecodedMethod, resources: ContextResources, runners: Sequence[Runner], parts: _Parts, run: Run
 ) -> RunTrace:
-    """One run, each instruction a step; delegate calls that usually go in one submit are sent one by one."""
+    """Run once with each instruction as a step. Delegate calls that are usually submitted together are submitted one by
+    one."""
     tracer = Tracer(resources.vulkan, parts.islands)
 
     def call(one: DelegateCall) -> None:

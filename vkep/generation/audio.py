@@ -1,4 +1,4 @@
-"""What Whisper hears: logarithms of the energy in bands of the mel scale (arXiv:2212.04356, section 2.2)."""
+"""Input features of Whisper: logarithms of the energy in bands of the mel scale (arXiv:2212.04356, section 2.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = "preprocessor_config.json"
 
 
 def log_mel(samples: Array, folder: Path) -> Array:
-    """Features float32 [mels, frames] of samples at 16 kHz float32 [count], padded to the 30 seconds that the model hears.
+    """Features float32 [mels, frames] of samples at 16 kHz float32 [count], padded to the model's 30 seconds.
 
     Sizes are those of the folder's ``preprocessor_config.json``, else Whisper's: 80 bands, windows of 400 samples, one every 160.
     Raises `InvalidInputError` for longer audio.

@@ -1,4 +1,4 @@
-"""Answers that are made together, which join and leave at any step (continuous batching)."""
+"""Answers that are generated together, and that join and leave at any step (continuous batching)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkep.generation.sampling import Chances, Choice, Sampling
 from vkep.generation.text import TextStream
 from vkep.memory import ArenaOutOfMemory
 
-#: tokens of a prompt that one step takes, so that other answers go on meanwhile
+#: largest number of prompt tokens in one step, so that other answers continue meanwhile
 CHUNK = 512
 _GREEDY = Sampling()
 Array = np.ndarray[Any, Any]
@@ -27,10 +27,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(eq=False)
 class Answer:
-    """An answer, as far as the steps so far made it.
+    """One answer, up to the latest step.
 
-    ``reason`` says why it ended: "stop" (an end token or a stop text), "length" (``max_tokens``), "context" (the model takes no
-    longer sequence), "memory" (none left for longer caches), "cancelled"; it is "" while the answer goes on.
+    ``reason`` says why it ended: "stop" (an end token or a stop text), "length" (``max_tokens``), "context" (the
+    model's longest sequence is reached), "memory" (no memory for longer caches), "cancelled"; it is "" while the answer
+    continues.
     """
 
     prompt: list[int]
@@ -44,13 +45,14 @@ class Answer:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the answer has ended."""
         return bool(self.reason)
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a step brought one answer: a token (None: an end without one), the text that became known, why it ended."""
+    """The result of a step for one answer: a token (None: an end without one), the new text, and the reason if it
+    ended."""
 
     answer: Answer
     token: int | None
@@ -59,9 +61,10 @@ class Event:
 
 
 class Batch:
-    """Answers under way, for one thread. `Generator.batch` makes one.
+    """Answers in progress, for one thread. `Generator.batch` makes one.
 
-    `add` an answer at any time; each `step` takes the next part of a new prompt, and one token for every other answer.
+    `add` an answer at any time; each `step` processes the next part of a new prompt, and generates one token for every
+    other answer.
     """
 
     def __init__(
@@ -75,11 +78,12 @@ class Batch:
         self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
-        self._known: tuple[DeviceTensor, list[int]] | None = None  # the tokens chosen last, on the device and here
+        # the tokens chosen last, on the device and on the host
+        self._known: tuple[DeviceTensor, list[int]] | None = None
 
     @property
     def under_way(self) -> list[Answer]:
-        """The answers that have not ended, in the order in which they came."""
+        """The answers that have not ended, in the order of `add`."""
         return list(self._under_way)
 
     def add(
@@ -122,16 +126,16 @@ class Batch:
         return tokens
 
     def cancel(self, answer: Answer) -> None:
-        """End an answer; nothing where it has ended."""
+        """Cancel an answer; does nothing where it has ended."""
         if answer in self._under_way:
             self._end(answer, "cancelled")
 
     def step(self) -> list[Event]:
-        """The next token of every answer under way, and of one prompt the next part.
+        """Generate the next token of every answer in progress, and process the next part of one prompt.
 
-        Raises as `InferenceSession.run`; answers stay as they were before then, and another step goes on.
+        Raises as `InferenceSession.run`; then the answers are unchanged, and another step continues.
         """
-        for answer in self._under_way:  # what a step that did not end did is done again
+        for answer in self._under_way:  # a step that was interrupted is repeated
             self._rows.rewind(answer._row, len(answer.prompt) + len(answer.tokens) - 1)
         waiting = next((a for a in self._under_way if self._is_behind(a)), None)
         ready = [a for a in self._under_way if not self._is_behind(a)]
@@ -143,11 +147,11 @@ class Batch:
         return [*answer.prompt, *answer.tokens][len(self._rows.held[answer._row]) :]
 
     def _is_behind(self, answer: Answer) -> bool:
-        """Whether more than the last token is missing in the caches, or it is the prompt's."""
+        """Whether the caches lack more than the last token, or the last token is the prompt's."""
         return not answer.tokens or len(self._rows.held[answer._row]) < len(answer.prompt) + len(answer.tokens) - 1
 
     def _feed(self, answer: Answer) -> list[Event]:
-        """A part of a prompt; with the last one, the first token."""
+        """Process a part of a prompt; with the last part, choose the first token."""
         rest = self._rest(answer)
         choice = self._choice([answer])
         made = self._rows.feed(answer._row, rest[:CHUNK], choice.greedy)
@@ -169,7 +173,7 @@ class Batch:
         return events
 
     def _without_memory(self, answer: Answer) -> Event | None:
-        """The end of an answer whose caches cannot become longer."""
+        """End an answer whose caches cannot grow."""
         try:
             self._rows.reserve(answer._row, len(self._rows.held[answer._row]) + 1)
         except (ArenaOutOfMemory, OutOfDeviceMemoryError):
@@ -177,14 +181,14 @@ class Batch:
         return None
 
     def _choice(self, answers: Sequence[Answer]) -> Choice:
-        """What the settings of some answers ask for."""
+        """The options of token choice that the settings of some answers need."""
         folder = self._decoder.folder
         first = any(not a.tokens for a in answers)
         never = (*folder.never, *folder.never_first) if first else folder.never
         return Choice.of([a.sampling for a in answers], never)
 
     def _choose(self, answers: Sequence[Answer | None], made: Made, choice: Choice) -> list[int]:
-        self._known = None  # where they lay is written anew
+        self._known = None  # their rows are overwritten
         if choice.greedy and made.tokens is not None and made.on_host is not None:
             self._known = made.tokens, made.on_host
             return made.on_host
@@ -226,7 +230,7 @@ class Batch:
         self._under_way.remove(answer)
 
     def close(self) -> None:
-        """Cancel what is under way, and give the memory back."""
+        """Cancel the answers in progress, and free the memory."""
         for answer in self.under_way:
             self.cancel(answer)
         self._chooser.close()
@@ -234,7 +238,7 @@ class Batch:
 
 
 def _rows_of(decoder: Decoder | EncoderDecoder, limit: int) -> Rows:
-    """The rows that a model's caches allow."""
+    """The rows that a model's caches support."""
     if isinstance(decoder, EncoderDecoder):
         return SourceRows(decoder, limit)
     return BufferRows(decoder, limit) if decoder.by_rows else GrownRows(decoder, limit)

@@ -17,19 +17,18 @@ from vkep.cache import code_folder
 
 @dataclass(frozen=True)
 class GraphSupport:
-    """How a device comes to data graphs: ``source`` is "driver", "emulation layers" or "none", ``reason`` says why
-    none.
-    """
+    """Where a device's data graphs come from: ``source`` is "driver", "emulation layers" or "none"; for "none",
+    ``reason`` says why."""
 
     source: str
     reason: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)  #: for `SharedGpuContext.create`
+    arguments: dict[str, Any] = field(default_factory=dict)  #: arguments of `SharedGpuContext.create`
 
 
 def graph_support(device: Selector = None) -> GraphSupport:
-    """What to pass to `SharedGpuContext.create` for a context on ``device`` that runs data graphs.
+    """Return the arguments of `SharedGpuContext.create` for a context on ``device`` that runs data graphs.
 
-    The driver's extensions are used where it has them, else the emulation layers. Raises `DriverNotFoundError`,
+    The driver's extensions are used where the device has them, else the emulation layers. Raises `DriverNotFoundError`,
     `DeviceNotFoundError`.
     """
     chosen = select_device(list_devices(), device).capabilities
@@ -58,7 +57,7 @@ def graph_source(context: SharedGpuContext) -> str:
 
 
 def why_no_graphs(context: SharedGpuContext) -> str:
-    """Empty where ``context`` runs data graphs, else the reason."""
+    """Return why ``context`` cannot run data graphs; empty where it can."""
     try:
         check_data_graphs(context.device)
     except ContextIncompatibleError as error:
@@ -67,7 +66,8 @@ def why_no_graphs(context: SharedGpuContext) -> str:
 
 
 def create_graph_context(spec: Any = None, *, device: Selector = None, **options: Any) -> SharedGpuContext:
-    """A context that runs data graphs. Raises `GpuError` with the reason where neither driver nor layers can."""
+    """Create a context that runs data graphs. Raises `GpuError` with the reason where neither the driver nor the layers
+    can."""
     support = graph_support(device)
     if support.source == "none":
         raise GpuError("creating a context for data graphs", hint=support.reason)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
     from vkep.device.delegate import VulkanDelegate
 
-#: what a graph may read: a tensor, or a constant of the context's store
+#: an input of a graph that is read only: a tensor, or a constant of the context's store
 GraphTensor = DeviceTensor | ConstantTensor
 
 
@@ -38,5 +38,5 @@ class VgfDelegate:
         return self.lease.context
 
     def close(self) -> None:
-        """Give the lease back, once the GPU is done with its submits."""
+        """Release the lease, once the GPU has finished its submits."""
         self.lease.close()

@@ -1,4 +1,4 @@
-"""What a VGF file leaves to whoever runs it: shaders in source form are compiled, push constants get values."""
+"""Completes a VGF file before it runs: shaders in source form are compiled, and push constants get values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vkep.vgf.records import InvalidVgfError, Vgf
 def module_code(vgf: Vgf, given: Mapping[str, bytes], library: ShaderLibrary) -> dict[str, bytes]:
     """SPIR-V by module name for the modules without: ``given``, else compiled from their GLSL.
 
-    Raises `InvalidVgfError` for HLSL, for GLSL with another entry point than main, and for GLSL that the compiler refuses or
-    that no compiler is there for.
+    Raises `InvalidVgfError` for HLSL, for GLSL whose entry point is not main, and for GLSL that does not compile or
+    that no compiler is installed for.
     """
     code = dict(given)
     for module in vgf.modules:
@@ -40,7 +40,7 @@ def module_code(vgf: Vgf, given: Mapping[str, bytes], library: ShaderLibrary) ->
 
 
 def push_values(vgf: Vgf, given: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The push constants of each segment that takes some, from byte 0 on: a file only says where they lie.
+    """The push constants of each segment that takes some, from byte 0 on: a file has only their ranges.
 
     Raises `InvalidVgfError` for a segment without values, ``ValueError`` for values of another size or for no segment.
     """

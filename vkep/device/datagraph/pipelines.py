@@ -1,4 +1,4 @@
-"""The pipelines of a VGF file on a device: data graphs, and compute shaders that others put into the file."""
+"""The pipelines of a VGF file on a device: data graphs, and compute shaders that other tools put into the file."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def passed_through(vgf: Vgf) -> list[tuple[int, int]]:
     """(input, output) resources of the outputs that no segment writes: each is the input of its alias group, or at its
     binding.
 
-    The converter makes such files where folding leaves nothing between an input and an output. Raises `InvalidVgfError`
-    where there is no such input.
+    The converter writes such files where folding removes every operation between an input and an output. Raises
+    `InvalidVgfError` where no such input exists.
     """
     bound = {slot.resource for segment in vgf.segments for slots in segment.sets.values() for slot in slots}
     pairs = []
@@ -129,12 +129,12 @@ def passed_through(vgf: Vgf) -> list[tuple[int, int]]:
 
 
 def takes_gaps(device: Device) -> bool:
-    """Whether tensors may have strides of their own."""
+    """Whether tensors may have gaps between their rows."""
     return "tensor_non_packed" in device.capabilities.features
 
 
 def binding_type(segment: Segment, resource: Resource) -> int:
-    """The VkDescriptorType of a binding: graphs bind tensors, whatever a shader beside them binds the resource as."""
+    """The VkDescriptorType of a binding. Graphs bind tensors, whatever type a shader binds the same resource as."""
     if segment.kind == "graph":
         return TENSOR
     return STORAGE_BUFFER if resource.descriptor_type is None else resource.descriptor_type

@@ -1,4 +1,4 @@
-"""A VGF file bound to memory and recorded once."""
+"""A VGF file bound to memory and recorded, once for many runs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ class RecordedVgf:
         tensors: Sequence[tuple[int, GraphTensor]],
         push_constants: Mapping[str, bytes] | None = None,
     ) -> None:
-        """``tensors`` are (resource, memory) of the inputs and outputs. A resource that is several outputs (folding may make
-        results equal) is written once and copied.
-        """
+        """``tensors`` are (resource, memory) of the inputs and outputs. A resource that is several outputs (folding may
+        make results equal) is written once and copied to the others."""
         self._delegate, self._vgf, self._push = delegate, vgf, push_constants or {}
         self._held: list[Any] = []
         self.last = 0
@@ -88,12 +87,12 @@ class RecordedVgf:
         return thing
 
     def _session_memory(self, size: int, alignment: int, memory_types: int) -> tuple[Buffer, int] | None:
-        """A part of the arena for a session; None where the driver wants memory of another type."""
+        """Memory of the arena for a data graph session; None where the driver requires another memory type."""
         block = self._delegate.memory.arena.alloc(size + alignment - 1, self._delegate.lease)
         if not memory_types >> block.buffer.memory_type & 1:
             block.free()
             return None
-        self._hold(block)  # before the session, and so given back after it
+        self._hold(block)  # allocated before the session, and so freed after it
         return block.buffer, align(block.offset, alignment)
 
     def _tensor(self, index: int, places: Mapping[int, tuple[Any, int]]) -> ArmTensor:
@@ -137,7 +136,7 @@ class RecordedVgf:
         commands: CommandBuffer = self._hold(self._delegate.lease.allocate("vgf"))
         commands.begin()
         for step, sets, session in bound:
-            commands.full_barrier()  # its inputs, and the memory that the run before still uses
+            commands.full_barrier()  # its inputs, and the memory that the previous run still uses
             if step.graph is not None:
                 commands.bind_data_graph(step.graph)
             else:
@@ -165,18 +164,18 @@ class RecordedVgf:
         return commands.end()
 
     def submitted(self, value: int, outputs: Sequence[DeviceTensor]) -> None:
-        """It was sent off, and has written ``outputs`` at the timeline value."""
+        """Record that the run was submitted, and writes ``outputs`` at the timeline value."""
         self.last = value
         for tensor in outputs:
             tensor.written_at = value
 
     @property
     def stale(self) -> bool:
-        """Whether a buffer that it is bound to has been given back."""
+        """Whether a buffer that it is bound to has been freed."""
         return any(tensor.closed for tensor in self._tensors.values())
 
     def close(self) -> None:
-        """Give everything back once the GPU is done with the last run."""
+        """Free everything, once the GPU has finished the last run."""
         if self.last:
             self._delegate.lease.wait_to_free(self.last)
         held, self._held = self._held, []

@@ -1,7 +1,7 @@
-"""VGF files on a device: pipelines made once a context, recordings bound to memory, a run is a submit.
+"""VGF files on a device: pipelines are made once for a context, recordings are bound to memory, and a run is a submit.
 
-Tensors that cross the file's border are `DeviceTensor`s: the VkTensorARM that a graph binds lies on the same bytes as
-the buffer that Vulkan kernels address. Nothing is copied between the two.
+Tensors at the file's border are `DeviceTensor`s: the VkTensorARM that a graph binds aliases the buffer that Vulkan
+kernels address. Nothing is copied between the two.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 #: addresses and sizes of the memory that a recording is bound to
 _Key = tuple[tuple[int, ...], tuple[int, ...]]
-#: recordings of one file that are kept, each bound to the memory of its inputs and outputs
+#: number of recordings of one file that are kept, each bound to the memory of its inputs and outputs
 RECORDINGS = 8
 
 
 class VgfRunner:
     """Runs one file. Thread-safe for runs on different memory; runs on the same memory wait for one another.
 
-    ``code`` gives SPIR-V by module name for modules that the file leaves out (GLSL is compiled), ``push_constants`` the
-    bytes by segment name for segments that take some. Where the file says that a tensor has gaps between its rows, `submit`
-    takes its memory with these; `run` takes and gives arrays without. Raises `InvalidVgfError` for what vkep does not run
-    (images, HLSL), `ContextIncompatibleError`, `GpuError`.
+    ``code`` gives SPIR-V by module name for modules without code in the file (GLSL is compiled), ``push_constants`` the
+    bytes by segment name for segments with push constants. Where a tensor of the file has gaps between its rows,
+    `submit` expects memory with the gaps; `run` takes and returns dense arrays. Raises `InvalidVgfError` for what vkep
+    does not run (images, HLSL), `ContextIncompatibleError`, `GpuError`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class VgfRunner:
         return self._delegate.lease
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
-        """One run from and to the host, for a file by itself; arrays in the file's order.
+        """Run once with host arrays in the file's order; returns the outputs as arrays.
 
         Raises ``ValueError`` for a wrong number of arrays, shape or dtype.
         """
@@ -104,10 +104,10 @@ class VgfRunner:
                 tensor.close()
 
     def submit(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> int:
-        """Send a run off; returns the timeline value at which ``outputs`` are written.
+        """Submit a run; returns the timeline value at which ``outputs`` are written.
 
-        Tensors in the file's order. Raises ``ValueError`` for a tensor of another size than its resource, or for
-        memory that is read and written.
+        Tensors have the file's order. Raises ``ValueError`` for a tensor whose size differs from its resource's, or for
+        memory that is both read and written.
         """
         with self.staged(inputs, outputs) as recorded:
             value = self._delegate.lease.submit(recorded.prepared)
@@ -116,12 +116,13 @@ class VgfRunner:
 
     @contextlib.contextmanager
     def staged(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> Iterator[RecordedVgf]:
-        """A run made ready, for a submit of ``commands`` and `RecordedVgf.submitted` inside. Raises as `submit`."""
+        """Prepare a run, for a submit of ``commands``; `RecordedVgf.submitted` is called inside the context. Raises as
+        `submit`."""
         tensors = (*inputs, *outputs)
         key = (tuple([t.address for t in tensors]), tuple([t.nbytes for t in tensors]))
         with self._lock:
             recorded = self._recordings.get(key)
-            if recorded is not None and recorded.stale:  # its memory went, and other memory has its address now
+            if recorded is not None and recorded.stale:  # its memory was freed, and other memory has the address now
                 self._recordings.pop(key).close()
                 recorded = None
             if recorded is None:
@@ -131,7 +132,7 @@ class VgfRunner:
             self._delegate.lease.wait(recorded.last)  # its session memory may still be in use
             try:
                 yield recorded
-            except BaseException:  # it was perhaps sent off
+            except BaseException:  # it may have been submitted
                 recorded.last = self._delegate.context.timeline.submitted
                 raise
 
@@ -165,14 +166,14 @@ class VgfRunner:
         return made
 
     def forget(self, tensors: Sequence[DeviceTensor]) -> None:
-        """Drop the recordings bound to memory that is about to be given back."""
+        """Drop the recordings bound to memory that is about to be freed."""
         addresses = {t.address for t in tensors}
         with self._lock:
             for key in [k for k in self._recordings if addresses.intersection(k[0])]:
                 self._recordings.pop(key).close()
 
     def close(self) -> None:
-        """Give everything back once the GPU is done; idempotent."""
+        """Free everything, once the GPU has finished; idempotent."""
         with self._lock:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""Weights that a data graph reads where Vulkan's kernels read them: one copy on the device for both delegates."""
+"""Weights that data graphs and Vulkan kernels both read: one copy on the device for both delegates."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ class SharedWeights:
     """The weights of one graph, held until `close`; ``tensors`` in order."""
 
     def __init__(self, memory: VulkanDelegate, weights: Sequence[TosaWeight]) -> None:
-        """Uploads what is not there yet (a session prepares its graphs and islands in order). Raises `ArenaOutOfMemory`,
-        `GpuError`.
-        """
+        """Uploads weights that are not resident (a session prepares its graphs and islands in order). Raises
+        `ArenaOutOfMemory`, `GpuError`."""
         self.tensors: list[ConstantTensor] = []
         self._set: ConstantSet | None = None
         if not weights:
@@ -48,7 +47,7 @@ class SharedWeights:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def close(self) -> None:
-        """Let them go; the recordings that read them must be closed."""
+        """Release the weights; the recordings that read them must be closed."""
         held, self._set = self._set, None
         self.tensors = []
         if held is not None:

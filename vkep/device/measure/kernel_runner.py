@@ -22,7 +22,7 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class ReadyCall:
-    """What is recorded of a call; ``block`` holds its arguments where push constants do not."""
+    """A call prepared for recording; ``block`` holds its arguments where push constants do not."""
 
     pipeline: ComputePipeline
     push_constants: bytes
@@ -36,13 +36,13 @@ class ReadyCall:
         commands.dispatch(*self.grid)
 
     def close(self) -> None:
-        """Once the GPU is done with the call."""
+        """Free its memory, once the GPU has finished the call."""
         if self.block is not None:
             self.block.close()
 
 
 class KernelRunner:
-    """One device. Pipelines are kept until `close`; the operands' memory is the caller's."""
+    """Runs calls on one device. Pipelines are kept until `close`; the caller owns the operands' memory."""
 
     def __init__(self, label: str, select: int | str | None = None) -> None:
         self.instance = Instance(label)
@@ -62,9 +62,8 @@ class KernelRunner:
     def ready(
         self, call: KernelCall, addresses: Sequence[int], *, indirect: int = 0, in_memory: bool | None = None
     ) -> ReadyCall:
-        """The call with its operands at ``addresses`` (those of their slots where ``indirect`` has a bit); its arguments
-        are in memory where they must be, or by choice. Raises the shader library's errors.
-        """
+        """Prepare the call with its operands at ``addresses`` (those of their slots where ``indirect`` has a bit); its
+        arguments are in memory where they must be, or by choice. Raises the shader library's errors."""
         arguments = struct.pack(f"<{len(addresses)}Q", *addresses) + call.scalars
         if in_memory is None:
             in_memory = len(arguments) > PUSH_CONSTANT_BYTES
@@ -77,7 +76,7 @@ class KernelRunner:
         return ReadyCall(self._pipelines[key], pushed, call.grid, block)
 
     def buffer(self, nbytes: int, data: bytes | memoryview = b"") -> Buffer:
-        """A device buffer of ``nbytes``, that begins with ``data``."""
+        """Allocate a device buffer of ``nbytes`` and upload ``data`` to its start."""
         made = Buffer(self.device, max(nbytes, 16), "device")
         if made.mapped is not None:
             made.mapped[: len(data)] = data
@@ -98,7 +97,7 @@ class KernelRunner:
         self.submit(commands)
 
     def submit(self, commands: CommandBuffer) -> None:
-        """End, submit and wait: what the commands wrote is then there for the GPU and for the host."""
+        """End, submit and wait: the results are then visible to the GPU and to the host."""
         commands.barrier_all()
         commands.end()
         self.timeline.wait(PreparedSubmit(self.timeline, [commands]).submit(), timeout_s=TIMEOUT_S)

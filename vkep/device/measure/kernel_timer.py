@@ -19,7 +19,7 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.tuning import Choice, chosen
 
 _SAMPLES = 5
-#: seconds of idling, and of work from then on until a GPU has raised its clock again, with room
+#: seconds of idling between measurements, and of work after which an idle GPU has raised its clock again, with a margin
 _IDLE_WARM_SECONDS = ((1.0, 0.5), (0.2, 0.15), (0.0, 0.05))
 
 
@@ -33,14 +33,13 @@ class Operand:
 
 
 class KernelTimer(KernelRunner):
-    """Also the target that candidates emit for (`vkep.kernels.select.Target`). Operands keep their buffers until `release` or
-    `close`.
-    """
+    """Times calls. It is also the target that candidates emit for (`vkep.kernels.select.Target`). Operands keep their
+    buffers until `release` or `close`."""
 
     def __init__(self, select: int | str | None = None) -> None:
         super().__init__("vkep kernel timer", select)
         self._last_work = -math.inf
-        self.choices: Mapping[str, Choice] = {}  #: tilings to use where there are any
+        self.choices: Mapping[str, Choice] = {}  #: measured tilings to prefer
 
     def operand(self, data: np.ndarray | None = None, nbytes: int = 0) -> Operand:
         """An operand with the content of ``data``, or of ``nbytes`` without content."""
@@ -64,24 +63,24 @@ class KernelTimer(KernelRunner):
         return self.operand(np.ascontiguousarray(transform(weight.data)))
 
     def fault(self, reason: str) -> tuple[None, int]:
-        """No fault word: what is timed has valid data."""
+        """No fault word: the data of measurements are valid."""
         return None, 0
 
     def release(self, *operands: Operand) -> None:
-        """Free the operands' buffers; a later use makes them anew."""
+        """Free the operands' buffers; a later use allocates them again."""
         for operand in operands:
             if operand.buffer is not None:
                 operand.buffer.close()
                 operand.buffer = None
 
     def milliseconds(self, calls: Sequence[KernelCall], repeats: int = 10, waits: bool = True) -> float:
-        """GPU time of one pass over the calls (each ``waits`` for the last, or they run side by side): the median of several
-        timed batches.
-        """
+        """GPU time of one pass over the calls (each ``waits`` for the previous one, or they may overlap): the median of
+        several timed batches."""
         return statistics.median(self.samples(calls, repeats, waits)[-_SAMPLES:])
 
     def samples(self, calls: Sequence[KernelCall], repeats: int = 10, waits: bool = True) -> list[float]:
-        """As `milliseconds`: the time of each batch, over ``repeats``; the first ones may be of an idle GPU."""
+        """As `milliseconds`: the time of each batch, over ``repeats``; in the first ones the GPU may still raise its
+        clock."""
         prepared = [self.ready(call, [self._address(t) for _, t in call.operands]) for call in calls]
         commands, queries = self.pool.allocate(), QueryPool(self.device, 2)
         commands.begin(simultaneous=False)

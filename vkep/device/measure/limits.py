@@ -1,4 +1,4 @@
-"""What a device can do at best, measured on it: bytes a second of a copy, arithmetic operations a second in registers."""
+"""A device's best rates, measured on it: bytes per second of a copy, arithmetic operations per second in registers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from vkep.plan.records import Dispatch, Plan
 
 logger = logging.getLogger("vkep.device")
 
-#: elements of the copy: beyond any cache, and no more than an eighth of the device's memory
+#: elements of the copy: larger than any cache, and at most an eighth of the device's memory
 _COPY_ELEMENTS = {"discrete": 1 << 26, "virtual": 1 << 26, "cpu": 1 << 23}
 _COPY_ELEMENTS_ELSE = 1 << 24
 _FIRST_STEPS = 256
-#: an arithmetic kernel runs at least so long
+#: an arithmetic kernel runs at least this long
 _KERNEL_MS = 5.0
 _ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Of one device: bytes a nanosecond (read plus written) of a copy by shader, and operations a nanosecond (a multiply-add
-    is two) in float32, and in float16 with float32 sums (cooperative matrices where there are any, else as float32).
-    """
+    """The limits of one device: bytes per nanosecond (read plus written) of a copy by shader, and operations per
+    nanosecond (a multiply-add is two) in float32, and in float16 with float32 sums (on cooperative matrices where the
+    device has them, else the same as float32)."""
 
     device: str
     copy_bytes: float
@@ -42,15 +42,16 @@ class DeviceLimits:
     float16_flops: float
 
     def nanoseconds(self, flops: int, nbytes: int, half: bool = False) -> float:
-        """The least time for so much work: its arithmetic or its traffic, whichever takes longer."""
+        """The least possible time in nanoseconds for an amount of work: that of its arithmetic or its traffic,
+        whichever is longer."""
         return max(flops / (self.float16_flops if half else self.float32_flops), nbytes / self.copy_bytes)
 
     def of_dispatch(self, plan: Plan, dispatch: Dispatch) -> float:
-        """The least nanoseconds of one dispatch, by the operations and bytes that its plan counts."""
+        """The least possible nanoseconds of one dispatch, by the operations and bytes that its plan counts."""
         return self.nanoseconds(dispatch.flops, dispatch.bytes, computes_in_half(plan, dispatch))
 
     def of_plans(self, plans: Iterable[Plan]) -> float:
-        """The least nanoseconds of all their dispatches, one after the other."""
+        """The sum of the least possible nanoseconds of all their dispatches."""
         return sum(self.of_dispatch(plan, dispatch) for plan in plans for dispatch in plan.dispatches)
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ def computes_in_half(plan: Plan, dispatch: Dispatch) -> bool:
 
 
 def measure_limits(timer: KernelTimer) -> DeviceLimits:
-    """Measure the device of ``timer``: some seconds. Raises the shader library's errors, `GpuError`."""
+    """Measure the device of ``timer``; this takes some seconds. Raises the shader library's errors, `GpuError`."""
     y = timer.operand(nbytes=64)
     float32 = _rate(timer, lambda steps: arithmetic(steps, timer.caps, y))
     float16 = float32
@@ -77,7 +78,7 @@ def measure_limits(timer: KernelTimer) -> DeviceLimits:
 
 
 def _rate(timer: KernelTimer, call: Callable[[int], KernelCall]) -> float:
-    """Operations a nanosecond, the best of some rounds of a kernel that runs long enough."""
+    """Operations per nanosecond: the best of several rounds of a kernel that runs long enough."""
     first = max(min(timer.samples([call(_FIRST_STEPS)], repeats=1)), 1e-4)
     steps = min(max(_FIRST_STEPS, math.ceil(_FIRST_STEPS * _KERNEL_MS / first)), 1 << 20)
     made = call(steps)

@@ -1,13 +1,13 @@
-"""Export for ExecuTorch: one partitioner that shares a graph out between the Vulkan and the VGF delegate (the RFC's
-phase 1, pytorch/executorch issue 19298).
+"""Export for ExecuTorch: one partitioner that divides a graph between the Vulkan and the VGF delegate (the RFC's phase
+1, pytorch/executorch issue 19298).
 
     from vkep.executorch.export import UnifiedGpuCompileSpec, UnifiedGpuPartitioner
 
     spec = UnifiedGpuCompileSpec(vgf=VgfCompileSpec(), shared_context_token="scene", prefer="vgf_first")
     lowered = to_edge_transform_and_lower(exported, partitioner=[UnifiedGpuPartitioner(spec)])
 
-Only this package needs torch and executorch (``pip install vkep[executorch]``); it imports them when the partitioner is
-first asked for.
+Only this package needs torch and executorch (``pip install vkep[executorch]``); it imports them on the first use of the
+partitioner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``UnifiedGpuPartitioner`` is a subclass of executorch's ``Partitioner``: its module brings in torch."""
+    """``UnifiedGpuPartitioner`` is a subclass of executorch's ``Partitioner``: importing its module imports torch."""
     if name != "UnifiedGpuPartitioner":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

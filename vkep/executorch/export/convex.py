@@ -1,7 +1,8 @@
-"""Keeping partitions of several delegates free of cycles among each other.
+"""Removes dependency cycles between the partitions of several delegates.
 
-Each released partitioner keeps its own partitions acyclic, and knows nothing of the other's: two partitions that are each
-convex can still wait for each other. Those are split into stages, as the partitions of an ONNX graph are made.
+Each released partitioner keeps its own partitions acyclic without knowledge of the other's: two partitions that are
+each convex can still depend on each other. Those are split into stages, in the same way as the partitions of an ONNX
+graph.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from vkep.executorch.export.edge import calls
 def split_cycles(
     module: torch.fx.GraphModule, partitions: Sequence[tuple[torch.fx.Node, ...]]
 ) -> list[list[tuple[torch.fx.Node, ...]]]:
-    """For each partition its pieces: itself, where it waits for no partition that waits for it.
+    """For each partition the list of its pieces: the partition itself, unless it is on a dependency cycle.
 
-    A partition on a cycle has nodes before and after another's, so it has several stages, and each split makes progress.
+    A partition on a cycle has nodes before and after another's, so it has several stages, and each split makes
+    progress.
     """
     pieces: list[tuple[int, list[torch.fx.Node]]] = [(i, list(nodes)) for i, nodes in enumerate(partitions)]
     while True:
@@ -26,7 +28,7 @@ def split_cycles(
         tangled = _tangled(module, owner)
         if not tangled:
             break
-        # One at a time, the smallest: the others may then stay whole.
+        # Split one at a time, the smallest first: the others may then stay whole.
         chosen = min(tangled, key=lambda i: (len(pieces[i][1]), i))
         stages = _stages(module, owner)
         origin, nodes = pieces.pop(chosen)
@@ -38,7 +40,8 @@ def split_cycles(
 
 
 def _stages(module: torch.fx.GraphModule, owner: dict[torch.fx.Node, int]) -> dict[torch.fx.Node, int]:
-    """Along every edge that leaves or enters a partition the stage grows: pieces of equal stage cannot form a cycle."""
+    """The stage increases along every edge that leaves or enters a partition: pieces of equal stage cannot form a
+    cycle."""
     stages: dict[torch.fx.Node, int] = {}
     for node in calls(module):
         own = owner.get(node)

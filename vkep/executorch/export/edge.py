@@ -1,4 +1,5 @@
-"""Nodes of an edge program as the placement policy sees them: their kind under ONNX's names, and what they cost."""
+"""Nodes of an edge program in the form that the placement policy reads: their kind under ONNX's names, and their
+cost."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class EdgeNode:
 
 def target_name(node: torch.fx.Node) -> str:
     """The operator with its overload, as ``aten.add.Tensor``."""
-    target = getattr(node.target, "_op", node.target)  # an edge operator names the one behind it
+    target = getattr(node.target, "_op", node.target)  # an edge operator names the one that it wraps
     return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
@@ -75,24 +76,23 @@ def is_dequantize(node: torch.fx.Node) -> bool:
 
 
 def is_getitem(node: torch.fx.Node) -> bool:
-    """Whether the node only picks one of another node's results."""
+    """Whether the node only selects one of another node's results."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
 def graph_modules(module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
-    """The module and the bodies of its control flow."""
+    """The module and the modules of its control flow."""
     return [m for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
 
 
 def calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The nodes that compute, in topological order."""
+    """The nodes that compute something, in topological order."""
     return (node for node in module.graph.nodes if node.op == "call_function")
 
 
 def flops(node: torch.fx.Node) -> int:
-    """Multiplications and additions of sums of products (torch's own formulas), one for each element of any other
-    node's results; symbolic sizes count as their hints.
-    """
+    """Multiplications and additions of sums of products (torch's own formulas), and one operation for each element of
+    any other node's results. Symbolic sizes count as their hints."""
     result = node.meta.get("val")
     results = [v for v in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(v, torch.Tensor)]
     elements = sum(math.prod(map(_size, value.shape)) for value in results)
@@ -107,12 +107,13 @@ def flops(node: torch.fx.Node) -> int:
     values = [torch.fx.node.map_arg(a, lambda n: _hinted(n.meta["val"])) for a in node.args]
     try:
         return int(formula(*values, **node.kwargs, out_val=_hinted(result)))
-    except (TypeError, ValueError, AssertionError):  # arguments that a formula cannot use
+    except (TypeError, ValueError, AssertionError):  # arguments that the formula does not take
         return elements
 
 
 def _hinted(value: Any) -> Any:
-    """With sizes that are plain numbers: a number made of a symbolic size would fix that size in the whole program."""
+    """Replace symbolic sizes by their hints: converting a symbolic size to a number would fix that size in the whole
+    program."""
     if isinstance(value, torch.Tensor):
         return torch.empty([_size(d) for d in value.shape], dtype=value.dtype, device="meta")
     if isinstance(value, (tuple, list)):

@@ -1,8 +1,8 @@
-"""Asking a released partitioner which of the nodes offered to it it would take, and why not the others.
+"""Determines which of the offered nodes a released partitioner would take, and why it declines the others.
 
-A released partitioner looks at a whole graph. Nodes that are not offered are given another target while it looks, so
-that neither its operator table nor its patterns know them: what it then proposes lies among the nodes offered. The graph
-is as before when the call returns. The reasons are caught where the partitioners report them for their logs.
+A released partitioner reads a whole graph. Nodes that are not offered get another target for the duration of the call,
+so that neither its operator table nor its patterns match them: its proposal then contains offered nodes only. The graph
+is restored when the call returns. The reasons are captured where the partitioners log them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch.export.exported_program import ExportedProgram
 from vkep.executorch.export.edge import calls, graph_modules
 
 TAG = "delegation_tag"
-#: the reporting methods are the classes' own, not the objects': one question at a time
+#: the logging methods belong to the classes, not to the objects: one call at a time
 _asking = threading.Lock()
-#: the pattern graphs are the same each time; making them exports each pattern anew, which takes seconds
+#: the pattern graphs are the same each time; creating them exports each pattern again, which takes seconds
 _pattern_graphs = functools.cache(vulkan_patterns.all_fusable_graph_patterns)
 
 
 def placed_elsewhere(*arguments: Any) -> Any:
-    """The target of a node that is not offered."""
+    """The placeholder target of a node that is not offered."""
     raise AssertionError("a node kept from a partitioner was run")
 
 
@@ -50,7 +50,7 @@ class Proposal:
 
 
 def propose(partitioner: Partitioner, program: ExportedProgram, offered: Collection[torch.fx.Node]) -> Proposal:
-    """What ``partitioner`` would take of the nodes ``offered``. The program and its tags are left as they were."""
+    """Return the proposal of ``partitioner`` for the nodes ``offered``. The program and its tags are unchanged."""
     modules = graph_modules(program.graph_module)
     with _asking, ExitStack() as stack:
         reasons = stack.enter_context(_reasons())
@@ -73,7 +73,7 @@ def propose(partitioner: Partitioner, program: ExportedProgram, offered: Collect
 
 
 def fused_patterns(module: torch.fx.GraphModule) -> list[set[torch.fx.Node]]:
-    """The nodes of each place where the Vulkan delegate's lowering makes one operator of several."""
+    """The sets of nodes that the Vulkan delegate's lowering fuses into one operator."""
     with _asking, _patterns_made_once():
         return [set(match.all_nodes) for match in vulkan_patterns.get_all_fusable_subgraphs(module)]
 
@@ -102,7 +102,7 @@ def _hidden(nodes: Collection[torch.fx.Node]) -> Iterator[None]:
 
 @contextmanager
 def _reasons() -> Iterator[dict[torch.fx.Node, str]]:
-    """The first reason that a partitioner reports for a node, while the context lasts."""
+    """Collect the first reason that a partitioner logs for a node, while the context lasts."""
     found: dict[torch.fx.Node, str] = {}
     with (
         _reported(VulkanSupportedOperators, "log_skip", found),
@@ -128,7 +128,8 @@ def _reported(owner: type, method: str, found: dict[torch.fx.Node, str]) -> Iter
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the partitioners' own logs back: they are asked several times, and the export's report says it once."""
+    """Silence the partitioners' own logs: they are called several times, and the export's report has the reasons
+    once."""
 
     def is_ours_to_say(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR or "partitioner" not in record.pathname

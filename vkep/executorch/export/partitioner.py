@@ -27,14 +27,15 @@ DATA_GRAPHS = ("driver", "emulation layers")
 
 @final
 class UnifiedGpuPartitioner(Partitioner):
-    """Shares each method's graph out between the Vulkan and the VGF delegate (RFC, phase 1).
+    """Divides each method's graph between the Vulkan and the VGF delegate (RFC, phase 1).
 
-    ``compile_spec`` is a `UnifiedGpuCompileSpec`. ``data_graphs`` says where the target device's data graphs come from,
-    which only ``prefer="auto"`` asks: "driver" (VGF gets convolutions, matrix products and pooling) or "emulation
+    ``compile_spec`` is a `UnifiedGpuCompileSpec`. ``data_graphs`` names the source of the target device's data graphs,
+    which only ``prefer="auto"`` uses: "driver" (VGF gets convolutions, matrix products and pooling) or "emulation
     layers" (VGF gets only what Vulkan declines, and quantized nodes).
 
-    For ``to_edge_transform_and_lower(exported, partitioner=[UnifiedGpuPartitioner(spec)])``. `report` then says which
-    node went where and why; `reports` has one for each method, in the order in which they were partitioned.
+    For ``to_edge_transform_and_lower(exported, partitioner=[UnifiedGpuPartitioner(spec)])``. Then `report` has each
+    node's delegate and the reason; `reports` has one report for each method, in the order in which they were
+    partitioned.
     """
 
     def __init__(self, compile_spec: UnifiedGpuCompileSpec, *, data_graphs: str = "driver") -> None:
@@ -55,7 +56,7 @@ class UnifiedGpuPartitioner(Partitioner):
 
     @property
     def report(self) -> ExportReport:
-        """How the method partitioned last was shared out. Raises ``RuntimeError`` where none was yet."""
+        """The report of the method partitioned last. Raises ``RuntimeError`` before the first one."""
         if not self.reports:
             raise RuntimeError(
                 "nothing was partitioned yet: call to_edge_transform_and_lower with this partitioner first"
@@ -63,15 +64,15 @@ class UnifiedGpuPartitioner(Partitioner):
         return self.reports[-1]
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """What the VGF delegate's lowering needs done before decompositions."""
+        """The transformation that the VGF delegate's lowering needs before decompositions."""
         return self._partitioners[VGF].transform_for_pre_decomposition(exported_program)
 
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[torch.fx.Node], bool] | None]:
-        """The operators that stay whole: those that the delegate offered them first wants whole. Where ``auto`` offers
-        Vulkan first, the VGF delegate must want it too, for a node whose neighbours go to VGF follows them.
-        """
+        """The operators that are not decomposed: those that the first delegate in the policy's order wants whole. Where
+        ``auto`` offers a node to Vulkan first, the VGF delegate must want it too, since a node whose neighbours go to
+        VGF follows them."""
         wanted = {kind: part.ops_to_not_decompose(ep) for kind, part in self._partitioners.items()}
 
         def keep(node: torch.fx.Node) -> bool:
@@ -85,7 +86,8 @@ class UnifiedGpuPartitioner(Partitioner):
         return (VULKAN, VGF) if self._policy.prefer == "auto" and first == VULKAN else (first,)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the nodes of each partition; constants go with the one partition that reads them, or to each."""
+        """Tag the nodes of each partition. Constants get the tag of the one partition that reads them, or a copy for
+        each."""
         whole = set(self.ops_to_not_decompose(exported_program)[0])
         placer = Placer(
             exported_program,
@@ -132,9 +134,8 @@ def _wants(wanted: tuple[list[Any], Callable[[torch.fx.Node], bool] | None], nod
 
 def _tag_mutated_buffers(program: ExportedProgram) -> None:
     """A buffer that the program changes belongs to the Vulkan partition that alone reads it (VGF graphs hold no state);
-    otherwise it stays outside, and the program writes it back. Only with ``alias_buffer_mutations``: without it a Vulkan
-    delegate does not say which of its results is which buffer.
-    """
+    otherwise it stays outside, and the program writes it back. This needs ``alias_buffer_mutations``: without it a
+    Vulkan delegate does not record which of its results belongs to which buffer."""
     signature = program.graph_signature
     mutated = set(signature.buffers_to_mutate.values())
     for node in program.graph.nodes:

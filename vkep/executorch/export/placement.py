@@ -1,9 +1,10 @@
-"""Sharing the nodes of one method out between the two released partitioners.
+"""Divides the nodes of one method between the two released partitioners.
 
-The policy (`vkep.placement.policy`, the same as for ONNX) says for each node which delegate is offered it first. What
-a delegate accepts is what its partitioner would take; what it gets is then proposed to it once more, alone, and only
-what it proposes itself becomes a partition. Nodes that a delegate does not keep (its partition is too small, or what
-is left of a pattern is nothing to it) are refused to it and all are placed again, so that the other is offered them.
+The policy (`vkep.placement.policy`, the same as for ONNX) decides for each node which delegate is offered it first. A
+delegate accepts a node if its partitioner would take it. Its accepted nodes are then proposed to it once more, without
+the others, and only what its partitioner proposes becomes a partition. Nodes that a delegate does not keep (its
+partition is too small, or a pattern is incomplete) are marked as refused by it and all nodes are placed again, so that
+the other delegate is offered them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Placement:
 
 
 class Placer:
-    """Places the nodes of one program. ``pinned`` says of a node that it has no kernel outside of delegates."""
+    """Places the nodes of one program. ``pinned`` decides whether a node has no kernel outside of delegates."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Placer:
         self._proposals: dict[tuple[str, frozenset[Node]], Proposal] = {}
 
     def place(self) -> Placement:
-        """Raises nothing of its own: what no delegate takes is reported as portable."""
+        """Place the nodes. Nodes that no delegate takes are reported as portable."""
         self.claims = {kind: self._propose(kind, self.nodes) for kind in KINDS}
         if self.policy.prefer == "auto":
             self._keep_patterns()
@@ -82,7 +83,7 @@ class Placer:
         return self._proposals[key]
 
     def _keep_patterns(self) -> None:
-        """Where VGF declines a part of a pattern that the Vulkan delegate fuses, it gets no part of it."""
+        """Where VGF declines a part of a pattern that the Vulkan delegate fuses, VGF gets no part of the pattern."""
         takes = {kind: self.claims[kind].nodes for kind in KINDS}
         for pattern in fused_patterns(self.program.graph_module):
             nodes = [n for n in self.nodes if n in pattern]
@@ -90,13 +91,13 @@ class Placer:
                 self._refuse([n for n in nodes if n in takes[VGF]], VGF, "auto: part of a pattern that Vulkan fuses")
 
     def _assign(self) -> dict[str, list[Node]]:
-        """Each node to the first delegate of its order that accepts it and was not refused it."""
+        """Assign each node to the first delegate in its order that accepts it and has not refused it."""
         takes = {kind: self.claims[kind].nodes for kind in KINDS}
         placed: dict[str, list[Node]] = {kind: [] for kind in KINDS}
         where: dict[Node, str] = {}
         for node in self.nodes:
             edge = self.edge[node]
-            if is_getitem(node):  # nothing by itself: it goes with the node whose result it picks
+            if is_getitem(node):  # it has no cost: it follows the node whose result it selects
                 order: tuple[str, ...] = tuple(where[n] for n in node.all_input_nodes if n in where)
             else:
                 follows = any(where.get(n) == VGF for n in node.all_input_nodes)
@@ -109,9 +110,8 @@ class Placer:
         return placed
 
     def _partitions(self, placed: Mapping[str, list[Node]]) -> list[tuple[str, tuple[Node, ...]]] | None:
-        """What the delegates propose of the nodes placed with them; None where one does not take all, which it is then
-        refused.
-        """
+        """The delegates' proposals for the nodes placed with them; None where one does not take all of them: those are
+        marked as refused by it."""
         found: list[tuple[str, tuple[Node, ...]]] = []
         for kind in KINDS:
             proposal = self._propose(kind, placed[kind])
@@ -147,7 +147,7 @@ class Placer:
         return any(is_dequantize(n) for n in node.all_input_nodes)
 
     def _offered(self, kind: str, nodes: tuple[Node, ...]) -> Partition:
-        """A partition as the policy weighs it: nodes that only pick a result do not count."""
+        """A partition in the form that the policy weighs: nodes that only select a result do not count."""
         other = VULKAN if kind == VGF else VGF
         accepted = self.claims[other].nodes
         swap = not any(self._is_quantized(n) or is_dequantize(n) for n in nodes) and set(nodes) <= accepted
@@ -169,7 +169,7 @@ class Placer:
         return result
 
     def _declined(self, node: Node, taken_by: str) -> dict[str, str]:
-        """Why the delegates that come before the one that took it did not."""
+        """Why the delegates that were offered the node first did not take it."""
         edge, reasons = self.edge[node], {}
         if is_getitem(node):
             return {}

@@ -1,4 +1,4 @@
-"""What went to which delegate at export, and why: for people to print and for programs to read."""
+"""The delegate of each node at export, and the reason: as text and as data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-#: where a node goes that no delegate takes: ExecuTorch's portable kernels
+#: where a node runs that no delegate takes: ExecuTorch's portable kernels
 PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
 class NodePlacement:
     """One node of the edge graph. ``where`` is "vulkan", "vgf" or "portable"; ``partition`` counts the partitions (-1:
-    none); ``declined`` says why the delegates that were asked before did not take it.
+    none); ``declined`` has the reasons of the delegates that were offered it first and did not take it.
     """
 
     name: str
@@ -27,7 +27,7 @@ class NodePlacement:
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """One partition: a delegate of the program. ``note`` says what is special about it, if anything."""
+    """One partition: a delegate of the program. ``note`` is a remark about it, or empty."""
 
     delegate: str
     nodes: int
@@ -37,7 +37,7 @@ class PartitionReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """How one method's graph was shared out; ``str`` prints it."""
+    """How one method's graph was divided; ``str`` formats it."""
 
     prefer: str
     min_partition_size: int
@@ -47,7 +47,7 @@ class ExportReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Nodes by place."""
+        """Number of nodes by place."""
         return dict(Counter(node.where for node in self.nodes))
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from gpu_shared.compile_spec import (
 
 @dataclass(frozen=True)
 class UnifiedGpuCompileSpec:
-    """How a program is shared out between the delegates, and which GPU context they are to share at run time.
+    """How a program is divided between the delegates, and which GPU context they share at run time.
 
-    ``vgf`` is the ``VgfCompileSpec``; ``vulkan_compile_options`` are those of ``VulkanPartitioner``. The
-    ``shared_*`` fields, ``min_partition_size`` and ``prefer`` are written to every delegate as ``gpu_shared_*`` compile
-    specs (`gpu_shared.compile_spec` says what each value means), ``extra_shared_compile_specs`` (objects with ``key``
-    and ``value``, or pairs) after them.
+    ``vgf`` is the ``VgfCompileSpec``; ``vulkan_compile_options`` are those of ``VulkanPartitioner``. The ``shared_*``
+    fields, ``min_partition_size`` and ``prefer`` are written to every delegate as ``gpu_shared_*`` compile specs
+    (`gpu_shared.compile_spec` documents each value), ``extra_shared_compile_specs`` (objects with ``key`` and
+    ``value``, or pairs) after them.
 
     Raises ``TypeError`` and ``ValueError`` at construction for a value that is not allowed, naming its key.
     """

@@ -1,7 +1,7 @@
 """Portable kernels: the operators that a program leaves outside its delegates, in numpy.
 
-Each is declared once under the name that programs call it by. Results are those of torch's operators; float16 and
-bfloat16 are computed in float32.
+Each is declared once under the name that programs use. Results are those of torch's operators; float16 and bfloat16 are
+computed in float32.
 """
 
 from vkep.executorch.portable import (  # noqa: F401  # declare the kernels

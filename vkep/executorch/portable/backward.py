@@ -1,4 +1,4 @@
-"""Gradients: what programs that were exported with their backward pass call."""
+"""Gradients: the operators of programs that were exported with their backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from vkep.executorch.portable.registry import Array, kernel, pair, wide
 
 @kernel("max_pool2d_with_indices_backward.grad_input")
 def max_pool2d_backward(grad_output: Array, self: Array, pool: MaxPool, indices: Array) -> Array:
-    """Each gradient goes to the element that was its window's largest; ``indices`` number the elements of a plane."""
+    """Each gradient is added to the element that was its window's maximum; ``indices`` number the elements of a
+    plane."""
     planes = math.prod(self.shape[:-2])
     result = np.zeros((planes, self.shape[-2] * self.shape[-1]), wide(grad_output).dtype)
     np.add.at(result, (np.arange(planes)[:, None], indices.reshape(planes, -1)), wide(grad_output).reshape(planes, -1))
@@ -32,7 +33,7 @@ def convolution_backward(
     how: Convolution,
     output_mask: Sequence[bool],
 ) -> tuple[Array, Array, Array]:
-    """Gradients of the input, the weight and the bias; one that ``output_mask`` does not ask for is empty."""
+    """Gradients of the input, the weight and the bias; a gradient that ``output_mask`` does not request is empty."""
     n = weight.ndim - 2
     how = replace(how, stride=pair(how.stride, n), padding=pair(how.padding, n), dilation=pair(how.dilation, n))
     none: Array = np.empty(0, wide(input_).dtype)
@@ -48,7 +49,7 @@ def convolution_backward(
 
 
 def _by_input(grad: Array, shape: Sequence[int], weight: Array, how: Convolution) -> Array:
-    """The convolution the other way, which is transposed where the first was not."""
+    """The convolution for the input's gradient: transposed where the forward one is not, and the reverse."""
     if how.transposed:
         made = convolution(grad, weight, None, replace(how, transposed=False))
         places: list[Any] = [slice(0, size) for size in shape[2:]]
@@ -62,7 +63,8 @@ def _by_input(grad: Array, shape: Sequence[int], weight: Array, how: Convolution
 
 
 def _by_weight(x: Array, grad: Array, shape: Sequence[int], how: Convolution) -> Array:
-    """Sums over batch and places of what a weight was multiplied by."""
+    """For each weight the sum over batch and positions of the gradient times the input that the weight was multiplied
+    by."""
     n, groups = len(how.stride), how.groups
     windows = windows_of(x, shape[2:], how.stride, [(p, p) for p in how.padding], how.dilation)
     places: list[Any] = [slice(0, size) for size in grad.shape[2:]]

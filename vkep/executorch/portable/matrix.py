@@ -35,7 +35,7 @@ def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
 
 @kernel("_pdist_forward.out")
 def pdist(self: Array, p: float) -> Array:
-    """Distances of each row to those after it."""
+    """Distances of each row to the later rows."""
     first, second = np.triu_indices(len(self), 1)
     return cdist(self[first][:, None], self[second][:, None], p, None).reshape(-1)
 
@@ -58,7 +58,7 @@ def convolution(input_: Array, weight: Array, bias: Array | None, how: Convoluti
 
 
 def _transposed(x: Array, w: Array, how: Convolution) -> tuple[Array, Array, list[tuple[int, int]]]:
-    """A transposed convolution as a plain one: zeros between the elements, and the kernel turned around."""
+    """A transposed convolution as an ordinary one: zeros between the elements, and the kernel mirrored."""
     n, groups = w.ndim - 2, how.groups
     stride = pair(how.stride, n)
     spread = np.zeros((*x.shape[:2], *((s - 1) * k + 1 for s, k in zip(x.shape[2:], stride, strict=True))), x.dtype)
@@ -97,7 +97,7 @@ def windows_of(
     edges: Sequence[tuple[int, int]],
     dilation: Sequence[int],
 ) -> Array:
-    """(batch, channels, *places, *taps) of ``x`` with zeros at its edges (less than 0: cut off there)."""
+    """Windows (batch, channels, *places, *taps) of ``x`` with zero padding (negative padding crops)."""
     n = len(stride)
     cut: list[Any] = [slice(max(-a, 0), s - max(-b, 0)) for (a, b), s in zip(edges, x.shape[2:], strict=True)]
     x = np.pad(x[(..., *cut)], [(0, 0), (0, 0), *((max(a, 0), max(b, 0)) for a, b in edges)])

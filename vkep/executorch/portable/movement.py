@@ -1,4 +1,4 @@
-"""Operators that make tensors from numbers, and that move elements."""
+"""Operators that create tensors from numbers, and that move elements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def select(self: Array, dim: int, index: int) -> Array:
 
 
 def span(size: int, start: int | None, end: int | None, step: int) -> slice:
-    """torch's slice: bounds from the end where negative, clamped to the size."""
+    """torch's slice: negative bounds count from the end, and all are clamped to the size."""
     first = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
     last = size if end is None else max(end + size, 0) if end < 0 else min(end, size)
     return slice(first, max(first, last), step)
@@ -63,7 +63,7 @@ def split_with_sizes(self: Array, sizes: Sequence[int], dim: int) -> tuple[Array
 
 @kernel("cat.out")
 def cat(tensors: Sequence[Array], dim: int) -> Array:
-    parts = [x for x in tensors if x.shape != (0,)] or list(tensors)[:1]  # torch lets empty ones of rank 1 pass
+    parts = [x for x in tensors if x.shape != (0,)] or list(tensors)[:1]  # torch allows empty ones of rank 1
     return np.concatenate(parts, axis=dim)
 
 

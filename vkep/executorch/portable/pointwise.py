@@ -18,7 +18,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _float(x: Array) -> Array:
-    """What functions of real numbers take: integers as float32, as in torch."""
+    """The operand of a function of real numbers: integers become float32, as in torch."""
     return wide(x) if x.dtype.kind not in "iub" else x.astype(np.float32)
 
 
@@ -61,7 +61,7 @@ _TENSORS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _number(x: Array | Number, other: Array | Number) -> Array | Number:
-    """A number that an array of integers cannot hold becomes an array of the wider type."""
+    """A number that the array's integer type cannot hold converts the array to the wider type."""
     if isinstance(x, np.ndarray):
         return wide(x)
     if isinstance(other, np.ndarray) and other.dtype.kind in "iu" and isinstance(x, int):

@@ -66,7 +66,7 @@ def avg_pool2d(self: Array, pool: AveragePool) -> Array:
     sums = _windows(wide(self), k, s, p, (1, 1), pool.ceil_mode, 0).sum((-1, -2))
     if pool.divisor_override is not None:
         return sums / pool.divisor_override
-    # what counts: the input, and the padding where asked, but never what ceil mode adds behind it
+    # elements that count: the input, and the padding where requested, but never what ceil mode adds after it
     counted = np.ones([n + 2 * q if pool.count_include_pad else n for n, q in zip(self.shape[-2:], p, strict=True)])
     if not pool.count_include_pad:
         counted = np.pad(counted, [(q, q) for q in p])

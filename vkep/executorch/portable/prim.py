@@ -46,7 +46,7 @@ kernels(_EXPRESSIONS)
 
 @kernel("sym_constrain_range", "sym_constrain_range_for_size")
 def constrain(size: Number, least: int | None, most: int | None) -> None:
-    """Checks a bound that was asserted at export. Raises ``ValueError``."""
+    """Check a bound that was asserted at export. Raises ``ValueError``."""
     if (least is not None and size < least) or (most is not None and size > most):
         raise ValueError(f"{size} is not from {least} to {most}, as the model asserts")
 
@@ -59,5 +59,5 @@ def et_view(self: Array, size: Any) -> Array:
 
 @kernel(f"{_P}et_copy_index.tensor")
 def et_copy_index(to: Array, element: Array, index: int) -> Array:
-    """What a loop has stacked so far, with one more element at ``index``."""
+    """The rows that a loop has stacked so far, with one more at ``index``."""
     return np.concatenate([to[:index], element[None]]) if index else element[None].copy()

@@ -23,7 +23,8 @@ def _reduced(function: Callable[..., Array], x: Array, dim: Dims, keepdim: bool,
 
 
 def _logical(function: Callable[..., Array], x: Array, dim: Dims, keepdim: bool) -> Array:
-    if not isinstance(dim, int) and dim is not None and not len(dim):  # no dimension, other than for sums
+    # an empty list: unlike sums, this does not mean all dimensions
+    if not isinstance(dim, int) and dim is not None and not len(dim):
         return x != 0
     return _reduced(function, x, dim, keepdim)
 
@@ -64,7 +65,7 @@ def sort(self: Array, dim: int, descending: bool) -> tuple[Array, Array]:
 
 
 def _order(x: Array, dim: int, descending: bool) -> Array:
-    """Stable positions in order; equal elements stay as they are, also backwards."""
+    """Stable sorting: positions in order; equal elements keep their order, also when descending."""
     if not descending:
         return np.argsort(x, axis=dim, kind="stable")
     turned = np.argsort(np.flip(x, dim), axis=dim, kind="stable")

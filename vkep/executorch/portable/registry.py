@@ -51,18 +51,18 @@ def kernel(*names: str) -> Callable[[Function], Function]:
 
 
 def kernels(table: Mapping[str, Callable[..., Any]]) -> None:
-    """Declare kernels that are one expression each, under names that blanks separate (see `kernel`)."""
+    """Declare kernels that are one expression each, under names separated by spaces (see `kernel`)."""
     for names, function in table.items():
         kernel(*names.split())(function)
 
 
 def wide(array: Array) -> Array:
-    """Narrow floats as float32, to compute with."""
+    """float16 and bfloat16 as float32, for computing."""
     return array.astype(np.float32) if array.dtype in _NARROW else array
 
 
 def axes_of(dim: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
-    """Dimensions, counted from 0; none given means all."""
+    """Normalized dimensions; an empty list means all."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return tuple(range(rank))
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -70,6 +70,6 @@ def axes_of(dim: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
 
 
 def pair(values: Sequence[int], count: int = 2) -> tuple[int, ...]:
-    """One number for each spatial dimension, from one for all."""
+    """One number for each spatial dimension; a single one is repeated."""
     values = tuple(values)
     return values * count if len(values) == 1 else values

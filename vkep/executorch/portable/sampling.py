@@ -17,7 +17,7 @@ def _sizes(x: Array, output_size: Sequence[int] | None, scales: Sequence[float] 
 
 
 def _steps(x: Array, sizes: Sequence[int], scales: Sequence[float] | None) -> list[float]:
-    """Input elements for each output element: from the given factors where there are, as torch does."""
+    """Input elements for each output element: from the given factors where present, as in torch."""
     if scales is not None and len(scales):
         return [1 / s for s in scales]
     return [n / m for n, m in zip(x.shape[2:], sizes, strict=True)]
@@ -55,7 +55,8 @@ def bilinear2d(
 def bilinear2d_aa(
     self: Array, output_size: Sequence[int], align_corners: bool, scales_h: float | None, scales_w: float | None
 ) -> Array:
-    """A triangle as wide as an output element where that is more than an input element, so that none is skipped."""
+    """A triangle filter as wide as an output element where that is larger than an input element, so that no input
+    element is skipped."""
     result = wide(self)
     for axis, count, scale in ((2, output_size[0], scales_h), (3, output_size[1], scales_w)):
         size = self.shape[axis]

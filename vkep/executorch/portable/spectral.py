@@ -12,7 +12,7 @@ from vkep.executorch.portable.registry import Array, kernel, kernels, wide
 
 
 def _scale(normalization: int, count: int) -> float:
-    """torch's modes: none, by the root of the number of points, by their number."""
+    """torch's modes: no scaling, by the square root of the number of points, by the number of points."""
     return (1.0, 1 / math.sqrt(count), 1 / count)[normalization] if count else 1.0
 
 
@@ -27,11 +27,12 @@ def fft_r2c(self: Array, dim: Sequence[int], normalization: int, onesided: bool)
 
 @kernel("_fft_c2r.out")
 def fft_c2r(self: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
-    """Half of the frequencies along the last of ``dim``, which gets ``last_dim_size`` elements."""
+    """The inverse transform of half of the frequencies along the last of ``dim``, which gets ``last_dim_size``
+    elements."""
     axes = tuple(dim)
     sizes = [*(self.shape[a] for a in axes[:-1]), last_dim_size]
     scale = _scale(normalization, math.prod(sizes))
-    found = np.fft.irfftn(self, s=sizes, axes=axes, norm="forward") * scale  # "forward": it scales nothing here
+    found = np.fft.irfftn(self, s=sizes, axes=axes, norm="forward") * scale  # "forward": the inverse is not scaled
     return found.astype(np.float64 if self.dtype == np.complex128 else np.float32)
 
 
