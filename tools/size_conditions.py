@@ -27,7 +27,7 @@ from vkep.errors import VkepError
 from vkep.graph import load_model
 from vkep.graph.model import Model
 from vkep.ir.infer import Known
-from vkep.ir.program import DeferredStep, Program, ValueSpec
+from vkep.ir.program import DeferredStep, Over, Program, ValueSpec
 from vkep.placement.partition import lower
 from vkep.session.planned_graph import known_value
 from vkep.session.sized_plans import numbers_of, with_sizes
@@ -67,6 +67,7 @@ class Case:
     model: Model
     inputs: Mapping[str, Known]
     places: Mapping[str, Sequence[int]]
+    over: Over = ()  #: outputs that are written to an input's memory
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -82,7 +83,7 @@ class Case:
         """The model planned for these sizes."""
         known: dict[str, Known] = {**self.model.graph.weights, **self.at(sizes)}
         outputs = [v.name for v in self.model.graph.outputs]
-        return lower(self.model.graph.nodes, known, outputs, self.model.opsets, caps, trace=trace)
+        return lower(self.model.graph.nodes, known, outputs, self.model.opsets, caps, trace=trace, over=self.over)
 
     def with_trace(self, trace: Trace, caps: DeviceCapabilities, at: Mapping[str, int] | None = None) -> Program:
         """The model planned with sizes, which are the trace's symbols in the order of ``places``."""

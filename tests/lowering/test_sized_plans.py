@@ -5,6 +5,7 @@ the same choices among what is right for both (docs/shapes.md).
 from __future__ import annotations
 
 import functools
+import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,9 +20,11 @@ from tools.plan_digests import DEVICES
 from tools.size_conditions import Case, declared, node_cases
 from vkep.errors import VkepError
 from vkep.graph import load_model
-from vkep.ir.program import DeferredStep, IslandStep, Program
+from vkep.ir.program import DeferredStep, IslandStep, Program, ValueSpec
+from vkep.plan.encoded import plan_fields
 from vkep.plan.sized import instance
 from vkep.session.planned_graph import known_value
+from vkep.session.sized_plans import numbers_of
 from vkep.sizes import Trace
 
 
@@ -69,6 +72,7 @@ def same(sized: Program, alone: Program, sizes: list[int], told: str) -> None:
     for ours, theirs in zip(sized.steps, alone.steps, strict=True):
         if isinstance(ours, IslandStep):
             assert isinstance(theirs, IslandStep) and ours.sizes is not None
+            json.dumps(plan_fields(ours.plan))  # plain numbers, which a file takes
             for a, b in zip(compared(instance(ours.plan, ours.sizes, sizes)), compared(theirs.plan), strict=True):
                 assert a == b, told
     for name, number in sized.numbers.items():
@@ -89,6 +93,25 @@ MODELS: Mapping[str, Mapping[str, int]] = {
 def test_models_of_the_catalog(model: str, device: str) -> None:
     loaded = load_model(build_model(model, Options(dynamic=True)).SerializeToString())
     assert check(declared(loaded, MODELS[model]), device, 1, 300) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_that_grows_in_its_memory(device: str) -> None:
+    loaded = load_model(build_model("gpt2step", Options(dynamic=True)).SerializeToString())
+    case = declared(loaded, MODELS["gpt2step"])
+    room = {
+        n: replace(s, room=(*s.shape[:2], 128, 64))
+        for n, s in case.inputs.items()
+        if isinstance(s, ValueSpec) and n[0] == "p" and s.shape[2:3] == (37,)
+    }
+    inputs = {**case.inputs, **room}
+    numbers = numbers_of(inputs).values
+    places = {name: [k for k, n in enumerate(numbers) if n == size] for name, size in (("past", 37), ("room", 128))}
+    assert list(map(len, places.values())) == [2, 2]
+    case = replace(case, inputs=inputs, places=places, over=(("nk", "pk"), ("nv", "pv")))
+    assert check(case, device, 1, 300) == 2
+    [step] = case.lowered(case.sizes, DEVICES[device]).steps
+    assert isinstance(step, IslandStep) and step.over == case.over
 
 
 @pytest.mark.parametrize("device", DEVICES)

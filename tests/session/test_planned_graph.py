@@ -14,7 +14,7 @@ from vkep import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
-from vkep.ir.program import Program
+from vkep.ir.program import Over, Program
 from vkep.session.planned_graph import PlannedGraph
 from vkep.sizes import Trace
 
@@ -27,7 +27,7 @@ class Planned:
     direct = owns = True
     program = Program((), {}, ())
 
-    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None) -> None:
+    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> None:
         self.known = dict(known)
         self.closed = False
 
@@ -120,7 +120,7 @@ def test_static_shapes_have_one_signature_after_which_the_graph_can_be_sealed() 
 def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
     made: list[Planned] = []
 
-    def plan(known: Mapping[str, Known], trace: Trace | None = None) -> Planned:
+    def plan(known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> Planned:
         planned.close()  # as a progress callback may
         made.append(Planned(known))
         return made[0]

@@ -12,7 +12,7 @@ from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.weights import ArrayWeight, SizesWeight
 from vkep.ir.infer import Known
-from vkep.ir.program import Program, ValueSpec
+from vkep.ir.program import Over, Program, ValueSpec
 from vkep.session.sized_plans import SizedPlans, numbers_of, with_sizes
 from vkep.sizes import Size, Trace
 
@@ -42,7 +42,7 @@ class Maker:
     def __init__(self, lower: Callable[[Mapping[str, Any]], object] = lambda known: None) -> None:
         self.lower, self.made = lower, list[Made]()
 
-    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None) -> Made:
+    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Made:
         self.lower(known)
         self.made.append(Made(known, trace))
         return self.made[-1]

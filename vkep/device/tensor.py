@@ -54,6 +54,9 @@ class DeviceTensor:
     use that session's transfers, and so need it open.
     """
 
+    room: tuple[int, ...] = ()  #: of a view that `leading` made: the whole tensor's shape
+    _whole: DeviceTensor | None = None  # the whole tensor
+
     def __init__(self, delegate: VulkanDelegate, dtype: DType, shape: Sequence[int]) -> None:
         self.dtype = dtype
         self.shape = tuple(int(d) for d in shape)
@@ -88,12 +91,28 @@ class DeviceTensor:
             raise
         return tensor
 
+    def leading(self, shape: Sequence[int]) -> DeviceTensor:
+        """A view of the leading elements, as numpy's ``array[:shape[0], :shape[1], ...]``, in this tensor's memory. It keeps this
+        tensor alive. Of such a view, `leading` gives a view of the whole tensor again, which may be larger.
+
+        Raises ``ValueError`` for a shape of another rank, or larger than the tensor.
+        """
+        sizes, room = checked_shape(shape), self.room or self.shape
+        if len(sizes) != len(room) or any(size > most for size, most in zip(sizes, room, strict=True)):
+            raise ValueError(f"device tensor of {self.dtype} {room}: it has no leading elements {sizes}")
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, shape=sizes, room=room, _finalizer=_nothing)
+        view.nbytes = int(np.prod(sizes, dtype=np.int64)) * self.dtype.itemsize
+        view._whole = self._whole or self
+        return view
+
     def reshaped(self, shape: Sequence[int]) -> DeviceTensor:
         """The same memory with another shape of as many elements. It is freed with this tensor, which must outlive the
         view.
 
-        Raises ``ValueError`` for a shape of another size.
+        Raises ``ValueError`` for a shape of another size, and for a view that `leading` made.
         """
+        self._check_dense()
         sizes = tuple(int(d) for d in shape)
         if int(np.prod(sizes, dtype=np.int64)) * self.dtype.itemsize != self.nbytes:
             raise ValueError(f"device tensor of {self.dtype} {self.shape}: no shape {sizes} of as many elements")
@@ -104,8 +123,10 @@ class DeviceTensor:
     def rows(self, first: int, count: int) -> DeviceTensor:
         """A view of ``count`` entries of the first axis, in this tensor's memory, which must outlive the view.
 
-        Raises ``ValueError`` for entries out of range, or whose first byte is not aligned (`ALIGNMENT`).
+        Raises ``ValueError`` for entries out of range, whose first byte is not aligned (`ALIGNMENT`), or of a view that
+                `leading` made.
         """
+        self._check_dense()
         total = self.shape[0] if self.shape else 0
         if not 0 <= first <= first + count <= total:
             raise ValueError(f"device tensor of {self.dtype} {self.shape}: no entries {first} to {first + count}")
@@ -129,8 +150,8 @@ class DeviceTensor:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._block is None
+        """Whether `close` was called; of leading elements also for the tensor that they are of."""
+        return self._block is None or (self._whole is not None and self._whole.closed)
 
     @property
     def block(self) -> DeviceBlock | ExternalBlock:
@@ -147,6 +168,10 @@ class DeviceTensor:
         block = self._open_block()
         if self.nbytes:
             with self._delegate.lock:
+                if self.room:
+                    whole = self._downloaded(block)
+                    whole[self._among_all] = array
+                    array = whole
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 self.written_at = self._delegate.uploader.upload(block, data)
         self.checks.clear()
@@ -161,12 +186,29 @@ class DeviceTensor:
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host; waits for the submits that write the tensor. Raises as `check`."""
         block = self._open_block()
-        out = np.empty(self.shape, self.dtype.numpy)
         if self.nbytes:
             with self._delegate.lock:
-                self._delegate.uploader.download(block, out.reshape(-1).view(np.uint8))
+                out = self._downloaded(block)
+            out = np.ascontiguousarray(out[self._among_all]) if self.room else out
+        else:
+            out = np.empty(self.shape, self.dtype.numpy)
         self.check()
         return out
+
+    @property
+    def _among_all(self) -> tuple[slice, ...]:
+        """Where leading elements lie in the tensor that they are of."""
+        return tuple(map(slice, self.shape))
+
+    def _downloaded(self, block: DeviceBlock | ExternalBlock) -> np.ndarray[Any, Any]:
+        """The content; of leading elements that of the tensor that they are of."""
+        out = np.empty(self.room or self.shape, self.dtype.numpy)
+        self._delegate.uploader.download(block, out.reshape(-1).view(np.uint8))
+        return out
+
+    def _check_dense(self) -> None:
+        if self.room:
+            raise ValueError(f"{self!r}: its elements do not lie densely; take the tensor that it was made of")
 
     # ---- for other libraries
 
@@ -180,8 +222,10 @@ class DeviceTensor:
         if self.nbytes:
             self._delegate.lease.wait(self.written_at)
         self.check()
-        address = np.frombuffer(mapped, np.uint8).ctypes.data
-        return np.asarray(Shown((self, mapped), address, self.nbytes)).view(self.dtype.numpy).reshape(self.shape)
+        address, sizes = np.frombuffer(mapped, np.uint8).ctypes.data, self.room or self.shape
+        nbytes = int(np.prod(sizes, dtype=np.int64)) * self.dtype.itemsize
+        shown = np.asarray(Shown((self, mapped), address, nbytes)).view(self.dtype.numpy).reshape(sizes)
+        return shown[self._among_all] if self.room else shown
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """A copy on the host; with ``copy=False`` a `host_view`, or ``ValueError`` where there is none."""
@@ -225,7 +269,7 @@ class DeviceTensor:
 
     def _open_block(self) -> DeviceBlock | ExternalBlock:
         block = self._block
-        if block is None:
+        if block is None or self.closed:
             raise ClosedError(f"device tensor of {self.dtype} {self.shape}")
         if self._delegate.closed:
             raise ClosedError(f"the session that made the device tensor of {self.dtype} {self.shape}")
@@ -243,8 +287,8 @@ class DeviceTensor:
         self.close()
 
     def __repr__(self) -> str:
-        state = " closed" if self.closed else ""
-        return f"<DeviceTensor {self.dtype} {self.shape} at {self.address:#x}{state}>"
+        state = (f" of {self.room}" if self.room else "") + (" closed" if self.closed else "")
+        return f"<DeviceTensor {self.dtype} {self.shape}{state} at {self.address:#x}>"
 
 
 class Shown:

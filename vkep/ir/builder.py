@@ -17,6 +17,7 @@ from vkep.ir import expr as ex
 from vkep.ir import float8
 from vkep.ir.custom import CustomProblem, Emit
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
+from vkep.ir.place import Place
 from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
@@ -36,6 +37,7 @@ class Builder:
         self.caps, self.check_data = caps, check_data
         self.ops: list[Op] = []
         self.node: Node | None = None
+        self.place: Place | None = None  #: where the node's result is wanted
         self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}  #: by what they check: layers share lengths
 
     # ---- declining

@@ -21,13 +21,17 @@ if TYPE_CHECKING:  # programs of other delegates do without TOSA's operators
     from vkep.tosa.lower import TosaGraph
 
 
+#: (output, input) for each output that a run writes to an input's memory
+Over = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True)
 class ValueSpec:
     """A value known by type and shape, not by content."""
 
     dtype: DType
     shape: tuple[int, ...]
-    over: str = ""  #: of an input: the output that a run writes to its memory
+    room: tuple[int, ...] = ()  #: of an input: it is the leading elements of a tensor of this shape; (): a dense tensor
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class IslandStep:
     weights: Mapping[str, Weight]
     nodes: tuple[Node, ...]
     sizes: PlanSizes | None = None  #: what sizes other than those at hand change in the plan
-    in_place: tuple[str, ...] = ()  #: the outputs that it writes to an input's memory (`ValueSpec.over`)
+    over: Over = ()  #: the outputs that it writes to an input's memory
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,6 @@ class Program:
         """The outputs that may be written to an input's memory. Of a deferred step's its own programs decide."""
         found: set[str] = set()
         for step in self.steps:
-            found.update(step.in_place if isinstance(step, IslandStep) else ())
+            found.update([output for output, _ in step.over] if isinstance(step, IslandStep) else ())
             found.update(step.outputs if isinstance(step, DeferredStep) else ())
         return found

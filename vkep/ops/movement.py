@@ -9,6 +9,7 @@ import numpy as np
 
 from vkep.graph.windows import slice_span
 from vkep.ir.builder import Builder
+from vkep.ir.place import is_at
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import every
 from vkep.ops.registry import operator
@@ -109,10 +110,13 @@ def concat(b: Builder, *inputs: Tensor, axis: int) -> Tensor:
         if tensor.rank != len(shape) or any(d != shape[i] for i, d in enumerate(tensor.shape) if i != axis):
             b.invalid(f"shapes {[t.shape for t in inputs]} differ on another axis than {axis}")
     shape[axis] = sum(t.shape[axis] for t in inputs)
-    out = b.empty(inputs[0].dtype, shape)
+    grown = b.place.joined(inputs, axis, shape) if b.place is not None else None
+    out = b.empty(inputs[0].dtype, shape) if grown is None else grown
     start = 0
     for tensor in inputs:
-        b.copy(tensor, out=out.slice(axis, start, tensor.shape[axis]))
+        part = out.slice(axis, start, tensor.shape[axis])
+        if grown is None or not is_at(tensor, part):
+            b.copy(tensor, out=part)
         start += tensor.shape[axis]
     return out
 

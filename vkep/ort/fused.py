@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from vkep.errors import InvalidInputError, VkepError
 from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.graph.weights import pack, unpack
 from vkep.ir.infer import Known
-from vkep.ir.program import Program, ValueSpec, declared_value
+from vkep.ir.program import Over, Program, ValueSpec, declared_value
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
 from vkep.ort.graph import OrtWeight
 from vkep.ort.memory import NUMBER_SHIFT, PointerTensor, domain_of
@@ -27,7 +26,7 @@ from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.executor import Executable, IslandExecutor, Targets
-from vkep.session.planned_graph import Over, allowed, overwritten
+from vkep.session.planned_graph import allowed, overwritten
 from vkep.session.planner import Planner
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
@@ -53,7 +52,7 @@ class _Details:
         outputs: Sequence[str],
         over: Over,
     ) -> None:
-        self.over = over  #: inputs, and the outputs that the executable writes to their memory
+        self.over = over  #: the outputs that the executable writes to an input's memory
         self.layout = [_layout(spec) for spec in specs]
         self.ports: dict[str, Port] = {}
         for step in executable.steps:
@@ -99,13 +98,13 @@ class _OnDevice:
         self._order = [places[port.name] for port in island.plan.ports]
 
     def over(self, addresses: Sequence[int]) -> Over:
-        """The inputs whose memory outputs are to be written to; ``addresses`` as for `run`."""
+        """The outputs that are to be written to an input's memory; ``addresses`` as for `run`."""
         made = addresses[-self.count :] if self.count else ()
         if set(made).isdisjoint(addresses[: len(self._inputs)]):
             return ()
         outputs = dict(zip(made, self._outputs, strict=True))
         pairs = zip(self._inputs, addresses, strict=False)
-        return tuple([(name, outputs[address]) for name, address in pairs if address in outputs])
+        return tuple([(outputs[address], name) for name, address in pairs if address in outputs])
 
     def run(self, addresses: Sequence[int], checks: RunChecks) -> None:
         """``addresses`` of the inputs, then of the outputs."""
@@ -150,7 +149,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._types = {v.name: v.elem_type for v in graph.outputs if v.elem_type}
         self._which = ffi.new("size_t[]", which)
         self._scratch: list[_Scratch] = []
-        self._over: Over = ()  # inputs, and the outputs that the latest runs wrote to their memory
+        self._over: Over = ()  # the outputs that the latest runs wrote to an input's memory
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
         later = True
@@ -370,11 +369,9 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     def _make(self, key: bytes, program: Program | None = None, over: Over = ()) -> Executable:
         specs = self._specs(key)
-        for name, output in over:
-            specs[name] = replace(specs[name], over=output)  # type: ignore[type-var]  # it has a shape
         executable = None if program is None else self._ready(program)
         if executable is None:
-            executable = self.planned.plan(specs)
+            executable = self.planned.plan(specs, over)
         for placement in executable.program.placements:
             if placement.where == "cpu":
                 logger.warning(

@@ -428,7 +428,7 @@ class _Layout:
             label=label,
             reads=tuple(reads),
             writes=tuple(writes),
-            flops=call.flops,
+            flops=hint(call.flops),
             bytes=moved,
             candidate=call.candidate,
             turned_down=call.turned_down if sized is None else sized.reasons(call.turned_down),

@@ -90,7 +90,9 @@ def _element_by_element(op: Op, read: Sequence[Tensor]) -> bool:
 
 def _copied_at_the_end(ops: Sequence[Op], result: Tensor) -> list[Op]:
     """The operations with the output made in a buffer of its own, and copied after everything else."""
-    place = Tensor.contiguous(result.dtype, result.shape, Storage(result.nbytes, label=result.storage.label))
+    place = Tensor(
+        result.dtype, result.shape, Storage(result.storage.nbytes, label=result.storage.label), result.strides
+    )
     labels: list[str] = []
     for op in ops:
         if any(t.storage is result.storage for t in (*reads(op), *op.outputs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -12,8 +12,9 @@ from vkep.graph.model import Node
 from vkep.graph.weights import Weight
 from vkep.ir.builder import Builder
 from vkep.ir.infer import Known, dtype_of
+from vkep.ir.place import Place, is_at
 from vkep.ir.program import IslandStep, ValueSpec
-from vkep.ir.tensor import Storage, Tensor
+from vkep.ir.tensor import Storage, Tensor, contiguous_strides
 from vkep.kernels.tuning import Choice
 from vkep.passes.attention import lower_attention
 from vkep.passes.emit import emit
@@ -33,6 +34,7 @@ class Island:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ports: list[Port] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+    rooms: dict[str, tuple[int, ...]] = field(default_factory=dict)  #: of inputs that have one (`ValueSpec.room`)
 
     def tensor(self, name: str, known: Mapping[str, Known]) -> Tensor:
         """The value of a name: made here, a constant, or an input of the plan. Raises `Decline`."""
@@ -48,11 +50,13 @@ class Island:
         return self.tensors[name]
 
     def _import(self, name: str, value: ValueSpec) -> Tensor:
-        size = math.prod(value.shape) * value.dtype.itemsize
-        port = Port(name, value.dtype.name, value.shape, size, is_input=True)
-        storage = Storage(size, port=len(self.ports), label=name)
+        itemsize, room = value.dtype.itemsize, value.room or value.shape
+        port = Port(name, value.dtype.name, value.shape, math.prod(value.shape) * itemsize, is_input=True)
+        storage = Storage(math.prod(room) * itemsize, port=len(self.ports), label=name)
         self.ports.append(port)
-        return Tensor.contiguous(value.dtype, value.shape, storage)
+        if value.room:
+            self.rooms[name] = value.room
+        return Tensor(value.dtype, value.shape, storage, contiguous_strides(room))
 
     def step(
         self,
@@ -63,20 +67,27 @@ class Island:
         over: Mapping[str, str] | None = None,
     ) -> IslandStep | None:
         """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` and ``trace`` as for `emit`;
-        ``over``: values that a run writes to the memory of an input, by that input.
+        ``over``: values that a run writes to the memory of an input, each with that input. Raises `InvalidNode` where it has not
+        the room.
         """
         made = [n for node in self.nodes for n in node.outputs if n in wanted]
-        ports, results = list(self.ports), []
+        ports, results, written, shared = list(self.ports), [], [], {}
         for name in dict.fromkeys(made):
-            tensor = self.tensors[name]
-            port = Port(name, tensor.dtype.name, tensor.shape, tensor.nbytes, is_input=False)
-            storage = Storage(tensor.nbytes, port=len(ports), label=name)
-            ports.append(port)
-            results.append(self.builder.copy(tensor, out=Tensor.contiguous(tensor.dtype, tensor.shape, storage)))
-        places = {port.name: k for k, port in enumerate(ports)}
-        shared = {
-            places[result]: places[name] for name, result in (over or {}).items() if _fits(ports, places, name, result)
-        }
+            tensor, port, source = self.tensors[name], len(ports), (over or {}).get(name, "")
+            place = self._place(source, tensor)
+            ports.append(Port(name, tensor.dtype.name, tensor.shape, tensor.nbytes, is_input=False))
+            if place is None:
+                out = Tensor.contiguous(tensor.dtype, tensor.shape, Storage(tensor.nbytes, port=port, label=name))
+            else:
+                written.append((name, source))
+                if is_at(tensor, place):
+                    results.append(tensor)
+                    continue
+                assert place.storage.port is not None
+                shared[port] = place.storage.port
+                memory = Storage(place.storage.nbytes, port=port, label=name)
+                out = Tensor(tensor.dtype, tensor.shape, memory, place.strides)
+            results.append(self.builder.copy(tensor, out=out))
         if not results:
             return None
         ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
@@ -84,13 +95,15 @@ class Island:
         if shared:
             ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
         planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)
-        written = tuple([ports[k].name for k in shared])
-        return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, written)
+        return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))
 
-
-def _fits(ports: Sequence[Port], places: Mapping[str, int], name: str, result: str) -> bool:
-    """Whether an output may lie in the memory of an input."""
-    if name not in places or result not in places:
-        return False
-    source, target = ports[places[name]], ports[places[result]]
-    return source.is_input and not target.is_input and (source.dtype, source.shape) == (target.dtype, target.shape)
+    def _place(self, source: str, made: Tensor) -> Tensor | None:
+        """Where a value may lie in the memory of an input; None where it is another type's or shape's. Raises `InvalidNode`."""
+        if source not in {port.name for port in self.ports}:
+            return None
+        past, room = self.tensors[source], self.rooms.get(source, ())
+        if past.dtype is not made.dtype or len(past.shape) != len(made.shape):
+            return None
+        if room:
+            return Place(past.view(room, past.strides), past.shape).leading(made.shape)
+        return past if past.shape == made.shape else None

@@ -126,6 +126,8 @@ def _folded(
         if op == "Mod" and node.attributes.get("fmod"):
             return None
         return _each(_BINARY[op], first, arrays[1]), kind
+    if op == "Neg" and kind in _WHOLE:
+        return _each(operator.neg, first), kind
     if op in _TESTS and len(arrays) == 2:
         return _each(_TESTS[op], first, arrays[1]), _BOOL
     if op == "Where":

@@ -28,6 +28,7 @@ from vkep.ir.program import (
     IslandStep,
     ListValue,
     NoValue,
+    Over,
     Placement,
     Program,
     SizedConstant,
@@ -41,6 +42,7 @@ from vkep.placement.data_dependent import parts
 from vkep.placement.fold import FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.graph_islands import GraphIslands
+from vkep.placement.growing import Growing
 from vkep.placement.inlined import Inlined
 from vkep.placement.kompute import KOMPUTE, KpRegions
 from vkep.placement.kompute import find as find_kp
@@ -65,18 +67,20 @@ def lower(
     may_postpone: bool = False,
     decline_invalid: bool = False,
     trace: Trace | None = None,
+    over: Over = (),
 ) -> Program:
     """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs).
 
     Without a ``policy`` the Vulkan delegate is the only one. Partitions that the policy finds too small are dissolved,
     their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.
 
+    ``over``: the outputs that a run writes to an input's memory, where the program can do that (`Program.in_place`).
     ``may_postpone``: where a plan needs the content of a value in ``known`` that may be sizes, the program is one deferred step.
 
     Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; with ``decline_invalid``
     it is a decline as others are.
     """
-    made = functools.partial(_Partitioner, nodes, known, outputs, opsets, caps)
+    made = functools.partial(_Partitioner, nodes, known, outputs, opsets, caps, over)
     mark = trace.mark if trace is not None else 0
     for every_size in (False, True):
         current: Policy | None = policy or Policy()
@@ -105,6 +109,7 @@ class _Partitioner:
         outputs: Sequence[str],
         opsets: Mapping[str, int],
         caps: DeviceCapabilities,
+        over: Over,
         policy: Policy,
         decline_invalid: bool,
         trace: Trace | None,
@@ -119,6 +124,7 @@ class _Partitioner:
         self.graphs = GraphIslands()
         self.kompute = KpRegions()
         self.known: dict[str, Known] = dict(known)
+        self.growing = Growing(nodes, over, self.known)
         #: sequences and optionals; those that the program starts from stand in ``known`` from the beginning
         self.lists: dict[str, HostValue] = {n: v for n, v in known.items() if isinstance(v, (ListValue, NoValue))}
         self.list_outputs: dict[str, HostValue] = {}
@@ -367,6 +373,7 @@ class _Partitioner:
         try:
             arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
             check_sizes(self.caps, zip(node.inputs, arguments, strict=True), self.every_size)
+            builder.place = self.growing.place(node, functools.partial(island.tensor, known=self.known))
             results = lower_node(builder, node, arguments, self.opsets)
             if self.every_size:
                 check_sizes(self.caps, ((node.title, t) for op in builder.ops[ops:] for t in op.outputs), True)
@@ -380,7 +387,7 @@ class _Partitioner:
                 del island.tensors[name]
             raise
         finally:
-            builder.node = None
+            builder.node = builder.place = None
         self.islands[stage] = island
         island.nodes.append(node)
         for name, tensor in zip(node.outputs, results, strict=False):
@@ -420,7 +427,8 @@ class _Partitioner:
     # ---- the steps
 
     def _steps(self) -> list[Step]:
-        later = {n for node in self.deferred for n in self._leaves(node.reads)} | set(self.outputs)
+        reads_later = {n for node in self.deferred for n in self._leaves(node.reads)}
+        later = reads_later | set(self.outputs)
         outside = [node for nodes in self.cpu.values() for node, _ in nodes]
         outside += [node for nodes in self.control.values() for node in nodes]
         outside_reads = {n for node in outside for n in self._leaves(node.reads)} | self.kompute.reads()
@@ -429,7 +437,8 @@ class _Partitioner:
         for stage, island in self.islands.items():
             elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
             wanted = later | read_outside | elsewhere
-            over = {} if self.graphs.by_stage or self.kompute.reads() else self._over(wanted)
+            read = reads_later | read_outside | elsewhere
+            over = {} if self.graphs.by_stage or self.kompute.reads() else self.growing.over(wanted, read)
             step = island.step(wanted, self.caps, self.policy.tuned, self.trace, over)
             if step is not None:
                 steps.append((stage, step))
@@ -445,12 +454,6 @@ class _Partitioner:
         if self.deferred:
             ordered.append(self._deferred_step())
         return ordered
-
-    def _over(self, wanted: set[str]) -> dict[str, str]:
-        """The inputs that outputs are written over, where nothing else reads them; of those each has an output of its own."""
-        inputs = {name: known.over for name, known in self.known.items() if isinstance(known, ValueSpec) and known.over}
-        results = list(inputs.values())
-        return {name: made for name, made in inputs.items() if name not in wanted and results.count(made) == 1}
 
     def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
         nodes = [node for node, _ in placed]

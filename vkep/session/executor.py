@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -148,6 +148,7 @@ class IslandExecutor:
         self.runner = runner
         self.inputs = tuple(p.name for p in step.plan.inputs)
         self.outputs = tuple(p.name for p in step.plan.outputs)
+        self._over = dict(step.over)
 
     def at(self, sizes: Sequence[int]) -> IslandExecutor:
         """For runs of these sizes; see `PlanRunner.at`."""
@@ -196,8 +197,11 @@ class IslandExecutor:
         target = targets[port.name]
         if target is None:
             return self.runner.tensor_for(port)
-        check_target(port.name, port.dtype, port.shape, target)
-        return target
+        if isinstance(target, DeviceTensor) and target.room and port.name not in self._over:
+            raise InvalidInputError(
+                f"output {port.name!r} is written densely; the bound device tensor is the leading elements of a larger one"
+            )
+        return fitted(port.name, port.dtype, port.shape, target)
 
     def close(self) -> None:
         """Free the plan's pipelines, weights and recordings."""
@@ -210,6 +214,25 @@ def check_target(name: str, dtype: object, shape: tuple[int, ...], target: Devic
         raise InvalidInputError(
             f"output {name!r} is {dtype} {shape}; the bound device tensor is {target.dtype} {target.shape}"
         )
+
+
+T = TypeVar("T", DeviceTensor, "DeviceTensor | np.ndarray[Any, Any]")
+
+
+def fitted(name: str, dtype: object, shape: tuple[int, ...], target: T) -> T:
+    """A bound target of an output's shape: of leading elements as many as the output has. Raises `InvalidInputError` where it
+    does not fit, or has no room for them.
+    """
+    if isinstance(target, DeviceTensor) and target.room and target.shape != shape and len(shape) == len(target.room):
+        for axis, (size, room) in enumerate(zip(shape, target.room, strict=True)):
+            if size > room:
+                raise InvalidInputError(
+                    f"output {name!r} is {dtype} {shape}: dimension {axis} is {size}, and the bound device tensor has room "
+                    f"for {room}"
+                )
+        target = target.leading(shape)
+    check_target(name, dtype, shape, target)
+    return target
 
 
 def own_array(value: Any, shared: bool) -> Any:
@@ -233,6 +256,8 @@ def own_tensor(
         return value
     if target is None:
         return DeviceTensor.from_numpy(delegate, on_host(value))
-    check_target(name, value.dtype, value.shape, target)
+    target = fitted(name, value.dtype, value.shape, target)
+    if isinstance(value, DeviceTensor) and value.room and (value.address, value.room) == (target.address, target.room):
+        return value  # written in place
     target.write(on_host(value))
     return target

@@ -18,13 +18,11 @@ from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
-from vkep.ir.program import DeferredStep, HostValue, NoValue, ValueSpec, declared_value
+from vkep.ir.program import DeferredStep, HostValue, NoValue, Over, ValueSpec, declared_value
 from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import MakePlan, SizedPlans
 
-#: (input, output) for each output that a run writes to an input's memory
-Over = tuple[tuple[str, str], ...]
 #: signatures whose executables are kept at hand, those that share a plan included
 _SIGNATURES = 256
 
@@ -99,7 +97,7 @@ class PlannedGraph:
     def use(self, values: Mapping[str, Any], key: Hashable = None, over: Over = ()) -> Use:
         """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
 
-        ``key`` stands for the signature where the caller knows it; ``over``: inputs, and the outputs that a run writes to their
+        ``key`` stands for the signature where the caller knows it; ``over``: the outputs that a run writes to an input's
         memory. Raises `ClosedError`, what ``check`` raises, and what planning raises.
         """
         if key is None:
@@ -124,11 +122,13 @@ class PlannedGraph:
         found = [values.get(name) for name in self._asked]
         return tuple([value.tobytes() for value in found if isinstance(value, np.ndarray)])
 
-    def plan(self, inputs: Mapping[str, Known]) -> Executable:
-        """A new executable for what is known of the inputs. Raises `InvalidInputError` for a sealed graph."""
+    def plan(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
+        """A new executable for what is known of the inputs; ``over`` as for `use`. Raises `InvalidInputError` for a sealed
+        graph.
+        """
         if self._sealed or self._plans is None:
             raise InvalidInputError(f"{self._name}: got shapes other than those that the model declares")
-        return self._plans.executable(inputs)
+        return self._plans.executable(inputs, over)
 
     def plan_static(self, infos: Iterable[ValueInfo]) -> Hashable:
         """Plan for the only signature that there is, and return it; None where a declared shape is dynamic."""
@@ -159,11 +159,10 @@ class PlannedGraph:
     def _plan_for(self, values: Mapping[str, Any], over: Over) -> Executable:
         if self._check is not None:
             self._check(values)
-        return self.plan(self._known(values, over))
+        return self.plan(self._known(values), over)
 
-    def _known(self, values: Mapping[str, Any], over: Over) -> dict[str, Known]:
-        places = dict(over)
-        return {name: known_value(v, name, name in self._asked, places.get(name, "")) for name, v in values.items()}
+    def _known(self, values: Mapping[str, Any]) -> dict[str, Known]:
+        return {name: known_value(v, name, name in self._asked) for name, v in values.items()}
 
     # ---- executables in use
 
@@ -213,7 +212,7 @@ class PlannedGraph:
         if self._plans is None or not self._plans.count or self._closed:
             return False
         with self._planning:
-            found = self._plans.match(self._known(values, over))
+            found = self._plans.match(self._known(values), over)
             if found is None:
                 return False
             with self._lock:
@@ -303,30 +302,38 @@ class DeferredExecutor:
 
 
 def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
-    """The inputs whose memory outputs are to be written to, each with that output."""
+    """The outputs that are to be written to an input's memory, each with that input."""
     places = {
-        target.address: name for name, target in targets.items() if isinstance(target, DeviceTensor) and target.nbytes
+        target.address: (name, target.room)
+        for name, target in targets.items()
+        if isinstance(target, DeviceTensor) and (target.nbytes or target.room)
     }
     if not places:
         return ()
-    tensors = [(name, value) for name, value in values.items() if isinstance(value, DeviceTensor) and value.nbytes]
-    return tuple([(name, places[tensor.address]) for name, tensor in tensors if tensor.address in places])
+    found = []
+    for name, tensor in values.items():
+        if isinstance(tensor, DeviceTensor) and (tensor.nbytes or tensor.room) and tensor.address in places:
+            output, room = places[tensor.address]
+            if room == tensor.room:
+                found.append((output, name))
+    return tuple(found)
 
 
 def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
-    """The targets without those that are an input's memory and that the program does not write in place."""
-    if not over:
-        return targets
-    refused = {output for _, output in over} - executable.program.in_place
-    return {name: target for name, target in targets.items() if name not in refused}
-
-
-def known_value(value: Any, name: str, asked: bool = False, over: str = "") -> Known:
-    """What planning knows of a run's value: dtype and shape (and the output ``over`` it), or its content where that is ``asked``
-    for.
+    """The targets without those that the program does not write: an input's memory, where it is not written in place, and the
+    leading elements of larger tensors.
     """
+    refused = {name for name, target in targets.items() if isinstance(target, DeviceTensor) and target.room}
+    refused.update([output for output, _ in over])
+    if refused:
+        refused -= executable.program.in_place
+    return {name: target for name, target in targets.items() if name not in refused} if refused else targets
+
+
+def known_value(value: Any, name: str, asked: bool = False) -> Known:
+    """What planning knows of a run's value: dtype, shape and room, or its content where that is ``asked`` for."""
     if isinstance(value, DeviceTensor):
-        return ValueSpec(value.dtype, value.shape, over)
+        return ValueSpec(value.dtype, value.shape, value.room)
     if isinstance(value, list):
         return known_list(value, name)
     if value is None:
@@ -344,5 +351,5 @@ def known_value(value: Any, name: str, asked: bool = False, over: str = "") -> K
 
 def _kind(value: Any) -> object:
     if isinstance(value, DeviceTensor):
-        return (value.dtype.numpy, value.shape)
+        return (value.dtype.numpy, value.shape, value.room) if value.room else (value.dtype.numpy, value.shape)
     return (list, len(value)) if isinstance(value, list) else type(value)

@@ -15,7 +15,7 @@ from vkep.device.runner import PlanRunner
 from vkep.errors import InvalidInputError, InvalidNode, UnsupportedModelError
 from vkep.graph.model import Model, Node
 from vkep.ir.infer import Known
-from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Program, Step, VgfStep
+from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Over, Program, Step, VgfStep
 from vkep.placement.policy import VGF, Policy
 from vkep.session.control import ControlExecutor
 from vkep.session.cpu import CpuRunner
@@ -56,18 +56,23 @@ class Planner:
         self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
 
     def plan_model(
-        self, model: Model, known: Mapping[str, Known], outputs: Sequence[str], trace: Trace | None = None
+        self,
+        model: Model,
+        known: Mapping[str, Known],
+        outputs: Sequence[str],
+        trace: Trace | None = None,
+        over: Over = (),
     ) -> Executable:
         """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""
         saved = self._saved
-        key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy) if saved else None
+        key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy, over) if saved else None
         if saved is None or key is None:
-            return self.plan(model.graph.nodes, known, outputs, trace)
+            return self.plan(model.graph.nodes, known, outputs, trace, over)
         program = saved.program(key, model, outputs)
         # of a plan with sizes the file has those that were met first, and their conditions
         if program is not None and (trace is None or (program.conditions and program.conditions.hold(trace.values))):
             return self(program)
-        executable = self.plan(model.graph.nodes, known, outputs, trace)
+        executable = self.plan(model.graph.nodes, known, outputs, trace, over)
         sized = trace is not None
         if sized not in self._stored:  # plans for further sizes would each bring the packed weights again
             self._stored.add(sized)
@@ -84,6 +89,7 @@ class Planner:
         known: Mapping[str, Known],
         outputs: Sequence[str],
         trace: Trace | None = None,
+        over: Over = (),
     ) -> Executable:
         """Share nodes out to the delegates and make the program ready; what the converter or the driver refuses is
         offered to the other delegate. Raises as `__call__`, and `InvalidInputError` for a node that ``known`` breaks.
@@ -103,6 +109,7 @@ class Planner:
                     policy,
                     may_postpone=True,
                     trace=trace,
+                    over=over,
                 )
             except InvalidNode as invalid:
                 raise InvalidInputError(invalid.reason) from None

@@ -23,7 +23,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.cache import CacheFolder, cache_root, digest_of_files
 from vkep.graph.model import Model, Node
 from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight
-from vkep.ir.program import IslandStep, Placement, Program, ValueSpec
+from vkep.ir.program import IslandStep, Over, Placement, Program, ValueSpec
 from vkep.placement.policy import Policy
 from vkep.plan import encoded
 from vkep.shaders.source import shader_digest
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vkep.session")
 
-_MAGIC = b"VKEPPLN3"
+_MAGIC = b"VKEPPLN4"
 #: bytes of all kept plans, and of the largest one
 TOTAL_LIMIT, LARGEST = 2 << 30, 1 << 30
 #: dispatches, or bytes of constants, below which planning again is as fast
@@ -74,7 +74,12 @@ class SavedPlans(CacheFolder):
 
 
 def plan_key(
-    model: Model, known: Mapping[str, Known], outputs: Sequence[str], device: DeviceCapabilities, policy: Policy
+    model: Model,
+    known: Mapping[str, Known],
+    outputs: Sequence[str],
+    device: DeviceCapabilities,
+    policy: Policy,
+    over: Over = (),
 ) -> str | None:
     """What the plan of ``model`` for the inputs in ``known`` follows from, as a key; None where that cannot be told: the
     model did not come from a file, an input is no tensor, or data graphs take part, whose converter and driver may refuse
@@ -88,14 +93,16 @@ def plan_key(
         spec = known[info.name]
         if not isinstance(spec, ValueSpec):
             return None
-        dims: list[Any] = list(spec.shape)
-        signature.append((info.name, spec.dtype.name, [str(d.terms) if is_size(d) else d for d in dims], spec.over))
+        dims: list[Any] = [*spec.shape, *spec.room]
+        numbers = [str(d.terms) if is_size(d) else d for d in dims]
+        signature.append((info.name, spec.dtype.name, len(spec.shape), numbers))
     text = json.dumps(
         (
             made_by(),
             model.file_identity,
             sorted(files),
             signature,
+            over,
             list(outputs),
             device.to_dict(),
             [(problem, [int(size) for size in choice]) for problem, choice in sorted(policy.tuned.items())],
@@ -146,7 +153,7 @@ def _encode(program: Program, model: Model) -> tuple[dict[str, Any], dict[str, W
         weights |= {key: weight for key, weight in step.weights.items() if key not in named}
         indices = [node.index for node in step.nodes]
         sizes = encoded.sizes_fields(step.sizes)
-        steps.append((encoded.plan_fields(step.plan), list(step.weights), named, indices, sizes, step.in_place))
+        steps.append((encoded.plan_fields(step.plan), list(step.weights), named, indices, sizes, step.over))
     placements = [(p.node.index, p.where, p.reason, p.island, dict(p.declined)) for p in program.placements]
     conditions = encoded.sizes_fields(program.conditions)
     return {"steps": steps, "placements": placements, "outputs": program.outputs, "conditions": conditions}, weights
@@ -158,11 +165,17 @@ def _decode(data: memoryview, model: Model, outputs: Sequence[str]) -> Program:
         raise ValueError(f"a plan of {header['outputs']}, expected {list(outputs)}")
     nodes, weights = model.graph.nodes, model.graph.weights
     steps = []
-    for plan, keys, named, indices, sizes, in_place in header["steps"]:
+    for plan, keys, named, indices, sizes, over in header["steps"]:
         used = {k: weights[named[k]] if k in named else ArrayWeight(k, arrays[k]) for k in keys}
         own = tuple(nodes[i] for i in indices)
         steps.append(
-            IslandStep(encoded.read_plan(plan), used, own, encoded.read_sizes(sizes), tuple(map(str, in_place)))
+            IslandStep(
+                encoded.read_plan(plan),
+                used,
+                own,
+                encoded.read_sizes(sizes),
+                tuple([(str(output), str(source)) for output, source in over]),
+            )
         )
     placements = [
         Placement(nodes[index], where, reason, island, declined)

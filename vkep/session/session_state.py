@@ -31,7 +31,7 @@ from vkep.session.executor import Targets, Watch, check_target, own_array, own_t
 from vkep.session.inputs import check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.ort_value import OrtValue
-from vkep.session.planned_graph import PlannedGraph, Use
+from vkep.session.planned_graph import PlannedGraph, Use, allowed, overwritten
 from vkep.session.planner import Planner
 from vkep.session.profiling import SessionProfile
 from vkep.session.run_options import RunOptions, checked_run_options, running
@@ -190,9 +190,10 @@ class SessionState:
             used = graph.use(values)
             with used.hold:
                 start = time.perf_counter_ns()
-                kept = [value for value in values.values() if isinstance(value, DeviceTensor)]
-                # the run that times the dispatches reads the inputs once more
-                used.executable.run(values, {n: t for n, t in targets.items() if not any(t is k for k in kept)})
+                # the run that times the dispatches reads the inputs once more: none is written
+                over = dict(overwritten(values, targets))
+                kept = {n: t for n, t in allowed(targets, (), used.executable).items() if n not in over}
+                used.executable.run(values, kept)
                 self.profile.add_run(used.executable, values, start, options.logid if options else "")
 
     def later(self, work: Callable[[], None]) -> None:
@@ -240,18 +241,20 @@ class SessionState:
             if isinstance(target, DeviceTensor):
                 self.check_tensor(target, f"output {name!r}")
                 other = taken.setdefault(target.address, name)
-                if other != name and target.nbytes:
+                if other != name and (target.nbytes or target.room):
                     raise InvalidInputError(f"output {name!r}: its device tensor is also bound to output {other!r}")
                 targets[name] = target
             elif isinstance(target, str) and target == "gpu":
                 targets[name] = None
         readers: dict[str, str] = {}
         for name, tensor in inputs.items() if taken else ():
-            output = taken.get(tensor.address) if isinstance(tensor, DeviceTensor) and tensor.nbytes else None
-            if output is not None and (readers.setdefault(output, name) != name or tensor is not targets[output]):
+            if not isinstance(tensor, DeviceTensor) or not (tensor.nbytes or tensor.room):
+                continue
+            output = taken.get(tensor.address)
+            if output is not None and (readers.setdefault(output, name) != name or not _same(tensor, targets[output])):
                 raise InvalidInputError(
                     f"output {output!r}: its memory is bound to {readers[output]!r} and {name!r}, or by two device tensors; an "
-                    "output may take the very tensor of one input"
+                    "output may take the very tensor of one input, or leading elements of the tensor that the input is of"
                 )
         return targets
 
@@ -280,6 +283,11 @@ class SessionState:
     def _is_fed(self, name: str) -> bool:
         """Whether an output may be what a caller gave: it is copied then."""
         return name in self.inputs or name in self.overridable
+
+
+def _same(tensor: DeviceTensor, target: DeviceTensor | None) -> bool:
+    """Whether an output may take an input's memory: elements lie at the same places in both."""
+    return tensor is target or (target is not None and bool(tensor.room) and tensor.room == target.room)
 
 
 def with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:

@@ -21,7 +21,7 @@ from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known, may_be_sizes, sizes_weight
-from vkep.ir.program import KpStep, Program, ValueSpec, VgfStep
+from vkep.ir.program import KpStep, Over, Program, ValueSpec, VgfStep
 from vkep.session.executor import Executable
 from vkep.sizes import Formulas, Size, Trace
 
@@ -36,10 +36,10 @@ _ELSEWHERE = ("cpu", "deferred")
 
 class MakePlan(Protocol):
     """Makes the executable from what is known of every value: constants, and a specification of each input, whose shapes
-    may hold sizes of ``trace``.
+    may hold sizes of ``trace``. ``over``: the outputs that runs write to an input's memory.
     """
 
-    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None) -> Executable: ...
+    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Executable: ...
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class _Sized:
         self, numbers: _Numbers, symbols: Sequence[Sequence[int]], conditions: Formulas, executable: Executable
     ) -> None:
         """``symbols``: for each size the places of ``numbers`` that have it."""
-        places = [place for group in symbols for place in group]
-        fixed = [k for k in range(len(numbers.values)) if k not in set(places)]
+        self.places = {place for group in symbols for place in group}
+        fixed = [k for k in range(len(numbers.values)) if k not in self.places]
         self._fixed = operator.itemgetter(*fixed) if fixed else lambda values: ()
         self.kinds, self._others = numbers.kinds, self._fixed(numbers.values)
         self._symbols, self._conditions, self.executable = symbols, conditions, executable
@@ -91,28 +91,28 @@ class SizedPlans:
         self._rigid: set[tuple[tuple[object, ...], int]] = set()  # places that a plan needs the value of
         self._elsewhere: set[tuple[str, str]] | None = None  # of the first plan: nodes that do not run on the device
 
-    def executable(self, inputs: Mapping[str, Known]) -> Executable:
-        """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. Raises what planning
-        raises.
+    def executable(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
+        """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. ``over``: the outputs
+        that runs write to an input's memory. Raises what planning raises.
         """
-        numbers = numbers_of(inputs)
+        numbers = numbers_of(inputs, over)
         near = self._nearest(numbers)
         if near is not None and self._is_near(near[0]):
             return near[1].executable.at(near[2])
-        made = self._with_sizes(inputs, numbers) if len(self._plans) < self._limit else None
+        made = self._with_sizes(inputs, numbers, over) if len(self._plans) < self._limit else None
         if made is None and near is not None:
             return near[1].executable.at(near[2])
         self._note(numbers)
         if made is not None:
             return made
-        executable = self._make({**self._constants, **inputs})
+        executable = self._make({**self._constants, **inputs}, over=over)
         if self._elsewhere is None:
             self._elsewhere = _elsewhere(executable.program)
         return executable
 
-    def match(self, inputs: Mapping[str, Known]) -> Executable | None:
+    def match(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable | None:
         """The executable of a plan with sizes that holds for a signature; None where `executable` would make another plan."""
-        near = self._nearest(numbers_of(inputs))
+        near = self._nearest(numbers_of(inputs, over))
         return near[1].executable.at(near[2]) if near is not None and self._is_near(near[0]) else None
 
     @property
@@ -152,7 +152,7 @@ class SizedPlans:
                 groups.setdefault(column, []).append(place)
         return list(groups.values())
 
-    def _with_sizes(self, inputs: Mapping[str, Known], numbers: _Numbers) -> Executable | None:
+    def _with_sizes(self, inputs: Mapping[str, Known], numbers: _Numbers, over: Over) -> Executable | None:
         """A new plan with sizes, for these at hand; None where no number moves, or lowering needs their values."""
         symbols = self._symbols(numbers)
         if not symbols:
@@ -162,7 +162,7 @@ class SizedPlans:
             place: size for group in symbols for size in [trace.symbol(numbers.values[group[0]])] for place in group
         }
         try:
-            parent = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace)
+            parent = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace, over=over)
         except (VkepError, GpuError):  # planning this signature alone tells what is wrong with it
             return None
         except Exception:  # an operator that knows plain numbers only
@@ -171,7 +171,9 @@ class SizedPlans:
             return None
         conditions = parent.program.conditions
         fixed = trace.fixed_symbols()
-        self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k])
+        # a place that is a size of another plan is fixed for this value alone: a buffer that is full
+        free = {place for plan in self._plans if plan.kinds == numbers.kinds for place in plan.places}
+        self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k] if place not in free)
         more = _elsewhere(parent.program) - (self._elsewhere or set())
         if conditions is None or len(fixed) == len(symbols) or more or not _takes_sizes(parent.program):
             logger.debug(
@@ -185,14 +187,14 @@ class SizedPlans:
         return parent.at([numbers.values[group[0]] for group in symbols])
 
 
-def numbers_of(inputs: Mapping[str, Known]) -> _Numbers:
+def numbers_of(inputs: Mapping[str, Known], over: Over = ()) -> _Numbers:
     """The numbers of all inputs, in order, and what else identifies their signature."""
-    kinds: list[object] = []
+    kinds: list[object] = [over]
     values: list[int] = []
     for known in inputs.values():
         if isinstance(known, ValueSpec):
-            kinds.append((known.dtype.name, len(known.shape), known.over))
-            values += known.shape
+            kinds.append((known.dtype.name, len(known.shape), len(known.room)))
+            values += known.shape + known.room
         elif isinstance(known, ArrayWeight):
             array = known.array()
             if _is_small(array):
@@ -212,9 +214,10 @@ def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> 
     for name, known in inputs.items():
         made[name] = known
         if isinstance(known, ValueSpec):
-            shape = tuple([sizes.get(place + axis, dim) for axis, dim in enumerate(known.shape)])
-            made[name] = replace(known, shape=shape)  # type: ignore[arg-type]
-            place += len(shape)
+            dims = [sizes.get(place + axis, dim) for axis, dim in enumerate(known.shape + known.room)]
+            rank = len(known.shape)
+            made[name] = replace(known, shape=tuple(dims[:rank]), room=tuple(dims[rank:]))  # type: ignore[arg-type]
+            place += len(dims)
         elif isinstance(known, ArrayWeight) and _is_small(known.array()):
             array = known.array()
             numbers = [sizes.get(place + k, number) for k, number in enumerate(array.reshape(-1).tolist())]

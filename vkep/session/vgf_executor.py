@@ -12,7 +12,7 @@ import numpy as np
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 from vkep.device.datagraph.context import graph_source, why_no_graphs
-from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
+from vkep.device.tensor import DeviceTensor, on_host, open_checks, refuse_failed
 from vkep.errors import VkepError
 from vkep.graph.model import Node
 from vkep.ir.program import VgfStep
@@ -123,10 +123,10 @@ class VgfExecutor:
         return [*inputs, *self._weights.tensors], outputs
 
     def _input(self, port: TosaPort, value: Any, targets: Mapping[str, Any]) -> DeviceTensor:
-        if isinstance(value, DeviceTensor):
+        if isinstance(value, DeviceTensor) and not value.room:
             return value
         tensor = targets.get(port.name) or self._new(port)
-        tensor.write(np.asarray(value))
+        tensor.write(np.asarray(on_host(value)))
         return tensor
 
     def _new(self, port: TosaPort) -> DeviceTensor:

@@ -1,0 +1,47 @@
+"""Where a result may lie that begins with what an input's memory holds: a cache with its new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vkep.errors import InvalidNode
+from vkep.ir.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """The memory of an input, from some of its elements on. The input's own elements stay as they are for all that read them."""
+
+    memory: Tensor  #: as far as it goes
+    past: tuple[int, ...]  #: how many elements along each axis are the input's
+
+    def leading(self, shape: Sequence[int]) -> Tensor:
+        """The leading elements of the memory. Raises `InvalidNode` where it has not the room."""
+        for place, (size, room) in enumerate(zip(shape, self.memory.shape, strict=True)):
+            if size > room:
+                raise InvalidNode(
+                    f"dimension {place} of the result {list(shape)} is {size}; it is bound to the memory of input "
+                    f"{self.memory.storage.label!r}, which has room for {room}"
+                )
+        return self.memory.view(shape, self.memory.strides)
+
+    def joined(self, parts: Sequence[Tensor], axis: int, shape: Sequence[int]) -> Tensor | None:
+        """`leading` for what joins ``parts`` along an axis; None where a part would take the place of elements of the input."""
+        out, start = self.leading(shape), 0
+        for part in parts:
+            count = part.shape[axis]
+            if not (is_at(part, out.slice(axis, start, count)) or start >= self.past[axis]):
+                return None
+            start += count
+        return out
+
+
+def is_at(tensor: Tensor, place: Tensor) -> bool:
+    """Whether the elements of a tensor lie at a place, or it has none."""
+    if not tensor.size:
+        return True
+    if tensor.storage is not place.storage or (tensor.shape, tensor.offset) != (place.shape, place.offset):
+        return False
+    steps = zip(tensor.shape, tensor.strides, place.strides, strict=True)
+    return all(dim == 1 or step == other for dim, step, other in steps)

@@ -1,0 +1,78 @@
+"""Where a Concat puts its result that a run writes to the memory of its past (`ValueSpec.room`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from vkep.graph.model import Node
+from vkep.ir.infer import Known
+from vkep.ir.place import Place
+from vkep.ir.program import Over, ValueSpec
+from vkep.ir.tensor import Tensor
+
+
+class _Part(NamedTuple):
+    """A value that a Concat joins to others."""
+
+    joined: Node
+    position: int  #: among that Concat's inputs
+
+
+class Growing:
+    """The outputs that a run writes to an input's memory. Of memory that has room for more: where they lie, and what they are
+    joined of (the layers' caches, where a model has one for all).
+    """
+
+    def __init__(self, nodes: Sequence[Node], over: Over, known: Mapping[str, Known]) -> None:
+        """``known``: of all values, as far as they are lowered when `place` asks."""
+        self._known, self._over = known, over
+        self._past = {
+            output: source
+            for output, source in over
+            if isinstance(value := known.get(source), ValueSpec) and value.room
+        }
+        self._parts: dict[str, _Part] = {}
+        made = {n.outputs[0]: n for n in nodes if _joins(n)} if self._past else {}
+        for output in self._past:
+            if output in made:
+                found = enumerate(made[output].inputs)
+                self._parts |= {name: _Part(made[output], k) for k, name in found if name in made}
+
+    def place(self, node: Node, tensor: Callable[[str], Tensor]) -> Place | None:
+        """Where the result of a node may lie; None: anywhere. ``tensor`` gives that of an input."""
+        output, part = node.outputs[0], self._parts.get(node.outputs[0])
+        if part is not None:
+            output = part.joined.outputs[0]
+        if output not in self._past or not _joins(node):
+            return None
+        past = tensor(self._past[output])
+        spec = self._known[self._past[output]]
+        assert isinstance(spec, ValueSpec)
+        if part is None:
+            return Place(past.view(spec.room, past.strides), past.shape)
+        axis = int(part.joined.attributes["axis"]) % past.rank
+        before = [self._known.get(name) for name in part.joined.inputs[: part.position]]
+        sizes = [value.shape[axis] for value in before if isinstance(value, ValueSpec)]
+        start = sum(sizes)
+        if len(sizes) != len(before) or start >= past.shape[axis]:
+            return None
+        room, rest = list(spec.room), list(past.shape)
+        room[axis], rest[axis] = room[axis] - start, rest[axis] - start
+        return Place(past.view(room, past.strides, start * past.strides[axis]), tuple(rest))
+
+    def over(self, wanted: set[str], read: set[str]) -> dict[str, str]:
+        """The outputs that an island may write to an input's memory, by them: it alone reads that input (it is not ``wanted``),
+        which has no other output. Where the output lies with room for more, none of the steps that ``read`` values takes it.
+        """
+        outputs = Counter([output for output, _ in self._over])
+        return {
+            output: source
+            for output, source in self._over
+            if outputs[output] == 1 and source not in wanted and not (output in self._past and output in read)
+        }
+
+
+def _joins(node: Node) -> bool:
+    return node.op_type == "Concat" and not node.domain and "axis" in node.attributes
