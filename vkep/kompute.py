@@ -1,10 +1,10 @@
-"""Kompute (kp) shaders as operators of a model: register one, and sessions made from then on run its nodes with kp.
+"""Kompute (kp) shaders as operators of a model: register one, and later sessions run its nodes with kp.
 
     pip install 'vkep[kompute]'          # or tools/build_kp.sh where kp must be built from source
 
-A region of such nodes runs on kp's own VkInstance and VkDevice, since kp cannot take an existing one: its inputs and outputs
-pass through the host. `InferenceSession.report` tells the bytes and times. vkep's own shaders need no such detour
-(docs/adding-an-operator.md, "An operator of your own"); this is for kp code that exists.
+A region of such nodes runs on kp's own VkInstance and VkDevice, since kp cannot take an existing one: its inputs and
+outputs pass through the host. `InferenceSession.report` has the bytes and times. vkep's own shaders stay on vkep's
+device (docs/adding-an-operator.md, "An operator of your own"); this module is for existing kp code.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ def register_kp_operator(
 ) -> None:
     """Run the nodes ``domain.op_type`` with a kp shader.
 
-    ``shader`` is SPIR-V (bytes), a ``.spv`` file, or a GLSL file. It binds the node's inputs, then its outputs, as storage
-    buffers of set 0 from binding 0 on, as kp does with an algorithm's tensors (float32, int32, uint32, float64).
-    ``outputs(inputs, attributes)`` gives a `KpTensor` (dtype and shape) for each output, ``dispatch(inputs, outputs,
-    attributes)`` a `KpDispatch`: workgroups, push constants, specialization constants; without it a workgroup runs for
-    each element of the first output. vkep compiles GLSL for Vulkan 1.3; kp asks its driver for 1.1: give SPIR-V made
-    for 1.1 where a driver minds.
+    ``shader`` is SPIR-V (bytes), a ``.spv`` file, or a GLSL file. It binds the node's inputs, then its outputs, as
+    storage buffers of set 0 from binding 0 on, as kp does with an algorithm's tensors (float32, int32, uint32,
+    float64). ``outputs(inputs, attributes)`` gives a `KpTensor` (dtype and shape) for each output, ``dispatch(inputs,
+    outputs, attributes)`` a `KpDispatch`: workgroups, push constants, specialization constants; without it a workgroup
+    runs for each element of the first output. vkep compiles GLSL for Vulkan 1.3; kp asks its driver for 1.1: pass
+    SPIR-V for 1.1 where a driver rejects newer code.
 
-    Raises ``ValueError`` for a name that is taken or a domain of ONNX's, ``FileNotFoundError`` for a file that is not there.
+    Raises ``ValueError`` for a name that is taken or a domain of ONNX's, ``FileNotFoundError`` for a file that does not
+    exist.
     """
     code: bytes | Path
     if isinstance(shader, (bytes, bytearray, memoryview)):
@@ -62,5 +63,5 @@ def register_kp_operator(
 
 
 def unregister_kp_operator(op_type: str, *, domain: str) -> None:
-    """Take a registration back; sessions that are open keep it. Raises ``KeyError`` where there is none."""
+    """Undo a registration; open sessions keep it. Raises ``KeyError`` where there is none."""
     forget(domain, op_type)

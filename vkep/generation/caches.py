@@ -12,14 +12,15 @@ from onnx import TensorProto, ValueInfoProto, helper
 from vkep.device.tensor import DeviceTensor
 from vkep.session import InferenceSession
 
-#: a cache's room grows by doubling, from this on and in multiples of it
+#: a cache's capacity grows by doubling, starts with this many tokens and is a multiple of it
 ROOM = 64
 _FLOATS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """One of a model's caches: the input ``past`` [batch, heads, length, size], which the output ``present`` becomes."""
+    """One of a model's caches: the input ``past`` [batch, heads, length, size], and the output ``present`` that
+    replaces it."""
 
     past: str
     present: str
@@ -34,9 +35,8 @@ class CacheSpec:
 
 
 class RowCaches:
-    """Caches in buffers with room for more tokens: a row for each sequence, of whatever length it has. Runs add to
-    them in place.
-    """
+    """Caches in buffers with capacity for more tokens: a row for each sequence, whose lengths may differ. Runs append
+    to them in place."""
 
     def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
         self._session, self._specs = session, specs
@@ -51,9 +51,8 @@ class RowCaches:
         return sum(tensor.nbytes for tensor in self._buffers)
 
     def grow(self, rows: int, room: int) -> None:
-        """Room for as many sequences, of as many tokens each; what is there stays. Raises `ArenaOutOfMemory`, and then all is as
-        it was.
-        """
+        """Grow the capacity to this many sequences and tokens each; the content is kept. Raises `ArenaOutOfMemory`, and
+        then nothing changes."""
         rows, room = max(rows, self.rows), max(room, self.room)
         if (rows, room) == (self.rows, self.room):
             return
@@ -73,7 +72,8 @@ class RowCaches:
             tensor.close()
 
     def bound(self, first: int, count: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
-        """What a run on rows ``first`` and on is bound to: inputs and outputs by name, the same objects until the caches grow."""
+        """The bindings of a run on the rows from ``first``: inputs and outputs by name, the same objects until the
+        caches grow."""
         found = self._views.get((first, count))
         if found is None:
             views = [tensor.rows(first, count) for tensor in self._buffers]
@@ -83,7 +83,7 @@ class RowCaches:
         return found
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for tensor in self._buffers:
             tensor.close()
         self._buffers, self._views, self.rows, self.room = [], {}, 0, 0
@@ -91,7 +91,7 @@ class RowCaches:
 
 
 class GrownCaches:
-    """The caches of one sequence, of its length: each run makes new ones that are longer."""
+    """The caches of one sequence, exactly as long as it: each run returns new, longer ones."""
 
     def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
         self._specs = specs
@@ -104,14 +104,14 @@ class GrownCaches:
         return int(self.tensors[self._specs[0].past].shape[2])
 
     def became(self, present: Mapping[str, DeviceTensor]) -> None:
-        """What a run wrote, by the outputs' names."""
+        """Take over a run's outputs, by name."""
         old = list(self.tensors.values())
         self.tensors = {spec.past: present[spec.present] for spec in self._specs}
         for tensor in old:
             tensor.close()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for tensor in self.tensors.values():
             tensor.close()
 
@@ -129,7 +129,8 @@ class _Moves:
         )  # type: ignore[return-value]
 
     def copy(self, source: DeviceTensor, target: DeviceTensor) -> None:
-        """Copy ``source`` [batch, heads, room, size] to where ``target``, of as much room or more, begins."""
+        """Copy ``source`` [batch, heads, capacity, size] to the beginning of ``target``, whose capacity is at least as
+        large."""
         more = target.shape[2] - source.shape[2]
         session = self._sessions[more > 0]
         binding = session.io_binding()
@@ -150,7 +151,7 @@ class _Moves:
 
 
 def _copy_model(dtype: str, longer: bool) -> Any:
-    """``y`` is ``x``, followed along the third axis by ``rest`` where it is ``longer``."""
+    """A model whose ``y`` is ``x``, followed along the third axis by ``rest`` if ``longer``."""
 
     def info(name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, _FLOATS[dtype], [f"{name}{k}" for k in range(4)])

@@ -20,7 +20,7 @@ class Chooser:
     def __init__(self, decoder: Decoder | EncoderDecoder) -> None:
         self._decoder = decoder
         self._sessions: dict[Choice, InferenceSession] = {}
-        self._tokens: dict[int, DeviceTensor] = {}  # by the number of sequences: written anew each time
+        self._tokens: dict[int, DeviceTensor] = {}  # by the number of sequences: overwritten at each step
 
     def choose(
         self,
@@ -30,10 +30,11 @@ class Chooser:
         chances: Sequence[float],
         seen: Sequence[Sequence[int]],
     ) -> tuple[DeviceTensor, list[int]]:
-        """The tokens as the next step reads them, int64 [batch, 1] on the device, and on the host (4 bytes each).
+        """Return the tokens in the form that the next step reads, int64 [batch, 1] on the device, and on the host (4
+        bytes each).
 
-        For each sequence: its settings, its random number, and the tokens that occurred, where its penalty asks for
-        them. ``choice`` says what they ask for together.
+        Each sequence has its settings, its random number, and the tokens that occurred if its penalty needs them.
+        ``choice`` has the options that any of them needs.
         """
         session = self._sessions.get(choice)
         if session is None:

@@ -1,4 +1,4 @@
-"""A decoder on the device: tokens in, logits out, its caches kept between runs."""
+"""A decoder on the device: reads tokens, computes logits, and keeps its caches between runs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from vkep.session import InferenceSession, IOBinding, SessionOptions
 
 Array = np.ndarray[Any, Any]
 
-#: operators whose past may lie in a buffer with room for more, each sequence with a length of its own
+#: operators whose past may be in a buffer with capacity for more, where each sequence has its own length
 _ROW_OPERATORS = {"GroupQueryAttention"}
 #: a mask's length is rounded up to a multiple of this, so that few shapes occur
 _WINDOW = 64
 
 
 class Made(NamedTuple):
-    """What a run gives: ``logits`` [rows, n, vocabulary], of which the last of the second axis counts, and where they were asked
-    for the most probable ``tokens`` int64 [rows, 1], with the same on the host. Later runs write to the same tensors.
-    """
+    """The results of a run: ``logits`` [rows, n, vocabulary], of which the last of the second axis is for the next
+    token, and where requested the most probable ``tokens`` int64 [rows, 1], also on the host. Later runs overwrite the
+    same tensors."""
 
     logits: DeviceTensor
     tokens: DeviceTensor | None = None
@@ -37,7 +37,7 @@ class Made(NamedTuple):
 
 
 class Decoder:
-    """A session with what is known of its inputs.
+    """A session, with the roles of its inputs.
 
     Raises as `InferenceSession`, and `UnsupportedModelError` for a model with inputs that generation does not know.
     """
@@ -48,7 +48,7 @@ class Decoder:
         self._read(model.graph)
         self.session = InferenceSession(for_generation(model, self.logits, choose=True), **options)
         self._results: dict[tuple[str, int], DeviceTensor] = {}
-        # by rows, where the tokens go and whether they come to the host: the caches that are bound, and the binding
+        # by rows, the place of the tokens and whether they are copied to the host: the bound caches, and the binding
         self._bound: dict[tuple[int, str, bool], tuple[Mapping[str, DeviceTensor], IOBinding]] = {}
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
@@ -102,17 +102,17 @@ class Decoder:
     def on_rows(
         self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int, greedy: bool
     ) -> Made:
-        """Run tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows ``first`` and on, to which the caches
-        add them. With ``greedy`` the most probable next tokens come to the host. Raises as `InferenceSession.run`.
-        """
+        """Run tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows from ``first``; the caches
+        of these rows grow by them. With ``greedy`` the most probable next tokens are copied to the host. Raises as
+        `InferenceSession.run`."""
         count = ids.shape[1]
         most = max(lengths) + count
-        # a prompt's mask ends with it: GroupQueryAttention then knows that it is one
+        # a prompt's mask ends with the prompt: GroupQueryAttention recognizes a prompt by this
         window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.room)
         return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), greedy)[0]
 
     def on_grown(self, ids: Array | DeviceTensor, length: int, caches: GrownCaches, greedy: bool) -> Made:
-        """As `on_rows`, of tokens ``ids`` int64 [1, count] that follow ``length`` tokens."""
+        """As `on_rows`, with tokens ``ids`` int64 [1, count] that follow ``length`` tokens."""
         present: dict[str, DeviceTensor | None] = {spec.present: None for spec in self.specs}
         made, longer = self._run(ids, [length], length + ids.shape[1], caches.tensors, present, greedy)
         caches.became(dict(zip(present, longer, strict=True)))
@@ -128,7 +128,7 @@ class Decoder:
         greedy: bool,
     ) -> tuple[Made, list[Any]]:
         rows = len(lengths)
-        # not where the run reads its tokens
+        # must not be the memory that the run reads its tokens from
         place = next(n for n in ("tokens", "others") if self._results.get((n, rows)) is not ids)
         before, binding = self._bound.get((rows, place, greedy), (None, None))
         if binding is None or before is not past:
@@ -172,7 +172,7 @@ class Decoder:
         return binding
 
     def _kept(self, name: str, shape: tuple[int, ...], dtype: str) -> DeviceTensor:
-        """Where a result goes: the same memory in each run of as many rows."""
+        """The memory of a result: the same in each run with as many rows."""
         key = (name, shape[0])
         if key not in self._results:
             self._results[key] = self.session.empty_device_tensor(shape, dtype)
@@ -180,7 +180,7 @@ class Decoder:
 
     @property
     def sessions(self) -> list[InferenceSession]:
-        """What runs the model."""
+        """The sessions of the model."""
         return [self.session]
 
     def close(self) -> None:
@@ -195,7 +195,8 @@ def _mask(lengths: Array, count: int, window: int) -> Array:
     return (np.arange(window) < (lengths + count)[:, None]).astype(np.int64)
 
 
-#: what a model may read beside its caches, from the rows' lengths, the number of new tokens and the mask's length
+#: computes a model's inputs other than tokens and caches, from the rows' lengths, the number of new tokens and the
+#: mask's length
 _FEEDS: dict[str, Any] = {
     "input_ids": None,
     "attention_mask": _mask,
@@ -206,7 +207,7 @@ _FEEDS: dict[str, Any] = {
 
 
 def _present(past: str, outputs: Mapping[str, Any]) -> str:
-    """The output that becomes the input ``past``, by the names that exporters give; "" where there is none."""
+    """The output that becomes the input ``past``, by the naming schemes of known exporters; "" where there is none."""
     for old, new in (("past_key_values", "present"), ("past_key_values", "present_key_values"), ("past", "present")):
         if past.startswith(old) and (name := new + past[len(old) :]) in outputs:
             return name

@@ -1,4 +1,4 @@
-"""Models of an encoder and a decoder (T5, Whisper): the encoder reads the source once, the decoder writes the answer."""
+"""Encoder-decoder models (T5, Whisper): the encoder reads the source once, the decoder generates the answer."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "lo
 
 
 class EncoderDecoder:
-    """The sessions of an encoder and of a decoder, whose first run reads the encoder's states and whose later ones its caches.
+    """The sessions of an encoder and of a decoder. The decoder's first run reads the encoder's states, later ones read
+    the caches of the first.
 
-    Raises as `InferenceSession`, ``FileNotFoundError``, and `UnsupportedModelError` for inputs that generation does not know.
+    Raises as `InferenceSession`, ``FileNotFoundError``, and `UnsupportedModelError` for inputs that generation does not
+    know.
     """
 
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
@@ -73,9 +75,10 @@ class EncoderDecoder:
         return [i.name for i in session.get_inputs() if i.name.startswith("past_key_values.")]
 
     def source(self, given: Any) -> dict[str, Array]:
-        """The encoder's inputs: of token ids; of samples at 16 kHz float32 [count], or features [mels, frames], where it hears.
+        """The encoder's inputs, from token ids, or for audio from samples at 16 kHz float32 [count] or features [mels,
+        frames].
 
-        Raises `InvalidInputError` for what it does not take.
+        Raises `InvalidInputError` for a source that the encoder does not accept.
         """
         if not self._audio:
             ids = np.asarray(given)
@@ -97,7 +100,7 @@ class EncoderDecoder:
 
     @property
     def sessions(self) -> list[InferenceSession]:
-        """What runs the model: the encoder, and the decoder without caches and with them."""
+        """The sessions of the model: the encoder, and the decoder without caches and with them."""
         return list(dict.fromkeys(self._opened))
 
     def close(self) -> None:
@@ -106,7 +109,7 @@ class EncoderDecoder:
             session.close()
 
 
-#: options that choose the context, which the encoder's session made
+#: options that choose the context, which the encoder's session creates
 _OF_CONTEXT = {"device", "token", "group_id", "context_mode", "sync_mode"}
 
 
@@ -116,11 +119,11 @@ class _State:
 
     source: dict[str, Array]
     states: DeviceTensor | None = None
-    caches: dict[str, DeviceTensor] | None = None  #: by the later decoder's inputs
+    caches: dict[str, DeviceTensor] | None = None  #: by the names of the later decoder's inputs
     held: int = 0
 
     def clear(self) -> None:
-        """Drop what was computed."""
+        """Drop the computed states and caches."""
         old = [*(self.caches or {}).values()]
         self.caches, self.held = None, 0
         for tensor in old:
@@ -128,7 +131,7 @@ class _State:
 
 
 class SourceRows(Rows):
-    """Rows of answers that each have a source."""
+    """Rows of answers, each with its own source."""
 
     def __init__(self, model: EncoderDecoder, limit: int) -> None:
         super().__init__(limit)
@@ -150,7 +153,7 @@ class SourceRows(Rows):
         self._states[row].clear()
 
     def rewind(self, row: int, count: int) -> None:
-        if self._states[row].held != len(self.held[row]):  # an interrupt came between the two
+        if self._states[row].held != len(self.held[row]):  # an interrupt came between the two assignments
             self._trim(row, 0)
         super().rewind(row, count)
 
@@ -225,7 +228,8 @@ def _decoders(folder: Path) -> tuple[Model, Model]:
 
 
 def branch(merged: Model, name: str) -> Model:
-    """The model that a merged decoder is with one answer to ``use_cache_branch``. Raises `InvalidModelError`."""
+    """The branch of a merged decoder that runs for one value of ``use_cache_branch``, as a model. Raises
+    `InvalidModelError`."""
     outer = merged.graph
     if len(outer.nodes) != 1 or outer.nodes[0].op_type != "If":
         raise InvalidModelError(f"{merged.source}: expected one If, as optimum merges decoders")

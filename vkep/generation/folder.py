@@ -12,9 +12,9 @@ from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.generation.sampling import Sampling
 
 GENAI, CONFIG = "genai_config.json", "config.json"
-#: files of a decoder that optimum and transformers.js write, the ones that serve prompts and single tokens first
+#: files of a decoder that optimum and transformers.js write; first those that serve both prompts and single tokens
 DECODERS = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
-#: names of the greatest length of a sequence in configurations of various models
+#: names of a sequence's maximum length in configurations of various models
 _CONTEXT = (
     "max_target_positions",
     "max_position_embeddings",
@@ -24,15 +24,14 @@ _CONTEXT = (
     "max_sequence_length",
     "seq_length",
 )
-#: in genai_config.json: what its patterns of names stand for
+#: the placeholders in the name patterns of genai_config.json
 _PAST = {f"past_{part}_names": f"present_{part}_names" for part in ("key", "value")}
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a folder says of its model. ``context`` is the greatest number of tokens of a sequence (0: it does not say);
-    ``caches`` has the names of past inputs and the present outputs that become them, where the folder lists them.
-    """
+    """The configuration of a model. ``context`` is the maximum number of tokens of a sequence (0: unknown); ``caches``
+    maps past inputs to the present outputs that replace them, where the folder lists them."""
 
     path: Path
     decoder: Path
@@ -41,20 +40,20 @@ class ModelFolder:
     end_tokens: frozenset[int]
     defaults: Sampling
     caches: Mapping[str, str]
-    inputs: Mapping[str, str]  #: what the model's inputs are, by their names, where they are not the usual ones
-    heads: int = 0  #: of keys and values; 0: the model's inputs say it
+    inputs: Mapping[str, str]  #: roles of the model's inputs by name, where the names are not the usual ones
+    heads: int = 0  #: of keys and values; 0: the model's inputs have it
     head_size: int = 0  #: as ``heads``
     encoder: Path | None = None  #: of a model that reads a source
-    start_tokens: tuple[int, ...] = ()  #: what its answers begin with
+    start_tokens: tuple[int, ...] = ()  #: the first tokens of its answers
     never: tuple[int, ...] = ()  #: tokens that are never chosen
-    never_first: tuple[int, ...] = ()  #: nor these as an answer's first
+    never_first: tuple[int, ...] = ()  #: tokens that are never the first of an answer
 
 
 def read_folder(path: str | Path) -> ModelFolder:
     """Read ``genai_config.json``, or ``config.json`` with ``generation_config.json``.
 
-    Raises ``FileNotFoundError`` where the folder or a file of it is not there, `InvalidModelError` for one that cannot be read,
-    `UnsupportedModelError` for a model of a kind that generation does not have.
+    Raises ``FileNotFoundError`` where the folder or one of its files does not exist, `InvalidModelError` for a file
+    that cannot be read, `UnsupportedModelError` for a kind of model that generation does not support.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -69,7 +68,7 @@ def read_folder(path: str | Path) -> ModelFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file's object. Raises `InvalidModelError` where it holds none, ``FileNotFoundError``."""
+    """Read the object in a JSON file. Raises `InvalidModelError` where it holds none, ``FileNotFoundError``."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -130,7 +129,7 @@ def _optimum(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
 
 
 def _start_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
-    """The decoder's start token; Whisper's say more: English, transcribed, without times."""
+    """The decoder's start tokens. Whisper has several: for English, transcription, no timestamps."""
     start = generation.get("decoder_start_token_id", config.get("decoder_start_token_id"))
     if start is None:
         raise InvalidModelError(f"{folder}: no file says decoder_start_token_id")
@@ -153,7 +152,7 @@ def _ids(value: Any) -> frozenset[int]:
 
 
 def _defaults(settings: Mapping[str, Any], source: Path) -> Sampling:
-    """The settings that the folder proposes; greedy where it does not ask for sampling."""
+    """The folder's default settings; greedy unless it requests sampling."""
     known = {f.name for f in fields(Sampling)} - {"max_tokens", "seed", "stop"}
     given: dict[str, Any] = {k: v for k, v in settings.items() if k in known and isinstance(v, (int, float))}
     if not settings.get("do_sample"):

@@ -52,20 +52,21 @@ class Generator:
 
     @property
     def defaults(self) -> Sampling:
-        """The settings that the folder proposes, which are used where none are given."""
+        """The folder's default settings, used where none are given."""
         return self._decoder.folder.defaults
 
     @property
     def decoder(self) -> Decoder | EncoderDecoder:
-        """The model's session, and what is known of it."""
+        """The model's session, with the roles of its inputs."""
         return self._decoder
 
     def sampling(self, **settings: Any) -> Sampling:
-        """The folder's settings with some of them replaced. Raises `InvalidInputError`, ``TypeError`` for a name that is none."""
+        """The folder's settings with some of them replaced. Raises `InvalidInputError`, and ``TypeError`` for an
+        unknown name."""
         return replace(self.defaults, **settings)
 
     def batch(self, max_sequences: int | None = None) -> Batch:
-        """A new batch, to add answers to and to step by hand (servers); close it before the generator."""
+        """A new batch, for servers that add answers and call `Batch.step` themselves; close it before the generator."""
         return Batch(self._decoder, self._encode, self._text_stream, max_sequences or self._limit)
 
     def _encode(self, prompt: str) -> list[int]:
@@ -87,10 +88,10 @@ class Generator:
     @overload
     def generate(self, prompts: Sequence[Prompt], *, start: Sequence[int] = (), **settings: Any) -> list[Answer]: ...
     def generate(self, prompts: Any, *, start: Sequence[int] = (), **settings: Any) -> Answer | list[Answer]:
-        """The answer to a prompt (a text, token ids, or audio as an array), or to each of several; ``settings`` as `Sampling` has
-        them, ``start`` as `Batch.add`.
+        """The answer to a prompt (a text, token ids, or audio as an array), or to each of several. ``settings`` are the
+        fields of `Sampling`, ``start`` is as in `Batch.add`.
 
-        An interrupt (Ctrl-C) leaves the generator usable. Raises as `Batch.add` before the first token.
+        An interrupt (Ctrl-C) leaves the generator usable. Raises as `Batch.add`, before the first token.
         """
         one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
         sampling = self.sampling(**settings)
@@ -105,7 +106,7 @@ class Generator:
                     except ArenaOutOfMemory:
                         if not self._batch.under_way:
                             raise
-                        break  # until another one's caches are free
+                        break  # until the caches of another answer are free
                     waiting.pop(0)
                 self._batch.step()
         finally:
@@ -115,11 +116,12 @@ class Generator:
         return made[0] if one else made
 
     def stream(self, prompt: Prompt, *, start: Sequence[int] = (), **settings: Any) -> Iterator[str]:
-        """The answer's text as it comes; of a model without tokenizer, nothing. Leaving the loop ends the answer."""
+        """Yield the answer's text as it is generated; nothing for a model without tokenizer. Leaving the loop ends the
+        answer."""
         return self.pieces(self._batch.add(prompt, self.sampling(**settings), start=start))
 
     def pieces(self, answer: Answer) -> Iterator[str]:
-        """The text of an answer of this generator's as it comes."""
+        """Yield the text of one of this generator's answers as it is generated."""
         shown = 0
         try:
             while not answer.ended:
@@ -135,13 +137,12 @@ class Generator:
         return self.generate(self.text.chat(messages), **settings)
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Iterator[str]:
-        """`chat`'s text as it comes."""
+        """Yield the text of `chat` as it is generated."""
         return self.stream(self.text.chat(messages), **settings)
 
     def view(self, prompt: Prompt, **settings: Any) -> Page:
-        """A page of an answer, token by token: see `vkep.InferenceSession.view`. The answer is made three times. Raises as
-        `generate`.
-        """
+        """A page of an answer, token by token: see `vkep.InferenceSession.view`. The answer is generated three times.
+        Raises as `generate`."""
         from vkep.generation.viewing import answer_document
 
         sampling = self.sampling(**settings)

@@ -1,4 +1,5 @@
-"""What is changed in a model before it generates: only the last token's logits are computed, and the best token is chosen."""
+"""Changes to a model before it generates: only the last token's logits are computed, and the most probable token is
+chosen."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from vkep.generation.sampling import Choice, Sampling, chooser
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model, Node
 
-#: what may lie between the product and the logits: element by element, with numbers of the model
+#: operators that may be between the product and the logits: elementwise, with constants of the model
 _ELEMENTWISE = {"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Tanh"}
 _PRODUCTS = {"MatMul", "MatMulNBits"}
 _PREFIX = "vkep.generation."
@@ -22,10 +23,10 @@ TOKENS, CHOSEN = f"{_PREFIX}tokens", f"{_PREFIX}chosen"
 
 
 def for_generation(model: Model, logits: str, choose: bool = False) -> Model:
-    """``model`` with logits of the last token alone, where a product gives them, and without the caches that
-    GroupQueryAttention's ``sliding_window_cache`` turns into rings (onnxruntime-genai's builder): each token has its place.
-    With ``choose`` also the outputs `TOKENS` and `CHOSEN`: the most probable tokens, as `sampling.chooser` gives them.
-    """
+    """Return ``model`` changed so that only the last token's logits are computed, where a product computes them, and
+    without the ring buffers of GroupQueryAttention's ``sliding_window_cache`` (onnxruntime-genai's builder): each token
+    has its own place. With ``choose`` it has the further outputs `TOKENS` and `CHOSEN`: the most probable tokens, as
+    `sampling.chooser` computes them."""
     graph = model.graph
     nodes = [_without_ring(node) for node in graph.nodes]
     place = _product(nodes, logits, set(graph.weights))
@@ -52,7 +53,7 @@ def for_generation(model: Model, logits: str, choose: bool = False) -> Model:
 
 
 def spliced(more: onnx.ModelProto, names: Mapping[str, str]) -> Graph:
-    """A small model's graph for another one to take in: its inputs under other ``names``, all else with a prefix."""
+    """A small model's graph prepared for insertion into another: its inputs get other ``names``, all else a prefix."""
     graph = load_model(more).graph
 
     def named(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -73,7 +74,7 @@ def _without_ring(node: Node) -> Node:
 
 
 def _product(nodes: list[Node], logits: str, weights: set[str]) -> int | None:
-    """The node that multiplies by the vocabulary's weights; None where the logits come from another one."""
+    """The node that multiplies by the vocabulary's weights; None where another operator computes the logits."""
     makers = {output: place for place, node in enumerate(nodes) for output in node.outputs}
     constants = weights | {o for node in nodes if not node.reads or node.op_type == "Constant" for o in node.outputs}
     name = logits

@@ -1,4 +1,4 @@
-"""Rows of caches: which tokens each holds, and runs of a decoder that make them hold more."""
+"""Rows of caches: the tokens that each holds, and runs of a decoder that append to them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from vkep.generation.decoder import Decoder, Made
 
 
 class Rows(ABC):
-    """A row is one sequence's caches; ``held`` has the tokens whose keys and values it holds. A row whose sequence has ended
-    keeps them, for a prompt that begins with the same tokens.
-    """
+    """A row is one sequence's caches; ``held`` has the tokens whose keys and values it holds. A row keeps them after
+    its sequence has ended, for a prompt with the same first tokens."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held: list[list[int]] = []
 
     def take(self, prompt: Sequence[int], busy: Collection[int], source: Any = None) -> int:
-        """A row that is not ``busy``, for a new sequence; it holds as much of the prompt as one held already, but not its last
-        token. ``source``: what an encoder reads, where there is one. Raises `InvalidInputError` where all are busy,
-        `ArenaOutOfMemory`.
-        """
+        """Take a row that is not ``busy`` for a new sequence: the one that already holds the longest prefix of the
+        prompt, which is kept except for the prompt's last token. ``source``: the encoder's input, if any. Raises
+        `InvalidInputError` where all are busy, `ArenaOutOfMemory`."""
         free = [row for row in range(len(self.held)) if row not in busy]
         shared = {row: self._shared(row, prompt) for row in free}
         row = max(free, key=lambda r: shared[r], default=-1)
-        # another conversation's row is left alone while there is room for one more
+        # leave another conversation's row alone while a new row may be added
         if row < 0 or (shared[row] * 2 < len(self.held[row]) and len(self.held) < self.limit):
             row = next((r for r in free if not self.held[r]), len(self.held))
         if row >= self.limit:
@@ -51,41 +49,40 @@ class Rows(ABC):
         return self._usable(row, same)
 
     def rewind(self, row: int, count: int) -> None:
-        """Hold no more than the first ``count`` tokens: what an interrupted step did is done again."""
+        """Keep only the first ``count`` tokens: an interrupted step is repeated."""
         if len(self.held[row]) > count:
             self._trim(row, self._usable(row, count))
 
     @abstractmethod
     def _usable(self, row: int, count: int) -> int:
-        """How many of the first ``count`` tokens that a row holds can be kept without the rest."""
+        """How many of the first ``count`` tokens of a row can be kept without the rest."""
 
     @abstractmethod
     def _trim(self, row: int, count: int) -> None:
-        """Keep only the first tokens of a row, as many as `_usable` said."""
+        """Keep only the first tokens of a row, as many as `_usable` returned."""
 
     @abstractmethod
     def reserve(self, row: int, tokens: int) -> None:
-        """Room for as many tokens in a row, which may be the next one. Raises `ArenaOutOfMemory`."""
+        """Ensure capacity for this many tokens in a row, which may be a new one. Raises `ArenaOutOfMemory`."""
 
     @abstractmethod
     def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
-        """What `Decoder.on_rows` gives of tokens that follow those in the row."""
+        """Run `Decoder.on_rows` on tokens that follow those in the row; returns its result."""
 
     @abstractmethod
     def step(
         self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
     ) -> Iterator[tuple[range, Made]]:
-        """What `Decoder.on_rows` gives of the next token of some rows, with the rows that it is of.
-        ``known`` are tokens on the device and the same on the host, which serve where they are those wanted.
-        """
+        """Run `Decoder.on_rows` on the next token of some rows; yields each result with its rows. ``known`` are tokens
+        on the device, and the same on the host: used where they are the tokens to run."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
 
 class BufferRows(Rows):
-    """Rows of common buffers with room for more; one run makes a step of all."""
+    """Rows of common buffers with capacity for more; one run makes a step of all."""
 
     def __init__(self, decoder: Decoder, limit: int) -> None:
         super().__init__(limit)
@@ -121,7 +118,7 @@ class BufferRows(Rows):
         self.reserve(rows[-1], max(len(self.held[row]) for row in tokens) + 1)
         for row in rows:
             if row not in tokens:
-                del self.held[row][self._caches.room - 1 :]  # the run writes a place behind them
+                del self.held[row][self._caches.room - 1 :]  # the run also writes one position after the tokens
         on_device, on_host = known or (None, [])
         wanted = [tokens.get(row, on_host[k] if k < len(on_host) else 0) for k, row in enumerate(rows)]
         same = on_device is not None and on_host == wanted
@@ -137,7 +134,7 @@ class BufferRows(Rows):
 
 
 class GrownRows(Rows):
-    """Rows of buffers that each run makes anew, longer by its tokens: a run for each row."""
+    """Rows of buffers that each run allocates anew, longer by its tokens: a run for each row."""
 
     def __init__(self, decoder: Decoder, limit: int) -> None:
         super().__init__(limit)
@@ -154,7 +151,7 @@ class GrownRows(Rows):
             self._caches[row] = self._decoder.grown_caches()
 
     def rewind(self, row: int, count: int) -> None:
-        if self._caches[row].length != len(self.held[row]):  # an interrupt came between the two
+        if self._caches[row].length != len(self.held[row]):  # an interrupt came between the two assignments
             count = -1
         super().rewind(row, count)
 
@@ -174,7 +171,7 @@ class GrownRows(Rows):
         self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
     ) -> Iterator[tuple[range, Made]]:
         for row, token in tokens.items():
-            # the tokens on the device are those of one run: the next row's overwrites them
+            # the tokens on the device are those of one run: the next row's run overwrites them
             same = known is not None and known[1] == [token] and len(tokens) == 1
             ids = known[0] if same and known is not None else np.array([[token]], np.int64)
             yield range(row, row + 1), self._feed(row, ids, [token], greedy)

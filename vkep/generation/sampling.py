@@ -18,9 +18,9 @@ Array = np.ndarray[Any, Any]
 
 #: logits further below the best one than this (after the temperature) are never chosen: their probability is below e^-32
 _RANGE = 32.0
-#: each round of a search divides the range that a threshold lies in by one more than `_LEVELS`
+#: each round of a search divides the interval that contains a threshold by `_LEVELS` + 1
 _LEVELS, _ROUNDS = 15, 5
-#: columns of the settings that a run brings for each sequence
+#: columns of the per-sequence settings that are an input of each run
 _COLUMNS = ("temperature", "top_k", "top_p", "min_p", "penalty", "chance")
 #: token ids that a penalty reads are padded to a multiple of this, so that few shapes occur
 _PADDED = 64
@@ -28,18 +28,15 @@ _PADDED = 64
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one answer is made. Filters apply in the order of the fields, after ``repetition_penalty``.
+    """How one answer is generated. Filters apply in the order of the fields, after ``repetition_penalty``.
 
-    temperature: 0 takes the most probable token always.
-    top_k: only the k most probable tokens; 0: all.
-    top_p: only the most probable tokens that together have this share of what is left.
-    min_p: only tokens of at least this share of the most probable one's probability.
-    repetition_penalty: divides the logits (multiplies negative ones) of tokens that occurred, prompt included (arXiv:1909.05858).
-    seed: the same seed gives the same tokens, whatever else is in the batch; None: another one each time.
-    max_tokens: of the answer; None: until the context is full.
-    stop: texts that end the answer; they are no part of it.
-    stop_tokens: ids that end it, besides the model's own.
-    ignore_end: the model's own end tokens do not end the answer.
+    temperature: 0 always takes the most probable token. top_k: only the k most probable tokens; 0: all. top_p: only the
+    most probable tokens that together have this share of what is left. min_p: only tokens of at least this share of the
+    most probable one's probability. repetition_penalty: divides the logits (multiplies negative ones) of tokens that
+    occurred, prompt included (arXiv:1909.05858). seed: the same seed gives the same tokens, whatever else is in the
+    batch; None: a different one each time. max_tokens: of the answer; None: until the context is full. stop: texts that
+    end the answer; they are not part of it. stop_tokens: ids that end it, besides the model's own. ignore_end: the
+    model's own end tokens do not end the answer.
 
     Raises `InvalidInputError` for values out of range.
     """
@@ -77,12 +74,12 @@ class Sampling:
 
 @dataclass
 class Chances:
-    """The random numbers of a sequence: the n-th depends on the seed and n alone, so that a step may be done again."""
+    """The random numbers of a sequence: the n-th depends only on the seed and n, so that a step may be repeated."""
 
     seed: int = field(default_factory=lambda: secrets.randbits(63))
 
     def at(self, index: int) -> float:
-        """A number of [0, 1) that float32 holds."""
+        """The n-th number, in [0, 1), exact in float32."""
         return random.Random(f"{self.seed}:{index}").getrandbits(23) / 2**23
 
 
@@ -93,7 +90,7 @@ def settings_of(sampling: Sampling, chance: float) -> tuple[float, ...]:
 
 
 def padded(seen: Sequence[Sequence[int]]) -> Array:
-    """Token ids that occurred, [batch, count] int64: shorter rows repeat their first one."""
+    """Pad token ids that occurred to [batch, count] int64: shorter rows repeat their first one."""
     longest = max(map(len, seen))
     width = -(-longest // _PADDED) * _PADDED
     return np.array([[*row, *[row[0]] * (width - len(row))] for row in seen], np.int64)
@@ -101,7 +98,7 @@ def padded(seen: Sequence[Sequence[int]]) -> Array:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a batch's settings ask of the graph that chooses."""
+    """The options of the choosing graph that a batch's settings need."""
 
     sample: bool
     top_k: bool
@@ -111,14 +108,14 @@ class Choice:
 
     @classmethod
     def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
-        """What the settings of a batch ask for together; ``never`` are tokens that are not chosen."""
+        """The options that the settings of a batch need together; ``never`` are tokens that are not chosen."""
         hot = [s for s in each if s.temperature]
         penalty = any(s.repetition_penalty != 1 for s in each)
         return cls(bool(hot), any(s.top_k for s in hot), any(s.top_p < 1 for s in hot), penalty, never)
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token of each sequence is what they all ask for."""
+        """Whether every sequence takes its most probable token."""
         return not (self.sample or self.penalty or self.never)
 
     @property
@@ -130,9 +127,10 @@ class Choice:
 def chooser(element: int, choice: Choice, vocabulary: int = 0) -> onnx.ModelProto:
     """The graph that chooses from the last logits of each sequence.
 
-    Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; where ``choice`` asks for them ``settings``
-    float32 [batch, 6] and ``seen`` int64 [batch, count]. Outputs: ``tokens`` int64 [batch, 1], what the next step reads, and
-    ``chosen`` int32 [batch], what the host reads. Where some tokens are never chosen, the size of the ``vocabulary`` is needed.
+    Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; where ``choice`` asks for them
+    ``settings`` float32 [batch, 6] and ``seen`` int64 [batch, count]. Outputs: ``tokens`` int64 [batch, 1], for the
+    next step, and ``chosen`` int32 [batch], for the host. Where some tokens are never chosen, the size of the
+    ``vocabulary`` is needed.
 
     Nothing is sorted: the thresholds of top-k and top-p are searched for by counting, several levels a round.
     """
@@ -166,7 +164,7 @@ def chooser(element: int, choice: Choice, vocabulary: int = 0) -> onnx.ModelProt
 
 
 def _sampled(g: _Graph, x: str, best: str, column: dict[str, str], choice: Choice) -> str:
-    """The token where the running sum of the probabilities that are left passes the chance."""
+    """The first token at which the running sum of the remaining probabilities exceeds the random number."""
     greedy = g.add("Equal", column["temperature"], g.number(0))
     heat = g.add("Where", greedy, g.number(1), column["temperature"])
     z = g.add("Div", g.add("Sub", x, g.add("ReduceMax", x, g.ints(1), keepdims=1)), heat)
@@ -189,15 +187,15 @@ def _sampled(g: _Graph, x: str, best: str, column: dict[str, str], choice: Choic
     total = g.add("Slice", sums, g.ints(-1), g.ints(2**31 - 1), g.ints(1))
     wanted = g.add("Mul", column["chance"], total)
     place = g.add("ArgMax", g.add("Cast", g.add("Greater", sums, wanted), to=TensorProto.INT32), axis=1, keepdims=1)
-    # where rounding lets no sum pass, the best one
+    # the most probable one, where rounding keeps the sum below the random number
     none = g.add("GreaterOrEqual", wanted, total)
     return g.add("Where", g.add("Or", greedy, none), best, place)
 
 
 def _threshold(g: _Graph, z: str, weights: str, wanted: str) -> str:
-    """The highest level of ``z`` [batch, vocabulary], to within the search's last step, at and above which ``weights`` (a number,
-    or [batch, 1, vocabulary]) sum to ``wanted`` [batch, 1] or more; the lowest there is where they do not.
-    """
+    """The highest level of ``z`` [batch, vocabulary], within the search's last step, such that ``weights`` (a number,
+    or [batch, 1, vocabulary]) of the elements at or above it sum to ``wanted`` [batch, 1] or more; the lowest level
+    where no such level exists."""
     high = g.add("Unsqueeze", z, g.ints(1))
     lowest, width = g.constant(np.full((1, 1), -_RANGE, np.float32)), _RANGE
     for _ in range(_ROUNDS):

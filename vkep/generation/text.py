@@ -1,4 +1,4 @@
-"""Text and tokens: `tokenizer.json`, chat templates, and text that is streamed as it becomes known."""
+"""Text and tokens: `tokenizer.json`, chat templates, and streamed text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vkep.errors import InvalidInputError, InvalidModelError, VkepError
 from vkep.generation.folder import read_json
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-#: what a tokenizer gives for bytes that are no whole character yet
+#: the replacement character that a tokenizer returns for an incomplete character
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-#: tokens of context that make a tokenizer join texts as it would within the whole one
+#: number of preceding tokens with which a tokenizer joins texts as it would within the whole one
 _BEFORE = 6
 
 
@@ -47,14 +47,14 @@ class Text:
             ) from None
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises Exception itself
+        except Exception as error:  # the package raises plain Exception
             raise InvalidModelError(f"{path}: no tokenizer that the package tokenizers reads ({error})") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._folder = folder
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; with ``special`` those that the tokenizer puts around a prompt too."""
+        """The tokens of a text; with ``special`` also those that the tokenizer puts around a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -71,7 +71,7 @@ class Text:
         template = self._template(config)
         special = {k: _content(v) for k, v in config.items() if k.endswith("_token") and v is not None}
         text = render(template, {**special, "messages": list(messages), "add_generation_prompt": True, **more})
-        return self.encode(text, special=False)  # the template writes the special tokens
+        return self.encode(text, special=False)  # the template contains the special tokens
 
     def _template(self, config: Mapping[str, Any]) -> str:
         file = self._folder / "chat_template.jinja"
@@ -79,7 +79,7 @@ class Text:
             return file.read_text(encoding="utf-8")
         beside = self._folder / "chat_template.json"
         found = config.get("chat_template") or (read_json(beside).get("chat_template") if beside.is_file() else None)
-        if isinstance(found, list):  # several, by name
+        if isinstance(found, list):  # several templates, by name
             named = {entry.get("name"): entry.get("template") for entry in found}
             found = named.get("default") or next(iter(named.values()), None)
         if not isinstance(found, str):
@@ -95,7 +95,8 @@ def _content(token: Any) -> str:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """A chat template's text. Templates come with models that are not trusted: the sandbox keeps them from the interpreter.
+    """Render a chat template. Templates come with models that are not trusted: the sandbox keeps them from accessing
+    the interpreter.
 
     Raises `InvalidInputError` where it fails, `MissingPackageError` without the package jinja2.
     """
@@ -121,23 +122,24 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 class TextStream:
-    """The text of tokens that come one by one. Bytes of an unfinished character, and what may become a stop text, wait."""
+    """The text of tokens that are added one by one. It holds back bytes of an incomplete character, and text that may
+    become a stop text."""
 
     def __init__(self, text: Text, stop: Sequence[str] = (), before: Sequence[int] = ()) -> None:
-        """``before``: the tokens that the first one follows."""
+        """``before``: the tokens before the first one."""
         self._text, self._stop = text, stop
         self._ids = list(before[-_BEFORE:])
         self._start, self._shown = 0, len(self._ids)
         self._waiting = ""
-        self.stopped = False  #: a stop text has come: nothing is given any more
+        self.stopped = False  #: a stop text was found: no further text is returned
 
     def add(self, token: int) -> str:
-        """What becomes known with the next token."""
+        """Add a token; returns the text that is complete with it."""
         self._ids.append(token)
         return self._take(final=False)
 
     def end(self) -> str:
-        """What was still waiting."""
+        """Return the text that was held back."""
         return "" if self.stopped else self._take(final=True)
 
     def _take(self, final: bool) -> str:
@@ -160,5 +162,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many last characters of ``text`` the stop text may begin with."""
+    """How many of the last characters of ``text`` may be the beginning of the stop text."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Gathers the document of a page (`vkep.view`) from an answer that a language model makes, token by token."""
+"""Collects the document of a page (`vkep.view`) from an answer of a language model, token by token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from vkep.view.graph import GraphDocument, value_kinds
 def answer_document(
     sessions: Sequence[InferenceSession], title: str, batch: Callable[[], Batch], add: Callable[[Batch], Answer]
 ) -> dict[str, Any]:
-    """The document of an answer; ``add`` begins one in a new batch. It is made three times: to plan, to record, to time.
+    """The document of an answer; ``add`` starts it in a new batch. It is generated three times: to plan, to record, to
+    measure.
 
     Raises as `Batch.step`.
     """
@@ -31,7 +32,7 @@ def answer_document(
     tracer: Tracer | None = None
     if delegate.context.device.family.timestamp_valid_bits:
         try:
-            for _ in range(2):  # the first one records
+            for _ in range(2):  # the first run records
                 tracer = Tracer(delegate, [])
                 for session in sessions:
                     session._parts.watch = tracer
@@ -52,7 +53,7 @@ def answer_document(
 
 
 def _made(batch: Callable[[], Batch], add: Callable[[Batch], Answer], tracer: Tracer | None) -> list[dict[str, Any]]:
-    """Make the answer; its steps: text, start and end."""
+    """Generate the answer; returns its steps: text, begin and end."""
     steps: list[dict[str, Any]] = []
     own = batch()
     try:
@@ -100,7 +101,8 @@ def _add_graphs(
 
 
 def _add_times(document: dict[str, Any], run: RunTrace, limits: Sequence[float]) -> None:
-    """Each dispatch's time: the median over the steps that had it. Where dispatches overlap they are counted whole."""
+    """Each dispatch's time: the median over the steps that contain it. Overlapping dispatches count with their whole
+    time."""
     samples: dict[tuple[int, int], list[float]] = {}
     for span in run.gpu:
         samples.setdefault((span.island, span.dispatch), []).append(span.end - span.start)

@@ -1,4 +1,4 @@
-"""ONNX in: models read from files, bytes or protos into plain nodes, values and weights."""
+"""Reads ONNX models from files, bytes or protos into plain nodes, values and weights."""
 
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model, Node, ValueInfo

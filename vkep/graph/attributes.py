@@ -1,7 +1,8 @@
-"""Attributes that several operators share, as records with ONNX's names and defaults, and how a declared function takes them.
+"""Attributes that several operators share, as records with ONNX's names and defaults, and their use in declared
+functions.
 
-The lowerings for Vulkan (`vkep.ops`) and for TOSA (`vkep.tosa.ops`) declare an operator by a function whose signature is its
-schema. A keyword-only parameter that is annotated with a record stands for all of the record's attributes.
+The lowerings for Vulkan (`vkep.ops`) and for TOSA (`vkep.tosa.ops`) declare an operator by a function whose signature
+is its schema. A keyword-only parameter that is annotated with a record receives all of the record's attributes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Ints = Sequence[int] | None
 
 @dataclass(frozen=True, kw_only=True)
 class ConvAttributes:
-    """Of Conv, ConvInteger and QLinearConv."""
+    """Attributes of Conv, ConvInteger and QLinearConv."""
 
     auto_pad: str = "NOTSET"
     dilations: Ints = None
@@ -35,7 +36,7 @@ class ConvAttributes:
         return resolve_window(x[2:], self.kernel(w), self.strides, self.pads, self.dilations, self.auto_pad)
 
     def kernel(self, w: Sequence[int]) -> Sequence[int]:
-        """The spatial shape of weights of shape ``w``; `InvalidNode` where ``kernel_shape`` says another."""
+        """The spatial shape of weights of shape ``w``. Raises `InvalidNode` where ``kernel_shape`` differs."""
         if self.kernel_shape is not None and tuple(self.kernel_shape) != tuple(w[2:]):
             raise InvalidNode(f"kernel_shape {list(self.kernel_shape)} for weights of shape {list(w)}")
         return w[2:]
@@ -56,7 +57,7 @@ class ConvTransposeAttributes(ConvAttributes):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAttributes:
-    """Of AveragePool, MaxPool and LpPool."""
+    """Attributes of AveragePool, MaxPool and LpPool."""
 
     kernel_shape: Sequence[int]
     auto_pad: str = "NOTSET"
@@ -83,7 +84,7 @@ class GemmAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormAttributes:
-    """Of LayerNormalization, RMSNormalization and SimplifiedLayerNormalization."""
+    """Attributes of LayerNormalization, RMSNormalization and SimplifiedLayerNormalization."""
 
     axis: int = -1
     epsilon: float = 1e-5
@@ -92,7 +93,7 @@ class LayerNormAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormAttributes:
-    """Of BatchNormalization, from version 14 on."""
+    """Attributes of BatchNormalization, from version 14 on."""
 
     epsilon: float = 1e-5
     momentum: float = 0.9
@@ -101,7 +102,7 @@ class BatchNormAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeAttributes:
-    """Of Resize, from version 11 on."""
+    """Attributes of Resize, from version 11 on."""
 
     antialias: int = 0
     axes: Ints = None
@@ -117,7 +118,7 @@ class ResizeAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class DequantizeAttributes:
-    """Of DequantizeLinear."""
+    """Attributes of DequantizeLinear."""
 
     axis: int = 1
     block_size: int = 0
@@ -126,7 +127,7 @@ class DequantizeAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeAttributes(DequantizeAttributes):
-    """Of QuantizeLinear."""
+    """Attributes of QuantizeLinear."""
 
     precision: int = 0
     saturate: int = 1
@@ -134,7 +135,7 @@ class QuantizeAttributes(DequantizeAttributes):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentAttributes:
-    """Of LSTM and GRU, and but for a default of RNN."""
+    """Attributes of LSTM and GRU, and of RNN except for one default."""
 
     activation_alpha: Sequence[float] | None = None
     activation_beta: Sequence[float] | None = None
@@ -147,7 +148,7 @@ class RecurrentAttributes:
 
 @dataclass(frozen=True, kw_only=True)
 class RnnAttributes(RecurrentAttributes):
-    """Of RNN."""
+    """Attributes of RNN."""
 
     activations: Sequence[str] | None = ("Tanh", "Tanh")
 
@@ -158,21 +159,21 @@ REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Signature:
-    """What a declared function's parameters say of its operator; the first parameter, a builder, is left out."""
+    """The operator's inputs and attributes, from a declared function's parameters without the first one, a builder."""
 
     inputs: tuple[str, ...]
     required: int
-    needed: tuple[bool, ...]  #: of each input, whether it is never absent
+    needed: tuple[bool, ...]  #: for each input, whether it is required
     variadic: bool
     attributes: Mapping[str, Any]  #: name to default, or `REQUIRED`
-    told: frozenset[str]  #: parameters that are no attributes, but facts of the node
+    told: frozenset[str]  #: parameters that are not attributes, but facts of the node
     record: (
         tuple[str, type[Any], frozenset[str]] | None
     )  #: the parameter that takes a record, and the record's attributes
 
     @classmethod
     def of(cls, function: Callable[..., Any], facts: Collection[str] = ()) -> Signature:
-        """``facts`` are names of keyword parameters that stand for facts of the node."""
+        """Read a function's signature. ``facts`` are names of keyword parameters for facts of the node."""
         parameters = list(inspect.signature(function).parameters.values())[1:]
         positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         attributes: dict[str, Any] = {}
@@ -203,7 +204,8 @@ class Signature:
         return tuple(name for name, default in self.attributes.items() if default is REQUIRED)
 
     def keywords(self, attributes: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-        """Keyword arguments for the function: a node's attributes, those of the record in it, and the facts that it asks for."""
+        """Keyword arguments for the function: a node's attributes, the record with its attributes, and the facts that
+        the function takes."""
         given = dict(attributes)
         if self.record is None and not self.told:
             return given

@@ -1,4 +1,4 @@
-"""Parts of files, read when they are asked for and copied: a mapped file that somebody cuts would end the process (SIGBUS)."""
+"""Reads parts of files on request. Files are not mapped: truncating a mapped file would end the process (SIGBUS)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ import numpy as np
 from vkep.errors import InvalidModelError
 
 LastWrite = tuple[int, ...]
-#: bytes that `FileBytes` reads at once where single ones are asked for
+#: bytes that `FileBytes` reads at once when single ones are requested
 _WINDOW = 1 << 16
 
 
 def last_write(status: os.stat_result) -> LastWrite:
-    """What changes when a file is written to or replaced."""
+    """A value that changes when a file is written to or replaced."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def file_identity(path: Path, status: os.stat_result) -> str:
-    """What stands for a file's content: its path, place on disk, size and last change."""
+    """The identity of a file, in place of its content: its path, place on disk, size and last change."""
     times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
     return f"{path.absolute()}:{status.st_dev}:{status.st_ino}:{status.st_size}:{times}"
 
 
 class FileReader:
-    """Reads parts of an open file for as long as somebody may ask; the file closes with the last who may. Safe to use from
-    several threads, and from a forked process.
-    """
+    """Reads parts of an open file, which closes with its last reader. Safe to use from several threads, and from a
+    forked process."""
 
     def __init__(self, path: Path, known: LastWrite | None = None) -> None:
         """``known``: the last write that was seen before. Raises `OSError`, `InvalidModelError` for a later one."""
@@ -60,7 +59,7 @@ class FileReader:
             raise InvalidModelError(f"{self._path} was changed after the model was opened: open the model again")
 
     def _read_at(self, start: int, into: memoryview) -> int:
-        if hasattr(os, "preadv"):  # without the offset that threads and forked processes share
+        if hasattr(os, "preadv"):  # pread: threads and forked processes share the file's offset
             return os.preadv(self._file.fileno(), [into], start)
         assert isinstance(self._file, io.FileIO)
         self._file.seek(start)
@@ -68,7 +67,7 @@ class FileReader:
 
 
 class FileBytes:
-    """A file's bytes as `vkep.graph.wire` asks for them: a few at a time, or a range."""
+    """A file's bytes for `vkep.graph.wire`: a few at a time, or a range."""
 
     def __init__(self, reader: FileReader) -> None:
         self._reader, self._size = reader, reader.status.st_size
@@ -117,7 +116,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class ClosedFilePart:
-    """Part of a file that is opened whenever it is read: a model may have one for each of thousands of weights."""
+    """Part of a file that is opened for each read: a model may have thousands of weights in files of their own."""
 
     path: Path
     known: LastWrite

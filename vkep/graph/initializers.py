@@ -13,9 +13,10 @@ from vkep.graph.weights import ArrayWeight, Weight
 
 
 def with_initializers(model: Model, given: Mapping[str, np.ndarray]) -> Model:
-    """``model`` with each initializer that ``given`` names as that array.
+    """Return ``model`` with the initializers that ``given`` names replaced by its arrays.
 
-    Raises `ValueError` for a name that is no initializer of the model's graph, and for an array of another type or shape.
+    Raises `ValueError` for a name that is not an initializer of the model's graph, and for an array of another type or
+    shape.
     """
     weights: dict[str, Weight] = dict(model.graph.weights)
     for name, array in given.items():
@@ -30,4 +31,4 @@ def with_initializers(model: Model, given: Mapping[str, np.ndarray]) -> Model:
             )
         weights[name] = ArrayWeight(name, np.array(array))
     graph = replace(model.graph, weights=weights)
-    return replace(model, graph=graph, file_identity="")  # its plans are not the file's
+    return replace(model, graph=graph, file_identity="")  # the file's plans do not apply to it

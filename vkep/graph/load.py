@@ -1,4 +1,4 @@
-"""Reading a model: bytes to `Model`, with everything that is wrong in it said in one sentence."""
+"""Reads a model: bytes to `Model`; an invalid model is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def load_model(
 ) -> Model:
     """Read a model from a path, its bytes, or a ``ModelProto``.
 
-    Weights in external files are looked for beside the model, or in ``base_dir``. Attributes that are ignored (`unchecked`) are
-    warned of, or with ``unknown_attributes="error"`` an `InvalidModelError`. Raises `FileNotFoundError`,
-    `InvalidModelError` (no ONNX model, or one that breaks the specification), `UnsupportedModelError` (compiled for ONNX
-    Runtime, or of more than ``max_nodes`` nodes once its functions are laid out) or `TypeError`.
+    Weights in external files are searched beside the model, or in ``base_dir``. Attributes that are ignored
+    (`unchecked`) are warned of, or with ``unknown_attributes="error"`` an `InvalidModelError`. Raises
+    `FileNotFoundError`, `InvalidModelError` (no ONNX model, or one that breaks the specification),
+    `UnsupportedModelError` (compiled for ONNX Runtime, or of more than ``max_nodes`` nodes after its functions are
+    inlined) or `TypeError`.
     """
-    if isinstance(source, Model):  # read already, and perhaps rewritten
+    if isinstance(source, Model):  # read already, and may have been rewritten
         return source
     read = _read(source, Path(base_dir) if base_dir is not None else None)
     proto, name, contents = read.proto, read.name, read.contents
@@ -113,7 +114,7 @@ def _refuse_compiled(graph: Graph, name: str) -> None:
 
 
 def _check_size(proto: onnx.ModelProto, name: str, most: int | None) -> None:
-    """Before functions are laid out: a kilobyte of them may become any number of nodes."""
+    """Check the size before functions are inlined: a kilobyte of functions may expand to any number of nodes."""
     functions = {(f.domain, f.name): f.node for f in proto.functions}
     counts: dict[tuple[str, str], int] = {}
     entered: set[tuple[str, str]] = set()
@@ -146,8 +147,8 @@ def read_graph(
     where: str,
     contents: Mapping[int, Content] | None = None,
 ) -> Graph:
-    """Read one graph (a model's, or the body of a control-flow operator). ``contents`` give the bytes of initializers, by
-    their place, that ``proto`` was read without.
+    """Read one graph (a model's, or the body of a control-flow operator). ``contents`` are the bytes of the
+    initializers that ``proto`` was read without, by index.
     """
     _check_names(proto, where)
     contents = contents or {}
@@ -175,7 +176,7 @@ def read_graph(
 
 
 def _check_names(proto: onnx.GraphProto, where: str) -> None:
-    """Protobuf gives text that is no UTF-8 as bytes: such a file is damaged."""
+    """Check that names are text: protobuf returns text that is not UTF-8 as bytes. Such a file is damaged."""
     names = [v.name for part in (proto.input, proto.output, proto.initializer) for v in part]
     for node in proto.node:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
@@ -188,7 +189,7 @@ def _check_names(proto: onnx.GraphProto, where: str) -> None:
 class _Read:
     proto: onnx.ModelProto  #: without the bytes of its large initializers
     folder: Path | None  #: of external data
-    name: str  #: what to call the model
+    name: str  #: the model's name in messages
     contents: dict[int, Content]  #: those bytes, by the initializers' places
     identity: str = ""
 
@@ -232,14 +233,15 @@ class _Held:
         self._view, self.nbytes = view, view.nbytes
 
     def __call__(self) -> np.ndarray:
-        return np.array(self._view)  # at a boundary that any element may start at
+        return np.array(self._view)  # aligned for any element type
 
     def read_into(self, out: np.ndarray) -> None:
         out[:] = self._view
 
 
 def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
-    """A model file (its large initializers are read when they are asked for), its size and identity. Raises `OSError`."""
+    """Open a model file (its large initializers are read on use). Returns it, its size and identity. Raises
+    `OSError`."""
     reader = FileReader(path)
     size = reader.status.st_size
     if size == 0:
@@ -250,7 +252,7 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
     found, raw = wire.split(data) or (bytes(data[:]), [])
     parts = {r.initializer: FilePart(reader, r.start, r.end) for r in raw}
     contents: dict[int, Content] = dict(parts)
-    if not hasattr(os, "preadv"):  # Windows, where an open file cannot be replaced either
+    if not hasattr(os, "preadv"):  # Windows, where an open file cannot be replaced
         contents = {index: _Held(part().data) for index, part in parts.items()}
     return found, size, contents, file_identity(path, reader.status)
 
@@ -301,7 +303,7 @@ def _read_node(
 
 
 def _graph_around(node: onnx.NodeProto, captures: Sequence[str]) -> onnx.GraphProto:
-    """The node alone in a graph whose inputs (of any type) it reads."""
+    """A graph of the node alone, whose inputs (of any type) are the values that it reads."""
     reads = dict.fromkeys([*(n for n in node.input if n), *captures])
     inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ()) for name in reads]
     outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ()) for name in node.output if name]
@@ -341,7 +343,7 @@ def _constant(proto: onnx.NodeProto, folder: Path | None) -> Weight | None:
 
 
 def _value_info(proto: onnx.ValueInfoProto) -> ValueInfo:
-    if not proto.type.HasField("tensor_type"):  # a body need not say its outputs' types
+    if not proto.type.HasField("tensor_type"):  # a body may omit the types of its outputs
         return ValueInfo(proto.name, 0, None, proto.type if proto.type.WhichOneof("value") is not None else None)
     tensor = proto.type.tensor_type
     if not tensor.HasField("shape"):
@@ -362,7 +364,7 @@ def _check_names_once(
     defined = {v.name for v in inputs} | set(weights)
     for node in nodes:
         for name in node.reads:
-            # a body may use its outer graph's values, so only a top-level graph (where is set) is held to this
+            # a body may use values of its outer graph, so only a top-level graph (where is set) is checked
             if name not in defined and where:
                 raise InvalidModelError(
                     f"{where}: {node.title} reads {name!r}, which no input, weight or earlier node defines"

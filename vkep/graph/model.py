@@ -1,4 +1,4 @@
-"""The model as vkep sees it: nodes in topological order, typed values, weights that stay where they are."""
+"""The model: nodes in topological order, typed values, and weights that are read on use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx
 
 from vkep.graph.weights import Weight
 
-#: A dimension: a size, a symbol's name, or None where the model does not say.
+#: A dimension: a size, a symbol's name, or None where the model has neither.
 Dim = int | str | None
 
 
@@ -20,9 +20,10 @@ class ValueInfo:
     """A graph input or output. ``shape`` is None where the model gives no rank."""
 
     name: str
-    elem_type: int  #: ``TensorProto.DataType``; 0 where it is no tensor
+    elem_type: int  #: ``TensorProto.DataType``; 0 for anything but a tensor
     shape: tuple[Dim, ...] | None
-    other: onnx.TypeProto | None = field(default=None, compare=False, repr=False)  #: of a sequence, map or optional
+    #: the type of a sequence, map or optional
+    other: onnx.TypeProto | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_tensor(self) -> bool:
@@ -31,7 +32,7 @@ class ValueInfo:
 
     @property
     def is_optional(self) -> bool:
-        """Whether None may stand for it."""
+        """Whether None is a valid value."""
         return self.other is not None and self.other.HasField("optional_type")
 
     @property
@@ -44,7 +45,7 @@ class ValueInfo:
 class Node:
     """One ONNX node. ``inputs`` and ``outputs`` name values; "" marks an absent optional one."""
 
-    index: int  #: position in its graph's topological order
+    index: int  #: position in the topological order of its graph
     name: str  #: as in the model, or ``<op_type>_<index>`` where the model gives none
     op_type: str
     domain: str
@@ -56,7 +57,7 @@ class Node:
 
     captures: tuple[str, ...] = ()  #: values of the outer graph that its bodies (If, Loop, Scan) read
     bodies: Mapping[str, Graph] = field(default_factory=dict, repr=False, compare=False)  #: by attribute name
-    #: what planning keeps for the next plan that has this node
+    #: cached by planning, for the next plan with this node
     memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @functools.cached_property
@@ -95,7 +96,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a model says of itself; the names are those of ``onnxruntime.ModelMetadata``."""
+    """The model's metadata; the names are those of ``onnxruntime.ModelMetadata``."""
 
     producer_name: str = ""
     graph_name: str = ""
@@ -108,7 +109,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True)
 class Model:
-    """A graph with the versions of its operators and where it came from."""
+    """A graph, the versions of its operators, and its source."""
 
     graph: Graph
     opsets: Mapping[str, int]  #: domain ("" is ai.onnx) to version
@@ -116,5 +117,5 @@ class Model:
     source: str  #: where it came from, for messages
     metadata: ModelMetadata = field(default_factory=ModelMetadata)
     file_identity: str = (
-        ""  #: of the file that it was read from (`weights.file_identity`); empty where it is not a file's
+        ""  #: identity of the file that it was read from (`weights.file_identity`); empty for other sources
     )

@@ -1,6 +1,5 @@
-"""One form for what the ONNX specification leaves open, or what its users write all the same: the order of nodes, the alias of
-the empty domain, sparse initializers, nodes without inputs and outputs.
-"""
+"""Normalizes parts of a model that the ONNX specification leaves open, or that models contain against it: the order of
+nodes, the alias of the empty domain, sparse initializers, nodes without inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ _ALIAS = "ai.onnx"
 
 
 def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model with the nodes of each graph in an order in which they can run, the domain ``ai.onnx`` written as the empty
-    one, dense initializers, and no node without inputs and outputs: ``model`` itself where it is so, else a copy.
+    """Return the model with the nodes of each graph in topological order, the domain ``ai.onnx`` written as the empty
+    one, dense initializers, and no node without inputs and outputs. The result is ``model`` itself where nothing
+    changes, else a copy.
 
-    Where nodes are in order, they keep their places. Raises `InvalidModelError` where nodes wait for each other or a sparse
-    initializer is no valid one.
+    Nodes that are in order keep their places. Raises `InvalidModelError` where nodes form a cycle or a sparse
+    initializer is invalid.
     """
     if all(_is_normal(graph) for graph in graphs(model.graph)):
         return model
@@ -52,7 +52,7 @@ def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, itself and in its bodies."""
+    """The values that a node reads, itself and in its bodies."""
     return [n for n in node.input if n] + [n for body in bodies(node) for n in captured(body)]
 
 
@@ -72,12 +72,12 @@ def _is_normal(graph: onnx.GraphProto) -> bool:
 
 
 def _is_idle(node: onnx.NodeProto) -> bool:
-    """Whether a node reads nothing and makes nothing, so that it can have no effect."""
+    """Whether a node has neither inputs nor outputs, and so no effect."""
     return not any(node.output) and not any(node.input)
 
 
 def _made(graph: onnx.GraphProto) -> dict[str, int]:
-    """The node that makes each name which the graph does not start with."""
+    """The node that computes each name; inputs and initializers are left out."""
     given = {v.name for v in graph.input} | {t.name for t in graph.initializer} | {""}
     return {name: k for k, node in enumerate(graph.node) for name in node.output if name not in given}
 
@@ -103,7 +103,7 @@ def _sort(graph: onnx.GraphProto, where: str) -> None:
     missing = [len(makers) for makers in waits]
     ready = [k for k, count in enumerate(missing) if not count]
     order: list[int] = []
-    while ready:  # of those that can run, the one that the file has first
+    while ready:  # of those whose inputs are available, the first in the file
         k = heapq.heappop(ready)
         order.append(k)
         for user in users[k]:
@@ -121,7 +121,7 @@ def _sort(graph: onnx.GraphProto, where: str) -> None:
 
 
 def _densify(graph: onnx.GraphProto, where: str) -> None:
-    """Sparse initializers as dense ones: values at linear indices (n), or at coordinates (n, rank)."""
+    """Convert sparse initializers to dense ones: values at linear indices (n), or at coordinates (n, rank)."""
     for sparse in graph.sparse_initializer:
         name, shape = sparse.values.name, tuple(sparse.dims)
         try:

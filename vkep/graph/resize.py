@@ -1,4 +1,4 @@
-"""What Resize and Upsample make of an input's axes, as ONNX defines it: sizes, scales, and the region of interest."""
+"""The axes of Resize and Upsample as ONNX defines them: sizes, scales, and the region of interest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkep.sizes import is_size
 
 @dataclass(frozen=True)
 class Resized:
-    """The result's shape, and how much longer each axis becomes: exactly, before its size is rounded."""
+    """The result's shape, and the exact scale of each axis, before its size is rounded."""
 
     shape: tuple[int, ...]
     scales: tuple[Fraction, ...]
@@ -28,8 +28,8 @@ def resolve_resize(
     axes: Sequence[int] | None = None,
     policy: str = "stretch",
 ) -> Resized:
-    """The result for an input of ``shape``; ``sizes`` or ``scales`` has an entry for each of ``axes`` (all axes, if None).
-    ``policy`` is keep_aspect_ratio_policy. Raises `InvalidNode` for what does not fit the input.
+    """The result for an input of ``shape``; ``sizes`` or ``scales`` has an entry for each of ``axes`` (all axes, if
+    None). ``policy`` is keep_aspect_ratio_policy. Raises `InvalidNode` for sizes or scales that do not fit the input.
     """
     out, factors = list(shape), [Fraction(1)] * len(shape)
     chosen = _chosen(axes, len(shape))
@@ -53,7 +53,7 @@ def resolve_resize(
         for a, scale in zip(chosen, scales, strict=True):
             if scale == 1 and is_size(shape[a]):
                 continue
-            # ONNX does not say in what type: float32, as ONNX Runtime (onnx infers shapes in float64: 10 by 0.7 is 6)
+            # ONNX does not define the type: float32, as in ONNX Runtime (onnx infers shapes in float64: 10 by 0.7 is 6)
             length = float(np.float32(shape[a]) * np.float32(scale))
             if not (scale > 0 and math.isfinite(length)):
                 raise InvalidNode(f"a scale of {scale} for an axis of {shape[a]}")

@@ -1,6 +1,5 @@
-"""Attributes that no engine knows, on operators whose schemas (of ONNX or ONNX Runtime) leave attributes unchecked: ONNX Runtime
-warns of them and ignores them, and so does vkep. On all other operators, both refuse them.
-"""
+"""Unknown attributes on operators whose schemas (of ONNX or ONNX Runtime) do not check attributes: ONNX Runtime warns
+and ignores them, and so does vkep. On all other operators, both refuse unknown attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import onnx
 from vkep.graph.normalize import graphs
 
 _NORMALIZATION = frozenset({"axis", "epsilon", "stash_type"})
-#: by domain and operator: the attributes that there are
+#: the known attributes, by domain and operator
 _UNCHECKED = {
     ("", "LayerNormalization"): _NORMALIZATION,
     ("", "SimplifiedLayerNormalization"): _NORMALIZATION,
@@ -23,13 +22,13 @@ _UNCHECKED = {
 
 
 def ignored_attributes(node: onnx.NodeProto) -> set[str]:
-    """The names of a node's attributes that are to be ignored."""
+    """The names of a node's attributes that are ignored."""
     known = _UNCHECKED.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
     return set() if known is None else {a.name for a in node.attribute} - known
 
 
 def with_ignored_attributes(model: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, set[str]]]:
-    """Nodes of a graph, and of its nodes' bodies, with attributes that are to be ignored, and these."""
+    """Nodes of a graph, and of its nodes' bodies, that have ignored attributes, with their names."""
     for graph in graphs(model):
         for node in graph.node:
             if ignored := ignored_attributes(node):

@@ -1,4 +1,4 @@
-"""Weights: initializers that stay in the model's bytes, or in external data files, until uploaded."""
+"""Weights: initializers that stay in the model's bytes or in external data files until they are uploaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkep.graph.files import ClosedFilePart, file_identity, last_write
 
 
 class Content(Protocol):
-    """The bytes of a weight, that lie elsewhere."""
+    """The bytes of a weight that are stored elsewhere."""
 
     @property
     def nbytes(self) -> int:
@@ -33,9 +33,9 @@ class Content(Protocol):
 
 
 class Weight:
-    """One constant of the model. ``array()`` gives its values."""
+    """One constant of the model. ``array()`` returns its values."""
 
-    #: the values lie in a file: arrays derived from them are not kept
+    #: whether the values are stored in a file: then arrays derived from them are not kept
     in_file = False
 
     def __init__(self, name: str, shape: tuple[int, ...], elem_type: int) -> None:
@@ -43,7 +43,7 @@ class Weight:
         self.shape = shape
         self.elem_type = elem_type
         self._key: str | None = None
-        #: what is known of each packed form, by its key: shape, type, and its own key as a weight
+        #: by the key of each packed form: its shape, type, and its own key as a weight
         self.packed: dict[str, tuple[tuple[int, ...], int, str]] = {}
 
     @functools.cached_property
@@ -53,16 +53,17 @@ class Weight:
         return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
 
     def read_into(self, out: np.ndarray) -> bool:
-        """Write the values' bytes to ``nbytes`` of uint8 without keeping them. False where `array` is the way to them."""
+        """Read the values' bytes into ``nbytes`` of uint8 without keeping them. False where the caller must use
+        `array`."""
         return False
 
     @property
     def is_hashed(self) -> bool:
-        """Whether ``key`` is there without hashing the content."""
+        """Whether ``key`` is available without hashing the content."""
         return self._key is not None
 
     def array(self) -> np.ndarray:
-        """The values, not to be written."""
+        """The values; the caller must not write to the array."""
         raise NotImplementedError
 
     @property
@@ -77,7 +78,7 @@ class Weight:
 
 
 class ProtoWeight(Weight):
-    """A weight in the model's bytes; ``content`` gives the bytes where ``proto`` was parsed without them."""
+    """A weight in the model's bytes; ``content`` holds the bytes where ``proto`` was parsed without them."""
 
     def __init__(self, proto: onnx.TensorProto, name: str | None = None, content: Content | None = None) -> None:
         super().__init__(name or proto.name, tuple(proto.dims), proto.data_type)
@@ -104,7 +105,7 @@ class ProtoWeight(Weight):
 
 
 class ArrayWeight(Weight):
-    """A weight made at compile time: folded, or packed for a kernel."""
+    """A weight that is computed while planning: folded, or packed for a kernel."""
 
     def __init__(self, name: str, array: np.ndarray) -> None:
         super().__init__(name, array.shape, dtypes.from_numpy(array.dtype).onnx)
@@ -115,9 +116,9 @@ class ArrayWeight(Weight):
 
 
 class SizesWeight(Weight):
-    """Whole numbers (or truth values) that follow from the sizes of a run: shapes and what is computed from them.
+    """Integers (or booleans) that are computed from a run's sizes: shapes and values computed from them.
 
-    ``array()`` holds objects, `vkep.sizes.Size` among them. Where the bytes are asked for, the sizes are the ones at hand.
+    ``array()`` holds objects, among them `vkep.sizes.Size`. The bytes are those of the current sizes.
     """
 
     def __init__(self, name: str, values: np.ndarray, elem_type: int) -> None:
@@ -128,7 +129,7 @@ class SizesWeight(Weight):
         return self._values
 
     def fixed(self) -> ArrayWeight:
-        """The constant that these numbers are at hand."""
+        """The constant of these numbers' current values."""
         dtype = dtypes.from_onnx(self.elem_type)
         assert dtype is not None
         plain = [int(value) for value in self._values.reshape(-1).tolist()]
@@ -139,9 +140,11 @@ class SizesWeight(Weight):
 
 
 class PackedWeight(Weight):
-    """A weight rearranged for a kernel. Where the original is a file's, the packed form is made anew when uploaded
-    rather than kept, so that a large model is never held in memory as a whole; so is one that was made before (a plan for
-    another size), which the device most likely has. ``key`` says what ``transform`` makes of ``base``.
+    """A weight rearranged for a kernel. ``key`` identifies the result of ``transform`` on ``base``.
+
+    The packed form is computed again when it is uploaded, and not kept, where the original is stored in a file (so that
+    a large model is never in memory as a whole), and where it was computed before (a plan for another size has most
+    likely uploaded it).
     """
 
     def __init__(self, base: Weight, offset: int, transform: Callable[[np.ndarray], np.ndarray], key: str) -> None:
@@ -165,7 +168,7 @@ class PackedWeight(Weight):
 
 
 class ExternalWeight(Weight):
-    """A weight in an external data file, read whenever it is asked for (ONNX IR, "External Data")."""
+    """A weight in an external data file, read on each use (ONNX IR, "External Data")."""
 
     in_file = True
 
@@ -182,7 +185,7 @@ class ExternalWeight(Weight):
         try:
             path = (base_dir / location).resolve()
             there = path.is_file()
-        except (OSError, ValueError) as error:  # a NUL, a name that is too long
+        except (OSError, ValueError) as error:  # the path contains a NUL, or is too long
             raise InvalidModelError(
                 f"{where}: external data location {location[:200]!r} is no path: {error}"
             ) from error
@@ -230,7 +233,7 @@ class ExternalWeight(Weight):
         return True
 
     def _digest(self) -> str:
-        # Hashing gigabytes would cost more than the upload: the file's identity stands for its content.
+        # Hashing gigabytes would take longer than the upload: the file's identity replaces its content.
         text = f"{self.identity}:{self._offset}:{self.nbytes}:{self.elem_type}"
         return "file-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -243,14 +246,15 @@ def array_key(array: np.ndarray) -> str:
 
 
 def unpack(packed: np.ndarray, dtype: dtypes.DType, shape: tuple[int, ...]) -> np.ndarray:
-    """Elements narrower than a byte, one to a byte, from ONNX's packing: the first in the lowest bits (TensorProto)."""
+    """Convert elements narrower than a byte from ONNX's packing, the first in the lowest bits (TensorProto), to one per
+    byte."""
     shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
     values = (packed.reshape(-1, 1) >> shifts) & np.uint8((1 << dtype.bits) - 1)
     return values.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].view(dtype.numpy).reshape(shape)
 
 
 def pack(values: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
-    """The inverse of `unpack`: bytes of one or more elements each, the last one filled up with zeros."""
+    """The inverse of `unpack`: several elements per byte; the last byte is padded with zeros."""
     each = 8 // dtype.bits
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & np.uint8((1 << dtype.bits) - 1)
     rows = np.pad(flat, (0, -flat.size % each)).reshape(-1, each)
@@ -260,7 +264,7 @@ def pack(values: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
 
 def make_weight(proto: onnx.TensorProto, base_dir: Path | None, content: Content | None = None) -> Weight:
     """The weight that an initializer describes; raises `InvalidModelError` when its data cannot be found. ``content``
-    gives its raw data, where ``proto`` was read without.
+    is its raw data where ``proto`` was read without it.
     """
     if proto.data_location == onnx.TensorProto.EXTERNAL:
         return ExternalWeight(proto, base_dir)

@@ -25,9 +25,8 @@ class Window:
 
 
 def check_window(rank: int, pads: Sequence[int], **sizes: Sequence[int]) -> None:
-    """Raises `InvalidNode` for attributes of another length than the spatial axes or below what a window has, `Decline` for
-    values that kernels do not count to.
-    """
+    """Check a window. Raises `InvalidNode` for attributes whose length differs from the number of spatial axes or whose
+    values are too small, `Decline` for values beyond a kernel's integers."""
     for name, values in sizes.items():
         if len(values) != rank:
             raise InvalidNode(f"{name} {tuple(values)} has {len(values)} entries; the input has {rank} spatial axes")
@@ -79,7 +78,7 @@ def _resolved(
     ceil_mode: bool,
 ) -> Window:
     rank = len(spatial)
-    auto_pad = auto_pad or "NOTSET"  # an empty text is none, as for ONNX Runtime
+    auto_pad = auto_pad or "NOTSET"  # ONNX Runtime treats an empty text as absent
     if auto_pad not in _AUTO_PADS:
         raise InvalidNode(f"auto_pad is {auto_pad!r}, expected one of {_AUTO_PADS}")
     check_window(rank, pads, kernel_shape=kernel, strides=strides, dilations=dilations)
@@ -118,7 +117,7 @@ def resolve_transposed_window(
 ) -> Window:
     """The window that ConvTranspose moves over its *result* (``out`` is the result's size), from ONNX's attributes.
 
-    ``pads`` are what is cut from the full result. Raises `Decline` for a result without elements.
+    ``pads`` are cropped from the full result. Raises `Decline` for a result without elements.
     """
     rank = len(spatial)
     step, spread = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
@@ -161,10 +160,11 @@ def resolve_transposed_window(
 
 
 def slice_span(size: int, start: int, end: int, step: int) -> tuple[int, int]:
-    """The first index that ONNX's Slice takes along an axis of ``size``, and how many; 0 and 0 where it takes none.
+    """The first index that ONNX's Slice selects along an axis of ``size``, and the number of elements; both 0 where it
+    selects none.
 
-    Not Python's slice: a negative step clamps its start to the axis (Slice-13, "starts"), where Python goes on to
-    before its front. Raises `Decline` for a step of 0.
+    Not Python's slice: a negative step clamps its start to the axis (Slice-13, "starts"), where Python continues before
+    its beginning. Raises `Decline` for a step of 0.
     """
     if step == 0:
         raise Decline("a slice step is 0")

@@ -1,8 +1,8 @@
 """The large weights of a serialized ModelProto, found without parsing them.
 
-Parsing copies every byte of a model, and protobuf copies a weight again when it is asked for. Here a model's bytes are split
-by the wire format (protobuf's "Encoding" page): the model without the bytes of its large initializers, small enough to parse
-in no time, and where those bytes lie.
+Parsing copies every byte of a model, and protobuf copies a weight again on access. Here a model's bytes are split by
+the wire format (protobuf's "Encoding" page): the model without the bytes of its large initializers, which parses fast,
+and the positions of those bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_BYTES = 4096
 
 @dataclass(frozen=True)
 class RawData:
-    """Where the raw data of an initializer lies: its place in the graph's list, and a range of bytes."""
+    """The position of an initializer's raw data: its index in the graph's list, and a range of bytes."""
 
     initializer: int
     start: int
@@ -39,13 +39,13 @@ class _Field:
 
 
 class _NotThisWay(Exception):
-    """The bytes are no message, or one that is written unusually: whoever asked parses all of it."""
+    """The bytes are not a message, or are encoded unusually: the caller then parses all of them."""
 
 
 def split(data: Bytes) -> tuple[bytes, list[RawData]] | None:
-    """A model's bytes without the raw data of its large initializers, and where those are; None where there are none, or
-    where the bytes are not written as every known exporter does (the parser then says what is wrong, if anything is).
-    """
+    """Return a model's bytes without the raw data of its large initializers, and the positions of those. None where
+    there are none, or where the encoding differs from that of every known exporter (then the parser reports an error,
+    if there is one)."""
     try:
         fields = list(_fields(data, 0, len(data)))
         graphs = [f for f in fields if f.number == _GRAPH]
@@ -64,7 +64,7 @@ def _without_raw_data(data: Bytes, graph: _Field) -> tuple[bytes, list[RawData]]
     parts: list[bytes] = []
     found: list[RawData] = []
     initializers = 0
-    kept = graph.start  # bytes between the initializers are copied unchanged
+    kept = graph.start  # the bytes between the initializers are copied unchanged
     for field in _fields(data, graph.start, graph.end):
         if field.number != _INITIALIZER:
             continue

@@ -1,4 +1,4 @@
-"""What an operator function writes with: pointwise expressions, kernel operations, movement, constants, declines."""
+"""The builder that operator functions use: pointwise expressions, kernel operations, movement, constants, declines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
 from vkep.sizes import wholes
 
-#: elements of a tensor, and size of a whole number, that kernels stay below
+#: limits of kernels: a tensor's elements, and the value of an integer
 LARGEST = 1 << 31
 Operand = Tensor | ex.Expr | float | int | bool
 
@@ -33,7 +33,7 @@ class Builder:
     """Collects the operations of an island. The first argument of operator functions."""
 
     def __init__(self, caps: DeviceCapabilities, *, check_data: bool = True) -> None:
-        """``check_data``: whether `require` has runs check their data."""
+        """``check_data``: whether `require` makes runs check their data."""
         self.caps, self.check_data = caps, check_data
         self.ops: list[Op] = []
         self.node: Node | None = None
@@ -43,21 +43,21 @@ class Builder:
     # ---- declining
 
     def decline(self, reason: str) -> NoReturn:
-        """What the kernels do not do: the CPU takes the node."""
+        """Decline the node, for a feature that the kernels lack: it then runs on the CPU."""
         raise Decline(reason)
 
     def invalid(self, reason: str) -> NoReturn:
-        """What the operator's specification does not allow: the model or the run is refused."""
+        """Reject the node: the operator's specification forbids it. The model or the run is refused."""
         raise InvalidNode(reason)
 
     def expect(self, what: str, tensor: Tensor | None, *shapes: Sequence[int]) -> None:
-        """Raise `InvalidNode` unless a tensor that is there has one of these shapes."""
+        """Raise `InvalidNode` unless a tensor that is present has one of these shapes."""
         if tensor is not None and tensor.shape not in [tuple(shape) for shape in shapes]:
             expected = " or ".join(str(list(shape)) for shape in shapes)
             raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected {expected}")
 
     def value(self, tensor: Tensor | None, what: str) -> np.ndarray:
-        """The values of an input that must be known while planning, such as axes or a shape; else declines."""
+        """The values of an input that must be known while planning, such as axes or a shape. Declines otherwise."""
         if tensor is None:
             raise Decline(f"{what} is missing")
         array = tensor.array
@@ -66,15 +66,14 @@ class Builder:
         return array
 
     def ints(self, tensor: Tensor | None, what: str, *, or_one: bool = False) -> list[int] | None:
-        """The values of a list that must be known while planning; ``or_one``: a number alone is a list too. Raises
-        `InvalidNode` for another rank.
-        """
+        """The values of a list that must be known while planning. With ``or_one`` a scalar counts as a list of one.
+        Raises `InvalidNode` for another rank."""
         if tensor is not None and tensor.rank != 1 and not (or_one and tensor.rank == 0):
             raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected one axis")
         return None if tensor is None else list(wholes(self.value(tensor, what).reshape(-1).tolist()))
 
     def rollback(self, count: int) -> None:
-        """Forget the operations after the first ``count``, and what later nodes would share of them."""
+        """Remove the operations after the first ``count``, and the values that later nodes could share with them."""
         gone = self.ops[count:]
         if gone:
             del self.ops[count:]
@@ -82,9 +81,8 @@ class Builder:
             self._ranges = {key: check for key, check in self._ranges.items() if check.out.storage not in storages}
 
     def expect_range(self, name: str, values: Tensor | None, low: int, high: int) -> None:
-        """Integers of an input, where it is there, from ``low`` to ``high``: `InvalidNode` for known ones that are not, and for
-        those of a run `InvalidInputError`.
-        """
+        """Check that integers of an optional input are from ``low`` to ``high``. Raises `InvalidNode` for known values
+        out of range; values that are known only in a run raise `InvalidInputError` there."""
         if values is None or not values.size:
             return
         reason, known = f"{name} is outside [{low}, {high}]", values.array
@@ -102,7 +100,7 @@ class Builder:
             self._ranges[key].labels.append(self.node.name)
 
     def broadcast(self, name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """An input as a view of a shape, `InvalidNode` where it does not broadcast to that."""
+        """Broadcast an input to a shape, as a view. Raises `InvalidNode` where it does not fit."""
         try:
             return tensor.expand(shape)
         except ValueError:
@@ -111,14 +109,15 @@ class Builder:
             ) from None
 
     def number(self, tensor: Tensor | None, what: str) -> int | float | bool:
-        """The value of a single element that must be known while planning. Raises `InvalidNode` for more or none."""
+        """The value of a single element that must be known while planning. Raises `InvalidNode` for any other number of
+        elements."""
         if tensor is not None and tensor.size != 1:
             raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected one element")
         number: int | float | bool = self.value(tensor, what).item()
         return number
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from the front. Raises `InvalidNode` for one that is out of range."""
+        """Normalize an axis to count from the front. Raises `InvalidNode` for one that is out of range."""
         axis = int(axis)
         if not -rank <= axis < max(rank, 1):
             raise InvalidNode(f"axis {axis} is out of range for rank {rank}")
@@ -145,9 +144,8 @@ class Builder:
     # ---- pointwise
 
     def expr(self, op: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
-        """A pointwise operation (`Expr.op`) of type ``ctype`` (GLSL; by default that of the first tensor or expression, which
-        Python numbers among the arguments take).
-        """
+        """A pointwise operation (`Expr.op`) of type ``ctype`` (GLSL; default: that of the first tensor or expression,
+        which is also the type of Python numbers among the arguments)."""
         known = None
         for arg in args:
             if isinstance(arg, (Tensor, ex.Expr)):
@@ -159,16 +157,14 @@ class Builder:
         return ex.Expr(kind, op, tuple([self._expr(a, known or kind) for a in args]))
 
     def divide(self, x: Operand, y: Operand) -> ex.Expr:
-        """A float quotient right to the last bit: one step of refinement where a GPU's division is not (Vulkan spec,
-        "Precision and Operation of SPIR-V Instructions": 2.5 ULP). Rounding a quotient needs it, for ties.
-        """
+        """A correctly rounded float quotient: GPUs may err by 2.5 ULP (Vulkan spec, "Precision and Operation of SPIR-V
+        Instructions"), so one step of refinement follows. Operators that round a quotient need it, for ties."""
         return self.expr("exact_div", x, y, ctype="float")
 
     def require(self, value: Operand, condition: str, reason: str, *args: Operand) -> Operand:
-        """``value``, which a run raises `InvalidInputError` for where the specification forbids it: where ``condition``
-        (a GLSL bool with ``{0}`` for the value and ``{1}``... for ``args``) does not hold. Only what is computed from the
-        result asks.
-        """
+        """Return ``value`` with a check: a run raises `InvalidInputError` where ``condition`` does not hold (a GLSL
+        bool with ``{0}`` for the value and ``{1}``... for ``args``). The check runs only where something is computed
+        from the result."""
         if not self.check_data:
             return value
         found = self.expr("same", value)
@@ -183,21 +179,22 @@ class Builder:
         shape: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """An elementwise result over broadcast arguments, ``dtype`` as the first tensor's unless given."""
+        """An elementwise result over broadcast arguments. Its element type is ``dtype``, by default that of the first
+        tensor."""
         if dtype is None:
             tensors = [out] if out is not None else [t for a in args for t in _tensors(a)]
             dtype = tensors[0].dtype
-        if shape is None and out is None:  # also of scalar constants, which are no tensors of the expression
+        if shape is None and out is None:  # also for scalar constants, which are not tensors of the expression
             shape = _broadcast([t for a in args for t in _tensors(a)])
         result = self.expr(op, *args, ctype=dtype.glsl_compute)
-        if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type would
+        if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type does
             result = ex.Expr(dtype.glsl_compute, ex.stored_as(dtype), (result,))
         return self.store(result, dtype, shape=shape, out=out)
 
     def store(
         self, result: ex.Expr, dtype: DType, *, shape: Sequence[int] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Write an expression to a new tensor (or into the view ``out``), broadcasting its leaves."""
+        """Write an expression to a new tensor, or to the view ``out``; leaves are broadcast."""
         if shape is None and out is None:
             shape = _broadcast(ex.tensors(result))
         shape = out.shape if out is not None else tuple(shape or ())
@@ -212,27 +209,28 @@ class Builder:
         return out
 
     def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
-        """A buffer for operations to fill. Declines a negative size, and more elements than kernels count."""
+        """Allocate a buffer that operations fill. Declines a negative size, and more elements than kernels can
+        count."""
         made = Tensor.contiguous(dtype, shape)
         if made.size >= LARGEST or any(d < 0 for d in shape):
             raise Decline(f"a result of shape {tuple(shape)}; the kernels take 0 to 2**31 - 1 elements")
         return made
 
     def full(self, shape: Sequence[int], value: float | int | bool, dtype: DType) -> Tensor:
-        """A constant of one value, broadcast without memory."""
+        """A constant of one value, broadcast with stride 0."""
         return self.constant(np.array(value, dtype.numpy)).expand(tuple(shape))
 
     def fresh_bits(self) -> Tensor:
-        """64 random bits (uint32 [2]) that differ from run to run, for kernels: expressions must not read them."""
+        """64 random bits (uint32 [2]) that differ from run to run. Only kernels may read them, not expressions."""
         return Tensor.contiguous(DTYPES["uint32"], (2,), Storage(8, port=FRESH, label="fresh bits"))
 
     # ---- kernels
 
     def compute(self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Add an operation with kernels of its own. Operands in the order of `Problem.needs` and `Problem.makes`.
+        """Add an operation that has its own kernels. Operands have the order of `Problem.needs` and `Problem.makes`.
 
-        Raises `InvalidNode` where they are not what the problem needs, `Decline` where no candidate takes the problem on this
-        device.
+        Raises `InvalidNode` where they do not match the problem, `Decline` where no candidate supports the problem on
+        this device.
         """
         op = KernelOp(problem, list(inputs), list(outputs))
         if 0 not in [t.size for t in outputs]:
@@ -240,18 +238,16 @@ class Builder:
             self._add(op)
 
     def result(self, problem: Problem, *inputs: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-        """The only output of a problem over dense inputs, made new: in the problem's shape, or another of as many elements.
-        Raises as `compute`.
-        """
+        """The only output of a problem over dense inputs, as a new tensor: in the problem's shape, or in another one of
+        as many elements. Raises as `compute`."""
         [made] = problem.operands[1]
         out = self.empty(DTYPES[made.dtype], made.shape if shape is None else shape)
         self.compute(problem, [self.contiguous(t) for t in inputs], [out])
         return out
 
     def kernel(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], emit: Emit) -> None:
-        """Add an operation that ``emit`` makes the dispatches of, for an operator of one's own. What it refuses with
-        `ValueError` is declined; its kernels stay within the operands' views.
-        """
+        """Add a custom operation whose dispatches ``emit`` creates. A `ValueError` in it is a decline. Its kernels must
+        stay within the operands' views."""
         if 0 not in [t.size for t in outputs]:
             try:
                 emit(BaseTarget(self.caps), inputs, outputs, None)
@@ -262,7 +258,7 @@ class Builder:
     # ---- movement
 
     def contiguous(self, tensor: Tensor) -> Tensor:
-        """The tensor, copied when its elements do not lie densely."""
+        """The tensor; copied where its elements are not dense."""
         if tensor.is_contiguous:
             return tensor
         array = tensor.array
@@ -273,14 +269,13 @@ class Builder:
         return self.constant(array)
 
     def copy(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """A dense copy, or one into the view ``out``."""
+        """A dense copy, or a copy into the view ``out``."""
         out = out if out is not None else self.empty(tensor.dtype, tensor.shape)
         return self.store(ex.leaf(tensor), tensor.dtype, out=out)
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """``tensor`` with another shape of as many elements: a view where its strides allow it, else a copy. Raises
-        `InvalidNode`.
-        """
+        """``tensor`` with another shape of as many elements: a view where its strides allow one, else a copy. Raises
+        `InvalidNode`."""
         if any(d < 0 for d in shape):
             raise InvalidNode(f"shape {tuple(shape)} has a negative size")
         view = tensor.reshape(shape)
@@ -353,14 +348,14 @@ def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _opaque(dtype: DType) -> bool:
-    """Whether numpy's scalars of a type are not numbers of its compute type."""
+    """Whether numpy's scalars of a type differ from numbers of its compute type."""
     return dtype.name == "bfloat16" or dtype.kind == "bits"
 
 
 class NeedsValue(Decline):
-    """The node needs the tensor's value: the session plans the node once it is known."""
+    """The node needs the tensor's value: the session plans the node once the value is known."""
 
     def __init__(self, reason: str, tensor: Tensor) -> None:
         super().__init__(reason)
         self.tensor = tensor
-        self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor, filled in by the partitioner
+        self.names: tuple[str, ...] = ()  #: the node's inputs that are this tensor; set by the partitioner

@@ -1,4 +1,4 @@
-"""The operation of a user's own kernel: a function that makes its dispatches, in place of a table of candidates."""
+"""The operation of a custom kernel: a function creates its dispatches, instead of a table of candidates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, Target, implement
 
-#: (target, inputs, outputs, epilogue) to dispatches; there is no epilogue
+#: (target, inputs, outputs, epilogue) to dispatches; the epilogue is always None
 Emit = Callable[[Target, Sequence[Tensor], Sequence[Tensor], Epilogue | None], list[KernelCall]]
 
 
 @dataclass(frozen=True)
 class CustomProblem(Problem):
-    """What ``emit`` computes. The operands are what the operator's function passes: its kernels stay within these views."""
+    """The problem that ``emit`` computes. The operator's function passes the operands; its kernels must stay within
+    these views."""
 
     recurs: ClassVar[bool] = False
 
@@ -28,7 +29,7 @@ class CustomProblem(Problem):
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], outputs: Sequence[Tensor], emit: Emit) -> CustomProblem:
-        """The problem of a kernel that a package declares: its operands are what they are."""
+        """The problem of a kernel that a package declares, for these operands."""
         return cls(_as_they_are("input", inputs), _as_they_are("output", outputs), emit)
 
     def needs(self) -> tuple[Need, ...]:

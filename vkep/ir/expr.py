@@ -1,4 +1,4 @@
-"""Pointwise expressions: the graph of operations that a fused kernel computes for one element, and its GLSL."""
+"""Pointwise expressions: the operations that a fused kernel computes for one element, as a graph, and its GLSL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vkep.dtypes import DType
-from vkep.dtypes import load_code as load_code  # the other half of store_code
+from vkep.dtypes import load_code as load_code  # the inverse of store_code
 from vkep.dtypes import sign_extended as sign_extended
 from vkep.ir.pointwise_ops import glsl
 from vkep.ir.pointwise_ops import rounded as rounded
@@ -16,11 +16,11 @@ from vkep.ir.pointwise_ops import stored_as as stored_as
 from vkep.ir.tensor import Tensor
 from vkep.sizes import serves_others
 
-#: 32-bit argument type that carries a scalar of a compute type
+#: 32-bit argument type that passes a scalar of a compute type
 _SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
 
 
-@dataclass(eq=False, slots=True)  # never changed; not frozen, because that takes longer to create
+@dataclass(eq=False, slots=True)  # immutable by convention; not frozen, because that makes construction slower
 class Expr:
     """A pointwise operation on its arguments, and the GLSL type of its result. Sharing is by identity.
 
@@ -30,12 +30,12 @@ class Expr:
     ctype: str
     op: str = ""
     args: tuple[Expr, ...] = ()
-    _leaves: tuple[Leaf, ...] | None = field(default=None, init=False, repr=False)  #: kept by `leaves`
+    _leaves: tuple[Leaf, ...] | None = field(default=None, init=False, repr=False)  #: cached by `leaves`
 
 
 @dataclass(eq=False, slots=True)
 class Leaf(Expr):
-    """An element of a tensor, which is a view of the output's shape."""
+    """An element of a tensor. The tensor is a view of the output's shape."""
 
     tensor: Tensor | None = None
 
@@ -49,10 +49,10 @@ class Const(Expr):
 
 @dataclass(eq=False, slots=True)
 class Checked(Expr):
-    """The first argument's value; where the second one (a bool) does not hold, the run has a fault."""
+    """The value of the first argument; where the second one (a bool) is false, the run has a fault."""
 
     reason: str = ""
-    node: str = ""  #: whose specification asks for it
+    node: str = ""  #: the node whose specification requires it
 
 
 def leaf(tensor: Tensor) -> Leaf:
@@ -61,11 +61,11 @@ def leaf(tensor: Tensor) -> Leaf:
 
 
 def leaves(expr: Expr) -> tuple[Leaf, ...]:
-    """Each distinct leaf, in order of first use. Kept by the expression, since fusion asks often."""
+    """Each distinct leaf, in order of first use. Cached by the expression, since fusion calls this often."""
     known = expr._leaves
     if known is None:
         if isinstance(expr, Leaf):
-            return (expr,)  # not kept: a reference cycle
+            return (expr,)  # not cached: a reference cycle
         if len(expr.args) == 1:
             known = leaves(expr.args[0])
         else:
@@ -80,7 +80,7 @@ def tensors(expr: Expr) -> list[Tensor]:
 
 
 def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
-    """The expression with those leaves replaced for which ``replace`` gives an expression; shared parts stay shared."""
+    """The expression with each leaf replaced for which ``replace`` returns an expression; shared parts stay shared."""
     done: dict[int, Expr] = {}
     for leaf in leaves(expr):
         placed = replace(leaf)
@@ -89,8 +89,8 @@ def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
     return _rebuilt(expr, done) if done else expr
 
 
-# Recursive functions are at module level: a nested one refers to itself, a reference cycle that keeps its variables alive until
-# a garbage collection.
+# Recursive functions are at module level: a nested one refers to itself, and this reference cycle keeps its variables
+# alive until a garbage collection.
 
 
 def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
@@ -126,7 +126,7 @@ def _inlined(node: Expr, inner: Mapping[Leaf, Expr], done: dict[int, Expr]) -> E
 
 
 def _with(node: Expr, args: tuple[Expr, ...]) -> Expr:
-    """The node over other arguments."""
+    """A copy of the node with other arguments."""
     if isinstance(node, Checked):
         return Checked(node.ctype, node.op, args, node.reason, node.node)
     return Expr(node.ctype, node.op, args)
@@ -159,7 +159,7 @@ def count(expr: Expr) -> int:
 
 
 def store_code(dtype: DType, value: str) -> str:
-    """GLSL that turns a computed value into what is stored."""
+    """GLSL that converts a computed value to its stored form."""
     if dtype.name == "bfloat16":
         return f"bfloat16_bits({value})"
     if dtype.kind == "bool":
@@ -169,9 +169,9 @@ def store_code(dtype: DType, value: str) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """GLSL for an expression: statements, the name that holds the result, and the scalars it reads as ``args.cN``.
+    """GLSL of an expression: statements, the name of the result, and the scalars it reads as ``args.cN``.
 
-    ``fault`` is where the statements note faults, as ``FAULT_WORD`` (None: they note none).
+    ``fault`` is the fault word that the statements write to as ``FAULT_WORD`` (None: they write none).
     """
 
     statements: str
@@ -180,12 +180,12 @@ class Code:
     fault: Tensor | None = None
 
 
-#: gives a fault word and a code, as `vkep.kernels.select.Target.fault` does
+#: returns a fault word and a code, as `vkep.kernels.select.Target.fault`
 NameFault = Callable[[Checked], tuple[Tensor | None, int]]
 
 
 def generate(expr: Expr, name_leaf: Callable[[Leaf], str], name_fault: NameFault = lambda _: (None, 0)) -> Code:
-    """The GLSL of an expression; ``name_leaf`` gives the code that reads a leaf."""
+    """Generate the GLSL of an expression; ``name_leaf`` returns the code that reads a leaf."""
     writer = _Writer(name_leaf, name_fault)
     result = writer.write(expr)
     return Code(" ".join(writer.lines), result, tuple(writer.scalars), writer.fault)
@@ -229,7 +229,7 @@ class _Writer:
             return "true" if node.value else "false"
         sized = serves_others(node.value)
         key = (node.ctype, node if sized else node.value)  # a size equals other numbers in some runs only
-        if key not in self._constants or node.value != node.value:  # NaN never equals itself: keep apart
+        if key not in self._constants or node.value != node.value:  # NaN is not equal to itself: keep separate
             kind = _SCALAR_KINDS.get(node.ctype)
             if kind is None and sized and -(1 << 31) <= node.value < 1 << 31:
                 name = f"c{len(self.scalars)}"
@@ -247,7 +247,8 @@ class _Writer:
 def literal(value: float | int, ctype: str) -> str:
     """GLSL for a value of a 64-bit compute type, which has no 32-bit argument form.
 
-    Made of 32-bit halves: expressions are passed as preprocessor definitions, which can hold no 64-bit literal.
+    It is composed of 32-bit halves: expressions are passed as preprocessor definitions, which cannot contain 64-bit
+    literals.
     """
     if ctype not in ("double", "int64_t", "uint64_t"):
         raise ValueError(f"no literal form for {value!r} in {ctype}")

@@ -15,7 +15,7 @@ from vkep.ir.pointwise_ops import NAN
 
 @dataclass(frozen=True)
 class NarrowFloat:
-    """A format with a sign bit: its fields, and the codes (without the sign) of what is no ordinary number."""
+    """A format with a sign bit: its fields, and the codes (without the sign) of infinity and NaN."""
 
     exponent_bits: int
     mantissa_bits: int
@@ -85,14 +85,15 @@ def encode(value: Expr, dtype: DType, saturate: bool = True, round_mode: str = "
         signed = Expr("uint", "({0} | {1})", (code, negative))
     else:
         signed = Expr("uint", f"({{0}} == 0u || {{0}} == {f.sign}u ? {{0}} : ({{0}} | {{1}}))", (code, negative))
-    nan = f"{f.nan}u" if f.nan is not None else f"{f.sign}u"  # -0, as ml_dtypes makes of it
+    nan = f"{f.nan}u" if f.nan is not None else f"{f.sign}u"  # -0, as ml_dtypes converts it
     if f.nan is not None and f.signed_zero:
         nan = f"({nan} | {{2}})"
     return Expr("uint", f"(isnan({{1}}) ? {nan} : {{0}})", (signed, value, negative))
 
 
 def _limit(f: NarrowFloat) -> str:
-    """A float beyond which every value is out of range, and below which the count fits: twice the greatest number."""
+    """A float above which every value is out of range, and below which the count fits: twice the largest finite
+    number."""
     return repr(2.0 ** ((1 << f.exponent_bits) - f.bias + 1))
 
 

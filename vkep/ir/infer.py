@@ -1,4 +1,4 @@
-"""What ONNX can tell of a node's outputs from what is known of its inputs."""
+"""Type and shape inference of a node's outputs by ONNX, from what is known of its inputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vkep.sizes import is_size
 Known = Weight | ValueSpec | HostValue
 #: contents of constants up to this size take part in inference
 _LARGEST_DATA = 1 << 16
-#: elements of a value whose content may be sizes
+#: largest number of elements of a value whose content may be sizes
 _MOST_SIZES = 16
 
 
 def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> list[ValueSpec | None]:
-    """Types and shapes of a node's outputs, None where ONNX cannot tell them."""
+    """Infer types and shapes of a node's outputs; None where ONNX cannot."""
     nothing: list[ValueSpec | None] = [None] * len(node.outputs)
     if node.schema is None:
         return nothing
@@ -47,7 +47,7 @@ def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> 
             data,
             opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in opsets.items()],
         )
-    except Exception:  # inference is a help, never a requirement: without it the rest is planned when values are there
+    except Exception:  # inference is optional: without it the rest is planned once the values are known
         return nothing
     return [_spec(inferred.get(name)) for name in node.outputs]
 
@@ -58,7 +58,7 @@ def may_be_sizes(dtype: DType, size: int) -> bool:
 
 
 def dtype_of(value: Known) -> DType | None:
-    """The element type of a value, None where it is no tensor on a device."""
+    """The element type of a value; None unless it is a tensor that a device can hold."""
     if isinstance(value, HostValue):
         return None
     return value.dtype if isinstance(value, ValueSpec) else dtypes.from_onnx(value.elem_type)
@@ -73,7 +73,7 @@ def shape_of(node: Node, name: str, shape: tuple[int, ...]) -> Weight:
 
 
 def sizes_weight(name: str, numbers: Any, shape: tuple[int, ...], elem_type: int = onnx.TensorProto.INT64) -> Weight:
-    """A constant of whole numbers (one, or a sequence): of a run's sizes where one is among them."""
+    """A constant of integers (one, or a sequence); symbolic where a run's size is among them."""
     flat = np.empty(math.prod(shape), object)
     flat[:] = [numbers] if not shape else list(numbers)
     if any(map(is_size, flat)):

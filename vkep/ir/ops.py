@@ -1,4 +1,4 @@
-"""What lowering emits: a list of operations over tensors, before kernels and places are chosen."""
+"""The result of lowering: a list of operations over tensors, before kernels and memory are chosen."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vkep.kernels.tuning import Choice, chosen
 
 @dataclass
 class BaseTarget:
-    """What every `Target` hands out alike."""
+    """Common base of targets."""
 
     caps: DeviceCapabilities
-    label: str = ""  #: the nodes of the operation that is emitted
-    choices: Mapping[str, Choice] = field(default_factory=dict)  #: what was tuned
+    label: str = ""  #: the nodes of the operation that is being emitted
+    choices: Mapping[str, Choice] = field(default_factory=dict)  #: the tuned choices
 
     def tuned(self, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
         """As `vkep.kernels.select.Target.tuned`."""
@@ -33,11 +33,11 @@ class BaseTarget:
         return None, 0
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of a storage of its own."""
+        """A tensor with its own storage."""
         return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
-        """None: weights stay as they are."""
+        """None: weights are not packed."""
         return None
 
     def constant(self, array: np.ndarray) -> Tensor:
@@ -55,7 +55,8 @@ class Pointwise:
     out: Tensor
     expr: Expr
     labels: list[str] = field(default_factory=list)
-    is_check: bool = False  #: nobody reads ``out``: it is computed where any of its nodes is, for the faults it notes
+    #: True where nothing reads ``out``: it is computed wherever one of its nodes runs, for the faults that it reports
+    is_check: bool = False
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -72,15 +73,16 @@ class Pointwise:
 class KernelOp:
     """A problem and its operands, in the order of `Problem.needs` and `Problem.makes`.
 
-    Raises `InvalidNode` where the operands are not what the problem needs.
+    Raises `InvalidNode` where the operands do not match the problem.
     """
 
     problem: Problem
     inputs: list[Tensor]
     outputs: list[Tensor]
     labels: list[str] = field(default_factory=list)
-    node: str = ""  #: what it computes, for errors
-    epilogue: Expr | None = None  #: an expression over the result (the leaf that views ``epilogue_of``) and others
+    node: str = ""  #: the nodes that it computes, for errors
+    #: an expression over the result (the leaf that views ``epilogue_of``) and other tensors
+    epilogue: Expr | None = None
     epilogue_of: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -88,12 +90,12 @@ class KernelOp:
 
     @property
     def row_axis(self) -> int | None:
-        """The axis of the output along which an epilogue may read a vector, as its problem says."""
+        """The axis of the output along which an epilogue may read a vector."""
         return self.problem.row_axis
 
     @property
     def all_inputs(self) -> list[Tensor]:
-        """The inputs, and what the epilogue reads."""
+        """The inputs, and the tensors that the epilogue reads."""
         if self.epilogue is None:
             return self.inputs
         assert self.epilogue_of is not None

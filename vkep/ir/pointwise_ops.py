@@ -1,6 +1,6 @@
-"""The GLSL of pointwise operations: those that several operators use, or that a pass looks for, have a name.
+"""The GLSL of pointwise operations that have a name: those that several operators use, or that a pass matches.
 
-An expression (`vkep.ir.expr.Expr`) has one of these names, or GLSL of a single operator's own. Passes compare names.
+An expression (`vkep.ir.expr.Expr`) has one of these names, or GLSL of its own. Passes compare names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from vkep.dtypes import DTYPES, DType, sign_extended
 
 
 def rounded(dtype: DType, code: str) -> str:
-    """GLSL for a value as it would be after being stored as ``dtype`` and read again (wraps and rounds)."""
+    """GLSL that rounds and wraps a value as storing it as ``dtype`` and reading it again would."""
     if dtype.sub_byte_bits:
         if dtype.kind == "int":
             return sign_extended(f"int({code})", dtype.sub_byte_bits)
@@ -21,7 +21,7 @@ def rounded(dtype: DType, code: str) -> str:
     return code
 
 
-#: a float32 that is no number
+#: a float32 NaN
 NAN = "uintBitsToFloat(0x7fc00000u)"
 
 #: name -> GLSL, with {0}, {1} for the arguments and {type} for the type of the result
@@ -54,13 +54,13 @@ GLSL = {
     "gt": "({0} > {1})",
     "ge": "({0} >= {1})",
     "where": "({0} ? {1} : {2})",
-    # the value as it is after being stored as a type that is narrower than what it is computed in
+    # rounds a value to the storage type, which is narrower than the type it is computed in
     **{f"as_{d.name}": code for d in DTYPES.values() if (code := rounded(d, "{0}")) != "{0}"},
 }
 
 
 def stored_as(dtype: DType) -> str:
-    """The operation that gives a value as it would be after being stored as ``dtype`` and read again."""
+    """The operation that rounds a value as storing it as ``dtype`` and reading it again would."""
     name = f"as_{dtype.name}"
     return name if name in GLSL else "same"
 

@@ -1,4 +1,5 @@
-"""What a model becomes for one input signature: islands for Vulkan, nodes for the CPU, and what must wait for values."""
+"""The program of a model for one input signature: islands for Vulkan, nodes for the CPU, and parts that are planned
+once values are known."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from vkep.plan.records import Plan
 from vkep.plan.sized import PlanSizes
 from vkep.sizes import Formulas
 
-if TYPE_CHECKING:  # programs of other delegates do without TOSA's operators
+if TYPE_CHECKING:  # programs without TOSA regions do not import its operators
     from vkep.tosa.lower import TosaGraph
 
 
@@ -36,40 +37,39 @@ class ValueSpec:
 
 @dataclass(frozen=True)
 class HostValue:
-    """A value that only the CPU can hold: texts, maps, or what is not known of a sequence."""
+    """A value that only the CPU can hold: texts, maps, or a sequence whose content is not known."""
 
     what: str
 
 
-#: tensors in a sequence whose elements are planned one by one; of longer ones the CPU takes care
+#: longest sequence whose elements are planned one by one; the CPU handles longer ones
 LONGEST_LIST = 512
 
 
 @dataclass(frozen=True)
 class ListValue(HostValue):
-    """A sequence of values that have names of their own."""
+    """A sequence of values that each have a name."""
 
     what: str = "a sequence"
     items: tuple[str, ...] = ()
-    elem_type: int = 0  #: of its tensors, 0 where that is not known
+    elem_type: int = 0  #: element type of its tensors, 0 where it is not known
 
 
 def element_name(name: str, place: int) -> str:
-    """The name of an element of a sequence that a run is given, or gives."""
+    """The name of an element of a sequence that is an input or output of a run."""
     return f"{name}[{place}]"
 
 
 @dataclass(frozen=True)
 class NoValue(HostValue):
-    """An optional without an element. One that has an element is that element."""
+    """An optional without an element. An optional with an element is represented by the element."""
 
     what: str = "an optional without an element"
 
 
 def declared_value(info: ValueInfo, size: Callable[[Dim], int] | None = None) -> ValueSpec | HostValue | None:
-    """What is known of a graph input by its declaration; ``size`` chooses a dimension that it leaves open. None without a
-    declared rank.
-    """
+    """The value that a graph input's declaration describes; ``size`` chooses a dimension that it leaves open. None
+    without a declared rank."""
     dtype = dtypes.from_onnx(info.elem_type)
     if dtype is None:
         return HostValue(dtypes.onnx_name(info.elem_type) if info.elem_type else "no tensor")
@@ -80,15 +80,15 @@ def declared_value(info: ValueInfo, size: Callable[[Dim], int] | None = None) ->
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one node runs and why, for the report."""
+    """Where one node runs and the reason, for the report."""
 
     node: Node
-    #: "vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined" (its body's nodes stand for it) or "control"
-    #: (driven by the session)
+    #: "vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined" (replaced by its body's nodes) or "control"
+    #: (executed by the session)
     where: str
     reason: str = ""
     island: int | None = None
-    declined: Mapping[str, str] = field(default_factory=dict)  #: why delegates that were asked before did not take it
+    declined: Mapping[str, str] = field(default_factory=dict)  #: the reasons of the delegates that declined it first
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,8 @@ class VgfStep:
 
 @dataclass(frozen=True)
 class CpuStep:
-    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names, ``reasons`` why each node is here. ``lists`` are the
-    sequences and optionals among what the nodes read; ``inputs`` and ``constants`` have what is in them.
-    """
+    """Run nodes on the CPU; ``inputs`` and ``outputs`` are value names, ``reasons`` why each node runs here. ``lists``
+    are the sequences and optionals that the nodes read; ``inputs`` and ``constants`` contain their elements."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
@@ -126,18 +125,19 @@ class CpuStep:
 
 @dataclass(frozen=True)
 class DeferredStep:
-    """Plan the rest once the earlier steps have run: it needs shapes, or ``values``, that only they give."""
+    """Plan the rest after the earlier steps have run: planning needs shapes, or ``values``, that those steps
+    compute."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    values: tuple[str, ...]  #: those whose content the plan depends on
-    constants: Mapping[str, Weight | HostValue]  #: and the sequences and optionals, whose elements are inputs
+    values: tuple[str, ...]  #: the values whose content the plan depends on
+    constants: Mapping[str, Weight | HostValue]  #: the sequences and optionals whose elements are inputs
 
 
 @dataclass(frozen=True)
 class ControlStep:
-    """A Loop or Scan that the session drives: its body runs as a program of its own, planned once for each signature.
+    """A Loop or Scan that the session executes: its body runs as a separate program, planned once for each signature.
 
     ``inputs`` are the values that the node and its body read, ``constants`` those that are known.
     """
@@ -149,7 +149,7 @@ class ControlStep:
 
 @dataclass(frozen=True)
 class KpCall:
-    """One dispatch of a user's kp shader: SPIR-V, or the file that it is in. Constants are 32-bit words."""
+    """One dispatch of a user's kp shader: SPIR-V, or its file. Constants are 32-bit words."""
 
     node: Node
     shader: bytes | Path
@@ -177,33 +177,34 @@ Step = IslandStep | VgfStep | KpStep | CpuStep | DeferredStep | ControlStep
 
 @dataclass(frozen=True)
 class SizedConstant:
-    """Whole numbers that follow from a run's sizes, such as a shape."""
+    """Integers that are computed from a run's sizes, such as a shape."""
 
     numbers: Formulas
     shape: tuple[int, ...]
     dtype: DType
 
     def array(self, sizes: Sequence[int]) -> np.ndarray:
-        """The numbers for these sizes."""
+        """The integers for these sizes."""
         return np.array(self.numbers(sizes), self.dtype.numpy).reshape(self.shape)
 
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order, constants that are results as they stand, and the placement of every node."""
+    """Steps in order, outputs that are constants, and the placement of every node."""
 
     steps: tuple[Step, ...]
-    constants: Mapping[str, Weight]  #: outputs that folding already knows
+    constants: Mapping[str, Weight]  #: outputs that folding has computed
     placements: tuple[Placement, ...]
-    outputs: tuple[str, ...] = ()  #: the values that whoever runs it asks for, what is in ``lists`` one by one
-    #: the sizes that the program holds for, as conditions on them; None for those alone that it was planned for
+    outputs: tuple[str, ...] = ()  #: the values that the caller requests, with the elements of ``lists`` one by one
+    #: the sizes for which the program is valid, as conditions on them; None: only those that it was planned for
     conditions: Formulas | None = None
-    numbers: Mapping[str, SizedConstant] = field(default_factory=dict)  #: values that the sizes of a run give
+    numbers: Mapping[str, SizedConstant] = field(default_factory=dict)  #: values that a run's sizes determine
     lists: Mapping[str, HostValue] = field(default_factory=dict)  #: outputs that are sequences or optionals
 
     @property
     def in_place(self) -> set[str]:
-        """The outputs that may be written to an input's memory. Of a deferred step's its own programs decide."""
+        """The outputs that may be written to an input's memory. Those of a deferred step are decided by its own
+        programs."""
         found: set[str] = set()
         for step in self.steps:
             found.update([output for output, _ in step.over] if isinstance(step, IslandStep) else ())

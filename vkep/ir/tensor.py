@@ -1,4 +1,4 @@
-"""Tensors while lowering: strided views of storages whose place is not decided yet."""
+"""Tensors while lowering: strided views of storages whose memory is not assigned yet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vkep.dtypes import DType
 from vkep.graph.weights import Weight
 from vkep.sizes import power_of_two_in, serves_others, whole, wholes
 
-#: shapes recur within a model and from plan to plan: what follows from them alone is kept for so many
+#: size of the caches of functions of shapes: shapes recur within a model and between plans
 _KEPT = 4096
 
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """Bytes that a plan will give a place: a weight, an input of the plan, or a buffer that an operation fills.
+    """Bytes that a plan assigns memory to: a weight, an input of the plan, or a buffer that an operation fills.
 
-    Identity matters, not value. Exactly one of ``weight`` and ``port`` is set for weights and ports; a buffer has none.
+    Compared by identity. Exactly one of ``weight`` and ``port`` is set for weights and ports; a buffer has neither.
     """
 
     nbytes: int
@@ -35,7 +35,7 @@ class Storage:
         return self.weight is not None
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen, which makes one in six times the time: nothing changes one
+@dataclass(slots=True, unsafe_hash=True)  # immutable by convention; a frozen class takes six times as long to construct
 class Tensor:
     """A strided view of a storage. ``strides`` and ``offset`` count elements; a stride may be 0 or negative."""
 
@@ -51,7 +51,7 @@ class Tensor:
 
     @classmethod
     def contiguous(cls, dtype: DType, shape: Sequence[int], storage: Storage | None = None, label: str = "") -> Tensor:
-        """A dense tensor, over ``storage`` or one of its own."""
+        """A dense tensor over ``storage``, by default a new one."""
         shape = wholes(shape)
         storage = storage or Storage(math.prod(shape) * dtype.itemsize, label=label)
         return cls(dtype, shape, storage, contiguous_strides(shape))
@@ -78,11 +78,11 @@ class Tensor:
 
     @property
     def array(self) -> np.ndarray | None:
-        """The values, where they are known while lowering (a view of a weight), else None."""
+        """The values of a constant (a view of a weight); None where they are not known while lowering."""
         if self.storage.weight is None:
             return None
         if any(map(serves_others, self.shape)):
-            return None  # known content, but not how much of it
+            return None  # the content is known, but not its size
         base = self.storage.weight.array()
         if self.size == 0:
             return np.empty(self.shape, self.dtype.numpy)
@@ -112,7 +112,8 @@ class Tensor:
     # ---- movement: views only, None where a copy would be needed
 
     def view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
-        """Other sizes and strides (elements) over the same storage; `ValueError` where they leave it."""
+        """A view with other sizes and strides (elements) of the same storage. Raises `ValueError` where it leaves the
+        storage."""
         made = Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), self.offset if offset is None else offset)
         start, end = made.byte_range
         if start < 0 or end > self.storage.nbytes:
@@ -123,11 +124,11 @@ class Tensor:
         return made
 
     def _within(self, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
-        """A view of elements that this one has, which needs no check."""
+        """A view of elements of this tensor, which needs no check."""
         return Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), offset)
 
     def reshape(self, shape: Sequence[int]) -> Tensor | None:
-        """The same elements in row-major order under another shape, or None where no strides can say it."""
+        """The same elements in row-major order under another shape; None where no strides express it."""
         shape = wholes(shape)
         if math.prod(shape) != self.size:
             raise ValueError(f"cannot view {self.size} elements of shape {self.shape} as {shape}")
@@ -141,7 +142,7 @@ class Tensor:
         return self._within([self.shape[p] for p in perm], [self.strides[p] for p in perm], self.offset)
 
     def expand(self, shape: Sequence[int]) -> Tensor:
-        """Broadcast to ``shape`` (numpy rules); `ValueError` where it does not fit."""
+        """Broadcast to ``shape`` (numpy's rules). Raises `ValueError` where it does not fit."""
         shape = tuple(shape)
         same = len(shape) == len(self.shape) and shape == self.shape  # Python compares elements first
         if same and 1 not in shape:
@@ -191,7 +192,8 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 @functools.lru_cache(_KEPT)
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
-    """How many elements before its first one a view of one or more elements begins, and after it ends."""
+    """The number of elements from a view's lowest to its first, and from its first to its highest, for a view that is
+    not empty."""
     spans = [(d - 1) * s for d, s in zip(shape, strides, strict=True)]
     return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0)
 
@@ -212,7 +214,7 @@ def _expanded_strides(shape: tuple[int, ...], strides: tuple[int, ...], target: 
 
 @functools.lru_cache(_KEPT)
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that numpy broadcasts these to; `ValueError` where they do not fit."""
+    """The shape that numpy broadcasts these to. Raises `ValueError` where they do not fit."""
     result: list[int] = [1] * max(map(len, shapes), default=0)
     for shape in shapes:
         for axis, dim in enumerate(shape, len(result) - len(shape)):

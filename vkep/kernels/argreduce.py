@@ -23,7 +23,8 @@ ARGREDUCE = Kernel(
 
 @dataclass(frozen=True)
 class ArgReduceProblem(ColumnProblem):
-    """``y`` int64 [outer, inner] = index of the greatest (else the least) of the middle of ``x`` [outer, axis, inner].
+    """``y`` int64 [outer, inner] = index of the maximum (else the minimum) of the middle axis of ``x`` [outer, axis,
+    inner].
 
     Among equals the first, or the last; a NaN wins over every number, as in numpy.
     """

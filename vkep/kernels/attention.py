@@ -20,17 +20,17 @@ from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import Tuned, estimated
 from vkep.sizes import record_at_hand
 
-#: with fewer queries most of a block is unused, and few workgroups read the keys
+#: minimum number of queries: with fewer most of a block is unused, and few workgroups read the keys
 MIN_QUERIES = 16
-#: workgroups that fully occupy a device, by its type; for all other types
+#: workgroups that fully occupy a device, by its type, and for all other types
 _WORKGROUPS_TO_FILL, _WORKGROUPS_TO_FILL_SMALL = {"discrete": 128, "virtual": 128}, 24
 #: most blocks of keys in sequence for an attention of fewer workgroups than a quarter of these: beyond, scores in memory occupy
 #: more of the device and are faster
 _LONGEST_CHAIN = 32
-#: 32-bit registers that a lane's matrices may take: more would spill
+#: 32-bit registers that a lane's matrices may occupy: more would spill
 _MATRIX_REGISTERS = 200
 _LANE_COLUMNS = 8
-#: with larger heads a subgroup's matrices take too many registers: scores in memory are faster
+#: largest head size: beyond, a subgroup's matrices need too many registers, and scores in memory are faster
 _LARGEST_SIZE = 64
 
 _OPERANDS = (*(Operand(name) for name in ("q", "k", "v", "bias", "origin")), Operand("y", writes=True))
@@ -107,8 +107,8 @@ ATTENTION_TILED = Kernel(
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """A workgroup computes ``queries`` by ``keys`` scores at a time; ``rows`` of the queries belong to a subgroup, or to a lane
-    without cooperative matrices.
+    """A workgroup computes a block of ``queries`` by ``keys`` scores at a time; ``rows`` of the queries belong to a
+    subgroup, or to a lane without cooperative matrices.
     """
 
     queries: int
@@ -136,10 +136,10 @@ TILED_TILES = (
 
 
 def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
-    """Whether one kernel is faster than scores in memory, by what was measured (docs/design-log/gpu-speed.md).
+    """Whether one kernel is faster than scores in memory, by measurement (docs/design-log/gpu-speed.md).
 
-    With more queries than a decoder's step has, only on cooperative matrices: arithmetic in registers is faster in the
-    products' own tiles, whose scores blocks of queries keep small.
+    With more queries than a decoder's step has, only on cooperative matrices: without them the tiles of separate
+    products are faster.
     """
     if gains_by_split(problem, caps):
         return True
@@ -252,7 +252,7 @@ def _groups(problem: AttentionProblem, tile: AttentionTile) -> int:
 
 
 def _no_tile(problem: AttentionProblem, tile: AttentionTile | None) -> str:
-    """Why the device cannot run a problem with a tile, "" where it can."""
+    """Why the device cannot run a problem with a tile; "" where it can."""
     if tile is None:
         return f"no tile of heads of {problem.size} and {problem.value_size} elements fits the device"
     return ""
@@ -265,7 +265,7 @@ def _to_fill(caps: DeviceCapabilities) -> int:
 def _chosen(
     problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile], tuned: Tuned
 ) -> AttentionTile | None:
-    """The tile that was tuned, else the first with enough workgroups for the device, else that with the most workgroups."""
+    """The tuned tile, else the first with enough workgroups for the device, else the one with the most workgroups."""
     sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
     choice = tuned(lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
     if choice is not None:
@@ -292,7 +292,7 @@ def _tiled_tile(problem: AttentionProblem, caps: DeviceCapabilities, tuned: Tune
 
 
 def _pitch(elements: int, unit: int) -> int:
-    """Units of a line in shared memory, as in the GLSL."""
+    """Length of a line in shared memory in units, as in the GLSL."""
     return ceil_div(elements, unit) | 1
 
 

@@ -1,4 +1,4 @@
-"""An attention's shape, and what its kernels share."""
+"""The problem of attention, and what its kernels share."""
 
 from __future__ import annotations
 
@@ -103,20 +103,21 @@ class AttentionProblem(Problem):
         return (*rows, *(self.bias_strides or ()))
 
     def in_units(self, elements: int) -> bool:
-        """Whether all rows consist of whole groups of ``elements`` elements, aligned to a group's bytes."""
+        """Whether all rows consist of whole groups of ``elements`` elements, and are aligned to a group's bytes."""
         counts = (self.size, self.value_size, *self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
         unit_bytes = elements * element_type(self.dtype).itemsize
         return self.alignment % unit_bytes == 0 and all(divides(elements, count) for count in counts)
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """``first`` and ``end``; in place of None, a bound beyond all positions."""
+        """``first`` and ``end``, with None replaced by a bound beyond all positions."""
         first = -LARGEST_LENGTH if self.first is None else max(self.first, -LARGEST_LENGTH)
         end = LARGEST_LENGTH if self.end is None else min(self.end, LARGEST_LENGTH)
         return min(first, LARGEST_LENGTH), max(end, -LARGEST_LENGTH)
 
     def flops_by(self, queries: int, keys: int) -> int:
-        """`flops` without the blocks of so many ``keys`` that known bounds leave out, for so many ``queries`` at a time."""
+        """`flops` without the key blocks that known bounds exclude, with ``queries`` and ``keys`` as the block's
+        sizes."""
         first, end = (-LARGEST_LENGTH, LARGEST_LENGTH) if self.origin else self.bounds
         blocks = 0
         for start in range(0, self.queries, queries):
@@ -155,5 +156,6 @@ def attention_params(problem: AttentionProblem) -> dict[str, int | float]:
 
 
 def row_reach(call: KernelCall, name: str, counts: tuple[int, int, int], size: int) -> int:
-    """Elements of an operand that has so many batches, heads and rows, each of ``size`` dense elements; 0 where that is 0."""
+    """Number of elements that an operand spans with this many batches, heads and rows, each of ``size`` dense elements;
+    0 where that is 0."""
     return extent((*counts, size), [*(call[f"{name}_{axis}"] for axis in ("batch", "head", "row")), 1])

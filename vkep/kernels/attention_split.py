@@ -1,6 +1,5 @@
-"""Attention of few queries (a decoder's step), its keys split over workgroups, and what joins the parts:
-``shaders/attention_split.comp``, ``shaders/attention_join.comp``.
-"""
+"""Attention of few queries (a decoder's step), with its keys split over workgroups, and the dispatch that joins the
+parts: ``shaders/attention_split.comp``, ``shaders/attention_join.comp``."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from vkep.kernels.launch import (
 from vkep.kernels.select import Emission
 from vkep.sizes import record_at_hand
 
-#: with more queries a block of keys is read for too few of them at a time
+#: maximum number of queries: with more, a block of keys is read for too few of them at a time
 MAX_QUERIES = 4
-#: rows (queries of heads that share keys) of a workgroup at most
+#: maximum rows (queries of heads that share keys) of a workgroup
 _MOST_ROWS = 8
 #: units of values that a lane loads before it knows their weights
 _MOST_HELD = 4
 _LANES, _LANES_CPU, _LEAST_LANES = 256, 32, 16
-#: workgroups that fill a device, and the keys of one
+#: workgroups that fill a device, and the keys of each
 _GROUPS, _GROUPS_CPU = 512, 4
 _BLOCKS = (256, 128, 64, 32)
 
@@ -119,7 +118,7 @@ ATTENTION_JOIN = Kernel(
 
 
 def _lanes(problem: AttentionProblem, caps: DeviceCapabilities) -> int:
-    """Of a workgroup: fewer where their parts of the values do not fit shared memory."""
+    """Lanes of a workgroup: fewer where their parts of the values do not fit shared memory."""
     most = floor_power_of_two(min(caps.max_workgroup_invocations, caps.max_workgroup_size[0]))
     lanes = min(_LANES_CPU if is_cpu(caps) else _LANES, most)
     while lanes > _LEAST_LANES and _shared_bytes(problem, _BLOCKS[-1], lanes, caps) > caps.max_shared_memory_bytes:
@@ -136,7 +135,7 @@ def _value_lanes(problem: AttentionProblem, unit: int, lanes: int) -> int:
 
 
 def _shared_bytes(problem: AttentionProblem, block: int, lanes: int, caps: DeviceCapabilities) -> int:
-    """At most: of units of 16 bytes, or of one element."""
+    """Upper bound of the shared memory, for units of 16 bytes or of one element."""
     slices = 0
     for unit in (1, 16 // element_type(problem.dtype).itemsize):
         value_lanes = _value_lanes(problem, unit, lanes)
@@ -157,7 +156,7 @@ def no_split(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
 
 
 def _block(problem: AttentionProblem, caps: DeviceCapabilities) -> int:
-    """Keys of a workgroup: as many as leave enough workgroups, and all of few keys."""
+    """Keys of a workgroup: few enough for enough workgroups; all of them where there are few."""
     tiles = ceil_div(problem.heads // problem.kv_heads * problem.queries, _rows(problem))
     others = problem.batch * problem.kv_heads * tiles
     wanted = _GROUPS_CPU if is_cpu(caps) else _GROUPS
@@ -168,7 +167,7 @@ def _block(problem: AttentionProblem, caps: DeviceCapabilities) -> int:
 
 
 def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
-    """The dispatch for blocks of keys, and where there are several, the one that joins them."""
+    """The dispatch for blocks of keys, and the one that joins several blocks."""
     known = record_at_hand(problem)
     rows, local, block = _rows(known), _lanes(known, e.caps), _block(known, e.caps)
     group = problem.heads // problem.kv_heads
@@ -249,8 +248,7 @@ def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
 
 
 def gains_by_split(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
-    """Whether it is faster than a product, a softmax and a product: by the dispatches that it saves a decoder's step on a GPU. On
-    a CPU driver it takes 1.4 to 17 times as long.
-    """
+    """Whether it is faster than a product, a softmax and a product. It saves dispatches of a decoder's step on a GPU.
+    On a CPU driver it takes 1.4 to 17 times as long."""
     rows = problem.heads // problem.kv_heads * problem.queries
     return not is_cpu(caps) and rows <= 4 * _MOST_ROWS and not no_split(problem, caps)

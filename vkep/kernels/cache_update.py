@@ -1,4 +1,4 @@
-"""New tokens join a decoder's cache, before its attention, in one dispatch: ``shaders/cache_update.comp``."""
+"""Appends new tokens to a decoder's cache, before its attention, in one dispatch: ``shaders/cache_update.comp``."""
 
 from __future__ import annotations
 
@@ -67,17 +67,18 @@ CACHE_UPDATE = Kernel(
 
 @dataclass(frozen=True)
 class CacheUpdateProblem(Problem):
-    """``present_key`` and ``present_value`` [batch, kv heads, room, size and value size] from those of the past (``old`` rows; 0:
-    there is none) and ``length`` new tokens: ``k`` and ``v`` of batch, head and row strides (elements; the elements of a row are
-    dense), from the row on that ``first`` (int32 [batch]) says. Rows after them are the past's (zero where it has none); in those
-    before row ``used`` what is no finite number is 0.
+    """``present_key`` and ``present_value`` [batch, kv heads, room, size and value size] from those of the past
+    (``old`` rows; 0: there is none) and ``length`` new tokens: ``k`` and ``v`` of batch, head and row strides
+    (elements; the elements of a row are dense), from the row on that ``first`` (int32 [batch]) says. Rows after them
+    are the past's (zero where it has none); in those before row ``used`` values that are not finite become 0.
 
-    ``half`` pairs of features of ``k`` and ``q`` turn (0: none, and there is no q) by row ``ids`` (int64 [batch, length];
-    without, the cache's row) of the tables ``cos`` and ``sin`` [``table_rows``, half]: (i, i + half), or neighbours if
-    ``interleaved``; ``turned`` [batch, heads, length, size] is q. ``fault``: the error's message where that row is none of the
-    tables'. Elements are float32 or float16. ``alignment`` (bytes) divides the addresses of both caches.
+    ``half`` pairs of features of ``k`` and ``q`` are rotated (0: none, and there is no q) by row ``ids`` (int64 [batch,
+    length]; without, the cache's row) of the tables ``cos`` and ``sin`` [``table_rows``, half]: (i, i + half), or
+    neighbours if ``interleaved``; ``turned`` [batch, heads, length, size] is q. ``fault``: the error's message where
+    that row is outside the tables. Elements are float32 or float16. ``alignment`` (bytes) divides the addresses of both
+    caches.
 
-    ``over``: the past lies where the present is to be, and is no operand.
+    ``over``: the past is in the present's memory, and is not an operand.
     """
 
     batch: int
@@ -158,7 +159,7 @@ def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
     rows = problem.length if problem.over else problem.room
     turning = group * problem.length if problem.half else 0
     total = largest((rows + turning) * (problem.size // unit), rows * (problem.value_size // unit))
-    if problem.over and problem.batch != 1:  # rows that the longest sequence has and others have not
+    if problem.over and problem.batch != 1:  # rows that only the longest sequences have
         total = largest(total, ceil_div((problem.used - problem.length) * (problem.size // unit), 16))
     local = lanes(e.caps, total * problem.batch * problem.kv_heads)
     groups = ceil_div(total, local)

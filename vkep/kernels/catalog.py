@@ -1,4 +1,4 @@
-"""Every declared kernel: the modules of this package are the list, so that a kernel is declared in one place."""
+"""Every declared kernel. The modules of this package are the list, so that a kernel is declared in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What problems over the middle of a tensor viewed as [outer, axis, inner] share; a column is one (outer, inner) pair."""
+"""Common to problems over the middle axis of a tensor viewed as [outer, axis, inner]; a column is one (outer, inner)
+pair."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.problem import Need, Problem
 
-#: the arguments that say where columns lie
+#: the arguments that locate columns
 COLUMN_PARAMS = (("columns", "uint"), ("axis", "uint"), *magic_fields("inner"))
 
 
 @dataclass(frozen=True)
 class ColumnProblem(Problem):
-    """``x`` is [outer, axis, inner] of ``dtype``, and so is ``y`` where a problem does not say otherwise."""
+    """``x`` is [outer, axis, inner] of ``dtype``, and so is ``y`` unless a problem documents another shape."""
 
     outer: int
     axis: int

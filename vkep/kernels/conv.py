@@ -1,4 +1,4 @@
-"""Convolutions: kernels by tiles, and the table of all kernels for them."""
+"""Convolutions: kernels with tiles, and the table of all kernels for convolutions."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ CONV_TILED = Kernel(
     variants=tuple(TILED_DEFINES.values()),
     reach=_tiled_reach,
 )
-#: below this many input channels a group, taps are the inner loop of the subgroup kernel
+#: below this many input channels per group, taps are the inner loop of the subgroup kernel
 _FEW_CHANNELS = 8
-#: taps that one iteration of the subgroup kernel may hold
+#: maximum number of taps in one iteration of the subgroup kernel
 _MAX_UNROLLED_TAPS = 9
 
 

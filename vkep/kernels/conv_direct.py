@@ -1,4 +1,4 @@
-"""Convolutions by kernels that compute a result, or a strip of results, a lane: depthwise ones and the fallback."""
+"""Convolutions in which a lane computes one result or a strip of results: depthwise ones and the fallback."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def no_depthwise(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 
 def depthwise(problem: ConvProblem, e: Emission) -> KernelCall:
-    """The dispatch of a convolution of one input channel a group."""
+    """The dispatch of a convolution with one input channel per group."""
     # Longer strips load less, shorter ones make more lanes for a GPU.
     strip = min(8 if is_cpu_driver(e.caps) else 4, 1 << (problem.oh - 1).bit_length())
     strips = ceil_div(problem.oh, strip)

@@ -1,7 +1,8 @@
 """Convolutions in float16 with channels last (NHWC), for devices with cooperative matrices.
 
-There a tap's channels lie side by side, so that an implicit product reads its rows in vectors, whatever the image's size, and
-a 1x1 convolution is a plain product. Between convolutions the layout costs nothing (`vkep.passes.layout`).
+In this layout a tap's channels are adjacent, so that an implicit product reads its rows in vectors, whatever the
+image's size, and a 1x1 convolution is a plain product. Between convolutions the layout costs nothing
+(`vkep.passes.layout`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from vkep.kernels.select import Emission, emit
 from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import flat_grid, no_shared_tile, tile_grid
 
-#: what is done to OIHW weights before they are packed, and its tag
+#: a transformation of OIHW weights before they are packed, and its tag
 First = tuple[Callable[[np.ndarray], np.ndarray], str]
 AS_THEY_ARE: First = (np.asarray, "")
 _X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
@@ -38,7 +39,7 @@ _X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
 
 def _conv_reach(call: KernelCall) -> Mapping[str, int]:
     m, n, k = call["m"], call["n"], call["k"]
-    weights = max(padded_k(call, k, VECTOR) * n, k * n + VECTOR)  # and the zeros behind them
+    weights = max(padded_k(call, k, VECTOR) * n, k * n + VECTOR)  # and the zeros after them
     return {
         "x": 2 * ceil_div(m, call["pixels"]) * call["height"] * call["width"] * call["pitch"],
         "w": 2 * weights,
@@ -117,7 +118,7 @@ def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 
 def product_last(problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE) -> list[KernelCall]:
-    """A 1x1 convolution with channels last: pixels [p, c] by weights [c, oc]. ``first`` is done to the weights."""
+    """A 1x1 convolution with channels last: pixels [p, c] times weights [c, oc]. ``first`` transforms the weights."""
     pixels, c, oc = problem.n * problem.pixels, problem.c, problem.oc
     strides = (pixels * c, c, 1), (c * oc, oc, 1), (pixels * oc, oc, 1)
     product = MatMulProblem(pixels, oc, c, *strides, dtype="float16", alignment=problem.alignment)
@@ -129,7 +130,7 @@ def conv_last(
 ) -> list[KernelCall]:
     """The dispatches of a convolution of x [n, h, w, c] to y [n, oh, ow, oc], both dense; x is aligned to 16 bytes.
 
-    ``first`` is done to the weights. ``tiling`` overrides the choice of a tile.
+    ``first`` transforms the weights. ``tiling`` overrides the choice of a tile.
     """
     pixels, k, oc = problem.n * problem.pixels, problem.taps * problem.c, problem.oc
     packed = _packed(problem, e, first, pack_with_zeros, "-zeros")

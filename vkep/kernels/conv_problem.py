@@ -1,4 +1,4 @@
-"""A convolution's shape, and what its kernels share."""
+"""The problem of a convolution, and what its kernels share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import When
 from vkep.kernels.tiles import EXACT_DIVISION_LIMIT, STORAGE
 
-#: how images lie: x and y as [n, c, h, w], both as [n, h, w, c], or y alone
+#: layout of images: x and y as [n, c, h, w], both as [n, h, w, c], or y alone
 NCHW, NHWC, TO_NHWC = "nchw", "nhwc", "nchw to nhwc"
 
 
@@ -24,9 +24,9 @@ class ConvProblem(Problem):
 
     ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. Three dimensions: ``d``, ``kd``, ``stride_d``,
     ``dilation_d`` and ``pads_d`` (front, back), x then being [n, c, d, h, w]. ``dtype`` is float32 or float16 (sums are
-    float32). ``layout`` says how x and y lie ("": not decided yet, its operands are [n, c, h, w]; see `vkep.passes.layout`),
-    ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be repacked.
-    ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a
+    float32). ``layout`` is the memory layout of x and y ("": not decided yet, its operands are [n, c, h, w]; see
+    `vkep.passes.layout`), ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be
+    repacked. ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a
     larger tensor. ``alignment`` (bytes) divides the addresses of x and y, and of w where it is not repacked.
 
     An epilogue sees ``row``, the output channel, ``col``, the pixel in the image, and ``o``, the flat index in a contiguous y;
@@ -106,7 +106,7 @@ class ConvProblem(Problem):
 
     @property
     def lies_last(self) -> bool:
-        """The result has its channels last."""
+        """Whether the result has channels last."""
         return self.layout in (NHWC, TO_NHWC)
 
     @property
@@ -130,7 +130,7 @@ class ConvProblem(Problem):
 
     @functools.cached_property
     def unaddressable(self) -> str:
-        """Why no kernel takes its elements, or counts its window's steps; "" where they do."""
+        """Why no kernel can address its elements or count its window's steps; "" where one can."""
         if self.dtype not in STORAGE:
             return f"no matrix kernel for dtype {self.dtype!r}; expected one of {sorted(STORAGE)}"
         longest = max(*self.pads, *self.pads_d, *self.stride, *self.dilation, self.stride_d, self.dilation_d)
@@ -138,22 +138,22 @@ class ConvProblem(Problem):
 
     @property
     def flat(self) -> bool:
-        """Two dimensions at most."""
+        """Whether it has at most two spatial dimensions."""
         return self.d == self.kd == self.od == 1
 
     @property
     def pixels(self) -> int:
-        """Of a result's plane."""
+        """Pixels of a result's plane."""
         return self.oh * self.ow
 
     @property
     def taps(self) -> int:
-        """Of a plane's window."""
+        """Taps of a plane's window."""
         return self.kh * self.kw
 
     @property
     def pointwise(self) -> bool:
-        """A product of pixels and weights, read where they lie."""
+        """Whether it is a product of pixels and weights, both read in place."""
         return self.flat and self.taps == self.groups == 1 and self.stride == (1, 1) and max(self.pads) == 0
 
     @property
@@ -166,7 +166,7 @@ class ConvProblem(Problem):
         return 2 * self.n * self.oc * self.od * self.pixels * (self.c // self.groups) * self.kd * self.taps
 
 
-# Layers repeat, and so do plans for other sizes: what was derived before is kept.
+# Layers recur, and so do plans for other sizes: derived values are cached.
 @functools.lru_cache(1024)
 def _placed(problem: ConvProblem, alignment: int, y_batch_stride: int | None = None) -> ConvProblem:
     return replace(problem, alignment=alignment, y_batch_stride=y_batch_stride)
@@ -174,23 +174,24 @@ def _placed(problem: ConvProblem, alignment: int, y_batch_stride: int | None = N
 
 @functools.lru_cache(1024)
 def lying_as(problem: ConvProblem, x_last: bool, layout: str) -> ConvProblem:
-    """The problem for operands that lie so."""
+    """The same problem for operands in this layout."""
     return replace(problem, x_last=x_last, layout=layout)
 
 
 def is_depthwise(problem: ConvProblem) -> bool:
-    """One input channel a group, and a window small enough to unroll."""
+    """Whether it has one input channel per group, and a window small enough to unroll."""
     return problem.flat and problem.c == problem.groups > 1 and problem.taps <= _MAX_DEPTHWISE_TAPS
 
 
-#: a window of more taps than this is not unrolled
+#: the largest number of taps of a window that is unrolled
 _MAX_DEPTHWISE_TAPS = 49
-#: output channels a group below which a matrix tile would be mostly empty
+#: output channels per group below which a matrix tile would be mostly empty
 _MIN_TILE_CHANNELS = 8
 
 
 def lying(layout: str, when: When) -> When:
-    """A candidate's condition, for a layout: what every kernel asks of a convolution, then ``when``, then how its images lie."""
+    """The condition of a candidate for one layout: the requirements of every kernel, then ``when``, then the layout of
+    the images."""
 
     def reason(problem: ConvProblem, caps: DeviceCapabilities) -> str:
         found = problem.unaddressable or when(problem, caps)
@@ -200,7 +201,7 @@ def lying(layout: str, when: When) -> When:
 
 
 def no_tiles(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """Why a convolution is no matrix product by tiles; "" where it is one."""
+    """Why a convolution cannot be computed as a matrix product by tiles; "" where it can."""
     if not problem.flat:
         return "three dimensions"
     if 0 in (problem.c, problem.h, problem.w):
@@ -214,7 +215,7 @@ def no_tiles(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 @functools.lru_cache(1024)
 def plane_params(problem: ConvProblem) -> Mapping[str, int]:
-    """The kernel arguments that only restate the problem; channels are those of one group."""
+    """The kernel arguments that restate the problem; channels are those of one group."""
     return {
         "channels": problem.c // problem.groups,
         "height": problem.h,
@@ -229,7 +230,7 @@ def plane_params(problem: ConvProblem) -> Mapping[str, int]:
 
 
 def window_params(problem: ConvProblem) -> dict[str, int]:
-    """How the window moves over a plane, as kernel arguments."""
+    """The kernel arguments for the window's steps over a plane."""
     return {
         "stride_h": problem.stride[0],
         "stride_w": problem.stride[1],
@@ -241,7 +242,7 @@ def window_params(problem: ConvProblem) -> dict[str, int]:
 
 
 def plane_reach(call: KernelCall, images: int) -> dict[str, int]:
-    """Elements of x and y that a kernel with `plane_params` may touch, of so many images."""
+    """Elements of x and y that a kernel with `plane_params` may touch, for a number of images."""
     pixels, groups = call["out_height"] * call["out_width"], call["groups"]
     y = (images - 1) * call["y_batch"] + groups * call["out_channels"] * pixels
     return {"x": images * groups * call["channels"] * call["height"] * call["width"], "y": y}

@@ -1,11 +1,11 @@
-"""Convolutions in float16 whose input channels are few, or no multiple of eight, as ones with channels last.
+"""Convolutions in float16 whose input channels are few, or not a multiple of eight, as convolutions with channels last.
 
 The input is copied once, neighbouring pixels of a row side by side as the channels of one wide pixel (a space-to-depth along the
 width), zeros where channels and columns are missing: every tap is then whole vectors of eight. An image's three channels
 become four, and with a stride of two, two pixels become eight channels and seven columns of taps four.
 
-A wide pixel may hold one beside the window, whose weights are zero: where that pixel is an infinity or NaN, so is the result
-(as Winograd's sums spread what is not finite).
+A wide pixel may contain a pixel outside the window, whose weights are zero: where that pixel is an infinity or NaN, so
+is the result (as in Winograd's sums).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _LANES = 128
 
 @dataclass(frozen=True)
 class WidePixels:
-    """``problem`` on wide pixels, each ``pixels`` of the image's side by side, of ``channels`` channels."""
+    """``problem`` on wide pixels: each consists of ``pixels`` adjacent pixels of the image, with ``channels``
+    channels."""
 
     problem: ConvProblem
     pixels: int
@@ -52,13 +53,14 @@ class WidePixels:
 
     @property
     def nbytes(self) -> int:
-        """Of the widened input."""
+        """Bytes of the widened input."""
         p = self.problem
         return 2 * p.n * p.h * p.w * p.c
 
 
 def wide_pixels(problem: ConvProblem) -> WidePixels:
-    """The widening that multiplies least: as many pixels side by side as divide the stride, up to eight.
+    """The widening with the fewest multiplications: the number of adjacent pixels divides the stride and is at most
+    eight.
 
     The columns' padding becomes part of the input. Expects a result that is not empty.
     """
@@ -66,7 +68,7 @@ def wide_pixels(problem: ConvProblem) -> WidePixels:
     most = VECTOR if problem.dilation[1] == 1 else 1
     widths = [p for p in (1, 2, 4, VECTOR) if p <= most and step % p == 0]
     channels = {p: ceil_div(problem.c, VECTOR // p) * (VECTOR // p) for p in widths}
-    # the least work, then the fewest pixels beside the window, then the least memory
+    # the fewest multiplications, then the fewest pixels outside the window, then the least memory
     pixels = min(widths, key=lambda p: (ceil_div(problem.kw, p) * p * channels[p], -problem.kw % p, channels[p]))
     columns, dilation = ceil_div(problem.kw, pixels), problem.dilation[1]
     wide = replace(
@@ -82,9 +84,8 @@ def wide_pixels(problem: ConvProblem) -> WidePixels:
 
 
 def no_few_channels(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """Why `conv_few` is not the kernel for a convolution; "" where `conv_last` would compute it, were its channels a multiple of
-    eight.
-    """
+    """Why `conv_few` is not the kernel for a convolution; "" where `conv_last` would compute it if its channels were a
+    multiple of eight."""
     if problem.c % VECTOR == 0 or problem.groups != 1:
         return f"whole groups of {VECTOR} channels, or groups"
     if 0 in (problem.n, problem.c, problem.h, problem.w, problem.oh, problem.ow):

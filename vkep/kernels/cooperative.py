@@ -103,7 +103,7 @@ CONV_COOPERATIVE = Kernel(
 )
 
 
-#: fewer rows or columns than this leave most of a matrix unused
+#: fewer rows or columns leave most of a matrix unused
 MIN_EDGE = 8
 
 
@@ -150,7 +150,7 @@ def matmul_cooperative(
 
 
 def _b_vector(problem: MatMulProblem) -> int:
-    """How b is read: 1 in groups of eight, 2 in groups of four (along columns only), 0 one by one."""
+    """How b is read: 1 in groups of eight, 2 in groups of four (along columns only), 0 element by element."""
     if problem.in_groups("b", 2 if problem.b_along_k else 3, VECTOR):
         return 1
     return 2 if not problem.b_along_k and problem.in_groups("b", 3, VECTOR // 2) else 0

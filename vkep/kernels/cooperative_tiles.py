@@ -11,15 +11,15 @@ from vkep.kernels.launch import ceil_div, is_cpu
 from vkep.kernels.tuning import Choice, Tuned, estimated
 from vkep.sizes import at_hand
 
-#: halves in the 16 bytes that a lane loads at a time
+#: float16 elements in the 16 bytes that a lane loads at a time
 VECTOR = 8
 
 
 @dataclass(frozen=True)
 class CooperativeTile:
-    """``m`` by ``n`` results a workgroup, ``sub_m`` by ``sub_n`` a subgroup, ``k`` steps a stage; ``prefetch`` stages on their
-    way in registers, or (``parts`` 2) one of 64 that is stored to shared memory and multiplied in two halves.
-    """
+    """``m`` by ``n`` results per workgroup, ``sub_m`` by ``sub_n`` per subgroup, ``k`` steps per stage; ``prefetch``
+    stages are loaded ahead into registers, or (``parts`` 2) one of 64 steps that is stored to shared memory and
+    multiplied in two halves."""
 
     m: int
     n: int
@@ -42,7 +42,8 @@ class CooperativeTile:
         return 16 * max(staged, self.subgroups * shape.m * (out_n // 4 + 2))
 
     def workgroups_a_core(self, caps: DeviceCapabilities, shape: CooperativeMatrixShape, b_along_k: bool) -> int:
-        """How many run on a core at once. Its shared memory is taken for what one workgroup may have, as measured."""
+        """How many run on a core at once. A core's shared memory is assumed to be one workgroup's limit, as
+        measured."""
         lane = _LANE_REGISTERS + 3 * self.sub_m * self.sub_n // (2 * caps.subgroup_size)
         by_registers = _CORE_REGISTERS // (self.subgroups * caps.subgroup_size * lane)
         by_memory = caps.max_shared_memory_bytes // self.shared_bytes(shape, b_along_k)
@@ -80,16 +81,15 @@ class CooperativeTile:
 
 @dataclass(frozen=True)
 class TileCost:
-    """What a tile costs: the ``speed`` of a core that is full of its workgroups (1: `_RATE`), and the least microseconds that a
-    ``stage`` takes, however few of them share a core.
-    """
+    """The cost of a tile: the ``speed`` of a core that is full of its workgroups (1: `_RATE`), and the minimum
+    microseconds of a ``stage``, however few workgroups share a core."""
 
     speed: float
     stage: float = 0.5
 
 
-#: Fitted, as all that follows, to the time of every tile and split of 56 products and convolutions, most of ResNet-50 and
-#: BERT, on a device of 132 cores; the tiles are the best of two hundred (docs/design-log/gpu-speed.md)
+#: Fitted, as the constants below, to the time of every tile and split of 56 products and convolutions, most of
+#: ResNet-50 and BERT, on a device of 132 cores; the tiles are the best of two hundred (docs/design-log/gpu-speed.md)
 MATMUL_TILES = {
     CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(1.05, 1.68),
     CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.86, 1.31),
@@ -115,12 +115,12 @@ CONV_LAST_TILES = MATMUL_TILES | {
     CooperativeTile(96, 128, 32, 48, 64): TileCost(0.941, 0.726),
 }
 _TABLES = {"matmul": MATMUL_TILES, "conv": CONV_TILES, "conv_last": CONV_LAST_TILES}
-#: where the driver does not tell: large GPUs have around a hundred cores, small ones around ten
+#: where the driver does not report it: large GPUs have around a hundred cores, small ones around ten
 _COMPUTE_UNITS = {"discrete": 128, "virtual": 128}
 _COMPUTE_UNITS_SMALL = 12
-#: registers of a core, and what a lane holds besides its sums (one and a half times, with the operands)
+#: registers of a core, and of a lane besides its sums (one and a half times, with the operands)
 _CORE_REGISTERS, _LANE_REGISTERS = 65536, 50
-#: a split of k is at least this long, else adding the parts costs more than it brings
+#: minimum length of a split of k: below it adding the parts costs more than the split gains
 _MIN_SPLIT_K = 128
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 #: multiply-adds of a core a microsecond; microseconds of a workgroup's start, of a result's store, of the dispatch that adds
@@ -133,7 +133,8 @@ _REDUCE, _PARTIAL = 2.11, 3.06e-6
 def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
     """The shape to multiply float16 matrices with float32 sums: the largest that the device lists, or None.
 
-    None too where subgroups cannot be made full and of a known size, which positions of results depend on.
+    None also where subgroups cannot be required to be full and of a known size, on which the positions of results
+    depend.
     """
     fixed = caps.min_subgroup_size == caps.max_subgroup_size or caps.has("subgroup_size_control")
     needed = ("cooperative_matrix", "float16", "storage_16bit", "compute_full_subgroups")
@@ -168,7 +169,7 @@ def no_cooperative_tile(
 
 @dataclass(frozen=True)
 class CooperativeTiling:
-    """A tile, and into how many parts k is split."""
+    """A tile, and the number of parts that k is split into."""
 
     tile: CooperativeTile
     shape: CooperativeMatrixShape
@@ -188,8 +189,8 @@ def cooperative_tiling(
 ) -> CooperativeTiling:
     """The tile for ``batch`` products of m by n by k and the parts that k is split into.
 
-    The choice is the least estimated time (`_fastest`), or what was tuned for the problem on this device, which some tile
-    must fit (`no_cooperative_tile`).
+    The choice is the least estimated time (`_fastest`), or the tuned tiling of the problem. Some tile must fit the
+    device (`no_cooperative_tile`).
     """
     shape = float16_shape(caps)
     assert shape is not None
@@ -227,8 +228,8 @@ def _fastest(
     b_along_k: bool,
     tiles: Mapping[CooperativeTile, TileCost],
 ) -> Choice:
-    """The candidate of the least estimated time: waves of as many workgroups as the cores take at once, each as long as its
-    stages, with padding, and its stores; and the cost of adding the parts. Times of another device are all larger or smaller.
+    """The candidate of the least estimated time: waves of as many workgroups as the cores take at once, each as long as
+    its stages, with padding, and its stores; and the cost of adding the parts. On another device all times scale alike.
     """
     units = caps.compute_units or _COMPUTE_UNITS.get(caps.device_type, _COMPUTE_UNITS_SMALL)
     best: tuple[float, CooperativeTile, int] | None = None
@@ -254,7 +255,7 @@ def _fastest(
 
 
 def _splits(tile: CooperativeTile, k: int) -> list[int]:
-    """Those of `_SPLITS` that cut k, in whole stages, into so many parts of some length."""
+    """The numbers of `_SPLITS` that divide k into that many parts of whole stages."""
     if k < 2 * _MIN_SPLIT_K:
         return [1]
     stages = ceil_div(k, tile.k)

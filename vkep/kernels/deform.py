@@ -47,7 +47,7 @@ DEFORM_COLUMNS = Kernel(
 class DeformColumnsProblem(Problem):
     """``y`` [n, channels, *kernel, *out]: bilinear samples of ``x`` (``shape`` [n, channels, height, width]), 0 outside of it.
 
-    ``offset`` is [n, offset_groups * taps * 2, *out] in pixels, ``mask``, where there is one, [n, offset_groups * taps, *out].
+    ``offset`` is [n, offset_groups * taps * 2, *out] in pixels, ``mask``, if present, [n, offset_groups * taps, *out].
     """
 
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Coordinates of up to eight dimensions (``shaders/dims.glsl``): their arguments, and how far they go."""
+"""Coordinates of up to eight dimensions (``shaders/dims.glsl``): their arguments and their bounds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def magic_dims(dims: Sequence[int]) -> dict[str, int]:
 
 
 def beyond_rank(rank: int) -> str:
-    """Why ``dims.glsl`` does not take so many dimensions, "" where it does."""
+    """Why ``dims.glsl`` does not support so many dimensions, "" where it does."""
     return f"{rank} dimensions; the kernel takes up to {MAX_RANK}" if rank > MAX_RANK else ""
 
 
 def last_coordinates(call: KernelCall, rank: int) -> list[int]:
-    """The greatest coordinates that the lanes below ``total`` have."""
+    """The largest coordinates of the lanes below ``total``."""
     dims = [call[f"dim{d}"] for d in range(rank)]
     return [ceil_div(call["total"], math.prod(dims[1:])) - 1, *(d - 1 for d in dims[1:])]
 
 
 def last_offset(call: KernelCall, coordinates: Sequence[int], strides: str) -> int:
-    """Where ``coordinates`` lie, by the arguments ``{strides}0``, ``{strides}1``, ..."""
+    """The offset of ``coordinates``, by the arguments ``{strides}0``, ``{strides}1``, ..."""
     return sum(c * call[f"{strides}{d}"] for d, c in enumerate(coordinates))

@@ -1,4 +1,4 @@
-"""Determinants and inverses of small matrices, by elimination: one lane a matrix."""
+"""Determinants and inverses of small matrices, by elimination: one lane per matrix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkep.kernels.launch import element_defines, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
-#: matrices that one lane can be trusted with
+#: largest matrix for one lane
 LARGEST_MATRIX = 256
 
 
@@ -65,7 +65,7 @@ class DeterminantProblem(_Matrices):
 
 @dataclass(frozen=True)
 class InverseProblem(_Matrices):
-    """``y`` [..., n, n]: inverses, by elimination with partial pivoting; no numbers of a singular matrix."""
+    """``y`` [..., n, n]: inverses, by elimination with partial pivoting; not finite for a singular matrix."""
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.shape),)

@@ -10,7 +10,7 @@ from vkep.kernels.kernel import Operand
 
 @dataclass(frozen=True)
 class Epilogue:
-    """GLSL that changes ``v``, and what it reads.
+    """GLSL that changes ``v``, and its operands and scalars.
 
     ``body`` may use ``o`` (flat output index), ``row``, ``col``; it reads extra operand k as
     ``TensorType(operand(args.ek, EXTRA_BASE + ku)).v[...]`` and extra scalars as ``args.<name>``.
@@ -31,5 +31,5 @@ class Epilogue:
 
 
 def call_arguments(epilogue: Epilogue | None, defines: dict[str, str]) -> dict[str, Any]:
-    """As `Epilogue.call_arguments`, also where there is no epilogue."""
+    """As `Epilogue.call_arguments`, also for no epilogue."""
     return epilogue.call_arguments(defines) if epilogue else {"defines": defines}

@@ -14,7 +14,7 @@ __all__ = ["LIMIT", "fast_div", "magic", "magic_fields", "magic_params"]
 
 
 def fast_div(n: int, multiplier: int, shift: int) -> int:
-    """What the GLSL ``fast_div`` computes, for tests and host-side checks."""
+    """The result of the GLSL ``fast_div``, for tests and host-side checks."""
     return ((n << 1) * multiplier) >> 32 >> shift
 
 

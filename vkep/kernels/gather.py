@@ -1,7 +1,7 @@
-"""Copies that follow indices: Gather, GatherElements, GatherND; and the plain copy.
+"""Copies by indices: Gather, GatherElements, GatherND; and the plain copy.
 
-Elements are moved as untyped units, so every element type is served. Indices are int32 or int64; a negative one counts
-from the end (`vkep.kernels.indices` says what happens to one out of range).
+Elements are moved as untyped units, so every element type is supported. Indices are int32 or int64; a negative one
+counts from the end (`vkep.kernels.indices` defines the result of one out of range).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _defines(unit: int, index_dtype: str) -> dict[str, str]:
 
 
 def _ahead(*units: int) -> tuple[dict[str, str], ...]:
-    """Variants to build ahead."""
+    """Variants to compile ahead of time."""
     return tuple(_defines(unit, words) for unit in units for words in ("int32", "int64"))
 
 
@@ -131,7 +131,7 @@ def copy(nbytes: int, caps: DeviceCapabilities, x: Any, y: Any, *, alignment: in
 
 
 def _units_per_lane(total: int, caps: DeviceCapabilities) -> int:
-    """How many units a lane moves: enough to amortise starting a lane, few enough to keep the device busy."""
+    """Units that a lane moves: enough to amortise starting a lane, few enough to keep the device busy."""
     return 8 if is_cpu(caps) and total >= 1024 else 1
 
 
@@ -282,12 +282,12 @@ class GatherNDProblem(Problem):
 
     @property
     def keys(self) -> int:
-        """Coordinates of a slice."""
+        """Number of coordinates of a slice."""
         return self.indices_shape[-1]
 
     @property
     def indexed(self) -> tuple[int, ...]:
-        """The sizes of x's axes that coordinates go into."""
+        """The sizes of x's axes that are indexed."""
         return self.shape[self.batch_dims : self.batch_dims + self.keys]
 
     @property

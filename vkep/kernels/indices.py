@@ -1,7 +1,8 @@
-"""Kernels that follow indices from data (``shaders/indices.glsl``).
+"""Kernels that read indices from data (``shaders/indices.glsl``).
 
-An index out of range is clamped, so that no index reads or writes out of bounds, and noted as a fault of the run
-(``shaders/fault.glsl``) where the problem has a ``fault``: the message of the error. "" is for indices that are right already.
+An index out of range is clamped, so that no index reads or writes out of bounds. Where the problem has a ``fault``, the
+text of the error, the kernel also reports a fault of the run (``shaders/fault.glsl``). "" is for indices that are known
+to be valid.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from vkep.kernels.kernel import Operand
 from vkep.kernels.select import Emission
 
-#: the last operand and the last argument of a kernel that notes faults
+#: the last operand and the last argument of a kernel that reports faults
 FAULT, FAULT_CODE = Operand("fault", writes=True), ("fault_code", "uint")
 FAULT_REACH = {"fault": 4}
 
@@ -22,5 +23,5 @@ def index_defines(dtype: str) -> dict[str, str]:
 
 
 def noting(e: Emission, fault: str) -> tuple[Any, int]:
-    """What `FAULT` and `FAULT_CODE` are."""
+    """The operand and the argument of `FAULT` and `FAULT_CODE`."""
     return e.target.fault(fault) if fault else (None, 0)

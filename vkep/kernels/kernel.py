@@ -21,9 +21,10 @@ from vkep.sizes import hint, is_size, whole
 #: struct codes of the scalar argument types
 SCALAR_CODES = {"uint": "I", "int": "i", "float": "f"}
 ADDRESS_BYTES = 8
-#: larger argument blocks go to memory: what every Vulkan device has of push constants (specification, "Required Limits")
+#: larger argument blocks are stored in memory: every Vulkan device has this much room for push constants
+#: (specification, "Required Limits")
 PUSH_CONSTANT_BYTES = 128
-#: spec constants of ``shaders/workgroup.glsl``: the grid of a call that runs folded
+#: spec constants of ``shaders/workgroup.glsl``: the grid of a folded call
 FOLD_IDS = {32: "FOLD_X", 33: "FOLD_Y", 34: "FOLD_Z"}
 #: the reach of an operand whose addresses are generated from its view's own shape and strides
 ITS_VIEW = -1
@@ -56,11 +57,12 @@ class Kernel:
     """The interface of one GLSL file.
 
     ``operands`` and ``params`` in the order of the GLSL argument block (operands first); ``spec`` maps each of the
-    kernel's own spec constants to its default. ``variants`` are the sets of defines that the tool builds ahead.
+    kernel's own spec constants to its default. ``variants`` are the sets of defines that the tool compiles ahead of
+    time.
 
-    ``reach`` is the kernel's promise: from a call's arguments (`KernelCall.__getitem__`, ``size_of``, ``grid``) the bytes of
-    each operand, by name, that its lanes may touch from the operand's address on. It is written from the GLSL, and a plan
-    is laid out only where every operand has so many bytes.
+    ``reach`` bounds the kernel's accesses: from a call's arguments (`KernelCall.__getitem__`, ``size_of``, ``grid``)
+    the bytes of each operand, by name, that its lanes may touch from the operand's address on. It is derived from the
+    GLSL by hand, and a plan is laid out only where every operand has that many bytes.
     """
 
     source: str
@@ -164,7 +166,7 @@ class Kernel:
             )
 
 
-@dataclass(slots=True)  # not frozen, for speed's sake: whoever chose it writes down how, and nothing else changes one
+@dataclass(slots=True)  # not frozen, for speed: selection adds how it was chosen, and nothing else changes one
 class KernelCall:
     """One dispatch before planning: operands are still the planner's own objects (or None)."""
 
@@ -179,17 +181,19 @@ class KernelCall:
     sized: tuple[tuple[int, str, Any], ...] = ()  #: scalars that depend on sizes: number, struct code, size
     params: Mapping[str, int | float] = field(default_factory=dict)  #: the kernel's own, by name
     candidate: str = (
-        ""  #: the one that was chosen for the problem, and those before it in the table with what turned them down
+        #: the candidate that was chosen for the problem, and the ones before it in the table with the reasons against
+        #: them
+        ""
     )
     turned_down: tuple[tuple[str, str], ...] = ()
 
     def __getitem__(self, name: str) -> int:
-        """A whole-number argument or a spec constant."""
+        """An integer argument or a spec constant."""
         found = self.params.get(name)
         return whole(self.spec[name] if found is None else found)
 
     def define(self, name: str) -> str:
-        """What a preprocessor name is defined as."""
+        """The definition of a preprocessor name."""
         return dict(self.variant.defines)[name]
 
     def size_of(self, name: str) -> int:
@@ -202,14 +206,13 @@ class KernelCall:
 
     @property
     def groups(self) -> tuple[int, int, int]:
-        """The workgroups along each axis as the kernel sees them (``group_count`` in ``shaders/workgroup.glsl``)."""
+        """The workgroups along each axis in the kernel (``group_count`` in ``shaders/workgroup.glsl``)."""
         x, y, z = (self.spec.get(name, size) for name, size in zip(FOLD_IDS.values(), self.grid, strict=True))
         return x, y, z
 
     def folded(self, limits: Sequence[int]) -> KernelCall:
-        """The call for a device that allows so many workgroups along each axis (Vulkan: 65535 at least, so that two axes have
-        room for all that 32-bit indices count).
-        """
+        """The call for a device that allows this many workgroups along each axis (Vulkan: at least 65535, so that two
+        axes cover everything that 32-bit indices count)."""
         x, y, z = self.grid
         if x <= limits[0] and y <= limits[1] and z <= limits[2]:
             return self

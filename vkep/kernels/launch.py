@@ -1,4 +1,4 @@
-"""What selection functions share: element types, grids, how lanes divide columns, the planner's workspace."""
+"""Shared by selection functions: element types, grids, the division of columns among lanes, the planner's workspace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vkep.dtypes import DTYPES, DType
 from vkep.kernels.kernel import KernelCall
 from vkep.sizes import at_hand, divides, power_of_two_in
 
-MAX_GRID_AXIS = 65535  #: workgroups that every device takes along one axis
-#: workgroups below which a GPU is taken to be starved, so that long axes are divided further: a large GPU holds a
-#: thousand of 256 lanes at once, and reaches its bandwidth only when most of them have loads in flight
+MAX_GRID_AXIS = 65535  #: workgroups that every device supports along one axis
+#: workgroups below which a GPU counts as underused, so that long axes are divided further: a large GPU holds a thousand
+#: of 256 lanes at once, and reaches its bandwidth only when most of them have loads in flight
 BUSY_GROUPS = 1024
 #: workgroups that keep a CPU driver's cores evenly busy
 CPU_GROUPS = 32
@@ -25,12 +25,12 @@ MAX_RANK = 8
 UNITS = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
 
 
-#: define of kernels whose lanes combine by shuffles (``shaders/lanes.glsl``)
+#: define of kernels whose lanes combine values by shuffles (``shaders/lanes.glsl``)
 SHUFFLE = {"SUBGROUP_SHUFFLE": "1"}
 
 
 class Workspace(Protocol):
-    """What a selection function may ask its planner for; the answers are operands."""
+    """The memory that a selection function may request from its planner; the results are operands."""
 
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Any:
         """An uninitialised tensor that lives until the calls that name it have run."""
@@ -48,7 +48,8 @@ def element_type(dtype: str) -> DType:
 
 
 def element_defines(dtype: str, out: str | None = None) -> dict[str, str]:
-    """Defines of ``shaders/elements.glsl`` for elements of ``dtype`` in and ``out`` (the same by default) out.
+    """Defines of ``shaders/elements.glsl`` for input elements of ``dtype`` and output elements of ``out`` (default: the
+    same).
 
     bool elements compute as uint 0 or 1.
     """
@@ -63,7 +64,7 @@ def element_defines(dtype: str, out: str | None = None) -> dict[str, str]:
 
 
 def limit(dtype: str, lowest: bool) -> str:
-    """GLSL for the least (or greatest) value of an element type: minus (plus) infinity for floats."""
+    """GLSL for the minimum (or maximum) of an element type: minus (plus) infinity for floats."""
     kind = element_type(dtype)
     if kind.name == "float64":
         return f"packDouble2x32(uvec2(0u, {'0xfff00000u' if lowest else '0x7ff00000u'}))"
@@ -78,7 +79,7 @@ def limit(dtype: str, lowest: bool) -> str:
             return "uint64_t(0)" if lowest else "~uint64_t(0)"
         return "(int64_t(1) << 63)" if lowest else "~(int64_t(1) << 63)"
     suffix = "u" if kind.kind == "uint" else ""
-    return f"(-{-(value + 1)} - 1)" if value < 0 else f"{value}{suffix}"  # -2**31 is no literal of int
+    return f"(-{-(value + 1)} - 1)" if value < 0 else f"{value}{suffix}"  # -2**31 is not a literal of int
 
 
 def key_defines(dtype: str) -> dict[str, str]:
@@ -104,9 +105,9 @@ def shared_itemsize(dtype: DType, caps: DeviceCapabilities) -> int:
 
 @at_hand
 def lanes(caps: DeviceCapabilities, total: int) -> int:
-    """Lanes a workgroup for kernels whose ``total`` lanes do not cooperate.
+    """Lanes per workgroup for kernels whose ``total`` lanes do not cooperate.
 
-    A CPU driver starts each workgroup anew, which costs as much as tens of lanes' work (lavapipe: 128 lanes are 1.6 to
+    On a CPU driver starting a workgroup costs as much as the work of tens of lanes (lavapipe: 128 lanes are 1.6 to
     2.5 times as fast as 8), but its cores share only whole workgroups.
     """
     most = floor_power_of_two(caps.max_workgroup_invocations)
@@ -176,12 +177,12 @@ def unit_for(row_bytes: int, alignment: int, widest: int = 16) -> int:
 class ColumnShare:
     """How a kernel over the middle of [outer, axis, inner] divides its columns among lanes."""
 
-    split: int  #: lanes a column, a power of two
-    across: bool  #: neighbouring lanes lie along the axis
-    local: int  #: lanes a workgroup
+    split: int  #: lanes per column, a power of two
+    across: bool  #: whether neighbouring lanes are neighbours along the axis
+    local: int  #: lanes per workgroup
     groups: int  #: workgroups for all columns
     shuffle: int | None  #: subgroup size, where lanes combine by shuffles
-    required: int | None  #: that size where the device lets a pipeline require it
+    required: int | None  #: that size, where the device lets a pipeline require it
 
     @property
     def launch(self) -> dict[str, Any]:
@@ -209,10 +210,10 @@ def share_columns(
 ) -> ColumnShare:
     """Divide ``columns`` columns of ``axis`` elements; a lane loads ``load_bytes`` at once.
 
-    A CPU driver runs a lane a column wherever columns suffice for its cores: nothing to combine, and it gains nothing
-    from neighbouring addresses. A GPU wants neighbouring lanes at neighbouring addresses (along the axis where
-    ``inner`` is 1) and enough lanes in flight. A lane by itself reads rows of up to a memory sector (32 bytes); lanes side
-    by side fill a line (128).
+    A CPU driver gets one lane per column wherever the columns suffice for its cores: it has nothing to combine, and
+    gains nothing from neighbouring addresses. A GPU wants neighbouring lanes at neighbouring addresses (along the axis
+    where ``inner`` is 1) and enough lanes in flight. A lane by itself reads rows of up to a memory sector (32 bytes);
+    lanes side by side fill a line (128).
     """
     share = _shared_out(columns, axis, inner == 1, caps, shuffles, load_bytes)
     return replace(share, groups=ceil_div(columns, share.local // share.split))
@@ -241,14 +242,14 @@ def _shared_out(
     return ColumnShare(split, across, local, 0, shuffle, required)
 
 
-#: subgroups of a required size that a workgroup may have (Vulkan: maxComputeWorkgroupSubgroups, 32 on the poorest driver met)
+#: subgroups of a required size that a workgroup may have (Vulkan: maxComputeWorkgroupSubgroups; 32 is the lowest limit
+#: among known drivers)
 _MOST_SUBGROUPS = 32
 
 
 def shuffle_sizes(caps: DeviceCapabilities, local: int) -> tuple[int | None, int | None]:
-    """The subgroup size by which workgroups of ``local`` lanes can combine values by shuffles, and that size again where a
-    pipeline must ask for it; None where they cannot, or need not ask.
-    """
+    """The subgroup size by which workgroups of ``local`` lanes can combine values by shuffles, and that size again
+    where a pipeline must require it; None where they cannot, or need not."""
     size, control = caps.subgroup_size, caps.has("subgroup_size_control")
     fixed = caps.min_subgroup_size == caps.max_subgroup_size or control
     usable = fixed and caps.has("subgroup_shuffle") and 1 < size <= local
@@ -258,7 +259,8 @@ def shuffle_sizes(caps: DeviceCapabilities, local: int) -> tuple[int | None, int
 
 
 def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
-    """Defines of ``shaders/rows.glsl`` to move four elements at a time; none where rows or addresses forbid it.
+    """Defines of ``shaders/rows.glsl`` to move four elements at a time; none where the rows or addresses do not allow
+    it.
 
     ``alignment`` in bytes divides the addresses of all row operands.
     """
@@ -270,17 +272,17 @@ def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
 
 
 def row_unit(call: KernelCall) -> int:
-    """Bytes of what a kernel with ``shaders/rows.glsl`` moves at a time, as its rows' lengths count."""
+    """Bytes that a kernel with ``shaders/rows.glsl`` moves at a time, the unit of its row lengths."""
     return call.size_of("VECTOR_IN_T" if "VECTOR_IN_T" in dict(call.variant.defines) else "IN_T")
 
 
 def row_variants() -> tuple[dict[str, str], ...]:
-    """Variants of row kernels to build ahead."""
+    """Variants of row kernels to compile ahead of time."""
     plain = [element_defines(t) for t in ("float32", "float16")]
     vectors = [element_defines(t) | row_vectors(4, t, 16) for t in ("float32", "float16")]
     return with_shuffles(*plain, *vectors)
 
 
 def with_shuffles(*variants: dict[str, str]) -> tuple[dict[str, str], ...]:
-    """Variants to build ahead, each without shuffles and with them."""
+    """Variants to compile ahead of time, each without shuffles and with them."""
     return tuple(v | extra for v in variants for extra in ({}, SHUFFLE))

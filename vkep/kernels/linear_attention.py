@@ -1,6 +1,6 @@
 """Attention without a softmax, as a recurrence (``shaders/linear_attention.comp``).
 
-Yang et al., "Gated Delta Networks", 2024, for the rules by which a state takes up keys and values.
+Source of the update rules: Yang et al., "Gated Delta Networks", 2024.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vkep.kernels.launch import element_defines, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
-#: how many numbers a token has for a gate
+#: numbers of a gate for each token
 NONE, PER_HEAD, MANY = 0, 1, 2
 
 
@@ -60,7 +60,7 @@ class LinearAttentionProblem(Problem):
     the last step, from ``q`` [batch, steps, q_heads * key_size], ``k`` [.., k_heads * key_size], ``v`` [.., heads * value_size]
     and the ``first`` state.
 
-    ``decay`` and ``beta`` say what gates there are: `NONE`, `PER_HEAD`, or `MANY`, which is a number for each row of the state
+    ``decay`` and ``beta`` select the gates: `NONE`, `PER_HEAD`, or `MANY`, which is a number for each row of the state
     (decay) or one for all heads (beta).
     """
 

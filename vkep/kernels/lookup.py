@@ -1,4 +1,4 @@
-"""The places of elements among sorted keys (``shaders/lookup.comp``)."""
+"""The positions of elements among sorted keys (``shaders/lookup.comp``)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ LOOKUP = Kernel(
 
 @dataclass(frozen=True)
 class LookupProblem(Problem):
-    """``y`` [total], int32: where each element of ``x`` [total] is among ``keys`` [count], which rise (NaN last); ``count``
-    where it is not among them.
-    """
+    """``y`` [total], int32: the index of each element of ``x`` [total] in ``keys`` [count], which ascend (NaN last);
+    ``count`` where it is not among them."""
 
     total: int
     count: int

@@ -1,4 +1,4 @@
-"""Matrix products: kernels by tiles, and the table of all kernels for them."""
+"""Matrix products: kernels with tiles, and the table of all kernels for matrix products."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
     columns = call["LANE_COLUMNS"] * call["LOCAL_X"]
     panels = ceil_div(n, columns)
     last = (panels - 1) * call["b_panel"] + (n - 1 - (panels - 1) * columns) * call["b_col"]
-    full = (panels - 2) * call["b_panel"] + (columns - 1) * call["b_col"]  # of the last whole panel, where there is one
+    full = (panels - 2) * call["b_panel"] + (columns - 1) * call["b_col"]  # of the last full panel, if there is one
     inner = call["batch1"]
     batches = extent((call.groups[2] // inner, inner, k), (call["b_batch0"], call["b_batch1"], call["b_row"]))
     size = call.size_of("T")

@@ -71,17 +71,17 @@ MATMUL_ALONG_K = Kernel(
     variants=with_shuffles(*({"T": t} for t in STORAGE.values())),
     reach=_reach,
 )
-#: products of more rows reuse what they read of the weights, and gain from tiles
+#: maximum number of rows: products of more reuse the weights that they read, and gain from tiles
 MAX_ROWS = 8
-#: the fewest lanes of a workgroup, and the results of a lane at most
+#: minimum lanes of a workgroup, and maximum results of a lane
 _LEAST_LANES, _MOST_VALUES = 32, 32
 _LANES, _LANES_WITHOUT_SHUFFLES = 256, 64
 
 
 @dataclass(frozen=True)
 class Share:
-    """How lanes divide the weights: a workgroup of ``local`` lanes, ``k_lanes`` of them along ``columns`` columns, each with
-    ``unroll`` units of ``words`` words of each column in flight.
+    """The division of the weights among lanes: a workgroup of ``local`` lanes, ``k_lanes`` of them along ``columns``
+    columns, each with ``unroll`` units of ``words`` words of each column in flight.
     """
 
     columns: int
@@ -92,15 +92,14 @@ class Share:
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """As `vkep tune` notes it."""
+        """The sizes in the form that `vkep tune` stores."""
         return self.columns, self.k_lanes, self.unroll, self.words, self.local
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of which kind the weights are: bits of each, weights of a block (0: without scales), whether zero points are packed (1) or
-    floats (2), and the words of the widest unit that their places and blocks allow (0: one element at a time).
-    """
+    """The kind of the weights: bits of each, weights of a block (0: no scales), whether zero points are packed (1) or
+    floats (2), and the words of the widest unit that their addresses and blocks allow (0: one element at a time)."""
 
     bits: int
     block: int = 0
@@ -124,7 +123,7 @@ def row_tile(m: int) -> int:
 
 @at_hand
 def share(m: int, n: int, k: int, weights: Weights, caps: DeviceCapabilities, tuned: Tuned) -> Share:
-    """How lanes divide the weights of a product on a device, as it was tuned or else is estimated."""
+    """The division of the weights of a product on a device: tuned, or else estimated."""
     key = ("along_k", m, n, k, weights.bits, weights.block)
     choice = tuned(lambda: [s.choice for s in shares(m, k, weights, caps)], *key)
     if choice is not None:
@@ -132,7 +131,7 @@ def share(m: int, n: int, k: int, weights: Weights, caps: DeviceCapabilities, tu
     rows = row_tile(m)
     each = 32 // weights.bits
     if is_cpu(caps):
-        words = min(weights.words, ceil_div(4 * weights.bits, 32))  # a unit has four weights at least
+        words = min(weights.words, ceil_div(4 * weights.bits, 32))  # a unit has at least four weights
         units = ceil_div(k, words * each or 1)
         local = _local(caps)
         return Share(min(4, _MOST_VALUES // rows), min(local, ceil_power_of_two(units)), 1, words, local)
@@ -146,7 +145,7 @@ def share(m: int, n: int, k: int, weights: Weights, caps: DeviceCapabilities, tu
 
 
 def shares(m: int, k: int, weights: Weights, caps: DeviceCapabilities) -> list[Share]:
-    """All that `vkep tune` tries."""
+    """All divisions that `vkep tune` tries."""
     rows, most = row_tile(m), _local(caps)
     found = []
     for words in sorted({min(weights.words, w) for w in (1, 2, 4) if w * 32 >= 4 * weights.bits}):
@@ -182,7 +181,7 @@ def product_along_k(
     flops: int,
     batch: int = 1,
 ) -> list[KernelCall]:
-    """The dispatch of a product of (m, n, k); ``wide_a`` says that rows of a lie in aligned groups of 16 bytes."""
+    """The dispatch of a product of (m, n, k); with ``wide_a`` the rows of a consist of aligned groups of 16 bytes."""
     m, n, k = sizes
     shared = share(m, n, k, weights, e.caps, e.target.tuned)
     rows, unit = row_tile(m), shared.words * 32 // weights.bits or 1

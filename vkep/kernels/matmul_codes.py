@@ -47,7 +47,7 @@ MATMUL_CODES = Kernel(
     variants=tuple({"T": t} for t in STORAGE.values()),
     reach=_reach,
 )
-#: weights of a unit, and groups of four elements of a that a lane brings for a slab at most
+#: weights of a unit, and the maximum groups of four elements of a that a lane loads for a slab
 _UNIT, _MOST_TURNS = 32, 2
 #: workgroups that fill a large GPU
 _GROUPS = 256
@@ -86,13 +86,14 @@ def _shares(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> list[Share
 
 
 def share(problem: MatMulNBitsProblem, caps: DeviceCapabilities, tuned: Tuned) -> Share | None:
-    """How lanes divide the weights, as it was tuned or else is estimated; None where the device runs none."""
+    """The division of the weights among lanes, tuned or else estimated; None where the device runs none."""
     problem = record_at_hand(problem)
     sizes = (problem.m, problem.n, problem.k, problem.bits, problem.block)
     choice = tuned(lambda: [astuple(s) for s in _shares(problem, caps)], "codes", *sizes)
     if choice is not None:
         return Share(*choice)
-    # Measured on 132 cores: 32 lanes along k where that makes workgroups enough, else up to 128 in workgroups of twice the size
+    # Measured on 132 cores: 32 lanes along k where that gives enough workgroups, else up to 128 in workgroups of twice
+    # the size
     few = problem.n < _GROUPS * 4 * _LANES // 32
     k_lanes = max(8, min(128 if few else 32, ceil_power_of_two(ceil_div(problem.k, _UNIT))))
     local = 2 * _LANES if k_lanes >= 128 else _LANES

@@ -1,6 +1,5 @@
-"""Products of many rows by packed codes, which are taken apart on their way into a tile: ``shaders/matmul_codes_coop.comp`` on
-cooperative matrices, ``shaders/matmul_codes_tiled.comp`` without.
-"""
+"""Products of many rows by packed codes, which are unpacked while they are loaded into a tile:
+``shaders/matmul_codes_coop.comp`` on cooperative matrices, ``shaders/matmul_codes_tiled.comp`` without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products in the element types that the fast kernels do not take: integers and float64."""
+"""Matrix products in the element types that the fast kernels do not support: integers and float64."""
 
 from __future__ import annotations
 

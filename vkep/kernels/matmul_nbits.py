@@ -1,6 +1,7 @@
 """Products with block-quantised weights of 2, 4 or 8 bits (com.microsoft MatMulNBits): the table of kernels for them.
 
-A product of few rows reads each weight once, so memory is its limit: weights stay packed up to the registers.
+A product of few rows reads each weight once, so memory bandwidth limits it: weights stay packed until they are in
+registers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vkep.kernels.matmul_codes_tiles import cooperative_codes, no_cooperative_co
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.select import Candidate, Emission, When, implement
 
-#: rows beyond which unpacking the weights once and a tiled product are the faster way
+#: rows beyond which unpacking the weights once and a tiled product are faster
 FEW_ROWS = 8
 
 
@@ -33,7 +34,7 @@ def _no_bits(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
 def _few_rows(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
     bits, block, columns = problem.bits, problem.block, problem.blocks * problem.block
     size = element_type(problem.dtype).itemsize
-    # a unit of words lies within a block, and at a multiple of its size in every column
+    # a unit of words must not cross a block, and must be aligned to its size in every column
     words = [
         w for w in (4, 2) if w * 32 // bits <= block and columns * bits // 8 % (4 * w) == problem.at_b % (4 * w) == 0
     ]
@@ -55,7 +56,7 @@ def _few_rows(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
 
 
 def _both(when: When) -> When:
-    """What a candidate refuses beside what all do."""
+    """The conditions of a candidate in addition to those of all."""
     return lambda problem, caps: _no_bits(problem, caps) or when(problem, caps)
 
 

@@ -35,12 +35,12 @@ class MatMulNBitsProblem(Problem):
 
     @property
     def blocks(self) -> int:
-        """Of a column."""
+        """Blocks of a column."""
         return ceil_div(self.k, self.block)
 
     @property
     def zero_bytes(self) -> int:
-        """Of a column."""
+        """Bytes of a column's zero points."""
         return ceil_div(self.blocks * self.bits, 8)
 
     def needs(self) -> tuple[Need, ...]:
@@ -68,5 +68,5 @@ class MatMulNBitsProblem(Problem):
 
     @property
     def zeros_kind(self) -> int:
-        """How kernels count ``zeros``: 0 absent, 1 packed, 2 values."""
+        """The code of ``zeros`` in kernels: 0 absent, 1 packed, 2 values."""
         return ("", "packed", self.dtype).index(self.zeros)

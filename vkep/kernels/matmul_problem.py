@@ -1,4 +1,4 @@
-"""A matrix product's shape, and what its kernels share."""
+"""The problem of a matrix product, and what its kernels share."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class MatMulProblem(Problem):
         return Need(name, self.dtype, self.shape(name), self.strides(name))
 
     def placed(self, operands: Mapping[str, Any]) -> MatMulProblem:
-        """For a y of shape (outer batch, inner batch, rows, columns)."""
+        """The problem for a y of shape (outer batch, inner batch, rows, columns)."""
         a, b, y = (operands[name] for name in "aby")
-        # an axis of one element has whatever stride
+        # the stride of an axis with one element does not matter
         strides = tuple(s if dim > 1 else 0 for dim, s in zip(y.shape[:2], y.strides, strict=False)) + y.strides[2:]
         return _placed(self, strides if isinstance(self.batch, tuple) else strides[1:], alignment_of(a, b, y))
 
@@ -90,7 +90,7 @@ class MatMulProblem(Problem):
 
     @property
     def products(self) -> int:
-        """How many matrices y has."""
+        """Number of matrices of y."""
         return self.batches[0] * self.batches[1]
 
     def shape(self, operand: str) -> tuple[int, int, int, int]:
@@ -122,11 +122,11 @@ class MatMulProblem(Problem):
 
     @functools.cached_property
     def b_along_k(self) -> bool:
-        """b is dense along k, and not along its columns."""
+        """Whether b is dense along k, and not along its columns."""
         return self.strides("b")[2] == 1 and self.strides("b")[3] != 1
 
     def in_groups(self, operand: str, axis: int, group: int) -> bool:
-        """Whether an operand lies in aligned groups of so many elements along an axis (2: rows, 3: columns)."""
+        """Whether an operand consists of aligned groups of this many elements along an axis (2: rows, 3: columns)."""
         strides = self.strides(operand)
         others = (s for i, s in enumerate(strides) if i != axis)
         aligned = self.alignment % (group * (4 if self.dtype == "float32" else 2)) == 0
@@ -145,14 +145,14 @@ class MatMulProblem(Problem):
         return {**sizes, **dict(zip(PRODUCT_STRIDES, strides, strict=True)), "alpha": self.alpha}
 
 
-# Layers repeat, and so do plans for other sizes: what was derived before is kept.
+# Layers recur, and so do plans for other sizes: derived values are cached.
 @functools.lru_cache(1024)
 def _placed(problem: MatMulProblem, y_strides: tuple[int, ...], alignment: int) -> MatMulProblem:
     return replace(problem, y_strides=y_strides, alignment=alignment)
 
 
 def unaddressable(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
-    """Why no kernel for float32 and float16 reaches the operands' elements; "" where they do."""
+    """Why no kernel for float32 and float16 can address the operands' elements; "" where one can."""
     if problem.dtype not in STORAGE:
         return f"no matrix kernel for dtype {problem.dtype!r}; expected one of {sorted(STORAGE)}"
     strides = [problem.strides(name) for name in "aby"]

@@ -1,4 +1,4 @@
-"""Matrix products of few rows (a decoder's step) on GPUs: ``shaders/matmul_rows.comp``, bound by reading b."""
+"""Matrix products of few rows (a decoder's step) on GPUs, limited by reading b: ``shaders/matmul_rows.comp``."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ MATMUL_ROWS = Kernel(
     variants=with_shuffles(*({"T": t} for t in STORAGE.values())),
     reach=_reach,
 )
-#: results of a lane at most, and the fewest lanes of a workgroup
+#: maximum results of a lane, and minimum lanes of a workgroup
 _MOST_VALUES, _LEAST_LANES = 32, 64
-#: lanes that a GPU holds at once, as workgroups are counted here
+#: lanes that a GPU runs at once, as workgroups are counted here
 _BUSY_GROUPS = 128
 
 
 @dataclass(frozen=True)
 class Share:
-    """A workgroup of ``local`` lanes, ``column_lanes`` of them side by side, each with ``unroll`` loads in flight."""
+    """A workgroup of ``local`` lanes, ``column_lanes`` of them along the columns, each with ``unroll`` loads in
+    flight."""
 
     column_lanes: int
     unroll: int
@@ -56,7 +57,7 @@ class Share:
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """As `vkep tune` notes it."""
+        """The sizes in the form that `vkep tune` stores."""
         return self.column_lanes, self.unroll, self.local
 
 
@@ -77,7 +78,7 @@ def _most_lanes(caps: DeviceCapabilities, values: int) -> int:
 
 
 def shares(caps: DeviceCapabilities, values: int) -> list[Share]:
-    """All that `vkep tune` tries."""
+    """All divisions that `vkep tune` tries."""
     most = _most_lanes(caps, values)
     return [
         Share(columns, unroll, local)
@@ -89,9 +90,8 @@ def shares(caps: DeviceCapabilities, values: int) -> list[Share]:
 
 
 def share(problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilities, tuned: Tuned) -> Share:
-    """How lanes divide the columns, as it was tuned or else is estimated: 128 bytes of a row side by side, fewer where too few
-    workgroups would be busy.
-    """
+    """The division of the columns among lanes, tuned or else estimated: 128 adjacent bytes of a row per group of lanes,
+    fewer where too few workgroups would be busy."""
     problem = record_at_hand(problem)
     sizes = (problem.m, problem.n, problem.k, problem.products, 4 if problem.dtype == "float32" else 2)
     choice = tuned(lambda: [s.choice for s in shares(caps, width * rows)], "rows", *sizes)

@@ -1,4 +1,4 @@
-"""How often n-grams of integers are in rows (``shaders/ngrams.comp``)."""
+"""Counts of n-grams of integers in rows (``shaders/ngrams.comp``)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NGRAMS = Kernel(
 
 @dataclass(frozen=True)
 class NgramProblem(Problem):
-    """``y`` [rows, count] (float32): how often each n-gram is in each row of ``x`` [rows, steps].
+    """``y`` [rows, count] (float32): the number of times that each n-gram occurs in each row of ``x`` [rows, steps].
 
-    ``grams`` [count, 2] (uint32) is the first place of each in ``pool`` [items], and its length. Its items may lie 1 to
-    ``apart`` steps apart, all by the same.
+    ``grams`` [count, 2] (uint32) has the start of each in ``pool`` [items], and its length. The items of an occurrence
+    are equally spaced, 1 to ``apart`` steps apart.
     """
 
     rows: int

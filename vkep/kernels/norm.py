@@ -103,9 +103,9 @@ LRN = Kernel(
 class LayerNormProblem(Problem):
     """Layer norm of the rows of ``x`` [rows, axis] (Ba et al., arXiv:1607.06450), with ``rms`` RMS norm (arXiv:1910.07467).
 
-    ``scale`` and ``bias`` [axis], ``mean`` and ``inv_std`` (outputs, float32 [rows]) are there where these fields say so.
-    Floats only; statistics are computed in float32. ``alignment`` (bytes) divides the addresses of x, y, scale and bias:
-    with 16, rows move four elements at a time.
+    ``scale`` and ``bias`` [axis], ``mean`` and ``inv_std`` (outputs, float32 [rows]) are present where these fields are
+    true. Floats only; statistics are computed in float32. ``alignment`` (bytes) divides the addresses of x, y, scale
+    and bias: with 16, rows move four elements at a time.
     """
 
     rows: int
@@ -280,7 +280,7 @@ implement(LpNormProblem, Candidate("lp_norm", _lp_norm, when=takes_floats))
 implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=takes_floats))
 
 
-#: elements that a lane keeps in registers at most
+#: maximum elements that a lane keeps in registers
 MAX_PER_LANE = 16
 
 
@@ -335,9 +335,9 @@ implement(SoftmaxProblem, Candidate("softmax", _softmax, when=takes_floats))
 
 
 def register_spec(axis: int, split: int, caps: DeviceCapabilities) -> dict[str, int]:
-    """Whether a lane keeps its elements in registers, and how many (rounded so that few pipelines arise).
+    """Whether a lane keeps its elements in registers, and how many (rounded, so that there are few pipelines).
 
-    A CPU driver has its cache for that, and spills long register arrays.
+    A CPU driver uses its cache instead, and spills long register arrays.
     """
     per_lane = ceil_div(axis, split)
     if is_cpu(caps) or per_lane > MAX_PER_LANE:

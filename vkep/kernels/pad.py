@@ -18,7 +18,7 @@ from vkep.kernels.select import Candidate, Emission, implement
 
 
 def unit_defines(itemsize: int) -> dict[str, str]:
-    """Defines of kernels that also make a unit from a value."""
+    """Defines of kernels that also convert a value to a unit."""
     return {"UNIT_T": UNITS[itemsize], "UNIT_BYTES": str(itemsize)}
 
 
@@ -76,7 +76,7 @@ class PadProblem(Problem):
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """x's sizes when it is cropped."""
+        """The sizes of x after cropping."""
         sizes = zip(self.shape, self.begins, self.ends, strict=True)
         return tuple([n + min(begin, 0) + min(end, 0) for n, begin, end in sizes])
 

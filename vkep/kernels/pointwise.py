@@ -54,8 +54,8 @@ _VECTOR_TYPES = {
 class PointwiseOperand:
     """An operand: the caller's object, its element type, strides over the collapsed shape, and element offset.
 
-    The object's address is that of the view's lowest element. ``start`` is the distance from there to the view's first element,
-    above 0 where strides are negative (an index into a buffer reference must not be).
+    The operand's address is that of the view's lowest element. ``start`` is the distance from there to the view's first
+    element, above 0 where strides are negative (an index into a buffer reference must not be).
     """
 
     tensor: Any
@@ -77,8 +77,8 @@ def pointwise(
 ) -> list[KernelCall]:
     """Dispatches for ``compute(x0, x1, ...)`` over ``shape`` (collapsed: see `vkep.ir.tensor.collapse`).
 
-    ``function`` is GLSL that defines ``compute``, taking one value of each input in its compute type and returning
-    what is stored; it may read ``scalars`` as ``args.<name>``, and note faults in ``fault`` as ``FAULT_WORD``. Element
+    ``function`` is GLSL that defines ``compute``, taking one value of each input in its compute type and returning what
+    is stored; it may read ``scalars`` as ``args.<name>``, and report faults in ``fault`` as ``FAULT_WORD``. Element
     counts are below 2**31.
     """
     total = 1
@@ -148,7 +148,7 @@ def pointwise(
 
 
 def _second(code: str, index: str = "j_read") -> str:
-    """A statement of the first unit, rewritten for the second: another index, other variables."""
+    """A statement of the first unit, rewritten for the second one with another index and other variables."""
     return re.sub(r"\bv(\d+)\b", r"w\1", code).replace(".v[i]", f".v[{index}]")
 
 
@@ -228,7 +228,7 @@ def _grid(units: int, caps: DeviceCapabilities) -> tuple[int, int]:
     """Lanes of a workgroup, and units of each lane."""
     limit = caps.max_workgroup_count[0]
     if caps.device_type == "cpu":
-        lanes, iterations = 128, 4  # a CPU driver has a cost for each workgroup, and few threads to occupy
+        lanes, iterations = 128, 4  # on a CPU driver each workgroup has a cost, and there are few threads to fill
         iterations = min(iterations, max(1, units // (lanes * 16)))
     else:
         lanes, iterations = 256, 1

@@ -52,7 +52,7 @@ POINTWISE_TILE = Kernel(
 #: shorter axes would leave most of a tile unused
 _MIN_AXIS = 16
 _LANES = 256
-#: shared memory of every device that runs 256 lanes a workgroup in practice
+#: the minimum shared memory of devices that run 256 lanes per workgroup, in practice
 _MAX_SHARED_BYTES = 16384 + 512
 _PAIRS = {
     "float": "vec2",
@@ -87,7 +87,7 @@ def transposed_axis(
 
 
 def _tile(shape: Sequence[int], axis: int, dtype: DType) -> int:
-    """Elements of a tile's side: 32 of 4 bytes are a memory line, smaller elements gain from longer rows."""
+    """Elements of a tile's side: 32 elements of 4 bytes are a memory line; smaller elements gain from longer rows."""
     return 64 if dtype.itemsize < 4 and min(shape[axis], shape[-1]) > 32 else 32
 
 
@@ -107,7 +107,8 @@ def _in_pairs(shape: Sequence[int], axis: int, out: PointwiseOperand, inputs: Se
 
 
 def extra_operands(inputs: Sequence[PointwiseOperand], fault: Any) -> tuple[list[tuple[Operand, Any]], dict[str, str]]:
-    """The operands that an expression adds to a kernel's own: its inputs, and where it notes faults; the word's define."""
+    """The operands that an expression adds to a kernel's own: its inputs, and the word for faults, with that word's
+    define."""
     extra = [(Operand(f"x{k}"), x.tensor) for k, x in enumerate(inputs)]
     if fault is None:
         return extra, {}
@@ -126,7 +127,8 @@ def pointwise_tile(
     operations: int,
     fault: Any = None,
 ) -> KernelCall:
-    """As `pointwise`, for an ``axis`` that `transposed_axis` gave; ``load`` turns a stored element into its compute type."""
+    """As `pointwise`, for the ``axis`` that `transposed_axis` returns; ``load`` converts a stored element to its
+    compute type."""
     tile = _tile(shape, axis, out.dtype)
     pair = 2 if _in_pairs(shape, axis, out, inputs) else 1
     side = tile // pair

@@ -1,6 +1,6 @@
-"""Max, average and Lp pooling in one to three dimensions: channels second (``shaders/pool.comp``), or last in float16
-(``shaders/pool_last.comp``), for what lies so behind convolutions: a lane moves eight channels of a pixel at a time.
-"""
+"""Max, average and Lp pooling in one to three dimensions, with channels second (``shaders/pool.comp``), or in float16
+with channels last (``shaders/pool_last.comp``), the layout after some convolutions: a lane moves eight channels of a
+pixel at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_la
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 
-#: channels a lane of ``pool_last.comp``: 16 bytes
+#: channels per lane of ``pool_last.comp``: 16 bytes
 UNIT = 8
 _LAST_OPS = ("max", "average")
 
@@ -85,10 +85,10 @@ POOL_LAST = Kernel(
 class PoolProblem(Problem):
     """Pool ``x`` [images, channels, *spatial] into ``y`` [images, channels, *window.out].
 
-    ``op`` is "max", "average" or "lp" (of order ``p``). With ``indices`` (max only) there is a second output: int64 positions
-    in the flat input, with ``column_major`` as ONNX MaxPool's ``storage_order`` 1. A NaN in a window is its maximum.
-    With ``channels_last`` x and y lie as [images, *spatial, channels]; ``alignment`` (bytes) divides their addresses. Raises
-    `Decline` for a window that no input with these axes has.
+    ``op`` is "max", "average" or "lp" (of order ``p``). With ``indices`` (max only) there is a second output: int64
+    positions in the flat input, with ``column_major`` as ONNX MaxPool's ``storage_order`` 1. A NaN in a window is its
+    maximum. With ``channels_last`` the layout of x and y is [images, *spatial, channels]; ``alignment`` (bytes) divides
+    their addresses. Raises `Decline` for a window that is invalid for these axes.
     """
 
     op: str
@@ -143,7 +143,7 @@ class PoolProblem(Problem):
 
 
 def takes_channels_last(problem: PoolProblem, caps: DeviceCapabilities) -> str:
-    """Why ``pool_last.comp`` does not compute a pool."""
+    """Why ``pool_last.comp`` does not compute a pool; "" where it does."""
     if not problem.channels_last:
         return "the channels lie second"
     fits = problem.op in _LAST_OPS and problem.dtype == "float16" and len(problem.spatial) == 2 and not problem.indices

@@ -1,8 +1,8 @@
-"""What an operation computes, as a record: a problem states what it needs of each operand.
+"""The description of an operation's computation as a record, with its requirements on each operand.
 
-A problem is a frozen dataclass of plain numbers and names: it can be printed, compared and hashed. `needs` and `makes` say of
-each operand, in order, its element type, its shape, and how its elements lie. `check` compares them with the operands once,
-where the operation is made. What its kernels then touch is proved to lie inside these operands when a plan is laid out
+A problem is a frozen dataclass of plain numbers and names: it can be printed, compared and hashed. `needs` and `makes`
+give, for each operand in order, its element type, its shape, and its layout. `check` compares them with the operands
+once, when the operation is created. Laying out a plan then proves that the kernels access only these operands
 (`vkep.kernels.kernel.Kernel.reach`).
 """
 
@@ -20,7 +20,7 @@ from vkep.sizes import power_of_two_in
 
 
 class View(Protocol):
-    """What a check asks of an operand (`vkep.ir.tensor.Tensor`)."""
+    """The attributes of an operand that a check reads (`vkep.ir.tensor.Tensor`)."""
 
     @property
     def dtype(self) -> DType:
@@ -47,9 +47,9 @@ class View(Protocol):
 class Need:
     """One operand of a problem.
 
-    ``shape`` is the operand's own, its elements dense in row-major order. With ``flat`` only the number of elements counts:
-    the kernels see the operand as a shape of their own. With ``strides`` (elements, not negative; 0 broadcasts) it is any
-    view that has all elements which these sizes and strides reach from its first one.
+    ``shape`` is the operand's own, its elements dense in row-major order. With ``flat`` only the number of elements
+    counts: the kernels use a shape of their own. With ``strides`` (elements, not negative; 0 broadcasts) it is any view
+    that contains all elements which these sizes and strides reach from its first one.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Need:
 
     @property
     def extent(self) -> int:
-        """Elements from the operand's first one to the last one that may be touched, both included."""
+        """Elements from the operand's first one to the last one that may be accessed, both included."""
         return math.prod(self.shape) if self.strides is None else extent(self.shape, self.strides)
 
 
@@ -69,7 +69,7 @@ def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return _extent(tuple(sizes), tuple(strides))
 
 
-@functools.lru_cache(4096)  # layers repeat
+@functools.lru_cache(4096)  # layers recur
 def _extent(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     if any(size <= 0 for size in sizes):
         return 0
@@ -82,24 +82,23 @@ P = TypeVar("P", bound="Problem")
 class Problem:
     """Base of all problems: frozen dataclasses that implement `needs` and `makes`."""
 
-    #: equal problems come again, and what was decided for one is kept
+    #: equal problems recur, and decisions for one are cached
     recurs: ClassVar[bool] = True
-    #: the output axis that is an epilogue's ``row`` (the axes after it, flattened, are its ``col``), where every candidate
-    #: passes its result through one
+    #: the output axis that is an epilogue's ``row`` (the axes after it, flattened, are its ``col``), where every
+    #: candidate supports an epilogue
     row_axis: ClassVar[int | None] = None
-    #: the output may be a view whose stride before ``row_axis`` is not dense
+    #: whether the output may be a view whose stride before ``row_axis`` is not dense
     strided_output: ClassVar[bool] = False
-    #: inputs that lie at multiples of 16 bytes must stay there
+    #: whether inputs that are aligned to 16 bytes must stay aligned
     aligned: ClassVar[bool] = False
 
     def needs(self) -> tuple[Need, ...]:
-        """The inputs, in order; those that are absent have none."""
+        """The inputs, in order, without absent ones."""
         raise NotImplementedError
 
     def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
-        """The problem whose outputs lie where inputs do (``pairs``: names of outputs and of their inputs, which are no operands
-        of it); None where kernels cannot compute it so.
-        """
+        """The problem whose outputs overwrite inputs (``pairs``: names of outputs and of their inputs, which are then
+        not operands); None where kernels cannot compute it in place."""
         return None
 
     def makes(self) -> tuple[Need, ...]:
@@ -108,30 +107,32 @@ class Problem:
 
     @functools.cached_property
     def operands(self) -> tuple[tuple[Need, ...], tuple[Need, ...]]:
-        """`needs` and `makes`, made once."""
+        """`needs` and `makes`, cached."""
         return self.needs(), self.makes()
 
     @property
     def flops(self) -> int:
-        """Arithmetic operations, for reports and for what a candidate is expected to cost."""
+        """Arithmetic operations, for reports and for the expected cost of a candidate."""
         return 0
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Sizes that tell problems apart where `vkep tune` tries whole candidates (`vkep.kernels.select.Candidate.worth`)."""
+        """Sizes that distinguish problems where `vkep tune` measures whole candidates
+        (`vkep.kernels.select.Candidate.worth`)."""
         return ()
 
     def placed(self: P, operands: Mapping[str, Any]) -> P:
-        """The problem with what only its operands' places tell: their alignment, the strides of its output."""
+        """The problem with the properties that follow from its operands' memory: their alignment, the strides of its
+        output."""
         return self
 
     def restrided(self: P, name: str, strides: tuple[int, ...]) -> P | None:
-        """The problem with other strides in the need of an input; None where the kernels want those that it has."""
+        """The problem with other strides in the need of an input; None where the kernels require the present ones."""
         return None
 
 
 def check(problem: Problem, inputs: Sequence[View], outputs: Sequence[View]) -> None:
-    """Compare what a problem needs with its operands. Raises `InvalidNode`, saying which operand differs, and how."""
+    """Compare a problem's needs with its operands. Raises `InvalidNode` that names the operand and the difference."""
     needs, makes = problem.operands
     _check(needs, inputs, problem)
     _check(makes, outputs, problem)

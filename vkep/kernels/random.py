@@ -10,7 +10,7 @@ from vkep.kernels.launch import ceil_div, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
-#: the greatest float32
+#: the largest float32
 MOST = (2 - 2**-23) * 2.0**127
 RANDOM = Kernel(
     "random.comp",

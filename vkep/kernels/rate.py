@@ -17,13 +17,13 @@ ARITHMETIC_RATE = Kernel(
     reach=lambda call: {"y": 4},
 )
 _CHAINS, _COOPERATIVE_CHAINS = 24, 4
-#: workgroups enough for several on each core, of a few waves each
+#: enough workgroups for several on each core, in a few waves each
 _WORKGROUPS = {"cpu": 64, "discrete": 2048, "virtual": 2048}
 _WORKGROUPS_ELSE = 256
 
 
 def arithmetic(steps: int, caps: DeviceCapabilities, y: Any) -> KernelCall:
-    """Float32 multiply-adds, ``steps`` of each chain of each lane; ``y`` is written in no case that happens."""
+    """Float32 multiply-adds, ``steps`` in each chain of each lane; the condition for writing ``y`` never holds."""
     lanes = 128
     groups = _WORKGROUPS.get(caps.device_type, _WORKGROUPS_ELSE)
     return ARITHMETIC_RATE.call(

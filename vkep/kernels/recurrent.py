@@ -1,4 +1,4 @@
-"""All steps of a recurrent layer in one dispatch, for states that one workgroup can carry."""
+"""All steps of a recurrent layer in one dispatch, for states that fit one workgroup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkep.kernels.launch import ceil_power_of_two, element_type, floor_power_of_
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
-#: gates of each kind of cell
+#: number of gates of each kind of cell
 CELLS = {"RNN": 1, "GRU": 3, "GRU_LINEAR": 3, "LSTM": 4}
 _OPTIONAL = ("bias", "peepholes", "lengths", "h0", "c0")
 _SAMPLE = " ".join(f"float act_{name}(float x) {{ return x; }}" for name in "fgh")
@@ -49,8 +49,8 @@ RECURRENT = Kernel(
     variants=tuple({f"CELL_{cell}": "1", "ACTIVATIONS": _SAMPLE, "T": "float"} for cell in CELLS),
     reach=_reach,
 )
-#: multiplications of a step beyond which a step of its own, spread over the device, is the faster way: on a CPU driver of
-#: all sequences, on a GPU of the one that a workgroup carries
+#: multiplications of a step beyond which separate dispatches, spread over the device, are faster: on a CPU driver
+#: counted for all sequences, on a GPU for the one of a workgroup
 _CPU_STEP, _GPU_STEP = 1 << 17, 1 << 18
 
 
@@ -58,10 +58,11 @@ _CPU_STEP, _GPU_STEP = 1 << 17, 1 << 18
 class RecurrentProblem(Problem):
     """A layer of ``cell`` (a key of `CELLS`) over ``gates`` [steps, batches, gates * hidden], in ONNX's order of gates.
 
-    ``weights`` are [hidden (from), gates * hidden (to)]. ``optional`` names the operands that are there besides: ``bias``
-    [hidden] (GRU_LINEAR: inside of the reset), ``peepholes`` [3 * hidden], ``lengths`` int32 [batches], ``h0`` and ``c0``
-    [batches, hidden]. Results: ``y`` with ``y_strides`` (step, batch, unit; elements), ``h1`` and for an LSTM ``c1``
-    [batches, hidden]. ``activations`` is GLSL that defines ``act_f``, ``act_g`` and ``act_h``. State is float32.
+    ``weights`` are [hidden (from), gates * hidden (to)]. ``optional`` names the optional operands that are present:
+    ``bias`` [hidden] (GRU_LINEAR: inside of the reset), ``peepholes`` [3 * hidden], ``lengths`` int32 [batches], ``h0``
+    and ``c0`` [batches, hidden]. Results: ``y`` with ``y_strides`` (step, batch, unit; elements), ``h1`` and for an
+    LSTM ``c1`` [batches, hidden]. ``activations`` is GLSL that defines ``act_f``, ``act_g`` and ``act_h``. State is
+    float32.
     """
 
     cell: str
@@ -120,7 +121,7 @@ def _takes(problem: RecurrentProblem, caps: DeviceCapabilities) -> str:
 
 
 def carries(problem: RecurrentProblem, caps: DeviceCapabilities) -> bool:
-    """Whether carrying the state in a workgroup is the way: the state must fit, and a step be short."""
+    """Whether one workgroup should keep the state: it must fit, and a step must be short."""
     step = CELLS[problem.cell] * problem.hidden * problem.hidden
     short = problem.batches * step <= _CPU_STEP if is_cpu(caps) else step <= _GPU_STEP
     return short and not _takes(problem, caps)

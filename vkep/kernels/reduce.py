@@ -33,15 +33,15 @@ from vkep.kernels.select import Candidate, Emission, implement
 
 @dataclass(frozen=True)
 class ReduceOp:
-    """One reduction: a map of each element, the combination, and what is done with the total (names in the GLSL)."""
+    """One reduction: a map of each element, the combination, and a map of the total (names in the GLSL)."""
 
     map: str = "map_identity"
     combine: str = "combine_sum"
     finish: str = ""  #: FINISH_* define
     identity: str = "0"  #: "0", "1", "lowest" or "highest"
-    log_sum_exp: bool = False  #: the variant with a state of its own; the fields above do not count
-    first: ReduceOp | None = None  #: what the first of two passes does, where it is not the same
-    last: ReduceOp | None = None  #: what the pass over partial results does, where it is not the same
+    log_sum_exp: bool = False  #: the variant with a state of its own; then the fields above are unused
+    first: ReduceOp | None = None  #: map of the first of two passes, where it differs
+    last: ReduceOp | None = None  #: map of the pass over partial results, where it differs
 
 
 _SUM = ReduceOp()
@@ -66,9 +66,9 @@ REDUCE_OPS: dict[str, ReduceOp] = {
 
 #: bytes of a unit: what a lane loads at once of elements narrower than a word
 _UNIT_BYTES = 16
-#: elements in flight a lane of those loaded by units
+#: elements in flight per lane where elements are loaded in units
 _UNIT_ELEMENTS_IN_FLIGHT = 32
-#: four results, as a lane with a unit of columns stores them
+#: four results, which a lane with a unit of columns stores
 _VECTORS = {
     "float32": "vec4",
     "float16": "f16vec4",
@@ -109,7 +109,7 @@ def reduce_defines(what: ReduceOp, dtype: str, out: str, unit: int = 1, columns:
 
 
 def _ahead() -> tuple[dict[str, str], ...]:
-    """Variants to build ahead: floats with every operation, integers and bool with those that models use."""
+    """Variants to compile ahead of time: floats with every operation, integers and bool with those that models use."""
     arithmetic = [op for op in REDUCE_OPS if op not in ("all", "any")]
     floats = [reduce_defines(REDUCE_OPS[op], t, t) for op in arithmetic for t in ("float32", "float16")]
     rows, columns = (
@@ -150,8 +150,8 @@ class ReduceProblem(ColumnProblem):
     """``y`` [outer, inner] = ``op`` (a key of `REDUCE_OPS`) over the middle of ``x`` [outer, axis, inner].
 
     float16 and bfloat16 accumulate in float32. max and min propagate NaN. An empty axis gives the identity (mean: NaN).
-    ``alignment`` (bytes) divides both addresses: with 16, a lane loads several elements narrower than a word at once, where
-    the innermost length is a multiple of so many.
+    ``alignment`` (bytes) divides both addresses: with 16, a lane loads several elements narrower than a word at once,
+    where the innermost length is a multiple of that number.
     """
 
     op: str = "sum"
@@ -193,7 +193,7 @@ def _two_passes(problem: ReduceProblem, e: Emission) -> list[KernelCall]:
 
 
 class _Pass:
-    """One pass over a problem's [outer, axis, inner], of which the innermost that is longer than 1 counts units of elements."""
+    """One pass over a problem's [outer, axis, inner]; its innermost axis longer than 1 counts units of elements."""
 
     def __init__(self, problem: ReduceProblem, caps: DeviceCapabilities) -> None:
         self.problem, self.caps = problem, caps
@@ -202,34 +202,36 @@ class _Pass:
         unit = _UNIT_BYTES // itemsize
         narrow = itemsize < 4 and problem.dtype in _VECTORS and problem.alignment % _UNIT_BYTES == 0
         self.unit = unit if narrow and (self.axis if self.inner == 1 else self.inner) % unit == 0 else 1
-        self.over_columns = self.inner > 1 and self.unit > 1  #: a unit lies along inner
+        self.over_columns = self.inner > 1 and self.unit > 1  #: a unit extends along inner
         if self.over_columns:
             self.inner //= self.unit
         else:
             self.axis //= self.unit
 
     def share(self, axis: int) -> ColumnShare:
-        """How lanes divide the columns, or units of columns, of ``axis`` elements or units."""
-        inner = max(self.inner, 2) if self.over_columns else self.inner  # one unit of columns is no row
-        wide = element_type(self.problem.dtype).itemsize == 8  # shuffles of these are an optional feature
+        """The division of the columns, or units of columns, of ``axis`` elements or units among lanes."""
+        inner = max(self.inner, 2) if self.over_columns else self.inner  # one unit of columns is not a row
+        wide = element_type(self.problem.dtype).itemsize == 8  # shuffles of these types are an optional feature
         load_bytes = _UNIT_BYTES if self.unit > 1 else 4
         return share_columns(self.problem.outer * self.inner, axis, inner, self.caps, not wide, load_bytes)
 
     def parts(self) -> int:
-        """Into how many parts a first pass divides the axis (1: no first pass), so that the device is busy."""
+        """The number of parts that a first pass divides the axis into (1: no first pass), so that the device is
+        busy."""
         share = self.share(self.axis)
         wanted, least = (16, 8192 // self.unit) if is_cpu(self.caps) else (BUSY_GROUPS, 8 * share.split)
         return max(1, min(ceil_div(wanted, share.groups), self.axis // least, MAX_GRID_AXIS))
 
     def loads(self) -> int:
         if is_cpu(self.caps):
-            return 4 if self.unit == 1 else 1  # more would not stay in its registers
+            return 4 if self.unit == 1 else 1  # more would not fit its registers
         if self.unit > 1:
             return _UNIT_ELEMENTS_IN_FLIGHT // self.unit
         return 8 if element_type(self.problem.dtype).itemsize > 2 else 16
 
     def call(self, what: ReduceOp, out: str, count: int, x: Any, y: Any, part_length: int | None = None) -> KernelCall:
-        """``count`` elements make a total; with a ``part_length`` of the axis, y is [outer, parts, inner]."""
+        """A dispatch that reduces ``count`` elements to a total; with ``part_length`` of the axis, y is [outer, parts,
+        inner]."""
         length = part_length or self.axis
         share = self.share(length)
         return REDUCE.call(

@@ -1,8 +1,9 @@
 """ONNX Resize: nearest, linear and cubic, at any rank.
 
-Coordinates and weights are tabulated here in float64, once a plan, so that ties fall as the specification says; the
-kernels only follow the tables (``shaders/resize_nearest.comp``, and ``shaders/resize_axis.comp`` axis by axis, since
-linear and cubic interpolation are separable). Specification: https://onnx.ai/onnx/operators/onnx__Resize.html.
+Coordinates and weights are tabulated here in float64, once per plan, so that ties are rounded as the specification
+requires; the kernels only read the tables (``shaders/resize_nearest.comp``, and ``shaders/resize_axis.comp`` axis by
+axis, since linear and cubic interpolation are separable). Specification:
+https://onnx.ai/onnx/operators/onnx__Resize.html.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from vkep.sizes import room_for
 
 
 def axis_defines(dtype: str, out: str) -> dict[str, str]:
-    """The variant from elements of ``dtype`` to elements of ``out``: floats between, clamped to the integers' range."""
+    """The variant from elements of ``dtype`` to elements of ``out``: computed in floats, clamped to the integers'
+    range."""
     kind = element_type(out)
     defines = element_defines(dtype, out) | {"COMPUTE_T": "float", "CONVERT(v)": "v"}
     if kind.kind != "float":
@@ -99,13 +101,14 @@ COORDINATES = (
     "tf_crop_and_resize",
     "tf_half_pixel_for_nn",
 )
-#: those of ONNX, and "outwards": up where the axis shrinks, else down, as ONNX Runtime's before Resize had the attribute
+#: ONNX's modes, and "outwards": up where the axis shrinks, else down, as in ONNX Runtime before Resize had the
+#: attribute
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "outwards")
 
 
 @dataclass(frozen=True)
 class ResizeMode:
-    """The attributes of ONNX Resize, by their own names."""
+    """The attributes of ONNX Resize, under ONNX's names."""
 
     mode: str = "nearest"  #: "nearest", "linear" or "cubic"
     coordinates: str = "half_pixel"  #: coordinate_transformation_mode, one of `COORDINATES`
@@ -128,9 +131,9 @@ class ResizeMode:
 def source_coordinates(
     length: int, out_length: int, scale: float, mode: str, roi: tuple[float, float] = (0.0, 1.0)
 ) -> np.ndarray:
-    """float64 [out_length]: where each output position lies on the input axis of ``length`` elements."""
+    """float64 [out_length]: the position of each output element on the input axis of ``length`` elements."""
     position = np.arange(out_length, dtype=np.float64)
-    resized = scale * length  # the length before it was rounded to out_length
+    resized = scale * length  # the exact length, which was rounded to out_length
     if mode == "align_corners":
         return np.zeros(out_length) if resized == 1 else position * (length - 1) / (resized - 1)
     if mode == "asymmetric":
@@ -159,7 +162,7 @@ def nearest_positions(coordinates: np.ndarray, length: int, mode: str, scale: fl
 
 
 def _kernel(distance: np.ndarray, attributes: ResizeMode) -> np.ndarray:
-    """Weight of a sample at this distance: the triangle, or Keys' cubic convolution (IEEE TASSP 29(6), 1981)."""
+    """Weight of a sample at a distance: the triangle, or Keys' cubic convolution (IEEE TASSP 29(6), 1981)."""
     d = np.abs(distance)
     if attributes.mode == "linear":
         return np.clip(1.0 - d, 0.0, 1.0)
@@ -196,7 +199,7 @@ def interpolation_table(
 
 @dataclass(frozen=True)
 class ResizeProblem(Problem):
-    """``y`` of ``out_shape`` resampled from ``x`` of ``shape``; ``scales`` an axis (1 where an axis stays).
+    """``y`` of ``out_shape`` resampled from ``x`` of ``shape``; ``scales`` has one per axis (1: unchanged).
 
     ``roi`` (starts then ends, of all axes) is for tf_crop_and_resize. Linear and cubic interpolation of integers
     truncates, as the reference implementation does.
@@ -233,7 +236,7 @@ class ResizeProblem(Problem):
 
     @property
     def changed(self) -> list[int]:
-        """The axes that are not copied as they are."""
+        """The axes that are resized."""
         return [
             d
             for d in range(len(self.shape))
@@ -242,7 +245,7 @@ class ResizeProblem(Problem):
 
     @property
     def runs(self) -> list[list[int]]:
-        """The axes as the nearest kernel has them: each changed one, and those between in a row."""
+        """The axes as the nearest kernel takes them: each changed one, and the adjacent others merged."""
         runs: list[list[int]] = []
         changed = self.changed
         for d in range(len(self.shape)):
@@ -259,7 +262,8 @@ class ResizeProblem(Problem):
         return (Need("y", self.dtype, self.out_shape),)
 
     def sampled(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of a changed axis: float64 source coordinates, and which of them are of no element but the extrapolation value."""
+        """For a changed axis: float64 source coordinates, and the outputs that take the extrapolation value instead of
+        an element."""
         length, out_length = int(self.shape[axis]), int(self.out_shape[axis])
         at = source_coordinates(length, out_length, self.scales[axis], self.mode.coordinates, self.span(axis))
         return at, (at < 0) | (at > length - 1) if self.crops else np.zeros(len(at), bool)
@@ -314,7 +318,8 @@ def _nearest(problem: ResizeProblem, e: Emission) -> KernelCall:
 
 
 def _shrunk_first(problem: ResizeProblem) -> list[tuple[int, tuple[int, ...]]]:
-    """Each changed axis, and the shape once it is resized: those that shrink come first, for there is less to do after."""
+    """Each changed axis, with the shape after it is resized: shrinking axes come first, which leaves less work for the
+    others."""
     shape, steps = list(problem.shape), []
     for d in sorted(problem.changed, key=lambda d: problem.scales[d]):
         shape[d] = problem.out_shape[d]

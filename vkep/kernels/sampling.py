@@ -1,4 +1,4 @@
-"""Sampling an image where other tensors say: GridSample, RoiAlign, MaxRoiPool, CropAndResize."""
+"""Sampling an image at positions that other tensors give: GridSample, RoiAlign, MaxRoiPool, CropAndResize."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkep.kernels.select import Candidate, Emission, implement
 
 METHODS = ("nearest", "linear", "cubic")
 PADDINGS = ("zeros", "border", "reflection")
-#: most samples along an axis of a bin that one lane can be trusted with
+#: most samples along an axis of a bin for one lane
 LARGEST_SAMPLING_RATIO = 1024
 
 
@@ -187,7 +187,7 @@ class _Regions(Problem):
 
     @property
     def fault(self) -> str:
-        """The message of the error where a region is of no image."""
+        """The error's message where a region's image does not exist."""
         return f"a region's batch index is outside [0, {self.shape[0] - 1}]"
 
     def makes(self) -> tuple[Need, ...]:
@@ -274,8 +274,9 @@ implement(MaxRoiPoolProblem, Candidate("max roi pool", _max_roi_pool))
 
 @dataclass(frozen=True)
 class CropProblem(_Regions):
-    """Boxes of images, resized: ``rois`` [regions, 4] are top, left, bottom and right of each, as parts of its image's height
-    and width; ``indices`` [regions] their images (int32). What lies outside of the image is ``outside``.
+    """Boxes of images, resized: ``rois`` [regions, 4] are top, left, bottom and right of each, as parts of its image's
+    height and width; ``indices`` [regions] their images (int32). Points outside of the image have the value
+    ``outside``.
     """
 
     outside: float

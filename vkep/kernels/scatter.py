@@ -1,7 +1,7 @@
 """ScatterElements and ScatterND: a copy of the data, then updates into it.
 
-With a reduction, duplicate indices are right and repeat exactly: one lane applies, in order, all updates that may meet.
-Without one, duplicate indices are undefined, as in ONNX.
+With a reduction, duplicate indices are valid and the result is deterministic: one lane applies, in order, all updates
+that may have the same target. Without one, duplicate indices are undefined, as in ONNX.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _defines(reduction: str, dtype: str, index_dtype: str) -> dict[str, str]:
     return defines | ({"REPLACE": "1"} if reduction == "none" else {})
 
 
-#: variants to build ahead: indices of models are int64
+#: variants to compile ahead of time: models use int64 indices
 _AHEAD = tuple(_defines(r, t, "int64") for r in REDUCTIONS for t in ("float32", "float16", "int64"))
 
 
@@ -97,8 +97,8 @@ class ScatterElementsProblem(Problem):
     """``y`` = ``data``, both of ``shape``, with ``updates`` (of ``indices_shape``) put, or reduced ("add", "mul", "max",
     "min"), at their own coordinates with ``axis`` replaced by ``indices`` (ONNX ScatterElements).
 
-    ``fault``: see `vkep.kernels.indices`. Without ``from_end`` a negative index is out of range. ``over``: ``y`` is ``data``
-    already, which is no operand.
+    ``fault``: see `vkep.kernels.indices`. Without ``from_end`` a negative index is out of range. ``over``: ``y``
+    already has the content of ``data``, which is not an operand.
     """
 
     shape: tuple[int, ...]
@@ -153,7 +153,7 @@ class ScatterNDProblem(Problem):
 
     @property
     def keys(self) -> int:
-        """Coordinates of a slice."""
+        """Number of coordinates of a slice."""
         return self.indices_shape[-1]
 
     @property

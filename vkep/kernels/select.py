@@ -1,7 +1,7 @@
 """Choosing a kernel: for each kind of problem one ordered table of candidates.
 
-Everyone who asks which kernel runs a problem, and why, reads the same table: the claim of a node (`choose`), lowering
-(`emit`), `vkep explain` (`explain`), `vkep tune` and the bench.
+The same table serves every question about the kernel of a problem: the claim of a node (`choose`), lowering (`emit`),
+`vkep explain` (`explain`), `vkep tune` and the bench.
 """
 
 from __future__ import annotations
@@ -28,31 +28,30 @@ P = TypeVar("P", bound=Problem)
 
 
 class Target(Workspace, Protocol):
-    """What a candidate may ask for while it emits."""
+    """The interface that a candidate uses while it emits."""
 
     @property
     def caps(self) -> DeviceCapabilities:
         """The device that kernels are chosen for."""
 
     def tuned(self, candidates: Callable[[], Iterable[MeasuredChoice]], *problem: object) -> MeasuredChoice | None:
-        """What measuring on the device chose among the candidates for a problem; None where nothing was."""
+        """The candidate that measuring chose for a problem; None where nothing was measured."""
 
     def prepack(self, weight: Any, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Any:
-        """A weight transformed once on the host; None where ``weight`` is no constant.
+        """A weight transformed once on the host; None where ``weight`` is not a constant.
 
         ``transform`` gets the elements from the tensor's address on, in memory order. The tag names the transformation:
         equal tags on equal weights give equal bytes.
         """
 
     def fault(self, reason: str) -> tuple[Any, int]:
-        """Where a kernel notes that its data break the specification (an operand of 4 bytes, None where nobody asks), and
-        the code that it leaves there (`shaders/fault.glsl`): the run raises `InvalidInputError` with the node and ``reason``.
-        """
+        """The operand that a kernel reports a fault in (4 bytes; None where faults are not checked), and the code that
+        it writes (`shaders/fault.glsl`): the run then raises `InvalidInputError` with the node and ``reason``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a candidate emits for: the operands by name, and the target that it may ask."""
+    """The arguments of a candidate's emission: the operands by name, and the target."""
 
     target: Target
     operands: Mapping[str, Any]
@@ -67,21 +66,21 @@ class Emission:
         return self.operands[name]
 
     def get(self, name: str) -> Any:
-        """An operand that may be absent: None then."""
+        """An operand, or None where it is absent."""
         return self.operands.get(name)
 
 
-#: why a candidate does not take a problem on a device, "" where it does
+#: why a candidate does not support a problem on a device, "" where it does
 When = Callable[[Any, DeviceCapabilities], str]
 
 
 def always(problem: Problem, caps: DeviceCapabilities) -> str:
-    """For a candidate that takes every problem on every device."""
+    """The condition of a candidate that supports every problem on every device."""
     return ""
 
 
 def takes_floats(problem: Any, caps: DeviceCapabilities) -> str:
-    """For a candidate that computes in float32 on elements of ``problem.dtype``."""
+    """The condition of a candidate that computes in float32 on elements of ``problem.dtype``."""
     if element_type(problem.dtype).glsl_compute != "float":
         return f"element type is {problem.dtype!r}, expected float32, float16 or bfloat16"
     return ""
@@ -93,14 +92,14 @@ class Candidate(Generic[P]):
 
     Attributes:
         name: as `vkep explain` prints it.
-        emit: makes the dispatches. It refuses nothing that ``when`` lets pass. A dispatch that is in no list does all of the
-            problem's arithmetic, where it does not say how much itself.
-        when: why it does not take a problem on a device ("" where it does): the problem's shape, what the device lacks, limits
-            of shared memory and arguments (of grids there are none: `KernelCall.folded`). Where the problem lies in memory is
-            not known yet.
-        worth: where it takes a problem, why a later one is expected to be faster. `vkep tune` may know better, by the
-            candidate's name and the problem's key.
-        layout: how its images lie in memory: "nchw" or "nhwc".
+        emit: makes the dispatches. It supports every problem that ``when`` accepts. A single dispatch that is not in a
+            list counts as all of the problem's arithmetic, unless it has its own count.
+        when: why it does not take a problem on a device ("" where it does): the problem's shape, what the device lacks,
+            limits of shared memory and arguments (of grids there are none: `KernelCall.folded`). The operands'
+            addresses are not known yet.
+        worth: for a problem that it supports, why a later candidate is expected to be faster. `vkep tune` may override
+            it, by the candidate's name and the problem's key.
+        layout: the memory layout of its images: "nchw" or "nhwc".
     """
 
     name: str
@@ -112,15 +111,14 @@ class Candidate(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[P]):
-    """The candidate that runs a problem, and those before it in the table with what turned them down."""
+    """The candidate that runs a problem, and the ones before it in the table with the reasons against them."""
 
     candidate: Candidate[P]
     turned_down: tuple[tuple[str, str], ...] = ()
 
     def emit(self, problem: P, e: Emission) -> list[KernelCall]:
-        """The candidate's dispatches, with grids that the device allows, and how they were chosen: of one that computes part of
-        its problem by another problem, by both tables.
-        """
+        """The candidate's dispatches, with grids that the device allows, and how they were chosen. Where a candidate
+        computes a part of its problem by another problem, both choices are recorded."""
         name = self.candidate.name
         made = self.candidate.emit(problem, e)
         if isinstance(made, KernelCall):
@@ -154,9 +152,8 @@ def tables() -> Mapping[type[Problem], tuple[Candidate[Any], ...]]:
 
 
 def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Choice[P]:
-    """The first candidate that takes a problem on a device. Raises `Decline` with every candidate's reason where none does, and
-    for operands of more elements than kernels count.
-    """
+    """The first candidate that supports a problem on a device. Raises `Decline` with every candidate's reason where
+    none does, and for operands with more elements than kernels count."""
     turned_down: list[tuple[str, str]] = []
     asked = _asked if problem.recurs else _asked.__wrapped__
     for candidate, refused in asked(problem, caps):
@@ -168,9 +165,10 @@ def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Ch
     raise Decline("; ".join(reasons) or f"no kernel computes a {type(problem).__name__}")
 
 
-@functools.lru_cache(4096)  # layers repeat, and each is asked for when its node is claimed and when it is emitted
+@functools.lru_cache(4096)  # layers recur, and each is looked up when its node is claimed and when it is emitted
 def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[Any], str], ...]:
-    """The candidates, each with why it does not take a problem, up to the first that does whatever was measured."""
+    """The candidates up to the first one that supports the problem regardless of measurements, each with the reason
+    against it."""
     needs, makes = problem.operands
     for need in (*needs, *makes):
         if need.extent >= LIMIT:
@@ -199,9 +197,8 @@ def emit(
     outputs: Sequence[Any],
     epilogue: Epilogue | None = None,
 ) -> list[KernelCall]:
-    """The dispatches of the chosen candidate for operands in the order of `Problem.needs` and `Problem.makes`; none where the
-    results have no elements.
-    """
+    """The dispatches of the chosen candidate for operands in the order of `Problem.needs` and `Problem.makes`; none
+    where the results have no elements."""
     if 0 in [need.extent for need in problem.operands[1]]:
         return []
     operands = bind(problem, inputs, outputs)
@@ -209,6 +206,6 @@ def emit(
 
 
 def bind(problem: Problem, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
-    """Operands by the names that the problem has for them."""
+    """The operands by the problem's names for them."""
     needs, makes = problem.operands
     return {need.name: operand for need, operand in zip((*needs, *makes), (*inputs, *outputs), strict=True)}

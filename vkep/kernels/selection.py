@@ -1,4 +1,4 @@
-"""Kernels whose result's length is data: they fill a buffer of the greatest length and count."""
+"""Kernels whose result has a length that depends on data: they fill a buffer of the maximum length, and count."""
 
 from __future__ import annotations
 

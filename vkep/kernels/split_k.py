@@ -1,4 +1,4 @@
-"""Products that are split along k, and what adds their parts: ``shaders/matmul_reduce.comp``."""
+"""Products that are split along k, and the dispatch that adds their parts: ``shaders/matmul_reduce.comp``."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ _LANES = 64
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The results [batch, m, n] of a product: their sizes, how many of the batches are inner ones, and the strides of y
-    (elements; outer batch, inner batch, row, column).
-    """
+    """The results [batch, m, n] of a product: their sizes, the number of inner batches, and the strides of y (elements;
+    outer batch, inner batch, row, column)."""
 
     m: int
     n: int
@@ -52,8 +51,8 @@ class Sums:
 def split_product(
     e: Emission, splits: int, sums: Sums, defines: dict[str, str], product: Callable[..., KernelCall]
 ) -> list[KernelCall]:
-    """The dispatches of ``product(y, **call_arguments)``; with several ``splits`` its y are partial sums (float32 [splits,
-    batch, m, n]), which a second one adds.
+    """The dispatches of ``product(y, **call_arguments)``; with several ``splits`` its y are partial sums (float32
+    [splits, batch, m, n]), which a second dispatch adds.
     """
     if splits == 1:
         return [product(e["y"], **call_arguments(e.epilogue, defines))]

@@ -17,7 +17,7 @@ from vkep.kernels.launch import ceil_div
 from vkep.kernels.tuning import Choice, Tuned, estimated
 from vkep.sizes import at_hand
 
-#: GLSL storage type of each element type that these kernels take; they compute and accumulate in float32
+#: GLSL storage type of each element type that these kernels support; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
 
 #: ``small_div`` (shaders/register_tile.glsl) divides numbers below this
@@ -43,7 +43,7 @@ TILED_DEFINES = {
 
 
 def is_cpu_driver(caps: DeviceCapabilities) -> bool:
-    """True for a driver that runs shaders on the CPU, with subgroups of a SIMD register's width that share values."""
+    """Whether a driver runs shaders on the CPU, with subgroups as wide as a SIMD register whose lanes share values."""
     return caps.device_type == "cpu" and 4 <= caps.subgroup_size <= 32 and caps.has("subgroup_ballot")
 
 
@@ -53,7 +53,7 @@ def _padded(size: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class SubgroupTile:
-    """A tile of ``rows`` by ``lanes * lane_columns`` results a subgroup; ``unroll`` steps of k an iteration."""
+    """A tile of ``rows`` by ``lanes * lane_columns`` results per subgroup; ``unroll`` steps of k per iteration."""
 
     rows: int
     lane_columns: int
@@ -74,9 +74,9 @@ class SubgroupTile:
 
 #: results of one subgroup: 16 rows by 32 columns
 _SUBGROUP_ROWS, _SUBGROUP_COLUMNS = 16, 32
-#: the width instead where there are tiles enough and less than a seventh more padding: a fifth faster
+#: this width where there are enough tiles and less than a seventh more padding: a fifth faster
 _SUBGROUP_COLUMNS_WIDE = 64
-#: the height instead where it leaves less of the last tile empty: 49 pixels of 7x7 are 3.5 of these
+#: this height where it leaves less of the last tile empty: 49 pixels of 7x7 are 3.5 of these
 _SUBGROUP_ROWS_TIGHT = 14
 #: fewer tiles than this leave cores idle: smaller tiles are used instead
 _SUBGROUP_MIN_TILES = 16
@@ -88,8 +88,8 @@ def subgroup_tile(
 ) -> SubgroupTile:
     """The tile for ``batch`` products of m by n: of a few sizes only, so that shapes share pipelines.
 
-    ``packed`` says that the column operand lies in panels. One that does not is read in steps of a whole row, which
-    measured a third slower in long iterations than in short ones, where panels gain a tenth.
+    With ``packed`` the column operand is stored in panels. Otherwise it is read in steps of a whole row: long
+    iterations measured a third slower than short ones, while with panels they are a tenth faster.
     """
     lanes = caps.subgroup_size
     countable = lambda: [c for c in subgroup_candidates(m, lanes) if _countable(m, n, c[0], c[1] * lanes)]  # noqa: E731
@@ -122,7 +122,7 @@ def _estimated_tile(m: int, n: int, batch: int, packed: bool, lanes: int, requir
 
 
 def no_subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool) -> str:
-    """Why subgroups as vectors do not compute ``batch`` products of m by n on a device; "" where they do."""
+    """Why the subgroup family does not compute ``batch`` products of m by n on a device; "" where they do."""
     if not is_cpu_driver(caps):
         return "its subgroups are no vectors of a CPU"
     tile = subgroup_tile(m, n, batch, caps, packed)
@@ -149,13 +149,15 @@ def _required_size(caps: DeviceCapabilities) -> int | None:
 
 @at_hand
 def rows_first(row_tiles: int, column_tiles: int, row_bytes: int, column_bytes: int) -> bool:
-    """Whether consecutive workgroups walk the rows: the operand that is swept again and again should be the smaller."""
+    """Whether consecutive workgroups step along the rows: the operand that is read repeatedly should be the smaller
+    one."""
     return column_tiles == 1 or (row_tiles > 1 and row_bytes <= column_bytes)
 
 
 @dataclass(frozen=True)
 class SharedTile:
-    """A tile of ``m`` by ``n`` results a workgroup, staged ``k`` steps at a time; a lane does micro_m by micro_n."""
+    """A tile of ``m`` by ``n`` results per workgroup, staged ``k`` steps at a time; a lane computes micro_m by
+    micro_n."""
 
     m: int
     n: int
@@ -190,7 +192,7 @@ class SharedTile:
         }
 
 
-#: from the most arithmetic a loaded byte to the most workgroups
+#: sorted from the most arithmetic per loaded byte to the most workgroups
 SHARED_TILES = (
     SharedTile(256, 128, 16, 16, 8),
     SharedTile(128, 128, 16, 8, 8),
@@ -198,25 +200,26 @@ SHARED_TILES = (
     SharedTile(64, 64, 16, 4, 4),
     SharedTile(32, 64, 32, 4, 4),
 )
-#: the same for convolutions: what finds an element's place costs them more registers
+#: the same for convolutions, whose addressing needs more registers
 CONV_SHARED_TILES = (SharedTile(64, 128, 16, 4, 8), SharedTile(64, 64, 16, 4, 4), SharedTile(32, 64, 32, 4, 4))
 #: for products of few rows
 SHARED_TILE_FEW_ROWS = SharedTile(8, 128, 16, 2, 4)
 
-#: results that a lane keeps in registers without spilling: Vulkan does not tell how many it has, large GPUs have most
+#: results that a lane keeps in registers without spilling: Vulkan does not report the number of registers, large GPUs
+#: have the most
 _RESULTS_A_LANE = {"discrete": 128, "virtual": 128}
 _RESULTS_A_LANE_SMALL = 64
 #: workgroups that fill a device: large GPUs have around a hundred cores, small ones around ten
 _WORKGROUPS_TO_FILL = {"discrete": 128, "virtual": 128}
 _WORKGROUPS_TO_FILL_SMALL = 24
-#: a split of k is at least this long, else adding the parts costs more than it brings
+#: minimum length of a split of k: below it adding the parts costs more than the split gains
 _MIN_SPLIT_K = 128
 _MAX_SPLITS = 32
 
 
 @dataclass(frozen=True)
 class SharedTiling:
-    """A tile, and into how many parts k is split."""
+    """A tile, and the number of parts that k is split into."""
 
     tile: SharedTile
     splits: int
@@ -232,7 +235,7 @@ def shared_tiling(
     tuned: Tuned = estimated,
     tiles: tuple[SharedTile, ...] = SHARED_TILES,
 ) -> SharedTiling:
-    """The tile for ``batch`` products of m by n by k, and in how many parts k is split to fill the device.
+    """The tile for ``batch`` products of m by n by k, and the number of parts that k is split into to fill the device.
 
     Expects a device that some tile fits (`no_shared_tile`).
     """
@@ -305,9 +308,8 @@ def _workgroups(tile: SharedTile, m: int, n: int, batch: int) -> int:
 
 
 def tile_grid(row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabilities) -> tuple[int, int, int]:
-    """The grid of a kernel that counts its tiles itself: they lie in x, folded into y beyond its limit (``workgroup_tile`` and
-    ``find_tile`` in the GLSL).
-    """
+    """The grid of a kernel that numbers its tiles itself: along x, continued along y beyond the limit of x
+    (``workgroup_tile`` and ``find_tile`` in the GLSL)."""
     tiles = row_tiles * column_tiles
     if tiles <= caps.max_workgroup_count[0]:
         return tiles, 1, batch
@@ -316,9 +318,8 @@ def tile_grid(row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabil
 
 
 def flat_grid(lanes: int, local: int, caps: DeviceCapabilities) -> tuple[int, int, int]:
-    """A grid of at least ``lanes`` lanes in workgroups of ``local``, folded into y beyond the limit of x (``flat_lane`` in the
-    GLSL). Kernels guard its bound.
-    """
+    """A grid of at least ``lanes`` lanes in workgroups of ``local``, continued along y beyond the limit of x
+    (``flat_lane`` in the GLSL). Kernels check the bound."""
     groups = max(1, ceil_div(lanes, local))
     x = min(groups, caps.max_workgroup_count[0])
     return x, ceil_div(groups, x), 1

@@ -36,10 +36,10 @@ TOPK = Kernel(
 
 @dataclass(frozen=True)
 class TopKProblem(ColumnProblem):
-    """``values`` (of ``dtype``) and ``indices`` (int64), both [outer, k, inner]: the k greatest (else the least) elements of
-    the middle of ``x``, in order; equal ones by lower index first; NaN counts as the greatest.
+    """``values`` (of ``dtype``) and ``indices`` (int64), both [outer, k, inner]: the k largest (else smallest) elements
+    of the middle of ``x``, in order; equal ones by lower index first; NaN counts as the largest.
 
-    Work is ``axis * k`` or ``axis**2`` comparisons a column. Raises `InvalidNode` unless ``0 <= k <= axis``.
+    Work is ``axis * k`` or ``axis**2`` comparisons per column. Raises `InvalidNode` unless ``0 <= k <= axis``.
     """
 
     k: int = 1
@@ -59,7 +59,7 @@ def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:
 
 
 def _ranks(problem: TopKProblem, e: Emission) -> KernelCall:
-    """Each lane ranks one element: about as many comparisons as k rounds, but no rounds."""
+    """Each lane ranks one element: about as many comparisons as k rounds, in one pass."""
     return _call(problem, e, flat_lanes(e.caps, problem.elements), {}, {"RANK": "1"}, problem.axis)
 
 

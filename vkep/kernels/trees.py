@@ -1,4 +1,5 @@
-"""Decision trees: the leaf that each row comes to in each tree, and what those leaves say (``shaders/tree_*.comp``)."""
+"""Decision trees: the leaf of each row in each tree, and the total of those leaves' weights
+(``shaders/tree_*.comp``)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from vkep.kernels.launch import ceil_div, element_type, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
-#: the bit that tells a leaf's number from a node's, and where a node's first word has what
+#: the bit that distinguishes a leaf's number from a node's, and the fields of a node's first word
 LEAF, MISSING, FEATURE_SHIFT = 1 << 31, 8, 4
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
 TOTALS = ("SUM", "MIN", "MAX")
@@ -46,8 +47,8 @@ TREE_SUM = Kernel(
 class TreeLeafProblem(Problem):
     """``leaf`` [rows, trees] (uint32) of ``x`` [rows, features]; a path has at most ``depth`` of the ``count`` nodes.
 
-    ``roots`` [trees] and the second and third word of ``nodes`` [count, 3] are nodes' numbers, or leaves' with `LEAF`; the first
-    word is a feature, whether a NaN takes the first child, and a place in `MODES`.
+    ``roots`` [trees] and the second and third word of ``nodes`` [count, 3] are nodes' numbers, or leaves' with `LEAF`;
+    the first word is a feature, whether a NaN takes the first child, and an index of `MODES`.
     """
 
     rows: int
@@ -71,16 +72,15 @@ class TreeLeafProblem(Problem):
 
 @dataclass(frozen=True)
 class TreeSumProblem(Problem):
-    """``y`` [rows, targets]: of the ``weights`` [leaves, targets] of each row's leaves (``leaf`` [rows, trees], uint32) the sum,
-    the least or the greatest, without those that are NaN; NaN where there is no other.
-    """
+    """``y`` [rows, targets]: the sum, minimum or maximum of the ``weights`` [leaves, targets] of each row's leaves
+    (``leaf`` [rows, trees], uint32). NaN weights are skipped; the result is NaN where all are."""
 
     rows: int
     trees: int
     leaves: int
     targets: int
     dtype: str
-    total: str = "SUM"  #: of `TOTALS`
+    total: str = "SUM"  #: one of `TOTALS`
 
     def needs(self) -> tuple[Need, ...]:
         return (

@@ -1,7 +1,8 @@
-"""Tilings that measuring chose on a device (`vkep tune`), and how the selections of a kernel's tile ask for them.
+"""Tilings that measuring chose on a device (`vkep tune`), and how a kernel's tile selection looks them up.
 
-A selection names its problem by a key and lists its candidates: tuples of sizes that its tables hold. It asks its target
-(`vkep.kernels.select.Target.tuned`); where nothing was chosen, or the tables no longer have it, it decides by its own estimate.
+A selection identifies its problem by a key and lists its candidates: tuples of sizes from its tables. It asks its
+target (`vkep.kernels.select.Target.tuned`). Where nothing was chosen, or the tables no longer contain the choice, it
+uses its own estimate.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 Choice = tuple[int, ...]
-#: (candidates, *problem) to what measuring chose among them, None where nothing was
+#: maps (candidates, *problem) to the measured choice among them, None where nothing was measured
 Tuned = Callable[..., Choice | None]
 
 
 def estimated(candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
-    """Where nothing was measured: each selection's own estimate decides."""
+    """No measured choice: each selection uses its own estimate."""
     return None
 
 
 @dataclass
 class Question:
-    """What was asked for one key: the candidates, and the labels of the operations that asked."""
+    """The lookups of one key: the candidates, and the labels of the operations that looked it up."""
 
     candidates: tuple[Choice, ...]
     labels: set[str] = field(default_factory=set)
 
 
 class Trial(dict[str, Choice]):
-    """Choices on trial: besides giving them it notes what is asked for, and for which operation."""
+    """Choices under test: it returns them, and records each lookup and its operation."""
 
     def __init__(self, choices: Mapping[str, Choice] | None = None) -> None:
         super().__init__(choices or {})
@@ -38,7 +39,7 @@ class Trial(dict[str, Choice]):
 def chosen(
     choices: Mapping[str, Choice], label: str, candidates: Callable[[], Iterable[Choice]], *problem: object
 ) -> Choice | None:
-    """The choice for a problem of the operation with this label, None where there is none among ``candidates``."""
+    """The choice for a problem of the operation with this label; None where it is not among ``candidates``."""
     if not choices and not isinstance(choices, Trial):
         return None
     key = " ".join(map(str, problem))

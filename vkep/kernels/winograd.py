@@ -69,16 +69,17 @@ WINOGRAD_OUTPUT = Kernel(
     reach=_output_reach,
 )
 
-#: output pixels a side of a tile, and points a side
+#: output pixels per side of a tile, and points per side
 _TILE, _POINTS = 4, 6
 _LOCAL = 128
-#: with fewer tiles, reading the weights' points (four times the weights) takes longer than the direct sum; with fewer
-#: channels, the transforms do
+#: minimum tiles and channels: with fewer tiles, reading the weights' points (four times the weights) takes longer than
+#: the direct sum; with fewer channels, the transforms do
 _MIN_TILES, _MIN_CHANNELS = 9, 16
-#: computed over wanted pixels: beyond this the tiles' overhang eats the gain
+#: maximum ratio of computed to wanted pixels: beyond it the tiles' overhang outweighs the gain
 _MAX_OVERHANG = 1.5
 
-#: on a GPU: operations below which the direct sum takes no longer than the waits between three dispatches, and bytes of points
+#: on a GPU: operations below which the direct sum is as fast as the waits between three dispatches, and the maximum
+#: bytes of points
 _LEAST_FLOPS, _MOST_POINT_BYTES = 1 << 30, 1 << 29
 
 _ROOTS = (0.0, np.sqrt(0.5), -np.sqrt(0.5), np.sqrt(2.0), -np.sqrt(2.0))
@@ -89,7 +90,7 @@ WEIGHT_TRANSFORM = np.array(
 
 
 def _tiles(problem: ConvProblem) -> tuple[int, int]:
-    """In a row of an image, and in an image."""
+    """Tiles in a row of an image, and in an image."""
     columns = ceil_div(problem.ow, _TILE)
     return columns, ceil_div(problem.oh, _TILE) * columns
 
@@ -119,7 +120,8 @@ def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 
 def not_worth(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """On a GPU three dispatches wait for each other: why the direct sum is expected to be faster; "" where it is not."""
+    """Why the direct sum is expected to be faster on a GPU, where three dispatches wait for each other; "" where it is
+    not."""
     short = not is_cpu_driver(caps) and problem.flops < _LEAST_FLOPS
     return f"{problem.flops} operations take no longer than waits between three dispatches" if short else ""
 
@@ -127,7 +129,7 @@ def not_worth(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 def winograd(problem: ConvProblem, e: Emission) -> list[KernelCall]:
     """The three dispatches of a convolution: transform the input, 36 matrix products, transform back."""
     columns, tiles = _tiles(problem)
-    rows = problem.n * tiles  # of each of the 36 products; its columns are output channels, its k input channels
+    rows = problem.n * tiles  # sizes of each of the 36 products; its columns are output channels, its k input channels
     geometry = {**magic_params("columns", columns), **magic_params("tiles", tiles), **magic_params("images", problem.n)}
     storage = {"T": STORAGE[problem.dtype]}
     points, products = (e.target.scratch("float32", (_POINTS**2, c, rows)) for c in (problem.c, problem.oc))
@@ -204,7 +206,7 @@ def _in_panels(problem: ConvProblem, e: Emission, rows: int, points: Any, produc
             defines={"T": "float"},
             local_size=(tile.lanes, 1, 1),
             subgroup_size=tile.required_subgroup_size,
-            flops=problem.flops,  # of the convolution that it stands for
+            flops=problem.flops,  # the operations of the convolution that it computes
         )
     ]
 
@@ -216,7 +218,7 @@ def _in_tiles(problem: ConvProblem, e: Emission, rows: int, points: Any, product
     product = MatMulProblem(oc, rows, c, *strides, batch=_POINTS**2, alignment=16)
     pack = lambda weights: pack_points(weights, c, 1).reshape(_POINTS**2, oc, c)  # noqa: E731
     calls = emit(product, e.target, [e.target.prepack(e["w"], pack, f"winograd-{c}"), points], [products])
-    return [replace(calls[0], flops=problem.flops), *calls[1:]]  # of the convolution that it stands for
+    return [replace(calls[0], flops=problem.flops), *calls[1:]]  # the operations of the convolution that it computes
 
 
 def pack_points(weights: np.ndarray, channels: int, columns: int) -> np.ndarray:

@@ -48,8 +48,8 @@ class BufferSource:
         self.memory_kind = memory_kind
         self._label = label
         self._alignment = alignment
-        self._slack = 0  # more than 0 where the driver's buffers are aligned to less than the arena wants
-        self._heap: int | None = None  # known from the first buffer on
+        self._slack = 0  # above 0 where the driver aligns buffers to less than the arena requires
+        self._heap: int | None = None  # known after the first buffer
         self._next_id = 1
         self.buffers: dict[int, tuple[Buffer, int]] = {}  # region id -> buffer, offset of the region's first byte in it
 
@@ -70,7 +70,7 @@ class BufferSource:
         return SourceRegion(region_id, base)
 
     def free_region(self, region_id: int) -> None:
-        """Close the region's buffer; its memory goes when the GPU is done with every submit made so far."""
+        """Close the region's buffer; its memory is freed once the GPU has finished every submit made so far."""
         buffer, _offset = self.buffers.pop(region_id)
         logger.debug("%s: gave region %d of %s back", self._label, region_id, format_bytes(buffer.size))
         buffer.close()
@@ -82,9 +82,10 @@ class BufferSource:
             raise RegionOutOfMemory(str(error)) from error
 
     def _check_budget(self, nbytes: int) -> None:
-        """Refuse what VK_EXT_memory_budget says does not fit: drivers may else page, or take it from other programs."""
+        """Raise where VK_EXT_memory_budget reports too little memory: some drivers would page, or take it from other
+        programs."""
         shortage = self._shortage(nbytes)
-        if shortage and self.device.collect():  # buffers closed earlier, which the GPU was still using, may have gone
+        if shortage and self.device.collect():  # buffers that were closed while the GPU used them may be free now
             shortage = self._shortage(nbytes)
         if shortage:
             raise RegionOutOfMemory(shortage)
@@ -124,7 +125,7 @@ class DeviceBlock:
 
     @property
     def mapped(self) -> memoryview | None:
-        """The block's bytes for the host to read and write, or None where the host cannot see them.
+        """The block's bytes for the host to read and write, or None where the host cannot map them.
 
         A view keeps the whole region's memory, so drop it before the arena ends. Raises ``ValueError`` after ``free``.
         """
@@ -139,7 +140,7 @@ class DeviceBlock:
         return not self._live
 
     def free(self, *, stream: Hashable | StreamTag | None = StreamTag.ALLOCATED, sync_value: int | None = None) -> None:
-        """Give the block back; arguments and errors as `BfcArena.free` (a second call is a double free)."""
+        """Free the block; arguments and errors as `BfcArena.free` (a second call is a double free)."""
         self._arena._free(self, stream, sync_value)
         self._live = False
 
@@ -164,9 +165,9 @@ class BufferArena:
         device: whose memory it is.
         memory_kind: of `gpu_shared.memory.Buffer`.
         config: the ``arena.*`` settings; None: the defaults.
-        label: stands in messages, dumps and the buffers' names.
-        timeline: gives meaning to sync values: a chunk whose last use has one is free for all once the timeline (or the
-            stream itself, where it is a `Timeline`) has passed it.
+        label: used in messages, dumps and the buffers' names.
+        timeline: the timeline of sync values: a chunk whose last use has one may be used by every stream once the
+            timeline (or the stream itself, where it is a `Timeline`) has passed it.
     """
 
     def __init__(
@@ -185,9 +186,9 @@ class BufferArena:
         self._bfc = BfcArena(self._source, config, name=label, is_passed=_proof(timeline))
 
     def close(self) -> None:
-        """Give all memory back and refuse further use; warns of blocks that are still live. Idempotent.
+        """Free all memory and refuse further use; warns of blocks that are still live. Idempotent.
 
-        The memory goes when the GPU is done with every submit made so far.
+        The memory is freed once the GPU has finished every submit made so far.
         """
         live = self._bfc.close()
         if live:
@@ -212,7 +213,7 @@ class BufferArena:
         return self._wrap(self._bfc.reserve(nbytes))
 
     def shrink(self) -> int:
-        """Give wholly free regions back to the device; returns their bytes."""
+        """Return wholly free regions to the device; returns their bytes."""
         return self._bfc.shrink()
 
     # ---- looking inside ----
@@ -224,15 +225,15 @@ class BufferArena:
 
     @property
     def stats(self) -> ArenaStats:
-        """The counters now."""
+        """The current counters."""
         return self._bfc.stats
 
     def snapshot(self) -> ArenaSnapshot:
-        """The arena's inside as plain data."""
+        """The arena's state as plain data."""
         return self._bfc.snapshot()
 
     def dump(self) -> str:
-        """The arena's inside as text, and the heaps' budgets."""
+        """The arena's state as text, and the heaps' budgets."""
         lines = [self._bfc.dump(), "  heaps"]
         for heap in memory_budget(self.device):
             kind = "device-local" if heap.device_local else "host"
@@ -255,7 +256,7 @@ class BufferArena:
 
 
 def _proof(timeline: Timeline | None) -> IsPassed:
-    """Whether a timeline has passed a use's sync value: the stream itself where it is one, else ``timeline``.
+    """Whether a timeline has passed a use's sync value: the stream itself where it is a `Timeline`, else ``timeline``.
 
     Not a method of the arena: arena and source would form a reference cycle, and an unclosed arena would not be freed at once.
     """
@@ -266,7 +267,7 @@ def _proof(timeline: Timeline | None) -> IsPassed:
             return False
         try:
             return counter.completed >= use.sync_value
-        except GpuError:  # lost or closed: nothing is proven
+        except GpuError:  # lost or closed: nothing can be proven
             return False
 
     return is_passed
@@ -282,18 +283,20 @@ class DeviceArena(BufferArena):
         super().__init__(device, "device", config, label=label or f"device arena of {device.label}", timeline=timeline)
 
     def alloc(self, nbytes: int, stream: Hashable | None = None) -> DeviceBlock:
-        """A block for work on ``stream`` (None: it may be used anywhere). Raises as `BufferArena.alloc`."""
+        """Allocate a block for work on ``stream`` (None: for any work). Raises as `BufferArena.alloc`."""
         return self._wrap(self._bfc.alloc(nbytes, stream))
 
     def release_stream(self, stream: Hashable, up_to: int | None = None) -> int:
-        """The run on ``stream`` has ended: what it freed is for all. See `BfcArena.release_stream`."""
+        """The run on ``stream`` has ended: every stream may use the chunks that it freed. See
+        `BfcArena.release_stream`."""
         return self._bfc.release_stream(stream, up_to)
 
 
 def shared_arena(
     context: SharedGpuContext, key: Hashable, make: Callable[[], Arena], config: ArenaConfig | None
 ) -> SharedResource[Arena]:
-    """The context's arena under ``key``, made by ``make`` for the first user; a different ``config`` is warned of."""
+    """The context's arena under ``key``, created by ``make`` for the first user; a different ``config`` logs a
+    warning."""
     shared = context.shared_resource(("vkep.memory", key), make)
     there = shared.value.config
     if config is not None and config != there:
@@ -306,10 +309,10 @@ def shared_arena(
 
 
 def shared_device_arena(context: SharedGpuContext, config: ArenaConfig | None = None) -> SharedResource[DeviceArena]:
-    """One user's reference to the device arena of ``context``; the last ``release`` gives the memory back.
+    """One user's reference to the device arena of ``context``; the last ``release`` frees the memory.
 
-    The first user's configuration holds. A later one that differs is logged as a warning and not applied, because
-    others rely on what there is (design, section 3.5); None takes what there is.
+    The first user's configuration applies. A later one that differs is logged as a warning and not applied, because
+    others rely on the first (design, section 3.5); None accepts any.
     """
     return shared_arena(
         context, "device arena", lambda: DeviceArena(context.device, config, timeline=context.timeline), config

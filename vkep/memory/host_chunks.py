@@ -1,4 +1,4 @@
-"""The bytes of arrays and buffers, in pieces."""
+"""The bytes of arrays and buffers, in chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def size_of(data: HostData) -> int:
 
 
 def check_range(call: str, target: Target, offset: int, nbytes: int, label: str) -> None:
-    """Raise ``ValueError`` unless the range lies in the block."""
+    """Raise ``ValueError`` unless the range is inside the block."""
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"{call} of {label!r}: offset: expected an int, got {type(offset).__name__}")
     if offset < 0 or offset + nbytes > target.size:
@@ -45,7 +45,7 @@ def pieces_of(data: HostData, piece_bytes: int) -> Iterator[np.ndarray[Any, Any]
         for start in range(0, flat.size, piece_bytes):
             yield flat[start : start + piece_bytes]
         return
-    # Strided data is gathered piece by piece. The iterator knows fewer types than arrays may have (ml_dtypes), and
+    # Strided data is gathered chunk by chunk. The iterator supports fewer types than arrays may have (ml_dtypes), and
     # only their size matters here.
     raw = array.view(f"u{array.itemsize}") if array.itemsize in (1, 2, 4, 8) else array
     elements = max(1, piece_bytes // array.itemsize)

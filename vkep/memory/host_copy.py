@@ -1,4 +1,4 @@
-"""Copies between arrays of the host, by several threads where one does not keep up with the memory."""
+"""Copies between host arrays, by several threads where one does not saturate the memory's bandwidth."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-#: threads that copy at once, the caller's among them; on a machine with few cores they would be taken from its work
+#: maximum number of threads that copy at once, with the caller's; on a machine with few cores they would compete with
+#: its work
 THREADS = min(6, max(1, _cores() // 2))
 
 
 class _Helpers:
-    """Threads that wait for copies to help with, started when the first ask for them."""
+    """Threads that wait for copies to help with, started on first use."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -39,12 +40,12 @@ class _Helpers:
         self._asked: SimpleQueue[_SharedCopy] = SimpleQueue()
 
     def ask(self, shared: _SharedCopy, count: int) -> None:
-        """Have up to ``count`` threads come, when they are free."""
+        """Ask for up to ``count`` threads; they come when they are free."""
         with self._lock:
-            while self._threads < count and not sys.is_finalizing():  # a new thread would never answer
+            while self._threads < count and not sys.is_finalizing():  # a new thread would never start
                 try:
                     Thread(target=self._serve, name=f"vkep-copy-{self._threads}", daemon=True).start()
-                except RuntimeError:  # at the interpreter's end, or too many
+                except RuntimeError:  # at the interpreter's exit, or too many threads
                     break
                 self._threads += 1
         for _ in range(min(count, self._threads)):
@@ -62,7 +63,7 @@ _helpers = _Helpers()
 
 def _after_fork() -> None:
     global _helpers
-    _helpers = _Helpers()  # the parent's threads are not here
+    _helpers = _Helpers()  # the parent's threads do not exist here
 
 
 if hasattr(os, "register_at_fork"):
@@ -70,18 +71,18 @@ if hasattr(os, "register_at_fork"):
 
 
 class _SharedCopy:
-    """One copy of bytes: whoever is free takes its next piece."""
+    """One copy of bytes: each free thread takes its next chunk."""
 
     def __init__(self, target: Array, source: Array) -> None:
         self._target, self._source = as_bytes(target), as_bytes(source)
         self._starts = deque(range(0, self._source.size, _PIECE))
         self._came: deque[None] = deque()  #: one for each helper, before it takes its first piece
         self._left: deque[None] = deque()  #: one for each that is done
-        self._bell: SimpleQueue[None] = SimpleQueue()  #: wakes who waits for them
+        self._bell: SimpleQueue[None] = SimpleQueue()  #: wakes the threads that wait for them
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Copy. No thread reads or writes after the return, also where an interrupt ends it."""
+        """Copy. No thread reads or writes after the return, even after an interrupt."""
         try:
             _helpers.ask(self, min(THREADS, len(self._starts)) - 1)
             self._work()
@@ -89,19 +90,19 @@ class _SharedCopy:
             self._errors.insert(0, raised)
         while True:
             try:
-                self._starts.clear()  # who comes from now on finds nothing to do
+                self._starts.clear()  # threads that come from now on find no work
                 while len(self._left) < len(self._came):
                     with suppress(Empty):
-                        self._bell.get(timeout=0.1)  # an interrupt may have taken a ring
+                        self._bell.get(timeout=0.1)  # an interrupt may have lost a wake-up
                 break
-            except BaseException as raised:  # Ctrl-C while it waits: the helpers are still at it
+            except BaseException as raised:  # Ctrl-C during the wait: the helpers are still copying
                 self._errors.insert(0, raised)
-        del self._target, self._source  # late threads keep this object
+        del self._target, self._source  # late threads hold this object
         if self._errors:
             raise self._errors[0]
 
     def help(self) -> None:
-        """A helper's part."""
+        """The part of a helper thread."""
         self._came.append(None)
         try:
             self._work()
@@ -116,13 +117,12 @@ class _SharedCopy:
                 at = self._starts.popleft()
             except IndexError:
                 return
-            np.copyto(self._target[at : at + _PIECE], self._source[at : at + _PIECE])  # without Python's lock
+            np.copyto(self._target[at : at + _PIECE], self._source[at : at + _PIECE])  # without the GIL
 
 
 def copy(target: Array, source: Array) -> None:
-    """``target[...] = source``, where both have the same shape. Long ones that are contiguous are shared out to threads; a copy
-    beside others is no slower than one thread's.
-    """
+    """``target[...] = source``, for equal shapes. Long contiguous copies are divided among threads; of several
+    concurrent copies each is as fast as with one thread."""
     if THREADS == 1 or source.nbytes < LEAST or not _same_bytes(target, source):
         target[...] = source
     else:
@@ -130,7 +130,7 @@ def copy(target: Array, source: Array) -> None:
 
 
 def _same_bytes(target: Array, source: Array) -> bool:
-    """Whether the bytes of one are to be those of the other, in any order of pieces."""
+    """Whether copying the bytes in any order of chunks is equivalent."""
     return (
         source.flags.c_contiguous
         and target.flags.c_contiguous

@@ -1,4 +1,5 @@
-"""Host memory of results: a run's arrays are the caller's, and long ones' memory comes back when they go."""
+"""Host memory of results: a run's arrays belong to the caller, and the memory of long ones is reused once they are
+dropped."""
 
 from __future__ import annotations
 
@@ -10,18 +11,18 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-#: shorter results are new arrays: the heap hands warm memory out for them
+#: shorter results are new arrays: the heap returns warm memory for them
 LEAST = 4 << 20
-#: bytes that a session keeps
+#: maximum bytes that a session keeps
 MOST_SPARE = 256 << 20
 
 
 class ResultMemory:
-    """Memory of long results that were dropped, for later results of the same size or a little less: the system's own would be
-    cleared and mapped page by page, which takes longer than the copy. Keeps ``most`` bytes.
+    """Memory of long results that were dropped, for later results of the same size or slightly less. Fresh memory of
+    the system would be cleared and mapped page by page, which takes longer than the copy. Keeps at most ``most`` bytes.
 
-    Thread-safe without a lock, by single steps of a dictionary: memory comes back in finalisers, which a garbage collection or
-    a signal's handler may cut in on anywhere.
+    Thread-safe without a lock, by atomic operations of a dictionary: memory is returned in finalizers, which a garbage
+    collection or a signal handler may run anywhere.
     """
 
     def __init__(self, most: int = MOST_SPARE) -> None:
@@ -29,7 +30,7 @@ class ResultMemory:
         self._spares: dict[int, Array] = {}  #: by identity, the oldest first
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array to fill, the caller's for as long as it or a view of it is held."""
+        """An uninitialized array. It belongs to the caller as long as it or a view of it is referenced."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < LEAST:
             return np.empty(shape, dtype)
@@ -45,7 +46,7 @@ class ResultMemory:
         return None
 
     def give(self, memory: Array) -> None:
-        """Keep memory that was handed out."""
+        """Take back memory that was returned by `empty`."""
         if memory.nbytes <= self._most:
             self._spares[id(memory)] = memory
             self._drop(self._most)
@@ -56,11 +57,11 @@ class ResultMemory:
         return sum(memory.nbytes for memory in list(self._spares.values()))
 
     def trim(self) -> None:
-        """Let go of all that is kept."""
+        """Free all kept memory."""
         self._drop(0)
 
     def close(self) -> None:
-        """Release kept memory and keep none from now on; arrays handed out are not affected."""
+        """Free the kept memory and keep none from now on; existing arrays are not affected."""
         self._most = 0
         self._drop(0)
 
@@ -72,7 +73,7 @@ class ResultMemory:
 
 
 class _Lent:
-    """Owns the memory of an array that was handed out."""
+    """Owns the memory of an array that `empty` returned."""
 
     __slots__ = ("__array_interface__", "_home", "_memory")
 

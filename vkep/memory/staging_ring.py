@@ -1,4 +1,4 @@
-"""Staging memory for transfers in one direction: a few pieces that take turns, each with the copies in flight from or to it."""
+"""Staging memory for transfers in one direction: a ring of slots, each with the copies in flight from or to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """Where bytes lie on the device: a `DeviceBlock` is one."""
+    """A range of bytes on the device: a `DeviceBlock` is one."""
 
     @property
     def buffer(self) -> Buffer:
@@ -38,7 +38,7 @@ class Target(Protocol):
 
     @property
     def mapped(self) -> memoryview | None:
-        """Its bytes where the host sees them, else None."""
+        """Its bytes where the host can map them, else None."""
 
 
 #: device memory, a byte offset in it, one in the slot, and a number of bytes
@@ -46,7 +46,7 @@ Copy = tuple[Target, int, int, int]
 
 
 class RingSlot:
-    """One piece of a ring: staging memory, and the copies that were last sent with it."""
+    """One slot of a ring: staging memory, and the copies that were last submitted with it."""
 
     def __init__(self, lease: DelegateLease) -> None:
         self.block: DeviceBlock | None = None
@@ -99,9 +99,8 @@ class StagingRing:
         return slot
 
     def send(self, slot: RingSlot, copies: Sequence[Copy], wait_value: int | None) -> int:
-        """Submit copies between a slot and the device; returns their timeline value. Those that the slot carried the last time
-        are not recorded anew: what runs again and again moves the same bytes.
-        """
+        """Submit copies between a slot and the device; returns their timeline value. The recording is reused where the
+        slot's last copies were the same, as in repeated runs."""
         block = slot.block
         assert block is not None
         wanted = [(t.buffer, t.offset + at, block.offset + start, nbytes) for t, at, start, nbytes in copies]
@@ -111,7 +110,7 @@ class StagingRing:
             slot.recorded = wanted
         try:
             slot.value = self._lease.submit(slot.prepared, wait_value)
-        except GpuError:  # of a wait that follows, perhaps
+        except GpuError:  # possibly an error of a wait that follows
             slot.value = self._lease.context.timeline.submitted
             raise
         return slot.value
@@ -132,18 +131,18 @@ class StagingRing:
 
     @property
     def last_value(self) -> int:
-        """The timeline value at which nothing is in flight."""
+        """The timeline value after which nothing is in flight."""
         return max((slot.value for slot in self._slots), default=0)
 
     def free_blocks(self) -> None:
-        """Give the staging memory back; nothing may be in flight."""
+        """Free the staging memory; nothing may be in flight."""
         for slot in self._slots:
             slot.free()
         if self._arena is not None:
             self._arena.shrink()
 
     def close(self) -> None:
-        """Give everything back; nothing may be in flight."""
+        """Free everything; nothing may be in flight."""
         self.free_blocks()
         for slot in self._slots:
             slot.commands.close()
@@ -158,8 +157,8 @@ STAGING_KINDS = ("upload", "download")
 class StagingArena(BufferArena):
     """Mapped ("pinned") memory for one direction: ``"upload"`` (the host writes) or ``"download"`` (the host reads, cached).
 
-    It is the same BFC arena, without streams: who stages waits for the copy before it frees (CUDA plugin EP arena allocator
-    design, section 3.4: the pinned arena is not stream-aware).
+    It is the same BFC arena, without streams: a user waits for the copy before it frees the block (CUDA plugin EP arena
+    allocator design, section 3.4: the pinned arena is not stream-aware).
     """
 
     def __init__(self, device: Device, memory_kind: str) -> None:

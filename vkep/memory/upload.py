@@ -1,8 +1,8 @@
 """Host bytes to device blocks and back, in pieces through a bounded ring of staging memory.
 
 A piece is copied into mapped memory while the device copies the one before it, so that any number of bytes passes
-through two pieces of staging and a weight is never held twice on the host: a memory-mapped array is read page by page.
-Where the host sees the device memory itself (unified memory) the ring is left out.
+through two slots of staging memory, and the host never holds a weight twice: a memory-mapped array is read page by
+page. Where the host can map the device memory itself (unified memory) the ring is not used.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 16 << 20
 PIECES = 2
-#: Threads that copy weights from the model's file to staging memory: one does not keep up with the bus.
+#: Number of threads that copy weights from the model's file to staging memory: one does not saturate the bus.
 READERS = min(4, os.cpu_count() or 1)
 
-#: ``progress(bytes_done, bytes_total, label)``, called after each piece; what it raises stops the transfer
+#: ``progress(bytes_done, bytes_total, label)``, called after each piece; an exception in it stops the transfer
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(slots=True)
 class Upload:
-    """One upload of many: ``data``, or a function that opens it in its turn, to byte ``offset`` of ``target``. Items of no
-    more than a piece are asked first to ``fill`` as many uint8s, in memory that the device reads; False: they did not. Several
-    threads ask several items at once.
-    """
+    """One of several uploads: ``data``, or a function that returns it when it is needed, to byte ``offset`` of
+    ``target``. Items of at most one piece first call ``fill`` with as many uint8s of memory that the device reads; it
+    returns False if it did not fill them. Several threads fill several items at once."""
 
     target: Target
     data: HostData | Callable[[], HostData]
@@ -52,7 +51,7 @@ class Upload:
 
 @dataclass(slots=True)
 class Download:
-    """One download of many: from byte ``offset`` of ``source`` to ``out``, contiguous and writable."""
+    """One of several downloads: from byte ``offset`` of ``source`` to ``out``, contiguous and writable."""
 
     source: Target
     out: np.ndarray[Any, Any]
@@ -62,40 +61,40 @@ class Download:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """Pieces in staging memory that leave in one submit: where each goes, where it lies, and its size."""
+    """Pieces in staging memory that are submitted together: the target, the position and the size of each."""
 
-    arrived: Callable[[int, str], None]  #: told the bytes and label of what is written
+    arrived: Callable[[int, str], None]  #: called with the bytes and label of each written item
     slot: RingSlot | None = None
     room: int = 0
     used: int = 0
     copies: list[Copy] = field(default_factory=list)
     _readers: ThreadPoolExecutor | None = None
-    #: items that threads write now, and where to
+    #: items that threads are filling, and their destinations
     _filling: deque[tuple[Upload, np.ndarray[Any, Any], Future[bool]]] = field(default_factory=deque)
 
     def __enter__(self) -> _Outgoing:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """No thread writes to staging memory any more."""
+        """After this no thread writes to staging memory."""
         if self._readers is not None:
             self._readers.shutdown(cancel_futures=True)
 
     def take(self, target: Target, at: int, nbytes: int) -> None:
-        """Note bytes that are written, unless it is where they belong."""
+        """Add bytes that are written, unless they are already at their destination."""
         if target.mapped is None:
             self.copies.append((target, at, self.used, nbytes))
             self.used += nbytes
 
     def fill(self, item: Upload, how: Callable[[np.ndarray[Any, Any]], bool], place: np.ndarray[Any, Any]) -> None:
-        """Have a thread write an item."""
+        """Have a thread fill an item."""
         if self._readers is None:
             self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="vkep-read")
         self._filling.append((item, place, self._readers.submit(how, place)))
         self.finish_filling(2 * READERS)
 
     def finish_filling(self, left: int = 0) -> None:
-        """Wait until the threads have no more than ``left`` items, and write what they would not."""
+        """Wait until at most ``left`` items are being filled, and write those that ``fill`` refused."""
         while len(self._filling) > left:
             item, place, filled = self._filling.popleft()
             if not filled.result():
@@ -105,7 +104,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Incoming:
-    """Pieces that arrive with one submit: their copies, and where each goes on the host."""
+    """Pieces that one submit brings to the host: their copies, and the destination of each."""
 
     used: int = 0
     copies: list[Copy] = field(default_factory=list)
@@ -120,7 +119,7 @@ class Uploader:
         piece_bytes: most bytes of one staging piece, 4096 or more.
         pieces: pieces in flight, 1 or more; host memory stays below ``pieces * piece_bytes`` in each direction.
 
-    It holds staging memory from the context's shared staging arenas until ``close`` (or ``trim``).
+    It holds blocks of the context's shared staging arenas until ``close`` (or ``trim``).
     """
 
     def __init__(self, lease: DelegateLease, *, piece_bytes: int = PIECE_BYTES, pieces: int = PIECES) -> None:
@@ -150,11 +149,11 @@ class Uploader:
     ) -> int:
         """Copy ``data`` (in C order) to byte ``offset`` of ``target``.
 
-        ``data`` may be dropped on return. Later submits of the lease see the bytes, and submits that wait for the
-        returned value.
+        ``data`` may be dropped on return. The bytes are visible to later submits of the lease, and to submits that wait
+        for the returned value.
 
         Args:
-            wait_value: the timeline value after which nothing touches the target; None: nothing does.
+            wait_value: the timeline value after which nothing accesses the target; None: nothing does now.
 
         Returns:
             The timeline value at which the bytes are there (0: they are there now).
@@ -177,7 +176,7 @@ class Uploader:
         """Upload one item after the other, small ones together; ``progress`` counts over all of them up to ``bytes_total``,
         which the items' sizes should sum to.
 
-        Raises: as ``upload``; what was handed to the device before stays there.
+        Raises: as ``upload``; uploads that were submitted before stay valid.
         """
         done, rest = 0, bytes_total
 
@@ -195,9 +194,8 @@ class Uploader:
             return self._submit(outgoing, wait_value)
 
     def _upload_item(self, item: Upload, wait_value: int | None, outgoing: _Outgoing, rest: int) -> None:
-        """Have one item written to its target, or to where it leaves from; ``rest`` bytes are to come with it. Its data is let
-        go before the next item's opens.
-        """
+        """Write one item to its target, or to staging memory; ``rest`` bytes follow it. Its data is released before the
+        next item's is opened."""
         target, at = item.target, item.offset
         check_range("upload", target, at, item.nbytes, item.label)
         if target.mapped is not None and wait_value is not None:
@@ -217,7 +215,8 @@ class Uploader:
     def _place(
         self, target: Target, at: int, nbytes: int, wait_value: int | None, outgoing: _Outgoing, rest: int
     ) -> np.ndarray[Any, Any]:
-        """Where to write bytes for ``at`` of a target: there, or staging memory, which is sent first where it is full."""
+        """Where to write bytes for ``at`` of a target: the target itself, or staging memory, which is submitted first
+        where it is full."""
         if target.mapped is not None:
             return np.frombuffer(target.mapped, np.uint8)[at : at + nbytes]
         if outgoing.slot is not None and outgoing.used + nbytes > outgoing.room:
@@ -228,7 +227,7 @@ class Uploader:
         return outgoing.slot.bytes[outgoing.used : outgoing.used + nbytes]
 
     def _submit(self, outgoing: _Outgoing, wait_value: int | None) -> int:
-        """Submit the copies from staging memory; the timeline value at which they are done (0: there were none)."""
+        """Submit the copies from staging memory; returns the timeline value at which they end (0: there were none)."""
         outgoing.finish_filling()
         slot, outgoing.slot = outgoing.slot, None
         if slot is None:
@@ -248,7 +247,8 @@ class Uploader:
         wait_value: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Fill ``out`` (C-contiguous, writable) from byte ``offset`` of ``source``; returns when all bytes are there.
+        """Fill ``out`` (C-contiguous, writable) from byte ``offset`` of ``source``; returns when all bytes have
+        arrived.
 
         Args:
             wait_value: the timeline value at which the source is written; None: the last submit's.
@@ -262,9 +262,10 @@ class Uploader:
     def download_all(
         self, items: Sequence[Download], *, wait_value: int | None = None, progress: Progress | None = None
     ) -> None:
-        """Fill each item's ``out``, small ones together; returns when all bytes are there. ``progress`` counts over all.
+        """Fill each item's ``out``, small ones together; returns when all bytes have arrived. ``progress`` counts over
+        all items.
 
-        Raises: as ``download``; nothing is known of the arrays then.
+        Raises: as ``download``; then the arrays' content is undefined.
         """
         for item in items:
             _check_out(item)
@@ -326,19 +327,19 @@ class Uploader:
             self._finish(self._lease.wait)
 
     def wait_to_free(self) -> None:
-        """Wait for what is in flight where its targets are to be given back then. Raises as `Timeline.wait_to_free`."""
+        """Wait for submits in flight whose targets are freed afterwards. Raises as `Timeline.wait_to_free`."""
         with self._lock:
             self._finish(self._lease.wait_to_free)
 
     def trim(self) -> None:
-        """Wait, and give the staging memory back to its arenas (a later transfer takes it anew)."""
+        """Wait, and return the staging memory to its arenas (a later transfer allocates it again)."""
         with self._lock:
             self._finish(self._lease.wait)
             self._up.free_blocks()
             self._down.free_blocks()
 
     def close(self) -> None:
-        """Wait for what is in flight, and give everything back. Idempotent."""
+        """Wait for submits in flight, and free everything. Idempotent."""
         with self._lock:
             if self._closed:
                 return
