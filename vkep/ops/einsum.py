@@ -43,14 +43,14 @@ def _parse(b: Builder, equation: str, ranks: Sequence[int]) -> tuple[list[list[s
     if arrow:
         before, found, after = right.partition("...")
         result = [*before, *(dotted if found else ()), *after]
-    else:  # implicit: labels that occur once, in order (numpy.einsum)
+    else:  # implicit form: labels that occur once, in order (numpy.einsum)
         letters = left.replace(",", "").replace(".", "")
         result = [*dotted, *sorted(c for c in set(letters) if letters.count(c) == 1)]
     return terms, result
 
 
 def _diagonal(b: Builder, tensor: Tensor, labels: Sequence[str]) -> _Term:
-    """A repeated label walks its axes together."""
+    """Reduce repeated labels to a diagonal."""
     kept: dict[str, tuple[int, int]] = {}
     for label, dim, stride in zip(labels, tensor.shape, tensor.strides, strict=True):
         if label in kept and kept[label][0] != dim:
@@ -85,7 +85,7 @@ def _aligned(b: Builder, term: _Term, labels: Sequence[str], sizes: dict[str, in
 
 
 def _contract(b: Builder, x: _Term, y: _Term, kept: set[str], sizes: dict[str, int]) -> _Term:
-    """Two terms to one: labels of both that nothing else needs are summed over."""
+    """Contract two terms to one: labels of both that no other term or the result needs are summed over."""
     x = _sum_out(b, x, set(x.labels) - set(y.labels) - kept)
     y = _sum_out(b, y, set(y.labels) - set(x.labels) - kept)
     shared = [label for label in x.labels if label in y.labels]
@@ -118,7 +118,7 @@ def einsum(b: Builder, *inputs: Tensor, equation: str) -> Tensor:
     dtype = inputs[0].dtype
     if dtype.name not in _NARROW:
         return _einsum(b, inputs, equation)
-    # sums wrap alike in a wider type
+    # sums wrap in the same way in a wider type
     wide = DTYPES["int32" if dtype.kind == "int" else "uint32"]
     return b.cast(_einsum(b, [b.cast(t, wide) for t in inputs], equation), dtype)
 

@@ -15,8 +15,8 @@ from vkep.ops.registry import operator
 
 _BOOL = dtypes.DTYPES["bool"]
 
-# Series where the plain formula would cancel: GLSL has neither log1p nor expm1, and drivers make tanh, sinh and their
-# inverses of exponentials and logarithms, whose relative error grows without bound towards 0.
+# Series where the plain formula would cancel: GLSL has neither log1p nor expm1, and drivers compute tanh, sinh and
+# their inverses from exponentials and logarithms, whose relative error grows without bound towards 0.
 _LOG1P = (
     "({0} < 0.03 && {0} > -0.03 ? {0} * (1.0 - {0} * (0.5 - {0} * (1.0 / 3.0 - {0} * (0.25 - {0} * 0.2)))) : "
     "log(1.0 + {0}))"
@@ -94,7 +94,8 @@ def _polynomial(variable: str, coefficients: Sequence[float]) -> str:
 
 
 def _double_exp(b: Builder, x: Expr) -> Expr:
-    """exp in double precision, which GLSL lacks: 2**n times the series of the rest, below ln(2) / 2 in size."""
+    """exp in double precision, which GLSL lacks: 2**n times the series of the remainder, whose magnitude is below ln(2)
+    / 2."""
     n = b.expr("roundEven(clamp({0}, -800.0lf, 800.0lf) * 1.4426950408889634lf)", x)
     # ln(2) in two parts, the first with few bits, so that the product with n is exact
     rest = b.expr("({0} - {1} * 0.693147180369123816490lf - {1} * 1.90821492927058770002e-10lf)", x, n)
@@ -205,7 +206,7 @@ def bitwise_not(b: Builder, x: Tensor) -> Tensor:
 
 
 def _read(b: Builder, x: Tensor) -> Tensor:
-    """8-bit floats as float32, whose values the kernels know."""
+    """8-bit floats as float32, in which kernels can compute."""
     return b.cast(x, dtypes.DTYPES["float32"]) if x.dtype.kind == "bits" else x
 
 

@@ -1,4 +1,4 @@
-"""Operators that pick elements by index, put them, or compute indices for the kernels that do."""
+"""Operators that select elements by index, write them, or compute indices for the kernels that do."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from vkep.ops.registry import INDICES, operator
 
 
 def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, from_end: bool = True) -> str:
-    """``reason``, for a run with an index beyond its extent (the last axis of ``indices`` goes with ``extents``); "" where the
-    indices are known. Raises `InvalidNode` with it where known ones are beyond.
-    """
+    """Return ``reason`` if a run may have an index out of bounds (the last axis of ``indices`` matches ``extents``); ""
+    where the indices are known to be valid. Raises `InvalidNode` with it where known indices are out of bounds."""
     if indices.array is None:
         return reason
     known, most = indices.array.reshape(-1, len(extents)), np.array(extents, np.int64)
@@ -33,7 +32,7 @@ def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, f
 
 
 def outside(extent: int, axis: int, what: str = "an index", from_end: bool = True) -> str:
-    """The message of an index that is out of range."""
+    """The error message of an index that is out of range."""
     return f"{what} is outside [{-extent if from_end else 0}, {extent - 1}] of axis {axis}"
 
 
@@ -43,12 +42,12 @@ def gather_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0) -> Tens
 
 
 def rows_at(b: Builder, table: Tensor, ids: Tensor, what: str) -> Tensor:
-    """``table`` at ``ids`` of its first axis, which do not count from the end; ``what`` is the name of one of them."""
+    """The rows of ``table`` at ``ids``, which do not count from the end; ``what`` names an id in errors."""
     return gathered(b, table, ids, 0, what, False)
 
 
 def gathered(b: Builder, data: Tensor, indices: Tensor, axis: int = 0, what: str = "", from_end: bool = True) -> Tensor:
-    """`gather_`; ``what`` names the index in the error of a run where it is out of range ("": none is)."""
+    """`gather_`; ``what`` names the index in a run's error where it is out of range ("": it cannot be)."""
     axis = b.axis(axis, data.rank)
     extent = data.shape[axis]
     fault = fault_of(b, indices, [extent], outside(extent, axis, what, from_end), from_end) if what else ""
@@ -69,7 +68,7 @@ def gather_elements_(b: Builder, data: Tensor, indices: Tensor, *, axis: int = 0
 
 
 def elements_at(b: Builder, data: Tensor, indices: Tensor, axis: int, reason: str) -> Tensor:
-    """`gather_elements_`; ``reason`` is the message of the error where an index is beyond the axis."""
+    """`gather_elements_`; ``reason`` is the error message where an index is out of bounds."""
     types = data.dtype.name, indices.dtype.name
     problem = GatherElementsProblem(data.shape, indices.shape, axis, *types)
     fault = fault_of(b, indices, [data.shape[axis]], reason)
@@ -142,7 +141,7 @@ def padded(
 def _pad(
     b: Builder, x: Tensor, pads: Sequence[int], axes: Sequence[int], mode: str, value: float | int | bool
 ) -> Tensor:
-    """ONNX Pad: the begins of ``axes``, then their ends."""
+    """ONNX Pad. The first half of the pads are the begins of ``axes``, the second half their ends."""
     if len(pads) != 2 * len(axes) or len(set(axes)) != len(axes):
         b.invalid(f"pads {list(pads)} of axes {list(axes)}; expected two for each of different axes")
     begins, ends = [0] * x.rank, [0] * x.rank
@@ -192,7 +191,7 @@ def tensor_scatter(
     if mode not in ("linear", "circular"):
         b.invalid(f"mode is {mode!r}, expected 'linear' or 'circular'")
     where = b.axis(axis, past_cache.rank)
-    one = [t.shape[:where] + t.shape[where + 1 :] for t in (past_cache, update)]  # without the sequence
+    one = [t.shape[:where] + t.shape[where + 1 :] for t in (past_cache, update)]  # without the sequence axis
     if where == 0 or one[0] != one[1] or update.shape[where] > past_cache.shape[where]:
         b.invalid(f"a cache of shape {list(past_cache.shape)} and an update of {list(update.shape)} along axis {where}")
     b.expect("write_indices", write_indices, past_cache.shape[:1])
@@ -220,7 +219,7 @@ def reverse_sequence(
     spread[time_axis] = steps
     time = b.reshape(positions(b, steps, np.int64), spread)
     lengths = b.reshape(sequence_lens, [x.shape[d] if d == batch_axis else 1 for d in range(x.rank)])
-    # a length that is negative or beyond the steps makes an index that is beyond them
+    # a length that is negative or too long leads to an index that is out of range
     at = b.expr("({1} < 0 ? {3} : {0} < {1} ? {1} - {2} - {0} : {0})", time, lengths, 1, -1 - steps)
     indices = b.store(at, DTYPES["int64"], shape=x.shape)
     return elements_at(b, x, indices, time_axis, f"a length is outside [0, {steps}]")
@@ -230,7 +229,7 @@ def reverse_sequence(
 def compress(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
     """The slices along ``axis`` (None: of the flat input) where the condition holds.
 
-    How many there are is the condition's content, so a computed one is planned for when it is there.
+    Their number depends on the condition's content: where that is computed, the node is planned once it is known.
     """
     if axis is None:
         x, axis = b.reshape(x, [math.prod(x.shape)]), 0

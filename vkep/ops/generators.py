@@ -1,4 +1,4 @@
-"""Operators whose values come from positions: masks, ranges, one-hot codes, windows."""
+"""Operators whose values are computed from positions: masks, ranges, one-hot codes, windows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trilu(b: Builder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> 
 
 
 def _diagonal(k: int) -> int:
-    """A diagonal's number in 32 bits; those outside of any matrix are alike."""
+    """A diagonal's number in 32 bits; numbers outside of any matrix are equivalent."""
     return max(-LARGEST + 1, min(k, LARGEST - 1))
 
 
@@ -79,7 +79,7 @@ def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis:
     place = b.reshape(positions(b, count), [count, *[1] * (indices.rank - where)])
     kind = indices.dtype.glsl_compute
     at = b.expr("cast", place, ctype=kind)
-    if indices.dtype.kind != "uint":  # a negative index counts from the end; one out of range is nowhere
+    if indices.dtype.kind != "uint":  # a negative index counts from the end; one out of range matches no position
         spread_e = b.expr("({0} < {1} ? {0} + {2} : {0})", spread, 0, count)
     else:
         spread_e = b.expr("same", spread)
@@ -106,7 +106,7 @@ def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | No
     dims = b.ints(shape, "shape") or []
     if any(d < 0 for d in dims):
         b.invalid(f"shape {dims} has a negative size")
-    if math.prod(d or 1 for d in dims) >= 1 << 60:  # numpy counts the bytes of an empty array's strides too
+    if math.prod(d or 1 for d in dims) >= 1 << 60:  # numpy also counts the bytes of an empty array's strides
         b.invalid(f"shape {dims} is of no array: its strides have more than 63 bits")
     if math.prod(dims) >= LARGEST:
         b.decline(f"a result of shape {dims}; the kernels take 0 to 2**31 - 1 elements")

@@ -1,4 +1,5 @@
-"""The cache of keys and values that decoders return: their past and the new rows (`vkep.kernels.cache_update`)."""
+"""The caches of keys and values that decoders return: the past rows followed by new ones
+(`vkep.kernels.cache_update`)."""
 
 from __future__ import annotations
 
@@ -13,9 +14,8 @@ from vkep.ops.sdpa import expect_joins
 
 
 class Rotary(NamedTuple):
-    """How queries and keys turn: tables [positions, half] of cos and sin, the positions of the new tokens (int64 [batch, length];
-    None: where they lie in the cache), and whether neighbours are the pairs.
-    """
+    """Rotation of queries and keys: tables [positions, half] of cos and sin, the positions of the new tokens (int64
+    [batch, length]; None: their positions in the cache), and whether adjacent features form the pairs."""
 
     cos: Tensor
     sin: Tensor
@@ -40,10 +40,9 @@ def cached(
     used: int,
     rotary: Rotary | None = None,
 ) -> Cached:
-    """The caches of ``room`` rows: the past's before each sequence's row ``first`` (int32 [batch]), ``new`` (queries, keys,
-    values [batch, heads, length, size]) from there on, then the past's rows; in those before ``used``, which are read, 0 for what
-    is no finite number.
-    """
+    """Append to the caches, which have ``room`` rows: the past's rows up to each sequence's row ``first`` (int32
+    [batch]), then ``new`` (queries, keys, values [batch, heads, length, size]), then the past's rows again. In rows
+    before ``used``, which attention reads, values that are not finite become 0."""
     q, k, v = new
     (batch, heads, length, size), (past_key, past_value) = q.shape, past
     old = past_key.shape[2] if past_key is not None else 0

@@ -1,7 +1,7 @@
-"""ai.onnx.ml but its trees: linear models, scalers, encoders. Semantics: ONNX's ai.onnx.ml operators.
+"""ai.onnx.ml except its trees: linear models, scalers, encoders. Semantics: ONNX's ai.onnx.ml operators.
 
-Not declared: ZipMap, DictVectorizer and CastMap, whose values are maps, and CategoryMapper, which goes from texts to numbers or
-back.
+Not declared: ZipMap, DictVectorizer and CastMap, whose values are maps, and CategoryMapper, which converts texts to
+numbers or back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vkep.ops.trees import Floats, Ints, numbers
 
 
 def _linear(b: Builder, x: Tensor, coefficients: Floats, intercepts: Floats, count: int) -> Tensor:
-    """Scores [rows, count] of rows [rows, features]. Coefficients beyond those are not asked for, as in ONNX Runtime."""
+    """Scores [rows, count] of rows [rows, features]. Surplus coefficients are ignored, as in ONNX Runtime."""
     used = coefficients[: count * x.shape[1]]
     product = matrix_product(b, x, matrix_of(b, "coefficients", used, count, x.shape[1]).transpose((1, 0)))
     if not intercepts:
@@ -120,7 +120,7 @@ def imputer(
     if not values:
         b.invalid(f"no imputed values for {x.dtype}")
     if len(values) != x.shape[-1]:
-        values = values[:1]  # as in ONNX Runtime
+        values = values[:1]  # as ONNX Runtime does
     given = _per_feature(b, "imputed values", values, x, x.dtype if whole else FLOAT)
     if not whole and math.isnan(replaced_value_float):
         return b.pointwise("(isnan({0}) ? {1} : {0})", x, given)
@@ -130,7 +130,7 @@ def imputer(
 
 @operator("Binarizer", domain=ML, types={"T": FEATURES})
 def binarizer(b: Builder, x: Tensor, *, threshold: float = 0.0) -> Tensor:
-    if x.dtype.kind == "int":  # whole numbers are above it where they are above its floor
+    if x.dtype.kind == "int":  # an integer is greater than the threshold exactly where it is greater than its floor
         below = math.floor(threshold) if math.isfinite(threshold) else 0
         if abs(below) >= 2**31 or not math.isfinite(threshold):
             b.decline(f"threshold is {threshold}")
@@ -179,9 +179,8 @@ def array_feature_extractor(b: Builder, x: Tensor, y: Tensor) -> Tensor:
 
 
 def places(b: Builder, x: Tensor, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """For each element of ``x`` (int32, its shape) a place in the sorted keys, or their number; and for each place the key's
-    in ``keys``. Of equal keys the first counts.
-    """
+    """For each element of ``x`` (int32, its shape) an index into the sorted keys, or their number where it is not a
+    key; and for each index the key's position in ``keys``. Of equal keys the first counts."""
     ordered, first = np.unique(keys, return_index=True)
     out = b.empty(DTYPES["int32"], x.shape)
     problem = LookupProblem(x.size, len(ordered), x.dtype.name)
@@ -206,7 +205,7 @@ def one_hot_encoder(b: Builder, x: Tensor, *, cats_int64s: Ints = (), zeros: int
 
 
 def _encoded(b: Builder, x: Tensor, keys: np.ndarray, values: np.ndarray, default: object) -> Tensor:
-    """The value of each element's key, ``default`` where it is no key."""
+    """The value of each element's key, ``default`` where the element is not a key."""
     if not keys.size or len(keys) != len(values):
         b.invalid(f"{len(keys)} keys for {len(values)} values")
     if keys.dtype != x.dtype.numpy:

@@ -1,4 +1,5 @@
-"""What classifiers and regressors of ai.onnx.ml make of scores: post-transforms, and the label that wins.
+"""Outputs of classifiers and regressors of ai.onnx.ml from their scores: post-transforms, and the label with the
+highest score.
 
 Semantics: ONNX's ai.onnx.ml, and where its text leaves it open (one score for two classes) ONNX Runtime's CPU provider.
 """
@@ -24,21 +25,21 @@ ML = "ai.onnx.ml"
 FEATURES = ("float32", "float64", "int64", "int32")
 FLOAT, INT64 = DTYPES["float32"], DTYPES["int64"]
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-#: without a cancellation far below 0
+#: formula without cancellation for large negative numbers
 _LOGISTIC = "({0} < 0.0 ? exp({0}) / (1.0 + exp({0})) : 1.0 / (1.0 + exp(-{0})))"
-#: below, a score is 0 to SOFTMAX_ZERO
+#: SOFTMAX_ZERO treats a score below this as 0
 _ZERO = 1e-7
 
 
 def rows_of(b: Builder, x: Tensor) -> Tensor:
-    """Features as a dense float32 [rows, features]; what has one axis is one row."""
+    """Features as a dense float32 [rows, features]; an input with one axis is one row."""
     if x.rank not in (1, 2):
         b.decline(f"features of rank {x.rank}, expected 1 or 2")
     return b.contiguous(b.cast(b.reshape(x, [1, x.shape[0]]) if x.rank == 1 else x, FLOAT))
 
 
 def matrix_of(b: Builder, name: str, values: Sequence[float], rows: int, columns: int) -> Tensor:
-    """An attribute's numbers as a constant [rows, columns]; `InvalidNode` for another number of them."""
+    """An attribute's numbers as a constant [rows, columns]. Raises `InvalidNode` for another number of them."""
     if len(values) != rows * columns:
         b.invalid(f"{name} has {len(values)} values, expected {rows} x {columns}")
     return b.constant(np.array(values, np.float32).reshape(rows, columns))
@@ -62,7 +63,7 @@ def transformed(b: Builder, scores: Tensor, transform: str) -> Tensor:
 
 
 def _probit(b: Builder, scores: Tensor) -> Tensor:
-    """sqrt(2) erfinv(2 p - 1), by the approximation that ONNX Runtime takes (Winitzki, 2008, with a = 0.147)."""
+    """sqrt(2) erfinv(2 p - 1), by ONNX Runtime's approximation (Winitzki, 2008, with a = 0.147)."""
     p = b.expr("(2.0 * {0} - 1.0)", scores)
     log = b.expr("log((1.0 - {0}) * (1.0 + {0}))", p)
     half = b.expr("({1} + 0.5 * {0})", log, 2 / (math.pi * 0.147))
@@ -71,7 +72,7 @@ def _probit(b: Builder, scores: Tensor) -> Tensor:
 
 
 def labels_at(b: Builder, labels: Sequence[int], scores: Tensor) -> Tensor:
-    """The label (int64) of each row's greatest score, the first of several."""
+    """The label (int64) of each row's highest score, the first of equal ones."""
     return gathered(b, b.constant(np.array(labels, np.int64)), arg_max(b, scores, axis=1, keepdims=0))
 
 
@@ -82,7 +83,8 @@ def one_of_two(b: Builder, holds: ex.Expr, labels: Sequence[int], rows: int) -> 
 
 
 def two_scores(b: Builder, score: Tensor, transform: str, complement: bool) -> Tensor:
-    """[rows, 2] from the one score [rows, 1] of two classes: the first class has its complement to 1, or its negative."""
+    """[rows, 2] from the one score [rows, 1] of two classes: the score of the first class is 1 minus it, or its
+    negative."""
     if transform == "PROBIT":
         b.decline("post_transform PROBIT of one score for two classes: ONNX Runtime gives the second class none")
     logistic = transform == "LOGISTIC"

@@ -1,4 +1,4 @@
-"""Operators that move data: mostly views, with a copy only where elements must lie elsewhere."""
+"""Operators that move data: views, with a copy only where a view cannot express the result."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _split(b: Builder, data: Tensor, axis: int, sizes: Sequence[int]) -> list[Te
 
 
 def _even(b: Builder, total: int, parts: int, exact: bool = True) -> list[int]:
-    """``exact``: all parts of one size, else the last one may be shorter."""
+    """``exact``: all parts have one size; otherwise the last one may be shorter."""
     if exact and total % parts:
         b.invalid(f"{total} elements do not split into {parts} parts of one size")
     size = -(-total // parts)

@@ -35,7 +35,7 @@ def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
 
 def _declare_softmax(op_type: str, log: bool) -> None:
     def until_12(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
-        # before version 13 the input is taken as a matrix: all axes from `axis` on together
+        # before version 13 the input is treated as a matrix: all axes from `axis` on together
         return _softmax(b, x, range(b.axis(axis, x.rank), x.rank), log)
 
     def since_13(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
@@ -51,7 +51,7 @@ _declare_softmax("LogSoftmax", log=True)
 
 
 def _per_channel(b: Builder, values: Tensor, rank: int) -> Tensor:
-    """A vector over axis 1, shaped to broadcast; what has one axis has one channel."""
+    """A vector over axis 1, shaped to broadcast; a tensor with one axis has one channel."""
     return b.reshape(values, [1, values.size, *([1] * (rank - 2))] if rank > 1 else [values.size])
 
 
@@ -127,7 +127,7 @@ def batch_normalization(
 
 
 def _row_of(wide: Tensor, first: int) -> Tensor | None:
-    """The one row that all rows of a broadcast view are (the axes from ``first`` on); None where they differ."""
+    """The row that all rows of a broadcast view are equal to (the axes from ``first`` on); None where they differ."""
     if any(step and size > 1 for size, step in zip(wide.shape[:first], wide.strides[:first], strict=True)):
         return None
     return wide.view(wide.shape[first:], wide.strides[first:])
@@ -145,13 +145,13 @@ def row_norm(
     mean: bool = False,
     inv_std: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Layer norm (or RMS norm) over the axes from ``axis`` on: the result and, where asked for, its statistics."""
+    """Layer norm (or RMS norm) over the axes from ``axis`` on: the result, and its statistics where requested."""
     first = b.axis(axis, x.rank)
     row = x.shape[first:]
     named = {"scale": scale, "bias": bias}
     factors = [b.broadcast(name, b.cast(t, x.dtype), x.shape) for name, t in named.items() if t is not None]
     rows = [_row_of(wide, first) for wide in factors]
-    fused = None not in rows  # else what differs from row to row is applied behind the kernel
+    fused = None not in rows  # else a scale or shift that differs between rows is applied after the kernel
     out = b.empty(x.dtype, x.shape)
     lead = [*x.shape[:first], *([1] * len(row))]
     means, deviations = (b.empty(DTYPES["float32"], lead) if wanted else None for wanted in (mean, inv_std))
@@ -178,7 +178,8 @@ def row_norm(
 def row_norm_of_two_types(
     b: Builder, x: Tensor, scale: Tensor, bias: Tensor | None = None, **rest: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`row_norm` with a result of the scale's type, which in ONNX Runtime's own operators need not be that of ``x``."""
+    """`row_norm` with a result of the scale's type, which may differ from that of ``x`` in ONNX Runtime's own
+    operators."""
     if x.dtype is scale.dtype:
         return row_norm(b, x, scale, bias, **rest)
     out, mean, inv_std = row_norm(b, b.cast(x, DTYPES["float32"]), scale, bias, **rest)
@@ -197,7 +198,7 @@ def layer_normalization(
     if a.stash_type != 1:
         b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
     count = len(b.node.outputs) if b.node is not None else 1
-    old = b.node is not None and not b.node.since_version  # ONNX Runtime's, before opset 17
+    old = b.node is not None and not b.node.since_version  # ONNX Runtime's operator, before opset 17
     norm = row_norm_of_two_types if old else row_norm
     made = norm(b, x, scale, bias, axis=a.axis, epsilon=a.epsilon, mean=count > 1, inv_std=count > 2)
     return [t for t in made if t is not None]

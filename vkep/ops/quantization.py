@@ -30,16 +30,17 @@ _NARROW = tuple(n for n in float8.FORMATS if n in DTYPES)  # 8-bit and 4-bit flo
 
 
 def value_range(dtype: DType) -> tuple[int, int]:
-    """The least and the greatest value of an integer type."""
+    """The minimum and maximum of an integer type."""
     bits = dtype.bits
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.kind == "int" else (0, (1 << bits) - 1)
 
 
-# ---- blocks: an axis of x may share one scale over runs of elements
+# ---- blocks: consecutive elements along an axis of x may share one scale
 
 
 class Blocks:
-    """How scales lie along ``x``: x as [before, blocks, block, after], scales as [before or 1, blocks, 1, after or 1]."""
+    """The layout of scales along ``x``: x as [before, blocks, block, after], scales as [before or 1, blocks, 1, after
+    or 1]."""
 
     def __init__(self, b: Builder, x: Tensor, scale: Tensor, axis: int, block_size: int) -> None:
         self.b = b
@@ -61,7 +62,7 @@ class Blocks:
         blocks = -(-length // block_size)
         if scale.shape != (*x.shape[:axis], blocks, *x.shape[axis + 1 :]):
             b.invalid(f"scales of shape {scale.shape} for {x.shape} in blocks of {block_size} along axis {axis}")
-        if length % block_size:  # the last block is short: scales are spread over all elements
+        if length % block_size:  # the last block is shorter: scales are repeated for all elements
             self.shape, self._scales, self._tail = (before, length, 1, after), (before, blocks, 1, after), length
             self._block = block_size
         else:
@@ -176,7 +177,7 @@ def dequantized(
         scaled = b.expr("mul", number, factor, ctype="float")
         return b.reshape(b.store(ex.Expr("float", ex.stored_as(to), (scaled,)), to, shape=shape), x.shape)
     packed = _packed(b, x, shape)
-    if packed is not None:  # several elements a byte: the innermost axis is split into bytes and their parts
+    if packed is not None:  # several elements per byte: the innermost axis is split into bytes and the elements in them
         value, each = packed
         shape = (*shape[:-1], shape[-1] // each, each) if shape[-1] > 1 else (*shape[:2], shape[2] // each, each, 1)
         factor = _split(b, factor, blocks.shape, each)
@@ -190,7 +191,8 @@ def dequantized(
 
 
 def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | None:
-    """A constant of fewer than 8 bits an element, packed: the value in an expression, and the elements of a byte."""
+    """A packed constant of fewer than 8 bits per element: the value in an expression, and the number of elements in a
+    byte."""
     weight = x.storage.weight
     inner = shape[-1] if shape[-1] > 1 else shape[-2]
     if not x.dtype.sub_byte_bits or weight is None or not x.is_whole or inner % (8 // x.dtype.bits):
@@ -208,7 +210,8 @@ def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | N
 
 
 def _split(b: Builder, t: Tensor, shape: Sequence[int], each: int) -> Tensor:
-    """Scales of ``shape``'s kind after its innermost axis (of more than one element) is split into bytes and their parts."""
+    """The scales after splitting the innermost axis of ``shape`` (of more than one element) into bytes and the elements
+    in them."""
     if shape[-1] > 1:
         dims = (t.shape[-1] // each, each) if t.shape[-1] > 1 else (1, 1)
         return b.reshape(t, (*t.shape[:-1], *dims))

@@ -1,4 +1,5 @@
-"""Random numbers and what draws them: RandomNormal, RandomUniform, Bernoulli, Multinomial, Dropout (ONNX operators).
+"""Random numbers and the operators that draw them: RandomNormal, RandomUniform, Bernoulli, Multinomial, Dropout (ONNX
+operators).
 
 A seed and an element's position decide its value. With a seed attribute every run of a model gives the same numbers; two
 nodes of one seed differ. Without one, each run draws 64 bits of its own, which the kernels read from the plan's argument
@@ -23,14 +24,14 @@ from vkep.ops.reduction import reduce_axes, scan
 from vkep.ops.registry import operator
 
 _BOOL, _FLOAT32, _INT32 = DTYPES["bool"], DTYPES["float32"], DTYPES["int32"]
-#: elements of the table in which Multinomial looks its samples up
+#: elements of the table in which Multinomial looks up its samples
 MOST_COMPARED = 1 << 26
 
 
 def draw(
     b: Builder, shape: Sequence[int], seed: float | None, shift: float = 0.0, scale: float = 1.0, normal: bool = False
 ) -> Tensor:
-    """float32 numbers, as `vkep.kernels.random.RandomProblem` says; fresh ones in each run where ``seed`` is None."""
+    """float32 numbers: see `vkep.kernels.random.RandomProblem`; different ones in each run where ``seed`` is None."""
     made = b.empty(_FLOAT32, shape)
     if seed is None:
         chosen, inputs = len(b.ops), [b.fresh_bits()]  # two draws of one plan differ
@@ -108,7 +109,8 @@ def multinomial(b: Builder, x: Tensor, *, dtype: int = 6, sample_size: int = 1, 
     logits = b.cast(x, _FLOAT32)
     greatest = reduce_axes(b, "max", logits, [1], keepdims=True)
     weights = b.contiguous(b.store(b.expr("exp({0} - {1})", logits, greatest), _FLOAT32, shape=x.shape))
-    below = scan(b, weights, ScanProblem(batch, classes, 1, "float32"))  # of each class, the weights up to and with it
+    # for each class the sum of the weights up to and including it
+    below = scan(b, weights, ScanProblem(batch, classes, 1, "float32"))
     total = below.slice(1, classes - 1, 1)
     place = b.expr(
         "min({0} * {1}, uintBitsToFloat(floatBitsToUint({1}) - 1u))",
@@ -129,7 +131,8 @@ def multinomial(b: Builder, x: Tensor, *, dtype: int = 6, sample_size: int = 1, 
 
 
 def dropped(b: Builder, x: Tensor, rate: float, seed: int | None) -> list[Tensor]:
-    """``x`` with each element kept by chance and scaled by ``1 / (1 - rate)``, else 0; and the mask (ONNX Dropout)."""
+    """``x`` with each element kept at random and scaled by ``1 / (1 - rate)``, or set to 0; and the mask (ONNX
+    Dropout)."""
     if not 0 <= rate < 1:
         b.decline(f"ratio is {rate}, expected at least 0 and below 1")
     mask = b.pointwise("ge", draw(b, x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
@@ -144,7 +147,7 @@ def _scale_of(rate: float, dtype: DType) -> np.ndarray:
 
 
 def training_rate(b: Builder, ratio: Tensor | None, training_mode: Tensor | None) -> float:
-    """The rate to drop at: 0 outside of training."""
+    """The dropout rate: 0 outside of training."""
     if ratio is not None and ratio.size != 1:
         b.invalid(f"ratio has shape {list(ratio.shape)}, expected one element")
     if training_mode is None or not b.number(training_mode, "training_mode"):
@@ -152,7 +155,7 @@ def training_rate(b: Builder, ratio: Tensor | None, training_mode: Tensor | None
     return 0.5 if ratio is None else float(b.number(ratio, "ratio"))
 
 
-# For inference only: what the mask holds is not said, and ONNX Runtime leaves it 0.
+# For inference only: the mask's content is not specified, and ONNX Runtime leaves it 0.
 @operator("Dropout", since=7, until=11, types={"T": every("Dropout", among=FLOATING)})
 def dropout_7(b: Builder, x: Tensor, *, opset: int, ratio: float = 0.5) -> list[Tensor]:
     return [x, b.full(x.shape, 0, x.dtype if opset < 10 else _BOOL)]

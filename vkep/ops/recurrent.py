@@ -1,8 +1,8 @@
 """LSTM, GRU and RNN: the inputs' part of every gate in one product, then the recurrence.
 
-A state that one workgroup can carry goes through all steps in one dispatch; a larger one takes a product and fused gates
-for each step. Semantics: ONNX LSTM, GRU and RNN; activations consume ``activation_alpha`` and ``activation_beta`` in order,
-as in ONNX Runtime.
+A state that fits one workgroup is computed for all steps in one dispatch; a larger one needs a product and fused gates
+for each step. Semantics: ONNX LSTM, GRU and RNN; activations consume ``activation_alpha`` and ``activation_beta`` in
+order, as in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TYPES = (*FLOATS, "bfloat16")
 
 
 def _widened(b: Builder, *tensors: Tensor | None) -> list[Any]:
-    """bfloat16 tensors as float32, in which such a layer computes; others as they are."""
+    """bfloat16 tensors as float32, in which such a layer computes; others unchanged."""
     return [b.cast(t, _FLOAT32) if t is not None and t.dtype.name == "bfloat16" else t for t in tensors]
 
 
@@ -90,7 +90,7 @@ def _gru_steps(
     h: Tensor,
     linear: bool,
 ) -> Tensor:
-    """``inner`` is the candidate's bias inside of the reset, where that is linear."""
+    """``inner`` is the candidate's bias that the reset gate scales, where that is linear."""
     b, hidden = layer.b, layer.hidden
     f, g = functions
     gated, last = r if linear else r.slice(0, 0, 2 * hidden), r.slice(0, 2 * hidden, hidden)
@@ -145,7 +145,7 @@ def gru(
 def _gru_biases(
     b: Builder, bias: Tensor | None, d: int, hidden: int, linear: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the inputs' part, and the candidate's bias that the reset gate scales (where it is linear)."""
+    """The bias of the inputs' part, and the candidate's bias that the reset gate scales (where it is linear)."""
     if not linear or bias is None:
         return bias_sum(b, bias, d, 3, hidden), None
     added = b.empty(bias.dtype, (3 * hidden,))

@@ -1,4 +1,4 @@
-"""What LSTM, GRU and RNN share: activations, directions, states, and the kernel that carries a whole sequence."""
+"""Common to LSTM, GRU and RNN: activations, directions, states, and the kernel that computes a whole sequence."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Activation:
 def activations_of(
     b: Builder, a: RecurrentAttributes, defaults: Sequence[str], directions: int
 ) -> list[list[Activation]]:
-    """The activation functions of each direction; the gates' input is clipped first."""
+    """The activation functions of each direction; a gate's input is clipped first."""
     names = list(a.activations or list(defaults) * directions)
     if len(names) < len(defaults) * directions:
         b.invalid(f"{len(names)} activations {names}; expected {len(defaults)} for each of {directions} directions")
@@ -66,7 +66,7 @@ def activations_of(
         )
         if not all(map(math.isfinite, values)):
             b.decline(f"activation {name!r} with parameters {values}")
-        # LSTM's third activation is that of the cell, which ONNX Runtime does not clip
+        # LSTM's third activation is for the cell, which ONNX Runtime does not clip
         made.append(Activation(template, values, a.clip if len(made) % len(defaults) < 2 else None))
     count = len(defaults)
     return [made[i * count : (i + 1) * count] for i in range(directions)]
@@ -74,12 +74,12 @@ def activations_of(
 
 @dataclass
 class Layer:
-    """What the three operators share: shapes, the order of steps, and where results go."""
+    """Common to the three operators: shapes, the order of steps, and the outputs."""
 
     b: Builder
     x: Tensor  #: [steps, batch, inputs]
     hidden: int
-    directions: tuple[bool, ...]  #: True: backwards
+    directions: tuple[bool, ...]  #: True: the sequence is processed backwards
     lengths: Tensor | None
     y: Tensor  #: [steps, directions, batch, hidden]
 
@@ -103,21 +103,21 @@ class Layer:
         return out if bias is None else self.b.pointwise("add", out, bias)
 
     def alive(self, step: int) -> Expr | None:
-        """Whether a sequence of the batch reaches a step; None where all do."""
+        """Whether each sequence of the batch reaches a step; None where all do."""
         if self.lengths is None:
             return None
         lengths = self.lengths.view((self.batch, 1), (self.lengths.strides[0], 0))
         return self.b.expr("gt", lengths, step, ctype="bool")
 
     def keep(self, new: Expr, old: Tensor, step: int, out: Tensor | None = None) -> Tensor:
-        """Store a state: the new one where the sequence goes on, else the old one."""
+        """Store a state: the new one where the sequence continues, else the old one."""
         alive = self.alive(step)
         if alive is not None:
             new = self.b.expr("where", alive, new, old, ctype="float")
         return self.b.store(new, old.dtype, shape=(self.batch, self.hidden), out=out)
 
     def emit(self, new: Expr, old: Tensor, step: int, direction: int) -> Tensor:
-        """Store a hidden state in ``y``, which is zero after a sequence's end; the state to go on with."""
+        """Store a hidden state in ``y``, which is zero after a sequence's end; returns the state for the next step."""
         place = self.y.slice(0, step, 1).slice(1, direction, 1)
         place = place.view(place.shape[2:], place.strides[2:])
         alive = self.alive(step)
@@ -229,7 +229,7 @@ def recurrence(b: Builder, state: Tensor, r: Tensor) -> Tensor | None:
 
 
 def sum_of(b: Builder, *parts: Tensor | Expr | None) -> Expr:
-    """The sum of the parts that there are, None without any."""
+    """The sum of the parts that are not None; None without any."""
     given = [p for p in parts if p is not None]
     total = b.expr("same", given[0])
     for part in given[1:]:
@@ -251,8 +251,8 @@ def carried(
     peepholes: Tensor | None = None,
     input_forget: bool = False,
 ) -> Sequence[Tensor] | None:
-    """All steps of a direction in one dispatch: the last hidden state and an LSTM's cells; None where the kernel is not the
-    way.
+    """All steps of a direction in one dispatch: the last hidden state and an LSTM's cells; None where the kernel is not
+    suitable.
 
     ``inputs`` [steps, batch, gates * hidden] are the inputs' part; ``recurrent_weights`` [gates * hidden, hidden].
     """

@@ -21,9 +21,9 @@ from vkep.ops.registry import INDICES, operator
 
 
 def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, tuple[int, int, int]]:
-    """``x`` laid out as [outer, axis, inner] with ``axes`` in the middle: the dense tensor and the sizes."""
+    """``x`` as [outer, axis, inner] with ``axes`` in the middle: the dense tensor and the sizes."""
     axes = sorted(axes)
-    if axes and axes != list(range(axes[0], axes[-1] + 1)):  # not neighbours: bring them to the end
+    if axes and axes != list(range(axes[0], axes[-1] + 1)):  # not adjacent: move them to the end
         kept = [i for i in range(x.rank) if i not in axes]
         x = x.transpose([*kept, *axes])
         axes = list(range(len(kept), x.rank))
@@ -43,9 +43,8 @@ def reduce_axes(b: Builder, op: str, x: Tensor, axes: Sequence[int], keepdims: b
 
 
 def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
-    """The mean of integers, cut towards 0, where their sum may be no integer of 64 bits: each is divided by their number, and
-    what is left over is summed beside. (Numbers of elements whose square is none either are not thought of.)
-    """
+    """The mean of integers, truncated towards 0, whose sum may overflow 64 bits: each is divided by their number, and
+    the remainders are summed separately. (This assumes that the square of the number of elements fits 64 bits.)"""
     kind = DTYPES["uint64" if x.dtype.name == "uint64" else "int64"]
     wide, count = b.cast(x, kind), math.prod(x.shape[a] for a in axes)
     if not count:
@@ -53,7 +52,7 @@ def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> T
     whole = reduce_axes(b, "sum", b.pointwise("div", wide, count), axes, keepdims)
     left = reduce_axes(b, "sum", b.pointwise("({0} - {0} / {1} * {1})", wide, count), axes, keepdims)
     mean = b.expr("({0} + {1} / {2})", whole, left, count)
-    if kind.kind == "int":  # the parts may lie on the two sides of 0
+    if kind.kind == "int":  # the quotient and the remainders may have different signs
         rest = b.expr("({0} - {0} / {1} * {1})", left, count)
         mean = b.expr(
             "({0} > {2} && {1} < {2} ? {0} - {3} : ({0} < {2} && {1} > {2} ? {0} + {3} : {0}))", mean, rest, 0, 1
@@ -62,7 +61,7 @@ def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> T
 
 
 def _double_log_sum(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool, of_exp: bool) -> Tensor:
-    """The logarithm of a sum (of exponentials, from the greatest down) of float64, in the parts that GLSL has."""
+    """The logarithm of a sum (of exponentials, relative to the maximum) of float64, in steps that GLSL supports."""
     if not of_exp:
         return log(b, reduce_axes(b, "sum", x, axes, keepdims))
     most = reduce_axes(b, "max", x, axes, keepdims=True)
@@ -72,7 +71,7 @@ def _double_log_sum(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool, 
     return made if keepdims else b.reshape(made, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
-#: operation and element types; what is not here goes through ONNX's function body, where there is one
+#: operations and element types; others use ONNX's function body, if there is one
 _REDUCTIONS = {
     "ReduceSum": ("sum", ARITHMETIC),
     "ReduceMean": ("mean", ARITHMETIC),
@@ -106,7 +105,7 @@ def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
         chosen = [b.axis(a, data.rank) for a in b.ints(axes, "axes") or []]
         if not chosen and not noop_with_empty_axes:
             chosen = list(range(data.rank))
-        # with no axis left, each element is its own total, through the operation's map (a square, say)
+        # with no axis left, each element is its own total, after the operation's map (a square, for example)
         return reduced(b, data, chosen, keepdims)
 
     allowed = every(op_type, among=types)
@@ -138,7 +137,7 @@ def arg_min(b: Builder, data: Tensor, *, axis: int = 0, keepdims: int = 1, selec
 
 @operator("Hardmax", until=12, types={"T": every("Hardmax", among=FLOATING)})
 def hardmax_1(b: Builder, x: Tensor, *, axis: int = 1) -> Tensor:
-    # before version 13 the input is taken as a matrix: all axes from `axis` on together
+    # before version 13 the input is treated as a matrix: all axes from `axis` on together
     first = b.axis(axis, x.rank)
     rows = b.reshape(x, [math.prod(x.shape[:first]), math.prod(x.shape[first:])])
     return b.reshape(_hardmax(b, rows, 1), x.shape)
@@ -182,7 +181,8 @@ def _count(b: Builder, k: Tensor) -> int:
 
 
 def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[Tensor]:
-    """The ``count`` greatest (or least) along an axis in order, and their places (int64); of equals the first leads."""
+    """The ``count`` largest (or smallest) along an axis in order, and their indices (int64); of equal ones the first
+    comes first."""
     axis = b.axis(axis, x.rank)
     dense, sizes = middle(b, x, [axis])
     problem = TopKProblem(*sizes, x.dtype.name, count, bool(largest))
@@ -201,4 +201,4 @@ def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
 
 @operator("TopK", since=10, types={"T": every("TopK", among=ARITHMETIC)})
 def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
-    return top_k_of(b, x, _count(b, k), axis, largest)  # sorted also where it need not be
+    return top_k_of(b, x, _count(b, k), axis, largest)  # sorted even where the attribute does not require it

@@ -4,12 +4,12 @@
     def leaky_relu(b: Builder, x: Tensor, *, alpha: float = 0.01) -> Tensor:
         return b.pointwise("({0} < 0 ? {0} * {1} : {0})", x, alpha)
 
-Positional parameters after the builder are the inputs in schema order (``None`` by default where optional; ``*xs`` where
-variadic); keyword-only ones are attributes with the schema's defaults, and ``opset`` of an operator of ONNX is the version of
-the definition in force. The function lowers the node or declines it, so what is claimed and what works are one thing.
-Each declaration is checked against ``onnx.defs`` when it is made: a misspelt attribute, a wrong default or a type that
-the schema does not allow raises `OperatorDeclarationError` at import. An onnx package older than `CHECKED_OPSET` lacks versions
-and operators that are declared here; with it the declarations are taken without that check.
+Positional parameters after the builder are the inputs in schema order (``None`` by default where optional; ``*xs``
+where variadic); keyword-only ones are attributes with the schema's defaults, and ``opset`` of an operator of ONNX is
+the version of the definition in force. The function lowers the node or declines it, so that exactly the nodes are
+claimed that work. Each declaration is checked against ``onnx.defs`` when it is made: a misspelt attribute, a wrong
+default or a type that the schema does not allow raises `OperatorDeclarationError` at import. An onnx package older than
+`CHECKED_OPSET` lacks versions and operators that are declared here; with it declarations are not checked.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ INDICES = ("int32", "int64")
 NUMERIC = FLOATS + INTS
 ANY = (*NUMERIC, "bool")
 
-#: domain of the two halves of an operator whose output's size is data (`vkep.placement.data_dependent`)
+#: domain of the two operators that replace an operator whose output size depends on data
+#: (`vkep.placement.data_dependent`)
 SIZED = "vkep.sized"
 
-#: the opset of the onnx package that the declarations are checked against
+#: the opset of the onnx package against which declarations are checked
 CHECKED_OPSET = 28
 
 Function = Callable[..., Any]
-#: domains whose operators others define
+#: domains whose operators are defined elsewhere
 _TAKEN = (
     "",
     "ai.onnx",
@@ -63,17 +64,18 @@ class OperatorDef:
     domain: str
     since: int
     until: int | None
-    types: Mapping[str, tuple[str, ...]]  #: type constraint of the schema to the element types that kernels take
+    #: maps a type constraint of the schema to the element types that kernels support
+    types: Mapping[str, tuple[str, ...]]
     function: Function
     signature: Signature
-    #: for each input what inputs of one element type share, where the onnx package has no schema to say so
+    #: for each input the type variable that it shares with others, where the onnx package has no schema
     constraints: tuple[str, ...]
-    fixed: Mapping[str, Any]  #: attributes that the function does not have, by the one value that it implements
-    checked: bool  #: False: an operator that the onnx package has no schema for
+    fixed: Mapping[str, Any]  #: attributes that the function does not have, with the one value that it implements
+    checked: bool  #: False: the onnx package has no schema for the operator
 
     @property
     def is_users(self) -> bool:
-        """Whether it was declared outside vkep, in a domain of its own."""
+        """Whether it was declared outside vkep, in another domain."""
         return self.function.__module__.partition(".")[0] != "vkep" and self.domain not in _TAKEN
 
     def accepts_version(self, version: int) -> bool:
@@ -96,10 +98,10 @@ def operator(
 ) -> Callable[[Function], Function]:
     """Declare an operator (see the module's text). A user may declare operators of other domains the same way.
 
-    ``schema`` says whether the onnx package has a schema to check the declaration against (by default: for the domains
-    that it defines). Where it has none, ``types`` names the function's inputs in place of type constraints (``"x scale"`` are two
-    that must have the same type), and ``fixed`` gives the default of attributes that the function does not implement (a model
-    may write them out; any other value is declined).
+    ``schema``: whether the onnx package has a schema to check the declaration against (default: for the domains that it
+    defines). Where it has none, ``types`` names the function's inputs in place of type constraints (``"x scale"`` are
+    two that must have the same type), and ``fixed`` gives the default of attributes that the function does not
+    implement (a model may contain them; any other value is declined).
     """
 
     def declare(function: Function) -> Function:
@@ -120,7 +122,7 @@ def operator(
 
 
 def find(node: Node) -> OperatorDef | None:
-    """The declaration that serves a node, or None."""
+    """The declaration for a node, or None."""
     version = node.since_version
     for definition in _OPERATORS.get((node.domain, node.op_type), ()):
         if not version or definition.accepts_version(version):
@@ -210,7 +212,7 @@ def _check(definition: OperatorDef) -> None:
 
 
 def schema_default(schema: onnx.defs.OpSchema, attribute: str) -> Any:
-    """An attribute's default by its schema, None where it has none. Lists are lists, strings are text."""
+    """An attribute's default in its schema, None where it has none. Lists are lists, strings are text."""
     spec = schema.attributes[attribute]
     if not spec.default_value.name:
         return None

@@ -106,7 +106,7 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
                   "[n, 3, 4] for [n, c, d, h, w]")  # fmt: skip
     batch, _, *spatial = sizes
     total = b.expr("same", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
-    for column, axis in enumerate(reversed(range(rank))):  # theta's columns are x first, the last axis
+    for column, axis in enumerate(reversed(range(rank))):  # theta's columns have x first, the last axis
         length = spatial[axis]
         if align_corners:
             places = np.linspace(-1.0, 1.0, length) if length > 1 else np.zeros(length)
@@ -124,7 +124,7 @@ def roi_align(
     coordinate_transformation_mode: str = "half_pixel", mode: str = "avg", output_height: int = 1, output_width: int = 1,
     sampling_ratio: int = 0, spatial_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """Before version 16 there is no ``coordinate_transformation_mode``; coordinates are those of "output_half_pixel"."""
+    """Before version 16 there is no ``coordinate_transformation_mode``; coordinates are as for "output_half_pixel"."""
     if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
         b.invalid(f"coordinate_transformation_mode is {coordinate_transformation_mode!r}")
     if sampling_ratio < 0:

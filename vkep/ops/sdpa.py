@@ -24,12 +24,12 @@ from vkep.ops.normalization import softmax_over
 from vkep.ops.sdpa_fused import MINUS_INFINITY, fused_attention, sdpa_fused
 from vkep.sizes import serves_others
 
-#: most bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
+#: maximum bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
 #: a block's queries are a multiple of this (rows of a product's tile), unless its scores exceed LARGEST_SCORES_BYTES
 _ROWS = 64
 LARGEST_SCORES_BYTES = 1 << 30
-#: fewest blocks of an attention with a window: with eight, a causal one computes 9/16 of its scores
+#: minimum number of blocks of an attention with a window: with eight, a causal one computes 9/16 of its scores
 _MASKED_BLOCKS = 8
 
 
@@ -37,8 +37,8 @@ _MASKED_BLOCKS = 8
 class KeyWindow:
     """A mask by position: query i sees the keys from ``origin + i + first`` to ``origin + i + end``, excluded (None: no bound).
 
-    ``conditions`` are the same as expressions. ``origin`` is an integer for each batch known at run time; None where the bounds
-    already include it.
+    ``conditions`` are equivalent expressions. ``origin`` is an integer for each batch known at run time; None where the
+    bounds already include it.
     """
 
     conditions: tuple[Expr, ...]
@@ -170,14 +170,15 @@ class Scoring:
 
 @dataclass
 class Attended:
-    """The result of `sdpa` [batch, heads, queries, value size], and the scores at the stage that was asked for."""
+    """The result of `sdpa` [batch, heads, queries, value size], and the scores at the requested stage."""
 
     y: Tensor
     scores: Tensor | None
 
 
 def split_heads(b: Builder, x: Tensor, heads: int) -> Tensor:
-    """[batch, length, heads * size] as [batch, heads, length, size]. Raises `InvalidNode` for features of another number."""
+    """[batch, length, heads * size] as [batch, heads, length, size]. Raises `InvalidNode` where the number of features
+    does not fit."""
     if x.rank != 3 or heads <= 0 or x.shape[2] % heads:
         b.invalid(f"a tensor of shape {list(x.shape)} does not divide into {heads} heads")
     batch, length, width = x.shape
@@ -191,7 +192,7 @@ def merge_heads(b: Builder, x: Tensor) -> Tensor:
 
 
 def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
-    """Past and new keys or values, one after the other. Raises `InvalidNode` where they differ in more than length."""
+    """Past and new keys or values, concatenated. Raises `InvalidNode` where they differ in more than length."""
     if past is None or (past.rank == 4 and past.shape[2] == 0):
         return new
     expect_joins(b, past, new)
@@ -273,14 +274,15 @@ def sdpa(
 def saves_scores(
     caps: DeviceCapabilities, q: Tensor, k: Tensor, v: Tensor, heads: Heads, mask: Mask, scoring: Scoring
 ) -> bool:
-    """Whether `sdpa` never has all scores in memory: it has one kernel for everything, or takes the queries in blocks."""
+    """Whether `sdpa` avoids storing all scores: it has one kernel for everything, or processes the queries in
+    blocks."""
     if _block(caps, heads, q.dtype.itemsize, mask) < heads.queries:
         return True
     return fused_attention(caps, q, k, v, heads, mask, scoring) is not None
 
 
 def _block(caps: DeviceCapabilities, heads: Heads, itemsize: int, mask: Mask) -> int:
-    """Queries of a block."""
+    """Number of queries of a block."""
     each = heads.batch * heads.kv_heads * heads.group * heads.keys * itemsize
     most = (SCORES_BYTES_CPU if is_cpu(caps) else SCORES_BYTES) // max(each, 1)
     if most >= heads.queries:
@@ -307,7 +309,7 @@ def _attend_block(
     stages: dict[int, Tensor] = {}
 
     def stage(index: int, value: Expr) -> Expr:
-        """Store the scores if this stage is asked for; later operations then read them."""
+        """Store the scores if this stage is requested; later operations then read them."""
         if scores_stage != index:
             return value
         stages[index] = b.store(value, q.dtype, shape=heads.shape)
@@ -340,7 +342,7 @@ def _attend_block(
 
 def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> Tensor:
     keys = heads.keys
-    if sink is not None:  # a column more for the softmax, which is dropped after it
+    if sink is not None:  # one more column for the softmax, dropped afterwards
         keys += 1
         wide = b.empty(scores.dtype, (*heads.shape[:4], keys))
         b.copy(scores, out=wide.slice(4, 0, heads.keys))
@@ -383,5 +385,5 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
 
 
 def default_scale(size: int) -> float:
-    """1 / sqrt(size), and 1 for heads of no size."""
+    """1 / sqrt(size), and 1 for heads of size 0."""
     return 1.0 / math.sqrt(size) if size else 1.0

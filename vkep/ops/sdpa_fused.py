@@ -1,4 +1,4 @@
-"""Attention by one kernel that never writes its scores (`vkep.kernels.attention`), where a device gains by it."""
+"""Attention by one kernel that never writes its scores (`vkep.kernels.attention`), where that is faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkep.kernels.attention_problem import AttentionProblem
 if TYPE_CHECKING:
     from vkep.ops.sdpa import Heads, Mask, Scoring
 
-#: a bias is written for the kernel only up to this size, and up to this part of the scores' number
+#: maximum size of a bias that is written for the kernel, and its maximum fraction of the number of scores
 MASK_BYTES, MASK_PART = 64 << 20, 1 / 4
 MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
 _FLOATS = ("float32", "float16")
@@ -25,9 +25,8 @@ _FLOATS = ("float32", "float16")
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """The problem that computes an attention, its bias (an operand of the attention, or a buffer for its mask) and its result:
-    [batch, heads, queries, value size], or [batch, queries, heads, value size] where ``merged``.
-    """
+    """The problem of an attention, its bias (an operand of the attention, or a buffer for its mask) and its result:
+    [batch, heads, queries, value size], or [batch, queries, heads, value size] where ``merged``."""
 
     problem: AttentionProblem
     bias: Tensor | None
@@ -45,7 +44,7 @@ def fused_attention(
     scoring: Scoring,
     merged: bool = False,
 ) -> FusedAttention | None:
-    """How one kernel computes `sdpa`; None where there is none, or scores in memory are faster."""
+    """The problem by which one kernel computes `sdpa`; None where there is none, or scores in memory are faster."""
     if q.dtype.name not in _FLOATS or 0 in (*q.shape, *k.shape, *v.shape):
         return None
     batch, q_heads, queries, size = q.shape
@@ -85,7 +84,7 @@ def fused_attention(
 def sdpa_fused(
     b: Builder, fused: FusedAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask, sink: Tensor | None
 ) -> Tensor:
-    """The result of `sdpa` [batch, heads, queries, value size], as `fused_attention` says for the same operands."""
+    """The result of `sdpa` [batch, heads, queries, value size], computed by `fused_attention` for the same operands."""
     operands = []
     if fused.bias is not None:
         if fused.bias not in mask.biases:
@@ -102,7 +101,7 @@ def sdpa_fused(
 
 
 def _positions(b: Builder, origin: ex.Expr, batch: int) -> Tensor:
-    """An integer for each batch, which is a tensor already or is written."""
+    """An integer for each batch, as a tensor."""
     value = origin
     while value.op in ("same", "cast") and len(value.args) == 1:
         value = value.args[0]
@@ -132,10 +131,11 @@ def _row_strides(t: Tensor) -> tuple[int, int, int]:
 
 
 def _biases(mask: Mask, heads: Heads, dtype: DType) -> list[Tensor] | None:
-    """The bias, if any, that has the effect of a mask's biases and conditions (its window aside); None where none is worth
-    its memory.
+    """The bias, if any, that is equivalent to a mask's biases and conditions (except its window); None where none is
+    worth its memory.
 
-    A single bias is read where it lies. Several, or conditions, take a new buffer (`_write_bias`): only where heads share them.
+    A single bias is read in place. Several, or conditions, need a new buffer (`_write_bias`), which is only used where
+    heads share them.
     """
     if any(t.dtype.name not in _FLOATS for t in mask.biases):
         return None

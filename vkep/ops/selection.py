@@ -1,4 +1,5 @@
-"""Operators whose result's length is data: NonZero and NonMaxSuppression (see `vkep.placement.data_dependent`)."""
+"""Operators whose result length depends on data: NonZero and NonMaxSuppression (see
+`vkep.placement.data_dependent`)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _INT64 = DTYPES["int64"]
 
 
 def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
-    """The flat positions (int64, filled from the front) where ``mask`` (bool) is set, and how many (int64 [1])."""
+    """The flat positions (int64, filled from the front) where ``mask`` (bool) is true, and their number (int64 [1])."""
     total = mask.size
     ones = b.store(b.expr("({0} ? 1 : 0)", mask, ctype="int"), DTYPES["int32"], shape=mask.shape)
     found, count = b.empty(_INT64, [total]), b.empty(_INT64, [1])

@@ -18,7 +18,7 @@ from vkep.ops.gather import padded
 from vkep.ops.registry import FLOATS, INDICES, operator
 
 _FLOAT32 = DTYPES["float32"]
-#: lengths up to which one product is used, and the longest that one may have where the length has no factors
+#: largest length of one product, and the largest where the length has no factors
 _SHORT, _LONGEST = 128, 4096
 
 
@@ -48,7 +48,7 @@ def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
 
 def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
     rows, n, parts = x.shape[0], int(x.shape[1]), int(x.shape[2])
-    # the angle's index modulo n first: it keeps long transforms exact
+    # take the angle's index modulo n first: it keeps long transforms accurate
     angle = (2 if inverse else -2) * np.pi / n * (np.outer(np.arange(n), np.arange(n)) % n)
     cos, sin = np.cos(angle), np.sin(angle)
     of_real = np.stack([cos, sin], -1)  # [j, k, part of the result]
@@ -58,7 +58,7 @@ def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
 
 
 def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
-    """``x`` cut or filled up with zeros to ``length`` along ``axis``."""
+    """``x`` cropped or zero-padded to ``length`` along ``axis``."""
     if x.shape[axis] >= length:
         return x.slice(axis, 0, length)
     ends = [length - d if i == axis else 0 for i, d in enumerate(x.shape)]
@@ -66,7 +66,7 @@ def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
 
 
 def transformed(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bool, onesided: bool) -> Tensor:
-    """The Fourier transform along an axis, as DFT defines it."""
+    """The Fourier transform along an axis, as DFT specifies it."""
     if x.rank < 2 or x.shape[-1] not in (1, 2) or axis == x.rank - 1:
         b.decline(
             f"a transform along axis {axis} of shape {x.shape}, whose last axis holds the real and imaginary parts"
@@ -96,7 +96,7 @@ def transformed(b: Builder, x: Tensor, axis: int, length: int | None, inverse: b
 
 
 def _two_sided(b: Builder, x: Tensor, length: int) -> Tensor:
-    """The whole spectrum of a real signal from its first half: the other half is the conjugate, backwards."""
+    """The whole spectrum of a real signal from its first half: the other half is the conjugate, in reverse order."""
     rows, bins, parts = x.shape
     out = b.empty(x.dtype, (rows, length, 2))
     if parts == 1:

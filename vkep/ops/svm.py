@@ -56,7 +56,7 @@ def svm_regressor(
 
 
 def svm_kernel(b: Builder, rows: Tensor, vectors: Tensor, kernel_type: str, parameters: Floats) -> Tensor:
-    """[rows, vectors] of a support-vector machine's kernel."""
+    """Kernel values [rows, vectors] of a support-vector machine."""
     if len(parameters) not in (0, 3):
         b.invalid(f"kernel_params has {len(parameters)} values, expected gamma, coef0 and degree")
     gamma, first, degree = parameters or (0.0, 0.0, 0.0)
@@ -137,7 +137,7 @@ def _pairs(counts: Ints, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _liblinear(
     b: Builder, rows: Tensor, labels: Ints, coefficients: Floats, rho: Floats, post_transform: str
 ) -> list[Tensor]:
-    """A machine without support vectors: a row of coefficients for each class, and the first of rho for all."""
+    """A machine without support vectors: a row of coefficients for each class, and the first element of rho for all."""
     if not rho or len(coefficients) // len(labels) != rows.shape[1]:
         b.invalid(
             f"{len(coefficients)} coefficients, {len(rho)} values of rho: {len(labels)} classes, {rows.shape[1]} features"

@@ -15,7 +15,8 @@ _TYPES = {"T1": ("float32",), "T2": ("int64",), "T3": ("float32",)}
 
 
 def _stepped(b: Builder, inputs: Sequence[Tensor], states: int, step: Callable[..., Sequence[Operand]]) -> list[Tensor]:
-    """``step(x, gradient, *states)`` of each tensor to be optimized: the new tensors, then each state's."""
+    """Apply ``step(x, gradient, *states)`` to each tensor that is optimized: the new tensors, then each one's
+    states."""
     count, left = divmod(len(inputs), 2 + states)
     if left or not count:
         b.invalid(f"{len(inputs)} tensors; expected {2 + states} for each tensor to be optimized")
@@ -58,7 +59,7 @@ def adam(
     logs = [float(np.log(factor)) if factor > 0 else -1e30 for factor in (beta, alpha)]
     time = b.expr("float({0})", t, ctype="float")
     bias = "({1} > 0.0 ? {0} * sqrt(LEFT2) / LEFT3 : {0})"
-    for k in (2, 3):  # 1 - factor ** t without its cancellation
+    for k in (2, 3):  # 1 - factor ** t without cancellation
         half = f"max(0.5 * {{1}} * {{{k}}}, -40.0)"
         bias = bias.replace(f"LEFT{k}", f"(-2.0 * exp({half}) * accurate_sinh({half}))")
     rate = b.expr(bias, r, time, *logs)

@@ -31,25 +31,25 @@ Floats = Sequence[float]
 Array = np.ndarray
 _MEMBER = 6
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-#: bytes of the table of what each leaf says of each target
+#: maximum bytes of the table of each leaf's weight for each target
 _LARGEST_TABLE = 1 << 28
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees for `vkep.kernels.trees`, and what each leaf says of each target (NaN: nothing)."""
+    """Trees for `vkep.kernels.trees`, and the weight of each leaf for each target (NaN: none)."""
 
     roots: Array
     nodes: Array
     splits: Array
     weights: Array
     depth: int
-    features: int  #: how many a row must have
+    features: int  #: minimum number of features in a row
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAttributes:
-    """Of TreeEnsembleClassifier and TreeEnsembleRegressor: a node in each place."""
+    """Attributes of TreeEnsembleClassifier and TreeEnsembleRegressor: lists with one entry per node."""
 
     nodes_treeids: Ints = ()
     nodes_nodeids: Ints = ()
@@ -68,7 +68,7 @@ class NodeAttributes:
 
 
 def numbers(listed: Floats | Ints, tensor: onnx.TensorProto | None) -> Array:
-    """An attribute that is a list, or a tensor in its place."""
+    """An attribute that is a list, or a tensor with the same content."""
     return np.array(listed) if tensor is None else numpy_helper.to_array(tensor).reshape(-1)
 
 
@@ -83,9 +83,8 @@ def forest(
     sums: bool,
     kind: type[np.floating],
 ) -> Forest:
-    """The trees of nodes that are named by tree and number. ``treeids``, ``nodeids``, ``targets`` and ``weights`` say what a
-    leaf says of one of ``count`` targets. ``sums``: weights of the same leaf and target may be added.
-    """
+    """The trees whose nodes are identified by tree and number. ``treeids``, ``nodeids``, ``targets`` and ``weights``
+    are the leaves' weights for one of ``count`` targets. ``sums``: weights of the same leaf and target may be added."""
     size = len(a.nodes_modes)
     splits = numbers(a.nodes_values, a.nodes_values_as_tensor).astype(kind)
     missing = np.array(a.nodes_missing_value_tracks_true or [0] * size, np.int64)
@@ -97,7 +96,7 @@ def forest(
         b.invalid(f"the lists of nodes have {[len(c) for c in (*columns, splits, missing)]} entries, expected {size}")
     trees, names, features, when_true, when_false = columns
     leaf = np.array([mode == "LEAF" for mode in a.nodes_modes])
-    features[leaf] = 0  # a leaf asks for none, whatever stands there
+    features[leaf] = 0  # a leaf reads no feature, whatever its entry is
     unknown = set(a.nodes_modes) - {*MODES, "LEAF"}
     if unknown:
         b.decline(f"nodes_modes has {sorted(unknown)[0]!r}")
@@ -116,7 +115,7 @@ def forest(
     children = np.zeros((2, size), np.int64)
     for row, ids, what in ((0, when_true, "nodes_truenodeids"), (1, when_false, "nodes_falsenodeids")):
         children[row, inner] = find(trees[inner], ids[inner], what)
-    number = np.cumsum(leaf) - 1  # of a leaf
+    number = np.cumsum(leaf) - 1  # entries of a leaf
     place = np.where(leaf, number | LEAF, np.arange(size))
     mode = np.array([MODES.index(m) if m != "LEAF" else 0 for m in a.nodes_modes])
     _, first = np.unique(trees, return_index=True)
@@ -131,7 +130,7 @@ def forest(
 def leaf_table(
     b: Builder, leaves: int, count: int, is_leaf: Array, leaf: Array, target: Array, weights: Array, sums: bool
 ) -> Array:
-    """[leaves, targets] of weights; those of nodes that are no leaves count nothing, as in ONNX Runtime."""
+    """[leaves, targets] of weights; those of inner nodes are ignored, as in ONNX Runtime."""
     if count < 1 or leaves * count * weights.itemsize > _LARGEST_TABLE:
         b.decline(f"{leaves} leaves of {count} targets; the kernels take tables of up to {_LARGEST_TABLE >> 20} MiB")
     if not ((target >= 0) & (target < count)).all() or not np.isfinite(weights).all():
@@ -148,9 +147,8 @@ def leaf_table(
 def planted(
     b: Builder, roots: Array, children: Array, mode: Array, features: Array, missing: Array, splits: Array, table: Array
 ) -> Forest:
-    """A forest, once its paths are known to end. ``roots`` and ``children`` [2, nodes]: numbers of nodes, or of leaves with
-    `LEAF`.
-    """
+    """A forest, after a check that its paths end. ``roots`` and ``children`` [2, nodes]: numbers of nodes, or of leaves
+    with `LEAF`."""
     depth, here = 0, np.unique(roots)
     while (here := here[here < LEAF]).size:
         depth += 1
@@ -165,7 +163,8 @@ def planted(
 
 
 def grown(b: Builder, x: Tensor, made: Forest, total: str) -> Tensor:
-    """What a forest says of each row and target, [rows, targets] of the splits' type; NaN where it says nothing."""
+    """The total of a forest for each row and target, [rows, targets] of the splits' type; NaN where no leaf has a
+    weight."""
     if made.features > x.shape[1]:
         b.invalid(f"a node reads feature {made.features - 1} of {x.shape[1]}")
     kind = x.dtype.name
@@ -179,7 +178,8 @@ def grown(b: Builder, x: Tensor, made: Forest, total: str) -> Tensor:
 
 
 def features_of(b: Builder, x: Tensor) -> tuple[Tensor, type[np.floating]]:
-    """Features as a dense [rows, features] of the type that splits are compared in: float64 for float64, else float32."""
+    """Features as a dense [rows, features] of the type in which splits are compared: float64 for float64, else
+    float32."""
     if x.rank not in (1, 2):
         b.decline(f"features of rank {x.rank}, expected 1 or 2")
     wide = x.dtype.name == "float64"
@@ -190,7 +190,7 @@ def features_of(b: Builder, x: Tensor) -> tuple[Tensor, type[np.floating]]:
 def _regressed(
     b: Builder, said: Tensor, trees: int, aggregate: str, base: Array, transform: str, to: str = "float32"
 ) -> Tensor:
-    """Scores of targets: averages, base values and the post-transform."""
+    """Scores of targets after averaging, base values and the post-transform."""
     targets = said.shape[1]
     scores = b.expr("(isnan({0}) ? {1} : {0})", said, 0.0)
     if aggregate == "AVERAGE":
@@ -269,9 +269,8 @@ def tree_ensemble_classifier(
 def _one_of_two(
     b: Builder, said: Tensor, labels: Ints, weighed: Sequence[bool], positive: bool, base: Array, transform: str
 ) -> list[Tensor]:
-    """The label and scores of two classes of which one has weights, by its score: the second class wins above one half if no
-    weight is negative, else above 0. ``weighed``: which of them have.
-    """
+    """The label and scores of two classes of which one has weights, by its score: the second class wins above one half
+    if no weight is negative, else above 0. ``weighed``: whether each class has weights."""
     least = 0.5 if positive else 0.0
     if weighed == [False, True] and not base.size:
         scores = b.pointwise("(isnan({0}) ? {1} : {0})", said, 0.0)
@@ -343,9 +342,8 @@ def tree_ensemble(
 def _chains(
     b: Builder, mode: Array, features: Array, missing: Array, splits: Array, children: Array, sets: Array
 ) -> tuple[Array, ...]:
-    """Nodes that ask whether a value is in a set as chains that compare it with each member. ``sets``: the members, each
-    node's ended by a NaN.
-    """
+    """Set-membership nodes as chains that compare with each member. ``sets``: the members, each node's list ended by a
+    NaN."""
     ends = np.flatnonzero(np.isnan(sets))
     members = np.split(sets, ends + 1) if sets.size else []
     asking = np.flatnonzero(mode == _MEMBER)

@@ -1,7 +1,7 @@
-"""Unique: sort, mark where a run begins, and take as many as there are (see `vkep.placement.data_dependent`).
+"""Unique: sort, mark where each group of equal values begins, and take that many (see `vkep.placement.data_dependent`).
 
-Along an axis, whole slices are compared by their ranks among the slices: a rank for each of a slice's elements, then pairs
-of ranks as one key with a rank of its own, until one is left.
+Along an axis, whole slices are compared by their ranks among the slices: first a rank for each of a slice's elements,
+then pairs of ranks become one key with its own rank, until one is left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _same(b: Builder, x: Tensor, y: Tensor) -> Expr:
 
 @operator("UniqueFill", domain=SIZED, types={})
 def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int = 1) -> list[Tensor]:
-    """Where each distinct value first occurs (flat positions, in the order of the result), and how many there are."""
+    """The first position of each distinct value (flat, in the order of the result), and their number."""
     if x.dtype.kind == "bits":
         b.decline(f"{x.dtype} has no sort key")
     if axis is not None:
@@ -40,7 +40,7 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
         return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
     if x.dtype.kind == "bool":
         x = b.cast(x, DTYPES["uint8"])
-    # descending, equal ones by lower index first, so that a run begins at its value's first occurrence
+    # descending, equal ones by lower index first, so that a group begins at its value's first occurrence
     values, places = top_k_1(b, b.reshape(x, [x.size]), k=x.size)
     begins = b.empty(_BOOL, [x.size])
     b.copy(b.full([1], True, _BOOL), out=begins.slice(0, 0, 1))
@@ -56,7 +56,7 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
 
 
 def _slice_ranks(b: Builder, x: Tensor, axis: int) -> Tensor:
-    """int32 [n]: the place of each slice along ``axis`` among the distinct slices, in lexicographic order."""
+    """int32 [n]: the index of each slice along ``axis`` among the distinct slices, in lexicographic order."""
     axis = b.axis(axis, x.rank)
     count = x.shape[axis]
     others = [d for d in range(x.rank) if d != axis]
@@ -84,7 +84,7 @@ def _slice_ranks(b: Builder, x: Tensor, axis: int) -> Tensor:
 
 
 def _row_ranks(b: Builder, keys: Tensor) -> Tensor:
-    """int32 of the same shape: how many distinct values of its row are below each."""
+    """int32 of the same shape: the number of distinct smaller values in each element's row."""
     rows, count = keys.shape
     values, places = top_k_of(b, keys, count, 1, largest=0)
     grows = b.empty(_INT32, keys.shape)
@@ -114,7 +114,8 @@ def unique_take(
 
 
 def _counted(b: Builder, keys: Tensor, firsts: Tensor) -> list[Tensor]:
-    """Which of the distinct values, first met at ``firsts``, each key is, and how many each of those is (int64)."""
+    """For each key its index among the distinct values, which first occur at ``firsts``, and the count of each value
+    (int64)."""
     many = firsts.size
     if keys.size * many > MOST_COMPARED:
         b.decline(f"inverse_indices or counts of {keys.size} elements with {many} distinct ones")

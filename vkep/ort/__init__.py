@@ -34,11 +34,12 @@ __all__ = [
 
 
 def get_library_path() -> str:
-    """The plugin library's path, for ``onnxruntime.register_execution_provider_library``; compiled at the first call.
+    """The plugin library's path, for ``onnxruntime.register_execution_provider_library``; it is compiled at the first
+    call.
 
     Raises `vkep.ort.library.LibraryError`.
     """
-    importlib.import_module("vkep.ort.factory")  # binds the callbacks before ONNX Runtime asks for them
+    importlib.import_module("vkep.ort.factory")  # binds the callbacks before ONNX Runtime uses them
     from vkep.ort import library
 
     return str(library.load().__file__)
@@ -55,8 +56,8 @@ def get_ep_names() -> list[str]:
 
 
 def register(name: str = REGISTRATION_NAME) -> None:
-    """Register the provider with ONNX Runtime; a second call does nothing. Where there is no Vulkan device the provider has
-    none either: logger ``vkep.ort`` says why.
+    """Register the provider with ONNX Runtime; a second call does nothing. Without a Vulkan device the provider has no
+    device either: the logger ``vkep.ort`` has the reason.
 
     Raises `LibraryError` where the library cannot be built, ``ImportError`` without onnxruntime, and ONNX Runtime's own
     exception where it refuses the library.
@@ -72,13 +73,13 @@ def register(name: str = REGISTRATION_NAME) -> None:
 
 
 def unregister(name: str = REGISTRATION_NAME) -> None:
-    """Take the registration back; close the sessions that use it first."""
+    """Undo the registration; close the sessions that use it first."""
     _onnxruntime().unregister_execution_provider_library(name)
     importlib.import_module("vkep.ort.python_sessions").remove()
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bind", "to_device"):  # they bring numpy
+    if name in ("bind", "to_device"):  # they import numpy
         return getattr(importlib.import_module("vkep.ort.values"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

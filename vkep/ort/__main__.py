@@ -1,4 +1,5 @@
-"""``python -m vkep.ort [options] PROGRAM [arguments]``: a program of ONNX Runtime's, with vkep's provider registered."""
+"""``python -m vkep.ort [options] PROGRAM [arguments]``: runs a program that uses ONNX Runtime, with vkep's provider
+registered."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from vkep.ort.programs import VARIABLE, Wish, found, run_module, run_program
 
 
 def main() -> None:
-    """Run the program. Status 2 for wrong usage, and 1 where there is none or the provider cannot be registered."""
+    """Run the program. Exit status 2 for wrong usage, and 1 where the program does not exist or the provider cannot be
+    registered."""
     parser = argparse.ArgumentParser(
         prog="python -m vkep.ort",
         usage="%(prog)s [--default] [--as NAME] (PROGRAM | -m MODULE) [arguments]",
@@ -40,7 +42,7 @@ def main() -> None:
         wish.fulfil()
     except (OSError, ValueError, LibraryError, ImportError) as error:
         parser.exit(1, f"python -m vkep.ort: {error}\n")
-    os.environ.setdefault(VARIABLE, str(wish))  # for processes that it starts, where the file is in place
+    os.environ.setdefault(VARIABLE, str(wish))  # for child processes, where the file is installed
     if path is None:
         run_module(wanted.module, rest)
     else:
@@ -48,7 +50,8 @@ def main() -> None:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """This command's own options, and the rest: the program (or nothing, after ``-m MODULE``) and its arguments."""
+    """Split the arguments into this command's options and the rest: the program (or nothing, after ``-m MODULE``) and
+    its arguments."""
     at = 0
     while at < len(arguments) and arguments[at].startswith("-"):
         takes_one = arguments[at] in ("-m", "--as")

@@ -33,14 +33,14 @@ DEVICE_ALLOCATOR, READ_ONLY_ALLOCATOR = 0, 2
 
 
 _MOST_VENDORS = 16  # of a VkepTransfer
-_UP = 1  # what vkep_copies says of copies to the device
+_UP = 1  # vkep_copies's value for copies to the device
 
 
 class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
     """Memory for initializers: one buffer each, because they live as long as the session.
 
-    ``open_domain`` gives the memory's domain (for this allocator to release) at the first allocation, so that a
-    registered library whose provider nobody uses opens no device.
+    ``open_domain`` returns the memory's domain (for this allocator to release) at the first allocation, so that a
+    registered library whose provider is not used opens no device.
     """
 
     def __init__(self, ort: Ort, info: Any, open_domain: Callable[[], MemoryDomain]) -> None:
@@ -50,14 +50,14 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
 
     @property
     def domain(self) -> MemoryDomain:
-        """The memory that it allocates from, opened when it is first needed."""
+        """The domain that it allocates from, opened on first use."""
         if self._domain is None:
             self._domain = self._open()
             self._opened(self._domain)
         return self._domain
 
     def _opened(self, domain: MemoryDomain) -> None:
-        """The domain is there."""
+        """Whether the domain is open."""
 
     @value(NULL)
     def Alloc(self, nbytes: int) -> Any:
@@ -88,7 +88,8 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
         try:
             return ffi.cast("void *", take(nbytes))
         except (MemoryError, GpuError) as error:
-            # the interface has no status here: ONNX Runtime sees a NULL and says "Allocation failed"; this says why
+            # the interface returns no status here: ONNX Runtime sees NULL and reports "Allocation failed"; this logs
+            # the reason
             logger.error("%s", error)
             return NULL
 
@@ -100,9 +101,8 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
 
 
 class ArenaAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
-    """Memory from the context's arena, which all sessions on the context share. What a run takes and the last one gave back
-    does not reach Python (``VkepAllocator``).
-    """
+    """Memory from the context's arena, which all sessions on the context share. Memory that the previous run freed is
+    reused without calling Python (``VkepAllocator``)."""
 
     room = "VkepAllocator"
 
@@ -122,7 +122,7 @@ class ArenaAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
 
     @value(NULL)
     def AllocOnStream(self, nbytes: int, stream: Any) -> Any:
-        # Every stream of a context is its one timeline, for which the domain allocates in any case.
+        # Every stream of a context is its only timeline, for which the domain allocates anyway.
         return self._pointer(self.domain.alloc, nbytes)
 
     @status
@@ -133,9 +133,8 @@ class ArenaAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
 
 
 class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
-    """Host memory that the device reaches too, cached for the host, from an arena that all sessions on the context share. ONNX
-    Runtime has outputs that it takes to the host there. Its pointers are the host's; no stream orders it.
-    """
+    """Host memory that the device can access, cached for the host, from an arena that all sessions on the context
+    share. ONNX Runtime allocates outputs for the host there. Its pointers are host addresses; no stream orders it."""
 
     def __init__(self, ort: Ort, info: Any, open_domain: Callable[[], MemoryDomain]) -> None:
         super().__init__(ort, info, open_domain)
@@ -168,7 +167,7 @@ class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
         return place
 
     def holds(self, place: int) -> bool:
-        """Whether a host address lies in memory that it gave out."""
+        """Whether a host address is in memory that it allocated."""
         with self._lock:
             return any(at <= place < at + block.size for at, (block, _seen) in self._blocks.items())
 
@@ -240,9 +239,8 @@ class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
 
 
 def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Copy described tensors to others of the same sizes, wherever they lie: all that go to a device, or come from it, with
-    one submit. ``pairs`` depend on nothing among them. Raises `ValueError`, `TypeError`, `GpuError`.
-    """
+    """Copy described tensors to others of the same sizes, in any memory. All copies to a device, or from it, use one
+    submit. The ``pairs`` must not depend on each other. Raises `ValueError`, `TypeError`, `GpuError`."""
     within: dict[MemoryDomain, list[tuple[int, int, int]]] = {}
     up: dict[MemoryDomain, list[Item]] = {}
     down: dict[MemoryDomain, list[Item]] = {}
@@ -277,7 +275,7 @@ def copy_tensors(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def array_of(tensor: Any) -> np.ndarray[Any, Any]:
-    """A copy of a described tensor, wherever it lies. Raises `TypeError` for texts, `GpuError`."""
+    """A copy of a described tensor in any memory. Raises `TypeError` for texts, `GpuError`."""
     if not tensor.on_device:
         return tensor_array(tensor)
     dtype = dtypes.from_onnx(tensor.type)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's function tables with Python's manners: failures raise, texts are ``str``, lists are lists."""
+"""ONNX Runtime's function tables for Python: failures raise, texts are ``str``, lists are lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkep.ort.boundary import API_LEVEL, NULL, OrtError, ffi, use_tables
 
 
 class Ort:
-    """The tables that ONNX Runtime handed to the plugin. ``api`` and ``ep_api`` are the raw ones."""
+    """The tables that ONNX Runtime passed to the plugin. ``api`` and ``ep_api`` are the raw ones."""
 
     def __init__(self, base: Any) -> None:
         self.version = ffi.string(base.GetVersionString()).decode()
@@ -42,7 +42,7 @@ class Ort:
         return "" if pointer == NULL else ffi.string(pointer).decode("utf-8", "replace")
 
     def items(self, count: Any, items: Any, kind: str, thing: Any) -> list[Any]:
-        """The list that a pair of calls (``...GetNum...``, ``...Get...``) gives."""
+        """The list that a pair of calls (``...GetNum...``, ``...Get...``) returns."""
         number = self.get(count, "size_t", thing)
         if not number:
             return []
@@ -82,7 +82,7 @@ class Ort:
             self.api.ReleaseKeyValuePairs(pairs)
 
     def take_pairs(self, function: Any, *args: Any) -> dict[str, str]:
-        """The pairs that a call makes for its caller to release."""
+        """The pairs that a call creates and its caller must release."""
         pairs = self.get(function, "OrtKeyValuePairs *", *args)
         try:
             return self.pairs(pairs)
@@ -90,12 +90,11 @@ class Ort:
             if pairs != NULL:
                 self.api.ReleaseKeyValuePairs(pairs)
 
-    # ---- are these the tables that abi_tables.h describes?
+    # ---- checks that these are the tables that abi_tables.h describes
 
     def _check_known_answers(self) -> None:
-        """Ask each part of the tables something whose answer is known; a wrong place would answer otherwise, or crash
-        here, at the registration, rather than in the middle of a model. Raises `OrtError`.
-        """
+        """Call each part of the tables with a known answer. A wrong offset fails or crashes here, at the registration,
+        rather than in the middle of a model. Raises `OrtError`."""
         api, ep_api = self.api, self.ep_api
         status = api.CreateStatus(2, b"known answer")
         said: Any = (api.GetErrorCode(status), ffi.string(api.GetErrorMessage(status)))
@@ -139,7 +138,7 @@ class Ort:
             api.ReleaseValue(tensor)
 
     def expect(self, what: str, said: Any, expected: Any) -> None:
-        """Raise `OrtError` where a call did not give the answer that is known."""
+        """Raise `OrtError` where a call does not return the known answer."""
         if said != expected:
             raise OrtError(
                 f"ONNX Runtime {self.version}'s function table is not what vkep expects: {what} gave {said!r}, "

@@ -1,9 +1,9 @@
 """Where Python meets ONNX Runtime's C interface: the callbacks, and the one place that turns exceptions into OrtStatus.
 
 A class that implements one of ONNX Runtime's structures derives from `CStruct` and writes each member as a method of
-the member's name, decorated with `status` (its result is an OrtStatus) or `value` (it is not, so that an exception can
-only be logged). Only the members that a class writes are filled in; the others stay NULL, which ONNX Runtime takes as
-"not provided".
+the member's name, decorated with `status` (its result is an OrtStatus) or `value` (its result is another type, so that
+an exception can only be logged). Only the members that a class writes are filled in; the others stay NULL, which means
+"not provided" to ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ API_LEVEL = compile_library.API_LEVEL
 
 # OrtErrorCode
 _FAIL, _INVALID_ARGUMENT, _NOT_IMPLEMENTED, _INVALID_GRAPH, _EP_FAIL = 1, 2, 9, 10, 11
-#: the first class that fits decides
+#: the first class that matches decides
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InvalidModelError, _INVALID_GRAPH),
     (UnsupportedModelError, _NOT_IMPLEMENTED),
@@ -50,13 +50,13 @@ class OrtError(RuntimeError):
 
 
 def status(method: Method) -> Method:
-    """Marks a member whose result is an OrtStatus: what it raises becomes one, with the message."""
+    """Marks a member whose result is an OrtStatus: an exception becomes one, with its message."""
     method._member = ("status", None)  # type: ignore[attr-defined]
     return method
 
 
 def value(default: Any) -> Callable[[Method], Method]:
-    """Marks a member that returns no status: where it raises, ``default`` is returned and the exception logged."""
+    """Marks a member that returns no status: after an exception ``default`` is returned and the exception logged."""
 
     def mark(method: Method) -> Method:
         method._member = ("value", default)  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ class CStruct:
     """A Python object behind one of ONNX Runtime's structures, alive until `release`."""
 
     struct: ClassVar[str]
-    room: ClassVar[str] = ""  #: a structure of vkep's own that begins with it, where there is one
+    room: ClassVar[str] = ""  #: vkep's own structure that begins with it, if there is one
     _members: ClassVar[dict[str, str]]
 
     def __init_subclass__(cls, struct: str = "", **options: Any) -> None:
@@ -86,7 +86,7 @@ class CStruct:
                 cls._members[name] = callback
 
     def __init__(self) -> None:
-        """Call this last in a constructor: ONNX Runtime releases only objects that it was given."""
+        """Call this last in a constructor: ONNX Runtime releases only objects that it has received."""
         self._memory = ffi.new(f"{self.room or self.struct} *")
         self.pointer = ffi.cast(f"{self.struct} *", self._memory)
         version = ffi.typeof(self.struct).fields[0][0]  # "ort_version_supported", or "version"
@@ -96,16 +96,17 @@ class CStruct:
         _live[_key(self.pointer)] = self
 
     def release(self) -> None:
-        """ONNX Runtime calls this structure no more."""
+        """ONNX Runtime uses this structure no more."""
         _live.pop(_key(self.pointer), None)
 
 
-#: the OrtApi that makes statuses; set by `use_tables`
+#: the OrtApi that creates statuses; set by `use_tables`
 _tables: list[Any] = []
 
 
 def _status_after_end(name: str) -> Callable[[], Any]:
-    """What a callback gives that returns a status, at Python's end: success, where it would release something."""
+    """The result of a callback that returns a status, after Python's exit: success, for those that release
+    something."""
     tables, releases, success = _tables, "Release" in name, NULL
 
     def make() -> Any:
@@ -115,7 +116,7 @@ def _status_after_end(name: str) -> Callable[[], Any]:
 
 
 _bound: set[str] = set()
-#: address of a structure that ONNX Runtime holds -> the object behind it (this also keeps both alive)
+#: maps the address of a structure that ONNX Runtime holds to the object behind it (this also keeps both alive)
 _live: dict[int, CStruct] = {}
 
 
@@ -154,7 +155,7 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
     if callback in _bound:
         return
     _bound.add(callback)
-    # held by the functions, as all that they call then: at Python's end the names of its modules go
+    # the functions hold these references: at Python's exit the names of its modules are cleared
     over, torn = ending.over, ending.make_torn()
     if kind == "status":
         after_end = _status_after_end(callback)
@@ -167,7 +168,7 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
                 return after_end()
             try:
                 getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
-            except BaseException as error:  # what leaves a callback would be taken for success
+            except BaseException as error:  # an exception that leaves a callback would count as success
                 return answer(error)
             return NULL
 
@@ -195,10 +196,9 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
 def _define(
     name: str, entry: Callable[..., Any], answer: Callable[[BaseException], Any], after_end: Callable[[], Any]
 ) -> None:
-    """Make ``entry`` the callback. A signal that came while ONNX Runtime was in C raises before the first line of ``entry``:
-    cffi then asks ``onerror``, which gives the ``answer`` that ``entry`` would, and would else return zeros, which as a
-    status is success.
-    """
+    """Make ``entry`` the callback. A signal that arrived while ONNX Runtime was in C raises before the first line of
+    ``entry``: then cffi calls ``onerror``, which returns the ``answer`` of ``entry``. Without it cffi would return
+    zeros, which as a status means success."""
 
     over, torn = ending.over, ending.make_torn()
 
@@ -209,30 +209,29 @@ def _define(
     ffi.def_extern(name=name, onerror=failed)(entry)
 
 
-#: the code of every callback, by which a thread's stack shows whether it is inside one
+#: the code objects of all callbacks: a thread whose stack contains one is inside a callback
 _entries: set[CodeType] = set()
 _handing_on = threading.Lock()
 _asked = float("-inf")  #: when the program was last interrupted
 
 
 def _hand_on(error: BaseException) -> None:
-    """A KeyboardInterrupt is the program's, and ONNX Runtime makes an ordinary exception of it, or none: ask for it again
-    once the main thread is outside. One that comes up in another callback is handed on once more.
-    """
+    """Raise a KeyboardInterrupt again once the main thread is outside of callbacks: ONNX Runtime turns it into an
+    ordinary exception or drops it. One that is raised in another callback is raised once more after it."""
     if isinstance(error, KeyboardInterrupt) and _handing_on.acquire(blocking=False):
         try:
             threading.Thread(target=_interrupt_outside, name="vkep-interrupt", daemon=True).start()
-        except RuntimeError:  # no thread can be had, or the interpreter ends
+        except RuntimeError:  # no thread can be started, or the interpreter exits
             _handing_on.release()
 
 
 def _interrupt_outside() -> None:
     global _asked
     main = threading.main_thread()
-    if time.monotonic() > _asked + 1:  # not again: the program goes on after errors
+    if time.monotonic() > _asked + 1:  # not again: the program continues after errors
         time.sleep(0.02)  # an uncaught exception ends the program by itself: do not interrupt that
     while _is_inside(sys._current_frames().get(main.ident or 0)):
-        time.sleep(2e-5)  # short: the program may be in the next callback soon
+        time.sleep(2e-5)  # short: the program may soon be in the next callback
     _asked = time.monotonic()
     _handing_on.release()
     if main.is_alive() and main.ident in sys._current_frames():

@@ -1,7 +1,7 @@
-"""Graph capture: a run whose inputs and outputs are all bound to device memory is kept and submitted again.
+"""Graph capture: a run whose inputs and outputs are all bound to device memory is recorded and submitted again.
 
-ONNX Runtime asks for it by an annotation id (run option ``gpu_graph_id``, 0 by default, -1: not this run). A replay skips
-ONNX Runtime's executor; the recorded command buffers of the plans are what is submitted.
+ONNX Runtime requests it by an annotation id (run option ``gpu_graph_id``, 0 by default, -1: not this run). A replay
+skips ONNX Runtime's executor; the recorded command buffers of the plans are what is submitted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_THIS_RUN = -1
 
 
 def run_id(ort: Ort, options: Any) -> int:
-    """The annotation id of a run. Raises `ValueError` for a run option that is no number."""
+    """The annotation id of a run. Raises `ValueError` for a run option that is not a number."""
     text = NULL if options == NULL else ort.api.GetRunConfigEntry(options, _RUN_OPTION)
     if text == NULL:
         return 0
@@ -38,7 +38,7 @@ def run_id(ort: Ort, options: Any) -> int:
 
 
 class _CapturedNode:
-    """One fused node's part of a captured run; it keeps its executable from being evicted."""
+    """One fused node's part of a captured run; it protects its executable from eviction."""
 
     def __init__(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
         self._use = graph.use_key(key, _absent)
@@ -69,7 +69,7 @@ class _CapturedNode:
 
 
 class Captures:
-    """The captured runs of one session, by annotation id. Runs of several threads are told apart."""
+    """The captured runs of one session, by annotation id. Runs of different threads are kept separate."""
 
     def __init__(self, enabled: bool, checks: RunChecks) -> None:
         self.enabled, self._checks = enabled, checks
@@ -78,13 +78,13 @@ class Captures:
         self._now = threading.local()
 
     def start(self, number: int) -> None:
-        """A run begins on this thread."""
+        """Mark the beginning of a run on this thread."""
         wanted = self.enabled and number != _NOT_THIS_RUN and number not in self._runs
         self._now.number, self._now.steps = number, [] if wanted else None
 
     @property
     def recording(self) -> bool:
-        """Whether the run on this thread is to be captured."""
+        """Whether the run on this thread is being captured."""
         return self.enabled and getattr(self._now, "steps", None) is not None
 
     def add(self, graph: PlannedGraph, key: Any, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Captures:
         self._now.steps.append(_CapturedNode(graph, key, values, targets))
 
     def end(self) -> None:
-        """The run on this thread is over; it is captured unless a node failed."""
+        """Mark the end of the run on this thread; it is captured unless a node failed."""
         steps = getattr(self._now, "steps", None)
         self._now.steps = None
         if steps:

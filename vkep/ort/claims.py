@@ -1,9 +1,9 @@
-"""Which nodes of an ONNX Runtime graph Vulkan takes, as convex sets: the lowering itself decides.
+"""Claims the nodes of an ONNX Runtime graph for Vulkan, in convex sets. The lowering itself decides.
 
-Where all shapes are known the graph is lowered as it stands, and the plans made here are those that `Compile` uses.
-Where some are not, it is lowered for sample sizes: a node that lowers for one of them is claimed, and planned for the
-signatures that a run brings. Where a node is declined for its sizes (a window that does not fit, a head of another size), the
-conditions that lowering decided on tell which sizes to try next.
+Where all shapes are known the graph is lowered as it is, and `Compile` uses the plans made here. Otherwise it is
+lowered for sample sizes: a node that lowers for one of them is claimed, and planned for the signatures of the runs.
+Where a node is declined because of its sizes (a window that does not fit, a head of another size), the conditions that
+the lowering depended on determine the sizes to try next.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from vkep.sizes import Size, Trace
 logger = logging.getLogger("vkep.ort")
 
 #: sizes tried for dimensions that the model leaves open. Symbols that a model relates (past + new = total) contradict
-#: each other at any one size but 1, where everything broadcasts.
+#: each other at any one size but 1, which broadcasts.
 SAMPLE_SIZES = (4, 1)
-#: how often other sizes are tried
+#: maximum number of further sizes to try
 _ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Claims:
-    """Sets of nodes to fuse, control flow to drive, the reasons for the others, and the plans where they could be made."""
+    """Sets of nodes to fuse, control-flow nodes to execute, the reasons for the other nodes, and plans where they could
+    be made."""
 
     islands: tuple[tuple[Node, ...], ...]
     drivers: tuple[Node, ...]
-    declined: Mapping[str, str]  #: node title -> reason
+    declined: Mapping[str, str]  #: maps a node's title to the reason
     program: Program | None
 
     def program_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Program | None:
-        """The islands already planned that compute exactly ``nodes`` (folded ones aside) and give ``outputs``: one, or
-        several of two delegates in turn.
-        """
+        """The islands already planned that compute exactly ``nodes`` (except folded ones) and the values ``outputs``:
+        one, or several that alternate between two delegates."""
         if self.program is None:
             return None
         folded = {p.node.outputs for p in self.program.placements if p.where == "folded"}
@@ -71,9 +71,10 @@ class Claims:
 
 @dataclass
 class _Verdicts:
-    """What lowering said of each node, by its outputs."""
+    """The result of lowering each node, by its outputs."""
 
-    taken: dict[tuple[str, ...], bool] = field(default_factory=dict)  #: value: whether it is real work (not folded)
+    #: value: whether it computes something (is not folded)
+    taken: dict[tuple[str, ...], bool] = field(default_factory=dict)
     reasons: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
@@ -86,16 +87,15 @@ def claim(
     fallback: str = "cpu",
     has_kernel: Callable[[Node], bool] = lambda node: False,
 ) -> Claims:
-    """The islands of a graph, shared out as ``policy`` says. ``has_kernel``: whether the provider has a kernel for
-    a node with bodies, so that it may drive it. Raises `UnsupportedModelError` where ``fallback`` is "error" and
-    a node is declined.
-    """
+    """Divide a graph into islands by ``policy``. ``has_kernel``: whether the provider has a kernel for a node with
+    bodies, so that it may execute it. Raises `UnsupportedModelError` where ``fallback`` is "error" and a node is
+    declined."""
     graph = view.graph
     static = all(v.is_static or not v.elem_type for v in graph.inputs)
     verdicts, program = _Verdicts(), None
     for size in (1,) if static else SAMPLE_SIZES:
         known = known_values(view, lambda dim, n=size: n)  # type: ignore[misc]
-        # what no engine may run is ONNX Runtime's to refuse; and sample sizes may contradict each other
+        # ONNX Runtime reports models that no engine may run; besides, sample sizes may contradict each other
         made = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, decline_invalid=True)
         program = made if static else None
         _judge(view, made, verdicts)
@@ -116,7 +116,7 @@ def claim(
 
 
 class _Sizes:
-    """Sizes for the dimensions that a model leaves open, by name; those without one by their order."""
+    """Sizes for the dimensions that a model leaves open, by name; for dimensions without a name by order."""
 
     def __init__(self, trace: Trace, values: Mapping[str, int]) -> None:
         self.names: list[str] = []
@@ -134,7 +134,7 @@ class _Sizes:
 def _judge_by_conditions(
     view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None, verdicts: _Verdicts
 ) -> None:
-    """Lower for other sizes, which follow from what declined nodes were declined for."""
+    """Lower for other sizes, derived from the reasons why nodes were declined."""
     values: dict[str, int] = {}
     for _ in range(_ROUNDS):
         trace = Trace()
@@ -144,7 +144,7 @@ def _judge_by_conditions(
             made = lower(
                 view.graph.nodes, known, view.outputs, view.opsets, caps, policy, decline_invalid=True, trace=trace
             )
-        except Exception:  # an operator that knows plain numbers only
+        except Exception:  # an operator that needs concrete numbers
             logger.debug("lowering with sizes failed; the sample sizes decide", exc_info=True)
             return
         _judge(view, made, verdicts)
@@ -155,8 +155,8 @@ def _judge_by_conditions(
 
 
 def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:
-    """What planning knows at the start; ``size`` chooses the dimensions that the model leaves open. Values whose rank
-    is unknown are left out: nodes that read them are planned at the run.
+    """What planning knows at the start; ``size`` chooses the dimensions that the model leaves open. Values of unknown
+    rank are left out: nodes that read them are planned in a run.
     """
     known: dict[str, Known] = dict(view.graph.weights)
     declared = {info.name: declared_value(info, size) for info in view.graph.inputs}
@@ -169,7 +169,7 @@ def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
     for placement in program.placements:
         node = placement.node
         if not any(name in view.pointers for name in node.outputs):
-            continue  # part of a function body: it stands for a node of the graph
+            continue  # part of a function body: it belongs to a node of the graph
         if node.outputs in verdicts.taken or _assigned_elsewhere(view, node):
             verdicts.reasons.setdefault(node.outputs, "another execution provider has it")
         elif node.domain == OPAQUE:
@@ -178,7 +178,7 @@ def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
                 if node.bodies
                 else "ONNX Runtime's interface does not give its attributes"
             )
-        elif node.outputs in on_lists:  # it, or a node that stands for it
+        elif node.outputs in on_lists:  # it, or a node that replaces it
             verdicts.reasons[node.outputs] = "its sequences and optionals are values of ONNX Runtime's"
         elif placement.where in (VULKAN, VGF, "folded"):
             verdicts.taken[node.outputs] = placement.where != "folded"
@@ -198,12 +198,12 @@ def _on_tensors(view: OrtGraphView, node: Node) -> bool:
 
 def _assigned_elsewhere(view: OrtGraphView, node: Node) -> bool:
     api = view.ort.api
-    # (after a change of layout ONNX Runtime asks again, and the nodes claimed before carry our name)
+    # (after a change of layout ONNX Runtime calls again, and nodes that were claimed before have our name)
     return view.ort.text(api.Node_GetEpName, view.pointer_of(node)) not in ("", EP_NAME)
 
 
 def _why_not_later(view: OrtGraphView, node: Node) -> str:
-    """Why a node whose inputs' shapes only a run tells will not run on Vulkan; empty where it may."""
+    """Why a node whose input shapes are known only in a run will not run on Vulkan; empty where it may."""
     if is_channels_last(node):
         node = plain(node, view.opsets)
     definition = registry.find(parts(node, {}, view.opsets)[0])
@@ -227,14 +227,13 @@ def _why_not_later(view: OrtGraphView, node: Node) -> str:
 
 
 def _folds_later(node: Node) -> bool:
-    """Whether planning computes a node itself, once its input's shape is there."""
+    """Whether planning computes a node itself once its input's shape is known."""
     return node.op_type in ("Shape", "Size") and not node.domain
 
 
 def _keep_packed_together(view: OrtGraphView, verdicts: _Verdicts) -> None:
-    """Give up nodes that share a value with elements narrower than a byte with nodes of another provider, or with the
-    outer graph: ONNX Runtime has no copies of such tensors between providers.
-    """
+    """Decline nodes that share a value of elements narrower than a byte with nodes of another provider, or with the
+    outer graph: ONNX Runtime cannot copy such tensors between providers."""
     nodes = [n for n in view.graph.nodes if not is_context(n)]
     touching: dict[str, list[Node]] = {}
     for node in nodes:
@@ -259,10 +258,9 @@ def _keep_packed_together(view: OrtGraphView, verdicts: _Verdicts) -> None:
 
 
 def _give_up_what_its_driver_reads(view: OrtGraphView, verdicts: _Verdicts) -> None:
-    """BeamSearch and its like run their bodies themselves, and take the memory that a body's first output is planned in for
-    the memory of all its outputs: as CPU operators they would read device memory, before the device has written it. Where the
-    CPU provider makes the first output, ONNX Runtime copies the others.
-    """
+    """Decline the first outputs of bodies that BeamSearch and similar operators run. They assume that all outputs of a
+    body have the memory of its first one: as CPU operators they would read device memory before the device has written
+    it. Where the CPU provider computes the first output, ONNX Runtime copies the others."""
     if not view.has_own_driver or not view.outputs:
         return
     for node in view.graph.nodes:
@@ -277,9 +275,8 @@ def _info(view: OrtGraphView, name: str) -> ValueInfo | None:
 
 
 def _islands(view: OrtGraphView, verdicts: _Verdicts, min_partition_size: int) -> list[tuple[Node, ...]]:
-    """Group the nodes taken by stage: a node's stage is the latest of its inputs', plus one where an input is made on the
-    other side. No path leaves a stage and comes back, so each group is convex.
-    """
+    """Group the claimed nodes by stage: a node's stage is the latest of its inputs', plus one where an input is
+    computed on the other side. No path leaves a stage and returns, so each group is convex."""
     stages: dict[str, tuple[bool, int]] = {}
     groups: dict[int, list[Node]] = {}
     for node in view.graph.nodes:

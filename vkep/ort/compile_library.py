@@ -1,4 +1,5 @@
-"""The plugin library's sources, and how they are compiled: C for two exported functions and the hot path, cffi for the rest."""
+"""The sources of the plugin library and their compilation: C for two exported functions and the hot path, cffi for the
+rest."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ import cffi
 
 from vkep.errors import VkepError
 
-#: the interface's level that ``abi_tables.h`` declares
+#: the version of the interface that ``abi_tables.h`` declares
 API_LEVEL = 29
 MODULE = "_vkep_ort"
 LIBRARY_VARIABLE = "VKEP_ORT_LIBRARY"
-#: structure -> what its members' callbacks are called: ``vkep_<prefix>_<member>``
+#: maps a structure to the prefix of its members' callbacks: ``vkep_<prefix>_<member>``
 PREFIXES = {
     "OrtEpFactory": "factory",
     "OrtEp": "ep",
@@ -56,7 +57,7 @@ class LibraryError(VkepError, RuntimeError):
 def compile_to(
     target: Path, declarations: str, source: str, *, startup: str | None = None, flags: Sequence[str] = ()
 ) -> None:
-    """Compile an extension; with ``startup``, Python code, one that starts the interpreter itself (cffi's embedding).
+    """Compile an extension; with ``startup`` (Python code) one that starts the interpreter itself (cffi's embedding).
 
     ``flags`` are for the linker. Raises `LibraryError`.
     """
@@ -78,7 +79,7 @@ def compile_to(
                 raise LibraryError(
                     f"compiling the ONNX Runtime plugin failed: {' '.join(command)}\n{done.stderr[-2000:]}"
                 )
-            os.replace(made, target)  # atomic: another process may be doing the same
+            os.replace(made, target)  # atomic: another process may do the same
     except OSError as error:
         raise LibraryError(
             f"vkep's ONNX Runtime plugin is compiled at its first use, and cannot be put into {target.parent} ({error}): set "
@@ -116,7 +117,7 @@ def _emit(declarations: str, source: str, c_file: Path, startup: str | None) -> 
     if startup is not None:
         builder.embedding_api("")
         builder.embedding_init_code(startup)
-    with contextlib.redirect_stdout(io.StringIO()):  # it announces each file
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints each file
         builder.emit_c_code(str(c_file))
 
 

@@ -1,5 +1,5 @@
-"""The bytes of an EPContext node: one plan and its packed weights, or, where shapes are known only in a run, the ONNX nodes and
-their weights to plan from; and what they were made for.
+"""The bytes of an EPContext node: one plan and its packed weights, or, where shapes are known only in a run, the ONNX
+nodes and weights to plan from; and the device that they were made for.
 
 Reading it runs no code: it may come from a model of unknown origin.
 """
@@ -33,7 +33,7 @@ class Fit(Enum):
 
     NOT_OURS = 0
     OPTIMAL = 1
-    RECOMPILE = 2  #: it runs, but another driver might choose better
+    RECOMPILE = 2  #: it runs, but another driver might choose faster kernels
     UNSUPPORTED = 3
 
 
@@ -41,7 +41,8 @@ class Fit(Enum):
 
 
 def compatibility(device: DeviceCapabilities) -> str:
-    """What a plan depends on, as text: vkep and its shaders, the device's model and limits, the driver."""
+    """The properties that a plan depends on, as text: vkep and its shaders, the device's model and limits, the
+    driver."""
     limits = (
         device.subgroup_size,
         device.min_subgroup_size,
@@ -81,7 +82,7 @@ def _fields(info: str) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """An island to plan for each signature that a run brings."""
+    """An island that is planned for each signature of a run."""
 
     graph: Graph
     opsets: Mapping[str, int]
@@ -100,9 +101,8 @@ def encode(island: IslandStep | Nodes, info: str) -> bytes:
 
 
 def decode(data: bytes, device: DeviceCapabilities) -> IslandStep | Nodes:
-    """The island in the bytes. Raises `InvalidModelError` for bytes that are no such data, that are cut short, or that
-    were made for something else; the text says what.
-    """
+    """Decode an island. Raises `InvalidModelError` for bytes that are not such data, that are truncated, or that were
+    made for another device; the text names the cause."""
     if data[: len(MAGIC)] != MAGIC:
         raise InvalidModelError("EPContext: the data is not vkep's (or of another format): compile the model again")
     try:
@@ -136,7 +136,7 @@ def _read_nodes(entry: Mapping[str, Any], weights: Mapping[str, Weight]) -> Node
     content = base64.b64decode(entry["graph"], validate=True)
     try:
         proto = onnx.GraphProto.FromString(content)
-    except Exception as error:  # a class of protobuf's own
+    except Exception as error:  # an exception class of protobuf
         raise ValueError(f"the nodes do not parse: {error}") from error
     opsets = {str(domain): int(version) for domain, version in entry["opsets"].items()}
     if proto.initializer or any(a.HasField("g") or a.graphs for n in proto.node for a in n.attribute):

@@ -1,4 +1,5 @@
-"""EPContext nodes: a compiled model is an ONNX model whose islands are such nodes, their data inside or beside it."""
+"""EPContext nodes: a compiled model is an ONNX model whose islands are such nodes, with their data inside or beside
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _INT, _STRING = 1, 5  # OrtOpAttrType
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """What a session's ``ep.context_*`` entries ask for."""
+    """The settings in a session's ``ep.context_*`` entries."""
 
     enabled: bool = False
     embed: bool = False
@@ -30,7 +31,7 @@ class ContextSettings:
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, str]) -> ContextSettings:
-        """From the session's configuration entries."""
+        """Read the session's configuration entries."""
         return cls(
             entries.get("ep.context_enable", "0") == "1",
             entries.get("ep.context_embed_mode", "0") == "1",
@@ -38,9 +39,8 @@ class ContextSettings:
         )
 
     def data_file(self, model_path: str, name: str) -> Path:
-        """Where the data of one island goes, beside the compiled model. Raises `UnsupportedModelError` where the model will
-        have no place in the file system.
-        """
+        """The path for the data of one island, beside the compiled model. Raises `UnsupportedModelError` where the
+        model will not be a file."""
         path = self.path or (model_path.removesuffix(".onnx") + "_ctx.onnx" if model_path else "")
         if not path:
             raise UnsupportedModelError(
@@ -56,7 +56,7 @@ def is_context(node: Node) -> bool:
 
 
 def read_data(node: Node, folder: Path | None) -> bytes:
-    """The data of an EPContext node. Raises `InvalidModelError` where it is not to be found."""
+    """The data of an EPContext node. Raises `InvalidModelError` where it is not found."""
     text = str(node.attributes.get("ep_cache_context", ""))
     if node.attributes.get("embed_mode", 1):
         try:
@@ -72,7 +72,7 @@ def read_data(node: Node, folder: Path | None) -> bytes:
 
 
 def data_place(node: Node) -> str:
-    """Where the data of an EPContext node is, for messages."""
+    """Where the data of an EPContext node is stored, for messages."""
     embedded = node.attributes.get("embed_mode", 1)
     return node.title if embedded else f"{node.title}, file {str(node.attributes.get('ep_cache_context', ''))!r}"
 
@@ -87,7 +87,7 @@ def make_node(
     data: bytes,
     info: str,
 ) -> Any:
-    """An OrtNode (ONNX Runtime's to own) that stands for one island; writes its file unless the data is embedded."""
+    """Create an OrtNode (ONNX Runtime owns it) for one island; writes its data file unless the data is embedded."""
     if settings.embed:
         stored = base64.b64encode(data)
     else:

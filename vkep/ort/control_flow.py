@@ -1,7 +1,8 @@
-"""If, Loop and Scan as kernels of the registry: ONNX Runtime's own drivers, with values that stay where the provider has them.
+"""If, Loop and Scan as kernels of the registry: ONNX Runtime's implementations, with values that stay in the provider's
+memory.
 
-ONNX Runtime makes such a kernel itself (`OrtEpApi.CreateLoopKernel` and its like) and asks for what it cannot do in device
-memory: to put the outputs of a loop's iterations behind each other, and to transpose the slices of a Scan.
+ONNX Runtime creates such a kernel itself (`OrtEpApi.CreateLoopKernel` and similar functions) and calls back for
+operations on device memory: concatenating the outputs of a loop's iterations, and transposing the slices of a Scan.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from vkep.ort.api import Ort
     from vkep.ort.graph import OrtGraphView
 
-#: the inputs that the drivers read on the host
+#: the inputs that the implementations read on the host
 _HOST_INPUTS = {"If": (0,), "Loop": (0, 1), "Scan": ()}
 _OLDEST_SCAN = 9
 
 
 @functools.cache
 def control_entries() -> tuple[KernelEntry, ...]:
-    """An entry for each version of If, Loop and Scan, of tensors whose elements are whole bytes."""
+    """An entry for each version of If, Loop and Scan, for tensors whose elements are whole bytes."""
     found = []
     for op_type, host in _HOST_INPUTS.items():
         for schema in onnx_history(op_type, ""):
@@ -60,10 +61,10 @@ def is_ours_to_drive(view: OrtGraphView, node: Node) -> bool:
 
 
 class ControlKernel:
-    """The kernel that ONNX Runtime makes for one node, which it also releases."""
+    """The kernel that ONNX Runtime creates for one node, and also releases."""
 
     def __init__(self, ort: Ort, on_device: bool, entry: KernelEntry, info: Any) -> None:
-        """``on_device``: whether the provider's values lie in device memory."""
+        """``on_device``: whether the provider's values are in device memory."""
         make, kind = getattr(ort.ep_api, f"Create{entry.op_type}Kernel"), "OrtKernelImpl *"
         if entry.op_type == "If":
             self.pointer = ort.get(make, kind, info)
@@ -77,7 +78,7 @@ class ControlKernel:
 
 
 class LoopHelper(CStruct, struct="OrtLoopKernelHelper"):
-    """What a Loop asks for."""
+    """The callbacks of a Loop."""
 
     def __init__(self, ort: Ort, on_device: bool) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class LoopHelper(CStruct, struct="OrtLoopKernelHelper"):
 
 
 class ScanHelper(CStruct, struct="OrtScanKernelHelper"):
-    """What a Scan over another axis than the first asks for. The host transposes."""
+    """The callbacks of a Scan over another axis than the first. The host transposes."""
 
     def __init__(self, ort: Ort) -> None:
         super().__init__()

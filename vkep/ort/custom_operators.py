@@ -1,6 +1,7 @@
-"""Operators that a user declared (`vkep.ops.operator`), made known to ONNX Runtime, which would refuse a model that uses them.
+"""Schemas of user-declared operators (`vkep.ops.operator`) for ONNX Runtime, which would otherwise refuse a model that
+uses them.
 
-Only their schemas go there: vkep claims the nodes as any others and runs them by its own plans.
+ONNX Runtime receives only the schemas: vkep claims the nodes like any others and runs them by its own plans.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ logger = logging.getLogger("vkep.ort")
 _ANY_TYPE = 0  # ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
 _REQUIRED, _OPTIONAL, _VARIADIC = 0, 1, 2  # OrtCustomOpInputOutputCharacteristic
 _NO_END = 2**31 - 1
-#: sizes that axes of unknown size are tried with: an axis of a result that both give the same size has it
+#: two sizes for axes of unknown size: an axis of a result that has the same size for both has that size
 _SAMPLES = (4, 3)
 _names = itertools.count()
 
 
 class Inference:
-    """ONNX Runtime's question for the types and shapes of one node's results."""
+    """A request of ONNX Runtime for the types and shapes of one node's results."""
 
     def __init__(self, ort: Ort, context: Any) -> None:
         self._ort, self._context = ort, context
@@ -48,9 +49,8 @@ class Inference:
     def results(
         self, definition: registry.OperatorDef, caps: DeviceCapabilities
     ) -> list[tuple[DType, list[int | None]]]:
-        """Type and shape of each result, with None for an axis that depends on sizes which the model leaves open. Nothing where
-        the operator declines.
-        """
+        """Type and shape of each result, with None for an axis that depends on sizes which the model leaves open. Empty
+        where the operator declines."""
         opsets = {definition.domain: definition.since}
         proto = onnx.NodeProto(op_type=definition.op_type, domain=definition.domain)
         self._attributes(definition, proto)
@@ -95,12 +95,12 @@ class Inference:
     def _attributes(self, definition: registry.OperatorDef, proto: onnx.NodeProto) -> None:
         ort, api = self._ort, self._ort.api
         for name in definition.signature.attributes:
-            with suppress(OrtError):  # the node does not have it
+            with suppress(OrtError):  # the node does not have the attribute
                 found = ort.get(api.ShapeInferContext_GetAttribute, "OrtOpAttr const *", self._context, name.encode())
                 read_attribute(ort, found, proto)
 
     def tell(self, index: int, dtype: DType, shape: Sequence[int | None]) -> None:
-        """Answer for one result."""
+        """Set the type and shape of one result."""
         ort, api = self._ort, self._ort.api
         info = ort.get(api.CreateTensorTypeAndShapeInfo, "OrtTensorTypeAndShapeInfo *")
         try:
@@ -148,7 +148,7 @@ class CustomOperator(CStruct, struct="OrtCustomOp"):
 
     @value(0)
     def GetInputMemoryType(self, index: int) -> int:
-        return 0  # OrtMemTypeDefault: where the provider's values are
+        return 0  # OrtMemTypeDefault: the provider's memory
 
     @value(1)
     def GetOutputTypeCount(self) -> int:
@@ -202,12 +202,11 @@ class CustomOperator(CStruct, struct="OrtCustomOp"):
 
 
 class CustomDomains:
-    """The domains of the operators that are declared when ONNX Runtime asks. What was given to it stays until the process ends:
-    sessions refer to it.
-    """
+    """The domains of the operators that are declared when ONNX Runtime asks. They exist until the process ends, since
+    sessions refer to them."""
 
     def __init__(self, ort: Ort, caps: DeviceCapabilities) -> None:
-        """``caps``: the device that operators are tried for, to see what they give."""
+        """``caps``: the device for which operators are tried to infer their results."""
         self._ort, self._caps = ort, caps
         self._domains: dict[str, Any] = {}
         self._given: set[registry.OperatorDef] = set()
@@ -220,7 +219,7 @@ class CustomDomains:
         return list(self._domains.values())
 
     def add_to(self, options: Any) -> None:
-        """Make them known to sessions with these options (OrtSessionOptions)."""
+        """Add the domains to session options (OrtSessionOptions)."""
         for domain in self.all():
             self._ort.check(self._ort.api.AddCustomOpDomain(options, domain))
 

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vkep.ort")
 
-#: metadata of an OrtEpDevice by which a session's device is found again
+#: metadata of an OrtEpDevice that identifies a session's device
 UUID_KEY = "vulkan_uuid"
-_ALIGNMENT = 0  # of the device's name only: OrtDevice.make() makes such; the arena aligns to 256 in any case
+_ALIGNMENT = 0  # the alignment in the device's name only: OrtDevice.make() uses it; the arena aligns to 256 in any case
 
 
 class EpDevices:
-    """The Vulkan devices, their memory infos, and the hardware devices made up for those that ONNX Runtime does not list."""
+    """The Vulkan devices, their memory infos, and the hardware devices created for those that ONNX Runtime does not
+    list."""
 
     def __init__(self, ort: Ort, factory: Any) -> None:
         self._ort, self._factory = ort, factory
@@ -42,7 +43,7 @@ class EpDevices:
         if not self.devices:
             for refused, problems in self.refused:
                 logger.warning("%s does not take %s: %s", EP_NAME, refused.name, "; ".join(problems))
-        self._memory: dict[str, dict[tuple[int, int], Any]] = {}  # by UUID; kinds of allocator and of memory
+        self._memory: dict[str, dict[tuple[int, int], Any]] = {}  # by UUID, kind of allocator and kind of memory
         self._virtual: list[Any] = []
         self.host_memory = ort.get(
             ort.api.CreateMemoryInfo_V2, "OrtMemoryInfo *", b"Cpu", CPU, 0, 0, DEFAULT_MEMORY, 0, 0
@@ -53,9 +54,9 @@ class EpDevices:
             self._memory[device.uuid] = {kind: self._memory_info(device, number, *kind) for kind in kinds}
 
     def announce(self, hardware: Sequence[Any], room: int) -> list[Any]:
-        """Make the OrtEpDevices (ONNX Runtime owns them), at most ``room``. Two Vulkan devices of one model take two
-        listed hardware devices of that model; what is left over, and every CPU driver, gets a virtual one.
-        """
+        """Create the OrtEpDevices (ONNX Runtime owns them), at most ``room``. Two Vulkan devices of one model match
+        two listed hardware devices of that model; the remaining ones, and every CPU driver, get a virtual hardware
+        device."""
         ort, api = self._ort, self._ort.api
         free = [h for h in hardware if api.HardwareDevice_Type(h) == GPU]
         made = []
@@ -83,17 +84,18 @@ class EpDevices:
         return made
 
     def by_uuid(self, uuid: str) -> DeviceCapabilities:
-        """Raises `ValueError` for a device that is not there."""
+        """The device with a UUID. Raises `ValueError` where it does not exist."""
         for device in self.devices:
             if device.uuid == uuid:
                 return device
         raise ValueError(f"no Vulkan device has the UUID {uuid!r}; there are {[d.uuid for d in self.devices]}")
 
     def choose(self, uuids: Sequence[str], wanted: str | None = None) -> DeviceCapabilities:
-        """The device of a session that was given these: the one that ``wanted`` names, as `vkep.SessionOptions.device`; else of
-        several (a session that names only the provider is given all) the one that plain vkep sessions take, or the first.
+        """Choose the device of a session from those that ONNX Runtime assigned: the one that ``wanted`` names, as
+        `vkep.SessionOptions.device`; otherwise, of several (a session that names only the provider is assigned all),
+        the one that plain vkep sessions use, or the first.
 
-        Raises `DeviceNotFoundError`, and ``ValueError`` where the session was not given the device that it names.
+        Raises `DeviceNotFoundError`, and ``ValueError`` where the named device was not assigned to the session.
         """
         if wanted is not None:
             named = select_device(list_devices(), int(wanted) if wanted.isdecimal() else wanted).capabilities
@@ -110,7 +112,7 @@ class EpDevices:
         return chosen
 
     def by_number(self, number: int) -> DeviceCapabilities:
-        """The device of a memory info's device id."""
+        """The device with a memory info's device id."""
         if not 0 <= number < len(self.devices):
             raise ValueError(f"no Vulkan device has the number {number}; there are {len(self.devices)}")
         return self.devices[number]
@@ -118,7 +120,8 @@ class EpDevices:
     def memory_info(
         self, device: DeviceCapabilities, kind: tuple[int, int] = (DEVICE_ALLOCATOR, DEFAULT_MEMORY)
     ) -> Any:
-        """The OrtMemoryInfo of a device's memory, by kinds of allocator and of memory; it lives as long as this object."""
+        """The OrtMemoryInfo of a device's memory, by kind of allocator and kind of memory; it lives as long as this
+        object."""
         return self._memory[device.uuid][kind]
 
     @property
@@ -140,7 +143,7 @@ class EpDevices:
         )
 
     def _virtual_hardware(self, device: DeviceCapabilities) -> Any:
-        # the UUID's first bytes tell two virtual devices of one model apart
+        # the UUID's first bytes distinguish two virtual devices of one model
         number = int(device.uuid[:8], 16) ^ device.device_id
         with self._ort.temporary_pairs({"is_virtual": "1", UUID_KEY: device.uuid}) as pairs:
             made = self._ort.get(
@@ -156,13 +159,13 @@ class EpDevices:
         return made
 
     def release_virtual(self) -> None:
-        """After ONNX Runtime has let go of the devices."""
+        """Release the virtual devices, after ONNX Runtime has released theirs."""
         for device in self._virtual:
             self._ort.ep_api.ReleaseHardwareDevice(device)
         self._virtual.clear()
 
 
 def metadata_uuid(ort: Ort, pairs: Any) -> str:
-    """The device that an OrtEpDevice's metadata names."""
+    """The UUID of the device in an OrtEpDevice's metadata."""
     value = ort.api.GetKeyValue(pairs, UUID_KEY.encode())
     return "" if value == NULL else ffi.string(value).decode()

@@ -1,8 +1,9 @@
-"""The plugin library for programs that are not Python: ``python -m vkep.ort.library --embed FOLDER``.
+"""The plugin library for programs that are not written in Python: ``python -m vkep.ort.library --embed FOLDER``.
 
-The same callbacks behind the same two exported functions, in a shared object that brings the interpreter with it: the first
-call starts the Python that built the library, with its packages (vkep, numpy, onnx, cffi), unless the program runs Python
-already. It names that Python's executable, and is for the machine, or image, that it was built on.
+It has the same callbacks and the same two exported functions, in a shared object that contains the interpreter: the
+first call starts the Python that built the library, with its packages (vkep, numpy, onnx, cffi), unless the program
+already runs Python. It refers to that Python's executable, and works only on the machine or image on which it was
+built.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from vkep.ort.compile_library import MODULE, LibraryError, compile_to, sources
 
 NAME = "libvkep_ort.so"
-#: run once in the interpreter when the first callback comes; what fails here is written to standard error by cffi
+#: runs once in the interpreter at the first callback; cffi writes its errors to standard error
 _START = f"""
 import sys
 from vkep.ort import library
@@ -41,7 +42,7 @@ def _executable() -> str:
 
 
 def _link_flags() -> list[str]:
-    """How to link with this Python's shared library."""
+    """The flags for linking with this Python's shared library."""
     folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
     if not sysconfig.get_config_var("Py_ENABLE_SHARED") or not name or not (Path(folder) / name).exists():
         raise LibraryError(
@@ -49,5 +50,5 @@ def _link_flags() -> list[str]:
             "--enable-shared (Debian and Ubuntu: python3-dev)"
         )
     version = name.removeprefix("lib").removesuffix(".so")
-    # never unloaded: unregistering closes the library, and the interpreter goes on referring to it
+    # never unloaded: the interpreter still refers to the library after it is unregistered
     return [f"-L{folder}", f"-l{version}", f"-Wl,-rpath,{folder}", "-Wl,-z,nodelete", "-ldl", "-lpthread"]

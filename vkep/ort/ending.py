@@ -1,9 +1,9 @@
-"""The interpreter's end, where a program leaves sessions and running threads behind.
+"""The interpreter's exit, when a program leaves sessions and running threads.
 
-ONNX Runtime gives back what it holds when its Python objects go, or, in onnxruntime-genai's hands, later still, when the names
-of vkep's modules are gone: callbacks do nothing then. A daemon thread that is within ONNX Runtime when the interpreter ends is
-ended by Python within C++, which aborts the process, whichever provider runs: such threads are stopped before, where they
-call a run or come back into vkep, and never go on.
+ONNX Runtime releases its objects when its Python objects are deleted, or with onnxruntime-genai even later, when the
+names of vkep's modules are cleared: then callbacks do nothing. When the interpreter exits, a daemon thread inside ONNX
+Runtime is terminated inside C++ code, which aborts the process with any provider: such threads are stopped before,
+where they call a run or return to vkep, and never continue.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from typing import Any
 
 logger = logging.getLogger("vkep.ort")
 
-#: has an item from the interpreter's end on. Callbacks hold it, and ask `torn` then.
+#: has an item once the interpreter exits. Callbacks hold a reference to it, and then call `torn`.
 over: list[bool] = []
-_PATIENCE = 5.0  #: seconds to wait for daemon threads that are within a run
+_PATIENCE = 5.0  #: seconds to wait for daemon threads inside a run
 _RUNS = ("run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector")
 _FILE = "onnxruntime_inference_collection.py"
 _parked: set[int] = set()
-#: the module that Python takes apart first: the one that comes last into ``sys.modules``
+#: the module that Python clears first: the last one in ``sys.modules``
 _first = ModuleType("vkep.ort._first_to_go")
 _first.__dict__["_there"] = True
 
 
 def make_torn() -> Callable[[], bool]:
-    """A function that says whether Python has begun to take its modules apart; before that it stops daemon threads. It uses no
-    module's names once they go.
-    """
+    """Return a function that tells whether Python has begun to clear its modules; before that it stops daemon threads.
+    It uses no module's names once they are cleared."""
     names, stop = vars(_first), park
 
     def torn() -> bool:
@@ -48,7 +47,7 @@ def make_torn() -> Callable[[], bool]:
 
 
 def park() -> None:
-    """Never return in a daemon thread of Python's. ONNX Runtime's own threads are waited for by it, and go on."""
+    """Block forever in a daemon thread of Python. ONNX Runtime's own threads, which it waits for, continue."""
     thread = threading.current_thread()
     if not thread.daemon or isinstance(thread, threading._DummyThread):
         return
@@ -59,9 +58,7 @@ def park() -> None:
         forever.acquire()
 
 
-weakref.finalize(
-    threading.main_thread(), int
-)  # the exit of all finalisers is registered by the first: `_end` comes before
+weakref.finalize(threading.main_thread(), int)  # registered first, so that `_end` runs before
 
 
 @atexit.register
@@ -92,7 +89,7 @@ def _stopped(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _within() -> bool:
-    """Whether a daemon thread is within a run, and has not been stopped there."""
+    """Whether a daemon thread is inside a run and has not been stopped there."""
     daemons = {t.ident for t in threading.enumerate() if t.daemon and not isinstance(t, threading._DummyThread)}
     for ident, frame in sys._current_frames().items():
         at: FrameType | None = frame

@@ -1,4 +1,4 @@
-"""OrtEp: what one session asks of the provider."""
+"""OrtEp: the interface between one session and the provider."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAME = ffi.new("char[]", EP_NAME.encode())
 
 
 class Ep(CStruct, struct="OrtEp"):
-    """One session's provider. It may outlive the factory that made it. Its streams are made in C (`VkepEp`)."""
+    """One session's provider. It may outlive the factory that created it. Its streams are created in C (`VkepEp`)."""
 
     room = "VkepEp"
 
@@ -77,7 +77,7 @@ class Ep(CStruct, struct="OrtEp"):
         self.pointer.CreateSyncStreamForDevice = ffi.addressof(lib, "vkep_ep_stream")
         if not options.enable_graph_capture:
             self.runtime.checks.ask_for_starts = partial(setattr, self.pointer, "OnRunStart", self.pointer.OnRunStart)
-            self.pointer.OnRunStart = NULL  # nothing to do: spares each run a callback
+            self.pointer.OnRunStart = NULL  # does nothing: saves each run a callback
 
     @value(NULL)
     def GetName(self) -> Any:
@@ -94,8 +94,8 @@ class Ep(CStruct, struct="OrtEp"):
     def GetCapability(self, graph: Any, info: Any) -> None:
         try:
             self._claim(graph, info)
-        except BaseException as error:  # KeyboardInterrupt, too
-            self._failure = error  # ONNX Runtime logs the status and goes on without the provider
+        except BaseException as error:  # includes KeyboardInterrupt
+            self._failure = error  # ONNX Runtime logs the status and continues without the provider
             raise
 
     def _claim(self, graph: Any, info: Any) -> None:
@@ -156,7 +156,7 @@ class Ep(CStruct, struct="OrtEp"):
             infos[index] = node.pointer
 
     def _program(self, island: OrtSubgraph) -> Program | None:
-        """The plan of an island where there is one already: loaded, or made by `GetCapability`."""
+        """The plan of an island that already has one: loaded, or made by `GetCapability`."""
         loaded = island.loaded(self.runtime.device)
         if loaded is not None:
             return Program((loaded,), {}, ()) if isinstance(loaded, IslandStep) else None
@@ -173,7 +173,7 @@ class Ep(CStruct, struct="OrtEp"):
 
     @value(None)
     def ReleaseNodeComputeInfos(self, infos: Any, count: int) -> None:
-        self.runtime.captures.close()  # they use what goes now
+        self.runtime.captures.close()  # they use the objects that are released next
         for index in range(count):
             if infos[index] != NULL:
                 behind(infos[index]).release()
@@ -207,7 +207,7 @@ class Ep(CStruct, struct="OrtEp"):
 
     @status
     def IsConcurrentRunSupported(self, out: Any) -> None:
-        out[0] = True  # (false would have ONNX Runtime hold a mutex while a callback waits for Python's lock)
+        out[0] = True  # (false would make ONNX Runtime hold a mutex while a callback waits for the GIL)
 
     @status
     def Sync(self) -> None:
@@ -245,7 +245,7 @@ class Ep(CStruct, struct="OrtEp"):
 
     @value(0)
     def GetGraphCaptureNodeAssignmentPolicy(self) -> int:
-        return 0  # all nodes on this provider: a replay runs no other's
+        return 0  # all nodes are on this provider: a replay runs no other provider's nodes
 
     # ---- looking inside
 

@@ -30,17 +30,16 @@ logger = logging.getLogger("vkep.ort")
 _NAME = ffi.new("char[]", EP_NAME.encode())
 _VENDOR = ffi.new("char[]", b"vkep")
 _VERSION = ffi.new("char[]", vkep.__version__.encode())
-#: of a candidate of a model package (the model's own metadata have the provider's name after it)
+#: of a candidate in a model package (the keys in the model's own metadata end with the provider's name)
 COMPATIBILITY_KEY = "ep_compatibility_info"
 _INCOMPATIBLE_DRIVER, _INCOMPATIBLE_DEVICE = 1, 2  # OrtDeviceEpIncompatibilityReason
 
 
 class Factory(CStruct, struct="OrtEpFactory"):
-    """One registration of the library. The object stays after ONNX Runtime lets it go, because a session that lives on
-    still calls it (`ReleaseEp`, `ReleaseAllocator`).
-    """
+    """One registration of the library. The object stays after ONNX Runtime releases it, because a session that is still
+    open calls it (`ReleaseEp`, `ReleaseAllocator`)."""
 
-    registered = True  #: until ONNX Runtime lets it go
+    registered = True  #: until ONNX Runtime releases it
 
     def __init__(self, ort: Ort) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
         out[0] = self._fit(text, [devices[index] for index in range(count)]).value
 
     def _fit(self, text: str, hardware: Sequence[Any]) -> Fit:
-        """How data with this compatibility text fits the best of these devices."""
+        """Compare the compatibility text of data with the best of these devices."""
         api, fits = self.ort.api, []
         for listed in hardware:
             uuid = metadata_uuid(self.ort, api.HardwareDevice_Metadata(listed))
@@ -131,7 +130,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
         kind = (self.ort.get(api.MemoryInfoGetType, "int", info), api.MemoryInfoGetDeviceMemType(info))
         arena = {**arena_options(self._environment()), **self.ort.pairs(options)}
         chosen = EpOptions(arena={k: v for k, v in arena.items() if k.startswith("arena.")})
-        session_options(device, chosen).arena_config()  # wrong options are refused now, not at the first allocation
+        session_options(device, chosen).arena_config()  # wrong options are refused here, not at the first allocation
         own = self.devices.memory_info(device, kind)
         out[0] = ALLOCATORS[kind](self.ort, own, self._opener(device, chosen)).pointer
 
@@ -250,5 +249,5 @@ def _register_custom_operators(options: Any, base: Any) -> None:
 
 
 def is_registered() -> bool:
-    """Whether ONNX Runtime holds the provider, with devices or without."""
+    """Whether ONNX Runtime holds the provider, with or without devices."""
     return any(factory.registered for factory in live("OrtEpFactory"))

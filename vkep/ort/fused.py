@@ -1,4 +1,4 @@
-"""OrtNodeComputeInfo: one fused node, run as vkep's plans."""
+"""OrtNodeComputeInfo: one fused node, run by vkep's plans."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vkep.ort")
 _PLANNED = (IslandExecutor, VgfExecutor)
-_MAX_NUMBERS = 18  # of one input in a signature: type, rank, and at most 16 dimensions
+_MAX_NUMBERS = 18  # size of one input in a signature: type, rank, and at most 16 dimensions
 
 
 class _Details:
-    """What a run needs to know of an executable: dtype (None: no tensor of numbers), shape and bytes of each input, and
-    the outputs that islands make.
-    """
+    """What a run needs of an executable: dtype (None: not a tensor of numbers), shape and bytes of each input, and the
+    outputs that islands compute."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class _Details:
 
 
 class _Scratch:
-    """What a run writes down about its tensors."""
+    """The arrays that a run fills with its tensors' descriptions."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         self.tensors = ffi.new("VkepTensor[]", max(1, inputs))
@@ -79,12 +78,11 @@ class _Scratch:
 
 
 class _OnDevice:
-    """Runs an executable that is one island, where all inputs and outputs lie in the session's device memory: their addresses
-    are all that such a run needs to know.
-    """
+    """Runs an executable that is one island, where all inputs and outputs are in the session's device memory: such a
+    run needs only their addresses."""
 
     def __init__(self, island: IslandExecutor, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """Raises `KeyError` where a port of the island is no input or output of the fused node."""
+        """Raises `KeyError` where a port of the island is not an input or output of the fused node."""
         self._run_at = island.runner.run_at
         ports = {p.name: p for p in island.plan.outputs}
         made = [(i, ports[name]) for i, name in enumerate(outputs) if name]
@@ -118,11 +116,11 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     Args:
         runtime: the session's device side.
-        graph: what it computes; its weights are needed until no further signature can come.
+        graph: its nodes; its weights are needed as long as another signature may occur.
         inputs, outputs: the fused node's, in order ("" where absent).
         program: the plan already made for the static signature.
-        shapes_hold: whether ONNX Runtime holds every run to the shapes that the inputs declare. It does for a model's
-            inputs; what it infers for other values may be wrong (the output of an If whose branches differ).
+        shapes_hold: whether ONNX Runtime checks every run against the declared shapes of the inputs. It does for a
+            model's inputs; what it infers for other values may be wrong (the output of an If whose branches differ).
     """
 
     def __init__(
@@ -153,7 +151,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
         later = True
-        # a tensor of a rank that ONNX Runtime does not know is declared as a scalar: what breaks then is planned at a run
+        # ONNX Runtime declares a tensor of unknown rank as a scalar: a plan that fails because of it is made in a run
         with contextlib.suppress(InvalidInputError):
             later = self._planned_ahead(declared, program, shapes_hold)
         for weight in graph.weights.values():
@@ -162,7 +160,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         super().__init__()  # last: from here on ONNX Runtime holds it
 
     def _planned_ahead(self, declared: Mapping[str, ValueInfo], program: Program | None, shapes_hold: bool) -> bool:
-        """Plan for the declared shapes, where all are static; whether a run may still need another plan.
+        """Plan for the declared shapes, where all are static; returns whether a run may still need another plan.
 
         Raises `InvalidInputError` where a node does not allow these shapes.
         """
@@ -177,7 +175,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
         if not later:
             done = executable.program
-            executable.program = Program((), {}, done.placements, done.outputs)  # lets the weights go
+            executable.program = Program((), {}, done.placements, done.outputs)  # releases the weights
             self.planned.seal()
         return later
 
@@ -185,13 +183,13 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     @status
     def CreateState(self, context: Any, state: Any) -> None:
-        """Remember the name that ONNX Runtime gave the node."""
+        """Store the name that ONNX Runtime gave the node."""
         self.name = ffi.string(self.runtime.ort.ep_api.NodeComputeContext_NodeName(context)).decode()
         state[0] = ffi.cast("void *", self.pointer)
 
     @status
     def Compute(self, state: Any, context: Any) -> None:
-        """One run: by addresses alone where all tensors lie on the device, else by values."""
+        """Run once: by addresses alone where all tensors are on the device, else by values."""
         ort = self.runtime.ort
         scratch = self._scratch.pop() if self._scratch else _Scratch(len(self._names), len(self.outputs))
         try:
@@ -211,7 +209,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             if length < 0:
                 ort.check(scratch.failed[0])
             key = ffi.buffer(scratch.signature, 8 * length)[:]
-            over = self._over  # most likely as in the run before
+            over = self._over  # most likely the same as in the previous run
             used = self.planned.use_key((key, over), lambda: self._make(key, over=over))
             with used.hold:
                 executable = used.executable
@@ -241,10 +239,10 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     @value(None)
     def ReleaseState(self, state: Any) -> None:
-        """Nothing: the plans go with the node."""
+        """Does nothing: the plans are closed with the node."""
 
     def release(self) -> None:
-        """Close the plans; ONNX Runtime has let the node go."""
+        """Close the plans; ONNX Runtime has released the node."""
         super().release()
         self.planned.close()
 
@@ -264,7 +262,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             made = self._output(context, index, port.shape)
             dtype = DTYPES[port.dtype]
             if dtype.sub_byte_bits or _lies_off(made):
-                waiting[name] = made  # packed on the host, or put there by it
+                waiting[name] = made  # packed on the host, or copied to the host by ONNX Runtime
             elif made.on_device:
                 targets[name] = self._device_tensor(name, made, dtype, port.shape, port.nbytes)
             else:
@@ -283,7 +281,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                     waiting[name] = self._output(context, index, details.ports[name].shape)
             self._send(executable, (key, executable.caller.over), values, kept, waiting)
         for index, name in enumerate(self.outputs):
-            if name and name not in details.ports:  # folded, or made in a part that was planned during the run
+            if name and name not in details.ports:  # folded, or computed in a part that was planned during the run
                 result = on_host(values[name])
                 self._write(self._output(context, index, result.shape), result)
 
@@ -295,7 +293,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         targets: Targets,
         waiting: Mapping[str, Any],
     ) -> None:
-        """Run, and bring the outputs in ``waiting`` to ONNX Runtime's memory where the run did not."""
+        """Run, and copy the outputs in ``waiting`` to ONNX Runtime's memory where the run did not write them there."""
         executable.run(values, targets)
         self.runtime.checks.add(open_checks(targets.values()))
         captures = self.runtime.captures
@@ -321,7 +319,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
     def _input(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> Any:
         if dtype is None:
             raise InvalidInputError(f"input {name!r} of {self.name}: no tensor of numbers")
-        if dtype.sub_byte_bits:  # packed in ONNX Runtime's memory, and not in the kernels'
+        if dtype.sub_byte_bits:  # packed in ONNX Runtime's memory, but not for kernels
             return unpack(self._read(tensor), dtype, shape)
         if _lies_off(tensor):
             return self._read(tensor).view(dtype.numpy).reshape(shape)
@@ -330,7 +328,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         return host_array(tensor.data, dtype, shape, nbytes)
 
     def _read(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """A tensor's bytes, wherever they lie."""
+        """The bytes of a tensor in any memory."""
         nbytes = byte_count(tensor)
         if not tensor.on_device:
             return host_bytes(tensor.data, nbytes)
@@ -387,7 +385,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         return executable
 
     def _ready(self, program: Program) -> Executable | None:
-        """The program on the device; None where the VGF converter or driver refuses a part, to be shared out anew."""
+        """The executable of the program; None where the VGF converter or driver refuses a part, which is then placed
+        again."""
         try:
             return self._planner(program)
         except GraphRefused as refusal:
@@ -413,5 +412,6 @@ def _layout(spec: Known) -> tuple[Any, tuple[int, ...], int]:
 
 
 def _lies_off(tensor: Any) -> bool:
-    """Whether a tensor starts in device memory where none may for a kernel: a slice that Scan takes. The host copies it."""
+    """Whether a tensor begins at an address in device memory that is not aligned for kernels: a slice of a Scan. The
+    host copies it."""
     return tensor.on_device and bool(address(tensor.data) % ALIGNMENT)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's graphs as vkep's: nodes, the values they start from, weights that stay where they are."""
+"""Converts ONNX Runtime's graphs to vkep's: nodes, inputs, and weights that are not copied."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 6, 7, 8  # OrtOpAttrType
 
 
-#: domain given to nodes with bodies (If, Loop, Scan), or with attributes that cannot be read
+#: domain of nodes with bodies (If, Loop, Scan), or with attributes that cannot be read
 OPAQUE = "vkep.ort.opaque"
 
 
 class OrtWeight(Weight):
     """A constant initializer in ONNX Runtime's memory, copied at its first use.
 
-    ONNX Runtime drops its own when the session is made, so before that whoever holds the weight says by `detach` whether
-    it will still be wanted.
+    ONNX Runtime frees its own copy when the session has been created. Before that the owner calls `detach` to keep the
+    weight or not.
     """
 
     def __init__(self, name: str, tensor: Any) -> None:
@@ -50,14 +50,14 @@ class OrtWeight(Weight):
         return self._array
 
     def detach(self, *, keep: bool) -> None:
-        """ONNX Runtime's memory is about to go; ``keep``: copy it before."""
+        """ONNX Runtime's memory is about to be freed; with ``keep`` copy it first."""
         if keep and self._tensor is not None:
             self.array()
         self._tensor = None
 
 
 class FileWeight(Weight):
-    """A constant initializer in an external data file, read whenever it is asked for."""
+    """A constant initializer in an external data file, read on each use."""
 
     in_file = True
 
@@ -79,8 +79,8 @@ class FileWeight(Weight):
 class OrtGraphView:
     """One OrtGraph: ``graph`` is vkep's view of it, ``pointers`` its OrtNodes by the name of their first output.
 
-    ``graph.inputs`` are all values that the nodes read and that neither they nor constants make (values of an outer
-    graph included).
+    ``graph.inputs`` are all values that the nodes read and that are neither computed by them nor constants (including
+    values of an outer graph).
     """
 
     def __init__(self, ort: Ort, pointer: Any, overrides: Overrides) -> None:
@@ -116,19 +116,19 @@ class OrtGraphView:
 
     @property
     def in_body(self) -> bool:
-        """Whether this is the body of another graph's node."""
+        """Whether this is the body of a node of another graph."""
         return bool(self._parent != NULL)
 
     @property
     def has_own_driver(self) -> bool:
-        """Whether this is the body of an operator other than ONNX's If, Loop and Scan, which runs it by itself (BeamSearch)."""
+        """Whether this is the body of an operator other than ONNX's If, Loop and Scan, which executes it itself
+        (BeamSearch)."""
         return self.in_body and bool(self.ort.text(self.ort.api.Node_GetDomain, self._parent))
 
     @property
     def is_expanded_later(self) -> bool:
-        """Whether this is the body of a function (SequenceMap), which ONNX Runtime replaces by its definition and asks about
-        again; fused nodes in it would not survive that.
-        """
+        """Whether this is the body of a function (SequenceMap), which ONNX Runtime replaces by its definition and
+        partitions again; fused nodes in it would be lost."""
         if not self.in_body:
             return False
         ort, api = self.ort, self.ort.api
@@ -137,7 +137,7 @@ class OrtGraphView:
         if not onnx.defs.has(op_type, domain):
             return False
         schema = onnx.defs.get_schema(op_type, version, domain)
-        kinds = ("has_function", "has_context_dependent_function")  # properties that onnx's stubs leave out
+        kinds = ("has_function", "has_context_dependent_function")  # properties that onnx's stubs lack
         return any(getattr(schema, kind) for kind in kinds)
 
     @property
@@ -147,7 +147,7 @@ class OrtGraphView:
         return {self._name(v) for v in self.ort.items(api.Graph_GetNumInputs, api.Graph_GetInputs, kind, self.pointer)}
 
     def value_info(self, name: str) -> ValueInfo:
-        """What ONNX Runtime knows of a value."""
+        """The type and shape that ONNX Runtime knows of a value."""
         ort, api = self.ort, self.ort.api
         kind = ort.get(api.GetValueInfoTypeInfo, "OrtTypeInfo const *", self._infos[name])
         tensor = (
@@ -199,11 +199,12 @@ class OrtGraphView:
         attributes = ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer)
         unread = [attribute for attribute in attributes if not read_attribute(ort, attribute, proto)]
         if self._bodies(pointer, proto) or unread:
-            proto.domain = OPAQUE  # ONNX Runtime runs it: nothing here may look into its stand-in
+            proto.domain = OPAQUE  # ONNX Runtime runs it: the placeholder must not be inspected
         return proto
 
     def _bodies(self, pointer: Any, node: onnx.NodeProto) -> int:
-        """Stand-ins for the bodies of If, Loop and Scan that read what these read: vkep runs no body, it only must know."""
+        """Placeholders for the bodies of If, Loop and Scan that read the same values: vkep runs no body, but needs its
+        inputs."""
         ort, api = self.ort, self.ort.api
         count = ort.get(api.Node_GetNumSubgraphs, "size_t", pointer)
         if not count:
@@ -220,7 +221,7 @@ class OrtGraphView:
         return int(count)
 
     def _starts(self, graph: Graph) -> tuple[Mapping[str, Weight], tuple[ValueInfo, ...]]:
-        """Constants and inputs: what the nodes read and do not make."""
+        """Constants and inputs: values that the nodes read and do not compute."""
         made = {o for node in graph.nodes for o in node.outputs} | set(graph.weights)
         weights: dict[str, Weight] = {}
         inputs: dict[str, ValueInfo] = {}
@@ -270,7 +271,8 @@ _PROTO_TYPES = {
 
 
 def read_attribute(ort: Ort, pointer: Any, node: onnx.NodeProto) -> bool:
-    """Read one attribute; False for what the interface does not give (types, sparse tensors) or no kernel reads (texts)."""
+    """Read one attribute; False for types that the interface does not support (types, sparse tensors) or no kernel
+    reads (texts)."""
     api = ort.api
     try:
         kind = ort.get(api.OpAttr_GetType, "int", pointer)
@@ -311,7 +313,7 @@ def read_attribute(ort: Ort, pointer: Any, node: onnx.NodeProto) -> bool:
 
 
 def _attribute_bytes(ort: Ort, pointer: Any, kind: int) -> bytes:
-    """The bytes of an attribute; a first call, which fails for lack of room, tells how many."""
+    """The bytes of an attribute; a first call with too little memory returns their number."""
     api = ort.api
     needed = ffi.new("size_t *")
     status = api.ReadOpAttr(pointer, kind, NULL, 0, needed)

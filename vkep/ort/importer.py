@@ -1,7 +1,7 @@
 """OrtExternalResourceImporterImpl: an application's Vulkan memory as OrtValues, its timeline semaphores on our streams.
 
-Applications reach it through ``OrtInteropApi``. Memory comes as an opaque file descriptor or as host memory, semaphores as
-opaque file descriptors, which are duplicated: the caller's stay the caller's.
+Applications reach it through ``OrtInteropApi``. Memory is an opaque file descriptor or host memory, semaphores are
+opaque file descriptors. Descriptors are duplicated: the caller still owns its own.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 #: OrtExternalMemoryHandleType, OrtExternalSemaphoreType
 _MEMORY = {3: OPAQUE_FD, 4: HOST_ALLOCATION}
 _TIMELINE_FD = 2
-_FIRST_LEVEL = 24  # at which the descriptors appeared; they only grow
+_FIRST_LEVEL = 24  # interface versions that introduced these structures; later versions only add fields
 
 
 class MemoryHandle(CStruct, struct="OrtExternalMemoryHandle"):
-    """Imported memory, which its tensors do not hold: release them first. It may outlive its importer."""
+    """Imported memory. Its tensors do not keep it alive: release them first. It may outlive its importer."""
 
     def __init__(self, domain: memory.MemoryDomain, ep_device: Any, descriptor: Any, memory_type: int | None) -> None:
         kind, offset, size = _MEMORY[descriptor.handle_type], descriptor.offset_bytes, descriptor.size_bytes
@@ -91,7 +91,7 @@ class Importer(CStruct, struct="OrtExternalResourceImporterImpl"):
     Args:
         info: the OrtMemoryInfo of the device's memory.
         domain: the context's memory, for this importer to release.
-        memory_type: of what is imported as a descriptor (see `gpu_shared.external.MemorySource`).
+        memory_type: of memory that is imported by descriptor (see `gpu_shared.external.MemorySource`).
     """
 
     def __init__(

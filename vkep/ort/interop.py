@@ -5,9 +5,10 @@ The keys of ``OrtGraphicsInteropConfig.additional_options``, all optional:
 
 - ``token``, ``group_id``: the shared context, instead of the device's own default.
 - ``memory_type``: the Vulkan memory type of the allocations that will be imported.
-- ``instance``, ``physical_device``, ``device``, ``queue_family`` and ``extensions``, ``features`` (comma-separated names; what
-  vkCreateDevice switched on), with the VkQueue as ``command_queue``: the application's own device. It becomes the context,
-  and what runs on it needs no import. Handles as numbers, decimal or 0x. ``timeline_semaphore``: one of the application's.
+- ``instance``, ``physical_device``, ``device``, ``queue_family`` and ``extensions``, ``features`` (comma-separated
+  names; those that vkCreateDevice enabled), with the VkQueue as ``command_queue``: the application's own device. It
+  becomes the context, and work on it needs no import. Handles as numbers, decimal or 0x. ``timeline_semaphore``: one of
+  the application's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _KEYS = (*_HANDLES, "timeline_semaphore", "token", "group_id", "memory_type")
 
 @dataclass
 class Interop:
-    """What an application said of one device."""
+    """An application's objects for one device."""
 
     token: str | None = None
     group_id: int = 0
@@ -49,7 +50,7 @@ class Interop:
         return replace(options, token=self.token, group_id=self.group_id)
 
     def close(self) -> None:
-        """New users no longer find the application's device; those that use it end first."""
+        """Stop sharing the application's device with new users; existing users must end first."""
         if self.context is not None:
             registry = SharedGpuContextRegistry.get()
             try:
@@ -63,8 +64,8 @@ class Interop:
 
 def make_interop(device: DeviceCapabilities, config: Any, options: Mapping[str, str]) -> Interop:
     """Read an OrtGraphicsInteropConfig. Raises ``NotImplementedError`` for another graphics interface than Vulkan,
-    ``ValueError`` for options that do not parse, `ContextExistsError` where sessions already have a context under the key,
-    `ContextIncompatibleError` where the application's device will not do.
+    ``ValueError`` for options that do not parse, `ContextExistsError` where sessions already have a context under the
+    key, `ContextIncompatibleError` where the application's device lacks a requirement.
     """
     if config.version < _FIRST_LEVEL:
         raise ValueError(f"the configuration's version is {config.version}, expected ORT_API_VERSION")

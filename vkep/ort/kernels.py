@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vkep.ort")
 _CPU_INPUT, _CPU_OUTPUT = -2, -1  # OrtMemType
-#: makes the kernel of one node, given its OrtKernelInfo
+#: creates the kernel of one node, given its OrtKernelInfo
 Create = Callable[["KernelEntry", Any], CStruct]
 
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One version of one operator: the element types that each type constraint takes (a constraint that is left out takes
-    any), and the inputs and outputs that are to lie in host memory.
-    """
+    """One version of one operator: the element types of each type constraint (a constraint that is left out allows
+    any), and the inputs and outputs that must be in host memory."""
 
     op_type: str
     since: int
@@ -43,11 +42,11 @@ class KernelEntry:
     host_outputs: tuple[int, ...] = ()
 
 
-#: ONNX Runtime's number of each element type that it has
+#: ONNX Runtime's number of each element type
 ELEMENT_TYPES = {
     d.name: n for n in range(64) if (d := dtypes.from_onnx(lib.vkep_onnx_type(n))) and d.name != "float8_e8m0fnu"
 }
-#: what ONNX Runtime's schemas of the copies allow: no element narrower than a byte
+#: the types of ONNX Runtime's schemas of the copies: no element narrower than a byte
 WHOLE = tuple(name for name in ELEMENT_TYPES if not dtypes.DTYPES[name].sub_byte_bits)
 COPIES = (
     KernelEntry("MemcpyFromHost", 1, {"T": WHOLE}, host_inputs=(0,)),
@@ -97,7 +96,7 @@ class KernelRegistry:
     ) -> None:
         self._ort = ort
         self.pointer = ort.get(ort.ep_api.CreateKernelRegistry, "OrtKernelRegistry *")
-        self._handles: list[Any] = []  # what ONNX Runtime hands back to `vkep_create_kernel`
+        self._handles: list[Any] = []  # the pointer that ONNX Runtime passes to `vkep_create_kernel`
         self._types: dict[str, Any] = {}
         try:
             for entry in COPIES:
@@ -112,7 +111,7 @@ class KernelRegistry:
             raise
 
     def close(self) -> None:
-        """Give the registry back to ONNX Runtime."""
+        """Release the registry to ONNX Runtime."""
         if self.pointer != NULL:
             self._ort.ep_api.ReleaseKernelRegistry(self.pointer)
             self.pointer = NULL
@@ -157,11 +156,11 @@ def _create_kernel(state: Any, info: Any, out: Any) -> None:
 
 
 def check_against_schema(ort: Ort, entry: KernelEntry) -> bool:
-    """Hold an entry against ONNX Runtime's schema of its operator: the names of its constraints and their types.
+    """Check an entry against ONNX Runtime's schema of its operator: the names of its constraints and their types.
 
     Returns:
-        Whether ONNX Runtime knows this version of the operator. What has no schema there (copies, a user's own
-        operators) passes.
+        Whether ONNX Runtime knows this version of the operator. An operator without a schema there (copies, a user's
+        own operators) passes.
 
     Raises:
         OrtError: a constraint that the schema does not have, or types that it does not allow.

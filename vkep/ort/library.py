@@ -1,10 +1,11 @@
 """The plugin library: a small cffi extension, compiled once into the user's cache folder.
 
-ONNX Runtime wants a shared object that exports ``CreateEpFactories`` and ``ReleaseEpFactory``. Those two functions and a
-few helpers of the hot path are C (``shim.c``); everything else is Python behind cffi's ``extern "Python"``. The wheel of
-vkep is pure Python, so the shim is compiled at the first `load`: that takes a C compiler and Python's headers, about two
-seconds, and happens once for each version of the sources, of Python and of cffi. ``python -m vkep.ort.library`` does it
-ahead of time, for an image whose users have no compiler; ``VKEP_ORT_LIBRARY`` names a library compiled elsewhere.
+ONNX Runtime loads a shared object that exports ``CreateEpFactories`` and ``ReleaseEpFactory``. Those two functions and
+a few helpers of the hot path are C (``shim.c``); everything else is Python behind cffi's ``extern "Python"``. The wheel
+of vkep is pure Python, so the shim is compiled at the first `load`: that takes a C compiler and Python's headers, about
+two seconds, and happens once for each version of the sources, of Python and of cffi. ``python -m vkep.ort.library``
+compiles it ahead of time, for an image without a compiler; ``VKEP_ORT_LIBRARY`` is the path of a library that was
+compiled elsewhere.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from vkep.errors import VkepError
 from vkep.ort.compile_library import LIBRARY_VARIABLE, MODULE, LibraryError, compile_to, sources
 from vkep.ort.embedding import build_embedded
 
-_EMBEDDED = b"library.adopt("  # in the start code of `vkep.ort.embedding`
+_EMBEDDED = b"library.adopt("  # defined by the start code of `vkep.ort.embedding`
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
 
 
 def load() -> ModuleType:
-    """The loaded extension (``ffi``, ``lib``, ``__file__``), compiled first where need be. Raises `LibraryError`."""
+    """Return the loaded extension (``ffi``, ``lib``, ``__file__``); it is compiled first if needed. Raises
+    `LibraryError`."""
     global _module
     with _lock:
         if _module is None:
@@ -62,9 +64,8 @@ def build(folder: str | os.PathLike[str] | None = None) -> Path:
 
 
 def adopt(module: ModuleType) -> None:
-    """Use the extension of an embedding library, which has started this interpreter. Raises `LibraryError` where the process
-    has loaded another: a Python program registers `vkep.ort.get_library_path`.
-    """
+    """Use the extension of an embedding library, which has started this interpreter. Raises `LibraryError` where the
+    process has loaded another one: a Python program registers `vkep.ort.get_library_path`."""
     global _module
     with _lock:
         if _module is not None:

@@ -1,8 +1,8 @@
-"""Device memory as ONNX Runtime sees it: pointers that it passes on but never follows.
+"""Device memory in ONNX Runtime: pointers that it passes on but never dereferences.
 
 A pointer is a device address (buffer device address) with the number of its memory domain in the bits above bit 48, so
 that two contexts, whose addresses may coincide, never mix; the first domain's number is 0, and its pointers are plain
-addresses. ONNX Runtime adds offsets to pointers, which this survives.
+addresses. ONNX Runtime may add offsets to such pointers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUMBER_SHIFT = 48
 _ADDRESS_MASK = (1 << NUMBER_SHIFT) - 1
 AnyBlock = DeviceBlock | ExternalBlock
 Bytes = np.ndarray[Any, Any]  # contiguous uint8, one axis
-#: blocks of equal sizes (in grains) change hands without the arena: the next run asks for what this one gave back
+#: blocks of equal sizes (in grains) are reused without the arena: the next run requests the sizes that this one freed
 _GRAIN = 256
 _MOST_SPARE_BYTES = 64 << 20
 
@@ -43,8 +43,8 @@ _MOST_SPARE_BYTES = 64 << 20
 class MemoryDomain:
     """The memory of one context as pointers, with transfers of its own. Counted: `acquire` and `release`. Thread-safe.
 
-    All work on a context is ordered on its one timeline, so a block that is given back may be taken again at once by work
-    submitted later; only the host, where it reaches the memory itself, has to wait.
+    All work on a context is ordered on its one timeline, so later work may reuse a freed block at once; only the host,
+    where it maps the memory, must wait.
     """
 
     def __init__(self, context: SharedGpuContext, config: ArenaConfig | None, number: int) -> None:
@@ -54,10 +54,11 @@ class MemoryDomain:
         self.users = 0
         self.lock = threading.RLock()
         self._bases: list[int] = []
-        self._blocks: dict[int, tuple[AnyBlock, int]] = {}  # address -> block, size class (0: none); spare ones too
-        #: blocks that change hands without the arena (a ``VkepSpares``)
+        # maps an address to its block and size class (0: none); includes spare blocks
+        self._blocks: dict[int, tuple[AnyBlock, int]] = {}
+        #: blocks that are reused without the arena (a ``VkepSpares``)
         self.spares = ffi.new("VkepSpares *", {"grain": _GRAIN, "most": _MOST_SPARE_BYTES})
-        self._gave_back = False  #: whether the arena got anything back since `run_ended`
+        self._gave_back = False  #: whether a block was returned to the arena since `run_ended`
         self.lease = context.lease("onnxruntime memory", copies_only=True)
         try:
             self._shared = shared_device_arena(context, config)
@@ -90,7 +91,7 @@ class MemoryDomain:
         return self._enter(self.arena.reserve(nbytes), 0)
 
     def free(self, pointer: int) -> None:
-        """Give a block back; the memory is used again when the GPU is done with what was submitted so far."""
+        """Free a block; the memory is reused once the GPU has finished with what was submitted so far."""
         given = lib.vkep_give(self.spares, pointer)
         if given == 1:
             return
@@ -107,15 +108,16 @@ class MemoryDomain:
         self._gave_back = True
 
     def run_ended(self) -> None:
-        """What the arena got back since the last run, and the GPU is done with, is for everyone."""
+        """Make the memory that was freed since the last run, and that the GPU has finished with, available to all
+        streams."""
         if self._gave_back:
             timeline = self.context.timeline
             completed = timeline.completed
-            self._gave_back = completed < timeline.submitted  # there may be more to release after the next run
+            self._gave_back = completed < timeline.submitted  # more may be released after the next run
             self.arena.release_stream(timeline, completed)
 
     def trim(self) -> int:
-        """Give the blocks kept for the next allocation of their size back to the arena; returns their bytes."""
+        """Return the blocks kept for allocations of the same size to the arena; returns their bytes."""
         pointers = ffi.new("uint64_t[]", len(self.spares.blocks))
         with self.lock:
             addresses = [p & _ADDRESS_MASK for p in pointers[0 : lib.vkep_drain(self.spares, pointers)]]
@@ -129,7 +131,7 @@ class MemoryDomain:
         return sum(size for _, size in drained)
 
     def shrink(self) -> int:
-        """Give all that is free back to the device; returns its bytes."""
+        """Return all free memory to the device; returns its bytes."""
         self.trim()
         return self.arena.shrink()
 
@@ -145,7 +147,7 @@ class MemoryDomain:
         return block.address | self._tag
 
     def _forget(self, address: int) -> tuple[AnyBlock, int]:
-        """Take a block out of the books; the caller holds the lock."""
+        """Remove a block from the table; the caller holds the lock."""
         del self._bases[bisect_left(self._bases, address)]
         return self._blocks.pop(address)
 
@@ -161,7 +163,7 @@ class MemoryDomain:
                 self._forget(address)
 
     def find(self, pointer: int) -> tuple[AnyBlock, int]:
-        """The block that a pointer points into, and the byte offset. Raises `ValueError`."""
+        """The block that contains a pointer's address, and the byte offset. Raises `ValueError`."""
         address = pointer & _ADDRESS_MASK
         block = self._blocks.get(address, (None, 0))[0]
         if block is None:
@@ -177,11 +179,12 @@ class MemoryDomain:
         return turn >= 0 and turn % 2 == 1
 
     def holds(self, block: AnyBlock) -> bool:
-        """Whether a block was not given back since it was found."""
+        """Whether a block is still allocated since it was found."""
         return self._blocks.get(block.address, (None, 0))[0] is block and not self._is_spare(block)
 
     def holding(self, pointer: int) -> object:
-        """Equal for equal allocations: the one that a pointer points into, until it is freed. Raises `ValueError`."""
+        """Identifies the allocation that a pointer points into: equal for the same allocation until it is freed. Raises
+        `ValueError`."""
         block, _ = self.find(pointer)
         return block, lib.vkep_turn(self.spares, block.address | self._tag)
 
@@ -193,19 +196,18 @@ class MemoryDomain:
     # ---- transfers
 
     def upload(self, pointer: int, data: Bytes) -> None:
-        """Copy contiguous bytes in; work submitted later sees them. ``data`` may go on return."""
+        """Copy contiguous bytes to the device, visible to work submitted later. ``data`` may be freed on return."""
         if data.nbytes:
             self.uploads.run(*in_c([(pointer, ffi.from_buffer(data), data.nbytes)]))
 
     def download(self, pointer: int, out: Bytes) -> None:
-        """Copy bytes out, when everything submitted so far is done."""
+        """Copy bytes to the host, once everything submitted so far is done."""
         if out.nbytes:
             self.downloads.run(*in_c([(pointer, ffi.from_buffer(out, require_writable=True), out.nbytes)]))
 
     def copy(self, items: Iterable[tuple[int, int, int]]) -> None:
-        """Copy on the device, with one submit, in order with what is submitted before and after. ``items``: the pointers of a
-        source and a target, and bytes, more than 0; they depend on nothing among them.
-        """
+        """Copy on the device, with one submit, ordered with earlier and later submits. ``items``: the pointers of a
+        source and a target, and bytes, more than 0; they must not depend on each other."""
         found = [(self.find(source), self.find(target), nbytes) for source, target, nbytes in items]
         with self.lock:
             commands = self.lease.allocate("onnxruntime copy")
@@ -214,7 +216,7 @@ class MemoryDomain:
             for (origin, start), (goal, end), nbytes in found:
                 commands.copy_buffer(origin.buffer, goal.buffer, nbytes, origin.offset + start, goal.offset + end)
             commands.barrier_after_transfer()
-            commands.barrier_to_host()  # where it sees the memory
+            commands.barrier_to_host()  # where the host maps the memory
             commands.end()
             self.lease.submit(self.lease.prepare([commands]))
             commands.close()
@@ -226,7 +228,7 @@ class MemoryDomain:
     # ---- life
 
     def release(self) -> None:
-        """One user less; the last one's release gives the memory back."""
+        """Release one reference; the last one frees the memory."""
         with _registry_lock:
             self.users -= 1
             if self.users or _domains.get(self.number) is not self:
@@ -250,7 +252,7 @@ _domains: dict[int, MemoryDomain] = {}
 
 
 def acquire(context: SharedGpuContext, config: ArenaConfig | None = None) -> MemoryDomain:
-    """The domain of a context, made for its first user; `MemoryDomain.release` it."""
+    """Take a reference to the domain of a context, which is created for its first user; `MemoryDomain.release` it."""
     with _registry_lock:
         for domain in _domains.values():
             if domain.context is context:
@@ -278,7 +280,7 @@ def live_domains() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Within:
-    """A part of a block, as what binds memory asks for it."""
+    """A part of a block, with the attributes that bindings use."""
 
     buffer: Buffer
     offset: int
@@ -286,10 +288,10 @@ class Within:
 
 
 class PointerTensor(DeviceTensor):
-    """A tensor in memory that ONNX Runtime holds, for one run."""
+    """A tensor in memory that ONNX Runtime owns, for one run."""
 
     def __init__(self, domain: MemoryDomain, pointer: int, dtype: DType, shape: Sequence[int], nbytes: int) -> None:
-        # Deliberately not DeviceTensor's: nothing is allocated, and nothing to give back.
+        # Deliberately does not call DeviceTensor's: nothing is allocated or freed.
         self.dtype, self.shape, self.nbytes = dtype, tuple(shape), nbytes
         self.pointer = pointer
         self.address = pointer & _ADDRESS_MASK
@@ -322,4 +324,4 @@ class PointerTensor(DeviceTensor):
         return out
 
     def close(self) -> None:
-        """Nothing: ONNX Runtime frees the memory."""
+        """Does nothing: ONNX Runtime frees the memory."""

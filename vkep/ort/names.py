@@ -1,4 +1,4 @@
-"""The provider's names, in a module that brings nothing."""
+"""The provider's names, in a module that imports nothing."""
 
 #: the provider's name in ONNX Runtime
 EP_NAME = "VulkanExecutionProvider"

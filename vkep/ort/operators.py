@@ -1,7 +1,7 @@
-"""vkep's operators as kernels of ONNX Runtime's registry: one node each, planned for each signature that it meets.
+"""vkep's operators as kernels of ONNX Runtime's registry: one node each, planned for each signature that occurs.
 
 The entries are generated from vkep's operator registry: one for each version of the operator's schema, with the element
-types that both the declaration and that version's schema allow. `kernels.check_against_schema` holds each against ONNX
+types that both the declaration and that version's schema allow. `kernels.check_against_schema` checks each against ONNX
 Runtime's own schema before it is registered.
 """
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vkep.ort")
 
 _Kind = onnx.defs.OpSchema.AttrType
-#: what ONNX Runtime's interface gives a kernel of a node's attributes (level 29 has no lists of texts)
+#: the attribute types that ONNX Runtime's interface returns for a kernel's node (version 29 has no lists of texts)
 _READABLE = {_Kind.FLOAT, _Kind.FLOATS, _Kind.INT, _Kind.INTS, _Kind.STRING, _Kind.TENSOR}
-#: an IR version that every attribute type of these nodes exists in
+#: an IR version in which every attribute type of these nodes exists
 _IR_VERSION = 8
 
 
@@ -61,7 +61,7 @@ def _entry(definition: registry.OperatorDef, schema: onnx.defs.OpSchema) -> Kern
             names = [n for n in declared if f"tensor({dtypes.DTYPES[n].onnx_name})" in constraint.allowed_type_strs]
             if names:
                 constraints[constraint.type_param_str] = tuple(names)
-    # sizes, axes and the like: planning wants their values
+    # sizes, axes and the like: planning needs their values
     host = tuple(i for i, formal in enumerate(schema.inputs) if formal.type_str == "tensor(int64)")
     return KernelEntry(
         definition.op_type, schema.since_version, constraints, domain=definition.domain, host_inputs=host
@@ -71,9 +71,8 @@ def _entry(definition: registry.OperatorDef, schema: onnx.defs.OpSchema) -> Kern
 def offer_kernels(
     ort: Ort, view: OrtGraphView, info: Any, islands: Sequence[Sequence[Node]]
 ) -> tuple[tuple[Node, ...], ...]:
-    """Claim the nodes of islands one by one, for the registry's kernels; returns those that have none, to be fused by
-    themselves.
-    """
+    """Claim the nodes of islands one by one, for the registry's kernels; returns those without a kernel, which are then
+    fused individually."""
     left = []
     for node in (n for nodes in islands for n in nodes):
         if has_kernel(ort, view, info, node):
@@ -91,7 +90,7 @@ def has_kernel(ort: Ort, view: OrtGraphView, info: Any, node: Node) -> bool:
 
 
 class OperatorKernel(CStruct, struct="OrtKernelImpl"):
-    """One node of ONNX Runtime's graph as a fused node of one. Its constant inputs are planned into it."""
+    """One node of ONNX Runtime's graph as a fused node of one. Its constant inputs become part of the plan."""
 
     def __init__(self, ort: Ort, runtime: Runtime, overrides: Overrides, entry: KernelEntry, info: Any) -> None:
         api = ort.api
@@ -167,7 +166,7 @@ def _attribute(ort: Ort, info: Any, name: bytes, kind: Any) -> Any:
 
 
 def _sized(ort: Ort, kind: str, read: Callable[[Any, Any], Any], convert: Callable[[Any], Any]) -> Any:
-    """What a call gives that first tells the size; None where there is nothing."""
+    """The result of a call that first returns the size; None where there is nothing."""
     size = ffi.new("size_t *")
     if not _found(ort, read(NULL, size)):
         return None
@@ -186,7 +185,7 @@ def _text(ort: Ort, function: Any, info: Any, *args: Any) -> str:
 
 
 def _found(ort: Ort, failed: Any) -> bool:
-    """Whether a call succeeded; ONNX Runtime says "no such attribute" by failing."""
+    """Whether a call succeeded; ONNX Runtime reports "no such attribute" as a failure."""
     if failed == NULL:
         return True
     ort.api.ReleaseStatus(failed)
@@ -194,7 +193,7 @@ def _found(ort: Ort, failed: Any) -> bool:
 
 
 def _constant(ort: Ort, info: Any, index: int) -> np.ndarray[Any, Any] | None:
-    """The value of a constant input, wherever it lies; None for other inputs."""
+    """The value of a constant input in any memory; None for other inputs."""
     is_constant, out = ffi.new("int *"), ffi.new("OrtValue const **")
     ort.check(ort.api.KernelInfoGetConstantInput_tensor(info, index, is_constant, out))
     if not is_constant[0] or out[0] == NULL:

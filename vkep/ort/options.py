@@ -21,19 +21,19 @@ FACTORY_PREFIX = factory_prefix(EP_NAME)
 
 @dataclass(frozen=True)
 class EpOptions:
-    """What a session tells its provider. Values arrive as texts (provider options).
+    """The provider options of a session. Values are texts in ONNX Runtime.
 
     device: index (as `vkep.devices` counts), UUID or part of the name of one of the devices that the session was given.
     token, group_id, context_mode, sync_mode: which shared context, as `vkep.SessionOptions`. Without a token, sessions
         on the default device share its default context with plain vkep sessions, and others one for each device.
     prefer, min_partition_size: as `vkep.SessionOptions`; what both delegates leave, and an island with fewer nodes, stays
         with the next provider. Without a token, a session that asks for VGF shares the context of plain sessions that do.
-    fallback: "cpu": what Vulkan declines goes to the next provider, and a node that turns out not to run at a shape that
-        only a run tells is computed on the CPU inside the provider (and logged); "error": both are refused.
-    io: "device": the inputs and outputs of an island lie in device memory; "host": in host memory.
-    prefer_nhwc: whether ONNX Runtime is to hand over channels-last nodes (`vkep.placement.channels_last`).
-    kernels: "compile": what Vulkan takes is fused; "registry": each node stays one of ONNX Runtime's own, run by a kernel of
-        the registry (what has no kernel there is fused by itself).
+    fallback: "cpu": nodes that Vulkan declines go to the next provider, and a node that cannot run at a shape which is
+        known only in a run is computed on the CPU inside the provider (and logged); "error": both are refused.
+    io: "device": the inputs and outputs of an island are in device memory; "host": in host memory. prefer_nhwc: whether
+        ONNX Runtime converts nodes to channels last (`vkep.placement.channels_last`). kernels: "compile": nodes on
+        Vulkan are fused; "registry": each stays a node of ONNX Runtime, run by a kernel of the registry (a node without
+        a kernel is fused individually).
     plan_cache_size, concurrency, check_data: as `vkep.SessionOptions`.
     enable_graph_capture: replay whole runs with bound inputs and outputs.
     arena: the ``arena.*`` options, as texts.
@@ -58,9 +58,9 @@ class EpOptions:
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, str], environment: Mapping[str, str] | None = None) -> EpOptions:
-        """Read a session's configuration entries (``ep.vulkanexecutionprovider.<option>``, also by CUDA's names) and the
-        environment's (``ep_factory.VulkanExecutionProvider.arena.*``), which the session's override. Entries of others are
-        ignored.
+        """Read a session's configuration entries (``ep.vulkanexecutionprovider.<option>``, also by CUDA's names) and
+        the environment's (``ep_factory.VulkanExecutionProvider.arena.*``), which the session's override. Other
+        providers' entries are ignored.
 
         Raises:
             ValueError: an unknown option, a prefix in another case, or a value that does not parse; the text names the
@@ -99,7 +99,7 @@ class EpOptions:
         return replace(self, **{key: _parse(key, text) for key, text in values.items()})
 
 
-#: what `SetDynamicOptions` takes
+#: the options that `SetDynamicOptions` accepts
 DYNAMIC = ("fallback",)
 
 
@@ -141,14 +141,14 @@ def _parse(name: str, text: str) -> Any:
 
 
 def as_texts(options: EpOptions) -> dict[str, str]:
-    """The options as provider options, those without a value left out."""
+    """The options as provider options, without those that are None."""
     made = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "arena"}
     texts = {k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in made.items() if v is not None}
     return texts | dict(options.arena)
 
 
 def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOptions:
-    """The options that find a session's context: on the default device that of plain vkep sessions."""
+    """The options that select a session's context: on the default device the context of plain vkep sessions."""
     token = options.token
     if token is None:
         default = select_device(list_devices()).capabilities.uuid == device.uuid

@@ -1,8 +1,8 @@
 """Initializers that the session's options replace (`SessionOptions.add_initializer`).
 
-ONNX Runtime's interface shows a provider the model's own values as constants; it neither lists replacements nor gives their
-values. Adding an initializer fails where one of that name was added, so each name is added to a copy of the options. The
-values come out of a session of a model that does nothing but give them, on the CPU provider.
+ONNX Runtime's interface shows a provider the model's own values as constants; it neither lists replacements nor gives
+their values. Adding an initializer fails where one of that name was added, so each name is added to a copy of the
+options. The values are the outputs of a session of a model that only returns them, on the CPU provider.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from vkep.ort.api import Ort
 
 _FLOAT, _WARNING, _NO_OPTIMIZATION = 1, 2, 0  # ONNXTensorElementDataType, OrtLoggingLevel, GraphOptimizationLevel
-#: the shape of what a replacement replaces in the model that gives it. ONNX Runtime replaces nothing there by device memory.
+#: the shape of the replaced initializer in the model that returns it. There ONNX Runtime replaces nothing by device
+#: memory.
 _NO_SHAPE = (0, 7, 0, 7, 0, 7, 0)
-#: what a session must not do a second time, or not refuse, for the sake of the values
+#: entries that the session for the values must not repeat, or must not reject
 _ENTRIES = {b"ep.context_enable": b"0", b"session.disable_cpu_ep_fallback": b"0"}
 _reading = threading.local()
 
 
 class Overrides:
-    """The replacements among a session's initializers. `close` gives the copy of its options back."""
+    """The replacements of a session's initializers. `close` releases the copy of its options."""
 
     def __init__(self, ort: Ort, options: Any) -> None:
         """``options``: an OrtSessionOptions, which is copied."""
@@ -55,9 +56,8 @@ class Overrides:
         return self._known[name]
 
     def value(self, name: str, elem_type: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """A replacement's value, a copy. Raises `OrtError` where it lies in no host memory, or is of another type or shape
-        than the model's initializer, which ``elem_type`` (ONNX's number) and ``shape`` describe.
-        """
+        """A copy of a replacement's value. Raises `OrtError` where it is not in host memory, or has another type or
+        shape than the model's initializer, which ``elem_type`` (ONNX's number) and ``shape`` describe."""
         if name not in self._arrays:
             self._arrays[name] = self._read(name, elem_type)
         array = self._arrays[name]
@@ -69,7 +69,7 @@ class Overrides:
         return array
 
     def close(self) -> None:
-        """Idempotent; nothing may be asked for afterwards."""
+        """Idempotent; call no other method afterwards."""
         if self.options != NULL:
             self._ort.api.ReleaseSessionOptions(self.options)
             self._ort.api.ReleaseValue(self._tensor)
@@ -103,7 +103,8 @@ class Overrides:
 
 
 def check_known_answers(ort: Ort) -> None:
-    """As `Ort` does for the rest of the tables: a call at a wrong place would answer otherwise. Raises `OrtError`."""
+    """As `Ort` does for the rest of the tables: a call at a wrong offset would return another result. Raises
+    `OrtError`."""
     options = ort.get(ort.api.CreateSessionOptions, "OrtSessionOptions *")
     first = Overrides(ort, options)
     said: Any = "known" in first

@@ -1,7 +1,7 @@
 """OrtEpProfilerImpl: each dispatch's time on the GPU, in ONNX Runtime's profile, with the node it belongs to.
 
-While a profile is collected, each fused node is run a second time with a timestamp after every dispatch, each waiting for
-the one before: what a dispatch takes by itself. (The first run is the one whose results and overlaps count.)
+While a profile is collected, each fused node is run a second time with a timestamp after every dispatch, each waiting
+for the one before: the time of a dispatch by itself. (The results and overlaps of the run are those of the first one.)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Profiler(CStruct, struct="OrtEpProfilerImpl"):
         """Time the dispatches of a fused node that has just run; ``values`` are those of the run."""
         for island in flatten(executable).islands:
             if not all(name in values for name in island.inputs):
-                continue  # inside a part that was planned during the run, whose own values are gone
+                continue  # inside a part that was planned during the run, whose own values no longer exist
             at = (time.monotonic_ns() - self._zero_ns) / 1e3
             times = island.runner.profile([values[n] for n in island.inputs])
             correlation = self._stack[-1] if self._stack else 0

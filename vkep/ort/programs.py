@@ -1,7 +1,8 @@
-"""Programs that nobody edits: the provider is registered before they make sessions.
+"""Registers the provider for programs without editing them.
 
-``python -m vkep.ort PROGRAM`` does so for one program. The environment variable ``VKEP_ORT`` does so for every program of a
-Python in which ``vkep ort enable`` put a file, ``vkep_ort.pth``, that looks at it when Python starts.
+``python -m vkep.ort PROGRAM`` does so for one program. The environment variable ``VKEP_ORT`` does so for every program
+of a Python in which ``vkep ort enable`` installed the file ``vkep_ort.pth``, which reads the variable when Python
+starts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LINE = (
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user asks for: sessions that name no provider, or name one of ``instead_of``, get Vulkan first."""
+    """The user's request: sessions that name no provider, or name one of ``instead_of``, get Vulkan first."""
 
     default: bool = False
     instead_of: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ class Wish:
         return ",".join((["default"] if self.default else []) + [f"as:{name}" for name in self.instead_of]) or "1"
 
     def fulfil(self) -> None:
-        """Register the provider; sessions made from now on are as wished. Raises as `vkep.ort.register`."""
+        """Register the provider and apply the request to later sessions. Raises as `vkep.ort.register`."""
         import vkep.ort
         from vkep.ort import python_sessions
 
@@ -66,7 +67,8 @@ class Wish:
 
 
 def at_start() -> None:
-    """Register the provider once the program imports onnxruntime. Nothing that goes wrong ends the program: it is warned of."""
+    """Register the provider once the program imports onnxruntime. Errors do not end the program: they become
+    warnings."""
     try:
         wish = Wish.parse(os.environ.get(VARIABLE, ""))
     except ValueError as error:
@@ -84,7 +86,7 @@ def _warn(error: BaseException) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds onnxruntime once, as Python would, with a loader that registers the provider afterwards."""
+    """Finds onnxruntime once, as Python would, with a loader that then registers the provider."""
 
     def __init__(self, wish: Wish) -> None:
         self._wish = wish
@@ -103,7 +105,7 @@ class _Loader(importlib.abc.Loader):
     def __init__(self, loader: Any, wish: Wish) -> None:
         self._loader, self._wish = loader, wish
 
-    def __getattr__(self, name: str) -> Any:  # resources, the path ...
+    def __getattr__(self, name: str) -> Any:  # the loader's other attributes: resources, the path ...
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -122,7 +124,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def places() -> list[Path]:
-    """Where Python reads ``.pth`` files from, the environment's own folder first."""
+    """The folders from which Python reads ``.pth`` files, the environment's own first."""
     import site
     import sysconfig
 
@@ -133,12 +135,12 @@ def places() -> list[Path]:
 
 
 def enabled() -> list[Path]:
-    """The files that are there."""
+    """The files that are installed."""
     return [folder / FILE for folder in places() if (folder / FILE).is_file()]
 
 
 def enable() -> Path:
-    """Write the file into the first folder that may be written to; it. Raises ``OSError``."""
+    """Write the file into the first writable folder; returns its path. Raises ``OSError``."""
     for folder in places():
         if folder.is_dir() and os.access(folder, os.W_OK):
             (folder / FILE).write_text(LINE, encoding="utf-8")
@@ -147,7 +149,7 @@ def enable() -> Path:
 
 
 def disable() -> list[Path]:
-    """Remove the files; those. Raises ``OSError``."""
+    """Remove the files; returns their paths. Raises ``OSError``."""
     removed = enabled()
     for path in removed:
         path.unlink()
@@ -155,7 +157,7 @@ def disable() -> list[Path]:
 
 
 def devices() -> tuple[list[str], str]:
-    """The names of the devices that the provider has in ONNX Runtime, and why it has none."""
+    """The names of the provider's devices in ONNX Runtime, and the reason where it has none."""
     import vkep.ort
     from vkep.ort.compile_library import LibraryError
 
@@ -175,7 +177,7 @@ def devices() -> tuple[list[str], str]:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """Run a module as ``python -m NAME arguments`` would, in this process. Raises what it raises."""
+    """Run a module as ``python -m NAME arguments`` would, in this process. Exceptions of the module propagate."""
     import runpy
 
     sys.argv = [name, *arguments]
@@ -184,7 +186,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def run_program(path: Path, arguments: Sequence[str]) -> None:
-    """Run a file or folder as ``python PATH arguments`` would, in this process. Raises what it raises."""
+    """Run a file or folder as ``python PATH arguments`` would, in this process. Exceptions of the program propagate."""
     import runpy
 
     sys.argv = [str(path), *arguments]
@@ -193,9 +195,8 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
 
 
 def found(program: str) -> Path:
-    """A file or folder, or the command of this name that is on PATH. Raises ``FileNotFoundError``, and ``ValueError`` for a
-    command that is not written in Python.
-    """
+    """The file or folder, or the command of this name on PATH. Raises ``FileNotFoundError``, and ``ValueError`` for a
+    command that is not written in Python."""
     import shutil
 
     path = Path(program)

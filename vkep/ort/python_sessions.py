@@ -1,8 +1,10 @@
-"""What ``onnxruntime.InferenceSession`` of Python leaves out for plugin providers, added while the provider is registered.
+"""Additions to Python's ``onnxruntime.InferenceSession`` for plugin providers, installed while the provider is
+registered.
 
-ONNX Runtime reads ``device_id`` among provider options as the number of a hardware device (a PCI id) and takes the CPU where
-none has it, and it knows no options of a plugin's sessions. One method is wrapped for both, and for programs that name
-other providers, or none (`vkep.ort.programs`). ``onnxruntime.OrtValue`` calls Vulkan's memory CUDA's in DLPack; that is fixed.
+ONNX Runtime reads ``device_id`` among provider options as the number of a hardware device (a PCI id) and uses the CPU
+where none matches, and it has no options for the sessions of a plugin. One method is wrapped for both, and for programs
+that name other providers, or none (`vkep.ort.programs`). In DLPack ``onnxruntime.OrtValue`` reports Vulkan memory as
+CUDA's; that is fixed.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from vkep.session.foreign_options import translated
 logger = logging.getLogger("vkep.ort")
 
 CPU = "CPUExecutionProvider"
-#: a session entry of options that know the operators which users declared
+#: a session entry that marks options with the users' operators added
 _KNOWS_OPERATORS = "vkep.knows_operators"
 _METHOD = "_create_inference_session"
 
-#: names of providers in whose place sessions get Vulkan; "" stands for none named
+#: names of providers that are replaced by Vulkan; "" means that no provider is named
 replaced: set[str] = set()
 _undo: list[Callable[[], None]] = []
 
@@ -55,7 +57,7 @@ def install(onnxruntime: ModuleType) -> None:
         if not (own is not None and _entry(own, NOT_REPLACED)):
             configured = own is not None and own.has_providers()
             providers, provider_options = rewritten(providers, provider_options, configured)
-            # where options name the provider, ONNX Runtime itself asks it for operators
+            # where options name the provider, ONNX Runtime itself requests its operators
             if not configured and EP_NAME in (providers or ()):
                 self._sess_options = _knowing_operators(own, onnxruntime)
         original(self, providers, provider_options, *rest, **more)
@@ -63,7 +65,7 @@ def install(onnxruntime: ModuleType) -> None:
             given = dict(zip(providers or (), provider_options or (), strict=False)).get(EP_NAME, {})
             options = options_of(self._sess_options, given)
             self._provider_options = {**self._provider_options, EP_NAME: options}
-            for name in _stood_for(asked, self._providers):  # programs look whether they got what they asked for
+            for name in _stood_for(asked, self._providers):  # some programs check that they got the requested provider
                 self._providers.insert(self._providers.index(EP_NAME) + 1, name)
                 self._provider_options[name] = options
 
@@ -73,7 +75,7 @@ def install(onnxruntime: ModuleType) -> None:
         names: list[str] = available()
         return [*(n for n in sorted(replaced) if n and n not in names), *names]
 
-    def get_device() -> str:  # some programs ask it before they look at providers
+    def get_device() -> str:  # some programs read it before they look at providers
         return "GPU" if replaced - {"", CPU} else str(device())
 
     _replace(kind, _METHOD, create)
@@ -92,13 +94,14 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def remove() -> None:
-    """Take what `install` did back."""
+    """Undo `install`."""
     while _undo:
         _undo.pop()()
 
 
 def _stood_for(asked: Any, given: Sequence[str]) -> list[str]:
-    """The providers that a session asked for and got Vulkan in place of; the CPU provider, which is always there, aside."""
+    """The providers that a session requested and that Vulkan replaced, without the CPU provider, which is always
+    present."""
     if EP_NAME not in given or not isinstance(asked, Sequence) or isinstance(asked, str):
         return []
     names = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in asked]
@@ -106,10 +109,9 @@ def _stood_for(asked: Any, given: Sequence[str]) -> list[str]:
 
 
 def rewritten(providers: Any, provider_options: Any, configured: bool = False) -> tuple[Any, Any]:
-    """``providers`` and ``provider_options`` of a session: Vulkan in place of those that are `replaced`, and ``device_id`` by
-    its other name. What is none of ONNX Runtime's forms comes back as it is, for ONNX Runtime to refuse. ``configured``: the
-    session's options name providers.
-    """
+    """The ``providers`` and ``provider_options`` of a session: Vulkan in place of those that are `replaced`, and
+    ``device_id`` renamed. Arguments that have none of ONNX Runtime's forms are returned unchanged, for ONNX Runtime to
+    refuse. ``configured``: the session's options name providers."""
     if not providers:
         if "" in replaced and not configured:
             return [EP_NAME, CPU], None
@@ -145,9 +147,8 @@ def _device_renamed(options: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _knowing_operators(options: Any, onnxruntime: ModuleType) -> Any:
-    """``options`` (None: new ones) that know the operators which users declared. They take them once: an operator that is
-    declared later needs other options.
-    """
+    """``options`` (None: new ones) with the users' operators added. They are added once: an operator that is declared
+    later needs other options."""
     if not any(definition.is_users for definition in registry.declared()):
         return options
     options = onnxruntime.SessionOptions() if options is None else options
@@ -164,7 +165,8 @@ def _entry(session_options: Any, key: str) -> str | None:
 
 
 def options_of(session_options: Any, given: Mapping[Any, Any]) -> dict[str, str]:
-    """The provider's options of a session, as texts: those ``given`` with its providers, else the entries of its options."""
+    """The provider's options of a session, as texts: those ``given`` with its providers, else the entries of its
+    options."""
     options = as_texts(EpOptions())
     for name in (*(f.name for f in fields(EpOptions)), *ArenaConfig().to_options()):
         text = _entry(session_options, SESSION_PREFIX + name)

@@ -29,9 +29,9 @@ logger = logging.getLogger("vkep.ort")
 
 
 class Runtime:
-    """Made for each OrtEp. `close` gives everything back.
+    """The device objects of one OrtEp. `close` frees everything.
 
-    ``graphs``: whether the VGF delegate may take part (compiled models carry Vulkan plans only).
+    ``graphs``: whether the VGF delegate may be used (compiled models contain only Vulkan plans).
     """
 
     def __init__(self, ort: Ort, device: DeviceCapabilities, options: EpOptions, *, graphs: bool = True) -> None:
@@ -54,7 +54,7 @@ class Runtime:
             raise
         self.checks = RunChecks()
         self.captures = Captures(options.enable_graph_capture, self.checks)
-        self.profilers: list[Profiler] = []  #: profilers that are collecting
+        self.profilers: list[Profiler] = []  #: profilers that are active
         self._closed = False
 
     @property
@@ -73,9 +73,8 @@ class Runtime:
 
 
 def _policy(session: SessionOptions, context: SharedGpuContext, graphs: bool) -> Policy:
-    """How nodes are shared out. With Vulkan alone, islands that are too small are left out when they are claimed, and
-    lowering a claimed one anew splits nothing off it.
-    """
+    """The policy of node placement. With Vulkan alone, islands that are too small are dropped when nodes are claimed,
+    and lowering a claimed one again must not split it."""
     policy = session_policy(session, context)
     if not graphs and policy.graphs:
         why = "a compiled model carries Vulkan plans only"

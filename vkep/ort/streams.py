@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SyncStream(CStruct, struct="OrtSyncStreamImpl"):
-    """Work in the order of submits. All streams of one context are the same timeline semaphore, whose handle it gives."""
+    """A stream. All streams of one context are the same timeline semaphore, whose handle it returns."""
 
     def __init__(self, ort: Ort, domain: MemoryDomain) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class SyncStream(CStruct, struct="OrtSyncStreamImpl"):
 
 
 class SyncNotification(CStruct, struct="OrtSyncNotificationImpl"):
-    """All that was submitted when it was activated."""
+    """Everything that was submitted before it was activated."""
 
     def __init__(self, stream: SyncStream) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class SyncNotification(CStruct, struct="OrtSyncNotificationImpl"):
         stream = owned(lib.vkep_working_stream(self._ort.ep_api.SyncStream_GetImpl(consumer)))
         if stream is None or stream.domain is not self._domain:
             self._domain.wait(self._value)  # another device cannot wait for this timeline; the host can
-        # else: the consumer's submits come after on the same queue, and begin with a barrier
+        # else: the consumer's submits follow on the same queue, and begin with a barrier
 
     @status
     def WaitOnHost(self) -> None:

@@ -1,4 +1,4 @@
-"""One graph that ONNX Runtime gives to `Compile`, to be replaced by a fused node."""
+"""One graph that ONNX Runtime passes to `Compile`, to be replaced by a fused node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class OrtSubgraph:
-    """An OrtGraph to compile, and the node that will stand for it."""
+    """An OrtGraph to compile, and the node that replaces it."""
 
     def __init__(self, ort: Ort, graph: Any, fused: Any, overrides: Overrides) -> None:
         self._ort = ort
@@ -40,18 +40,18 @@ class OrtSubgraph:
 
     @property
     def made(self) -> list[str]:
-        """The outputs that are there."""
+        """The outputs that exist."""
         return [o for o in self.outputs if o]
 
     def lowered(self, caps: DeviceCapabilities) -> Program | None:
-        """Planned for its static shapes; None where they are not."""
+        """Its plan for static shapes; None where its shapes are not static."""
         graph = self.view.graph
         if not all(v.is_static for v in graph.inputs):
             return None
         return lower(graph.nodes, known_values(self.view, _no_size), self.made, self.view.opsets, caps)
 
     def loaded(self, device: DeviceCapabilities) -> IslandStep | Nodes | None:
-        """What an EPContext node carries; None for other graphs. Raises `InvalidModelError`."""
+        """The data of an EPContext node; None for other graphs. Raises `InvalidModelError`."""
         nodes = self.view.graph.nodes
         if len(nodes) != 1 or not context_nodes.is_context(nodes[0]):
             return None
@@ -76,9 +76,8 @@ class OrtSubgraph:
         return self._loaded
 
     def context_node(self, settings: ContextSettings, program: Program | None, device: DeviceCapabilities) -> Any:
-        """The EPContext node that stands for this island in a compiled model: with its plan where one plan computes it, else
-        with its nodes, because shapes (or values that decide shapes) are known only in a run.
-        """
+        """The EPContext node for this island in a compiled model: with its plan where one plan computes it, else with
+        its nodes, because shapes (or values that determine shapes) are known only in a run."""
         step: Any = program.steps[0] if program is not None and len(program.steps) == 1 else None
         if isinstance(step, IslandStep) and set(self.made) <= {p.name for p in step.plan.outputs}:
             used = {p.name for p in step.plan.inputs}
@@ -92,7 +91,7 @@ class OrtSubgraph:
         return context_nodes.make_node(self._ort, settings, path, self.name, inputs, self.outputs, data, info)
 
     def node(self, runtime: Runtime, program: Program | None, model_inputs: set[str]) -> FusedNode:
-        """The fused node. A plan that was loaded is all there is of its island: no nodes to plan from, no constants."""
+        """The fused node. A plan that was loaded has no nodes to plan from, and no constants."""
         view, graph = self.view, self.view.graph
         opsets: Mapping[str, int] = view.opsets
         ir_version = view.ir_version

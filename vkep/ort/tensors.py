@@ -18,14 +18,14 @@ _STRING = 8  # ONNXTensorElementDataType
 
 
 def describe(ort: Ort, value: Any) -> Any:
-    """Where a tensor value lies and what it is: a ``VkepTensor``. Raises `OrtError` for what is no tensor."""
+    """Describe a tensor value and its memory: a ``VkepTensor``. Raises `OrtError` for a value that is not a tensor."""
     out = ffi.new("VkepTensor *")
     ort.check(lib.vkep_tensor(ort.api, ort.ep_api, value, out))
     return out
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """The shape of a tensor that the shim described."""
+    """The shape of a tensor that the C shim described."""
     return tuple(tensor.dims[0 : tensor.rank]) if tensor.rank else ()
 
 

@@ -1,7 +1,9 @@
-"""Copies between host memory and device memory that runs repeat: prepared once for certain blocks, then a copy and a submit.
+"""Copies between host memory and device memory that recur in runs: prepared once for certain blocks, then a copy and a
+submit.
 
-ONNX Runtime hands a run's inputs over together, and its outputs, and from run to run they lie in the same memory (the domain
-gives its lowest free block of a size first). So staging memory, the recorded copies and the submit stay for the next time.
+ONNX Runtime passes the inputs of a run together, and its outputs, and their memory is the same from run to run (the
+domain returns its lowest free block of a size first). So the staging memory and the recorded copies are kept for the
+next run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 #: a device pointer, host memory (a cffi pointer), and bytes, more than 0
 Item = tuple[int, Any, int]
-#: more goes in pieces: the host copies one while another travels
+#: larger copies are split: the host copies one piece while another is transferred
 MOST_STAGED = PIECE_BYTES
 _MOST_ROUTES = 16
 _MOST_KEPT = 64 << 20  #: bytes of staging memory, in each direction
@@ -37,25 +39,25 @@ _ALIGNMENT = 16
 
 
 def in_c(items: Sequence[Item]) -> tuple[Any, Any, int]:
-    """Items as `Transfers.run` takes them: device pointers and bytes in turn, host pointers, and how many."""
+    """Items as `Transfers.run` takes them: device pointers alternating with bytes, host pointers, and their number."""
     key = ffi.new("uint64_t[]", [number for pointer, _, nbytes in items for number in (pointer, nbytes)])
     return key, ffi.new("char *[]", [ffi.cast("char *", host) for _, host, _ in items]), len(items)
 
 
 @dataclass(slots=True)
 class Route:
-    """How the bytes of certain blocks travel. ``places``: where the host reads or writes each item's (a ``char *[]``)."""
+    """The copies for certain blocks. ``places``: the host addresses of each item (a ``char *[]``)."""
 
     blocks: list[DeviceBlock | ExternalBlock]
     places: Any = None
-    mapped: list[Any] = field(default_factory=list)  #: keeps the memory that ``places`` point into
-    direct: bool = False  #: whether a place is device memory itself
+    mapped: list[Any] = field(default_factory=list)  #: keeps the memory of ``places`` alive
+    direct: bool = False  #: whether a place is in device memory itself
     long: bool = False  #: whether an item is long enough for several threads
     staging: DeviceBlock | None = None
-    staged: int = 0  #: its bytes
+    staged: int = 0  #: its total bytes
     commands: CommandBuffer | None = None
-    prepared: PreparedSubmit | None = None  #: None: nothing goes through staging memory
-    value: int = 0  #: the timeline value of the copies sent last
+    prepared: PreparedSubmit | None = None  #: None: nothing uses staging memory
+    value: int = 0  #: the timeline value of the latest copies
 
     def close(self) -> None:
         """Nothing may be in flight."""
@@ -72,15 +74,15 @@ class Transfers:
     def __init__(self, domain: MemoryDomain, direction: str, uploader: Uploader) -> None:
         self._domain, self.direction, self._uploader = domain, direction, uploader
         self._up = direction == "upload"
-        self._routes: OrderedDict[bytes, Route] = OrderedDict()  #: routes that no thread uses now
-        self._kept = 0  #: their bytes of staging memory
+        self._routes: OrderedDict[bytes, Route] = OrderedDict()  #: routes that no thread is using
+        self._kept = 0  #: the bytes of their staging memory
         self._shared = ExitStack()
         self._arena: StagingArena | None = None
 
     def run(self, key: Any, hosts: Any, count: int) -> None:
-        """Copy ``count`` items, with one submit: ``key`` (``uint64_t[]``) has the device pointer and the bytes, more than 0, of
-        each, ``hosts`` (``char *[]``) where the host has it. What goes up is seen by work that is submitted later, and its host
-        memory may go; what comes down is there on return.
+        """Copy ``count`` items, with one submit: ``key`` (``uint64_t[]``) has the device pointer and the bytes, more
+        than 0, of each, ``hosts`` (``char *[]``) its host address. Uploaded bytes are visible to work that is submitted
+        later, and their host memory may be freed; downloaded ones have arrived on return.
 
         Raises `ValueError` for a pointer into no block, `ArenaOutOfMemory`, `GpuError`.
         """
@@ -89,7 +91,7 @@ class Transfers:
         with domain.lock:
             route = self._take(name)
             if route is not None and not all(map(domain.holds, route.blocks)):
-                self._close(route)  # of blocks that were given back since
+                self._close(route)  # of blocks that were freed since
                 route = None
             if route is None:
                 found = [domain.find(key[2 * i]) for i in range(count)]
@@ -106,7 +108,8 @@ class Transfers:
 
     def _send(self, route: Route, key: Any, hosts: Any, count: int) -> None:
         lease = self._domain.lease
-        lease.wait(None if route.direct else route.value)  # what was submitted may still read what the host writes now
+        # earlier submits may still read the memory that the host writes now
+        lease.wait(None if route.direct else route.value)
         _move(route, route.places, hosts, key, count)
         if route.prepared is not None:
             route.value = lease.submit(route.prepared)
@@ -181,10 +184,10 @@ class Transfers:
 
     def _keep(self, key: bytes, route: Route) -> None:
         with self._domain.lock:
-            if route.direct:  # it would keep memory from its owner, and saves nothing
+            if route.direct:  # it would keep a block in use, and saves nothing
                 self._close(route)
                 return
-            self._drop(key)  # a second thread's, which copied the same
+            self._drop(key)  # from a second thread, which copied the same items
             self._routes[key] = route
             self._kept += route.staged
             while len(self._routes) > _MOST_ROUTES or self._kept > _MOST_KEPT:
@@ -208,7 +211,7 @@ class Transfers:
     # ---- life
 
     def trim(self) -> None:
-        """Give staging memory and recorded copies back; later copies make them anew."""
+        """Free staging memory and recorded copies; later copies create them again."""
         with self._domain.lock:
             self._drop_routes()
             if self._arena is not None:
@@ -230,14 +233,14 @@ class Transfers:
             self._drop(key)
 
     def close(self) -> None:
-        """Give all staging memory back; no copy may follow."""
+        """Free all staging memory; no copy may follow."""
         self.trim()
         self._arena = None
         self._shared.close()
 
 
 def _move(route: Route, targets: Any, sources: Any, key: Any, count: int) -> None:
-    """Copy each item on the host: in C, or with helping threads where one is long enough for them."""
+    """Copy each item on the host: in C, or with helping threads for long ones."""
     if not route.long:
         lib.vkep_copy_all(targets, sources, key, count)
         return

@@ -12,8 +12,8 @@ from vkep.ort.names import EP_NAME
 
 
 def to_device(array: Any, device: int | str | None = None) -> Any:
-    """An ``onnxruntime.OrtValue`` in the provider's memory with the content of ``array`` (anything that numpy makes an array
-    of), on ``device``: as `vkep.SessionOptions.device`; None: the one that sessions take by default.
+    """Copy ``array`` (anything that numpy converts) into an ``onnxruntime.OrtValue`` in the provider's memory on
+    ``device`` (as `vkep.SessionOptions.device`; None: the default device of sessions).
 
     Raises `DeviceNotFoundError`, ``RuntimeError`` where the provider is not registered or memory runs out.
     """
@@ -57,7 +57,7 @@ def bind(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str] | Mappi
             binding.bind_ortvalue_output(name, value)
         elif value is None:
             number, vendor = _memory_of(onnxruntime, wanted)
-            # the public method has no vendor, without which ONNX Runtime looks for CUDA's memory
+            # the public method has no vendor argument, without which ONNX Runtime looks for CUDA's memory
             gpu = onnxruntime.OrtDevice.make("gpu", number, vendor_id=vendor)
             binding._iobinding.bind_output(name, gpu._get_c_device())
             getattr(binding, "_bound_outputs", {})[name] = None
@@ -90,7 +90,7 @@ def _memory_of(onnxruntime: Any, device: int | str | None) -> tuple[int, int]:
 
 
 def lies_on_vulkan(value: Any) -> int | None:
-    """The index of the Vulkan device that an ``OrtValue`` lies on; None where it does not."""
+    """The index of the Vulkan device of an ``OrtValue``; None where it is on none."""
     from vkep.ort.memory import domain_of
 
     if value.device_name() == "cpu" or not value.is_tensor() or is_pinned(value):
@@ -105,7 +105,7 @@ def lies_on_vulkan(value: Any) -> int | None:
 
 
 def is_pinned(value: Any) -> bool:
-    """Whether an ``OrtValue`` lies in the provider's host-accessible memory."""
+    """Whether an ``OrtValue`` is in the provider's host-accessible memory."""
     from vkep.ort.allocator import PinnedAllocator
     from vkep.ort.boundary import live
 
@@ -116,7 +116,8 @@ def is_pinned(value: Any) -> bool:
 
 
 def pinned_array(value: Any) -> np.ndarray[Any, Any]:
-    """The content of a value in host-accessible memory, shared; it keeps the value. Raises ``ValueError`` for other values."""
+    """The content of a value in host-accessible memory, shared; the array keeps the value alive. Raises ``ValueError``
+    for other values."""
     from vkep import dtypes
     from vkep.device.tensor import Shown
 
@@ -130,9 +131,8 @@ def pinned_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def dlpack_methods(capsule: Any, device: Any) -> dict[str, Any]:
-    """``__dlpack__`` and ``__dlpack_device__`` for ``onnxruntime.OrtValue``, around its own: ONNX Runtime calls every GPU's
-    memory CUDA's, and a consumer would take a Vulkan address for one of CUDA's.
-    """
+    """``__dlpack__`` and ``__dlpack_device__`` for ``onnxruntime.OrtValue``, around its own methods: ONNX Runtime
+    reports the memory of every GPU as CUDA's, and a consumer would use a Vulkan address as one of CUDA's."""
 
     def __dlpack_device__(self: Any) -> tuple[int, int]:
         if is_pinned(self):

@@ -22,17 +22,17 @@ from vkep.ops.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
 from vkep.passes.fuse import Uses, remove_dead
 from vkep.passes.match_attention import Biased, Hidden, Search, Spelled, is_row_softmax
 
-#: a score up to this is taken for a mask: its probability is 0 beside any score that a model computes
+#: a score at or below this counts as masked: its probability is 0 beside any score that a model computes
 _HIDES = -1e4
-#: a float32 score up to this absorbs what is added to it: as a bias it hides a key as it does in place of the score
+#: a float32 score at or below this absorbs what is added to it: as a bias it hides a key just as a replaced score does
 _ABSORBS = -1e30
 
 
 def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
-    """The operations, with each attention replaced for which `sdpa` never has all scores in memory (`saves_scores`).
+    """The operations, with each attention replaced for which `sdpa` avoids storing all scores (`saves_scores`).
 
-    ``results`` are the tensors that must exist at the end. An attention whose scores or probabilities are read by anything else
-    stays as it is.
+    ``results`` are the tensors that must exist at the end. An attention whose scores or probabilities other operations
+    read is unchanged.
     """
     if not any(isinstance(op, KernelOp) and is_row_softmax(op) for op in ops):
         return ops
@@ -51,9 +51,8 @@ def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabi
 
 
 def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
-    """The operations of `sdpa`, for the place of the last product (and of the copy that merges heads); None where the attention
-    stays as it is written.
-    """
+    """The operations of `sdpa`, to replace the last product (and the copy that merges heads); None where the attention
+    is not replaced."""
     batch, count, queries, _ = spelled.q.shape
     heads = Heads(batch, count, 1, queries, spelled.k.shape[2])
     merged = spelled.merged
@@ -78,7 +77,7 @@ def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
 
 
 def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
-    """The masks as `sdpa` takes them; None where their result would differ."""
+    """The masks in the form of `sdpa`; None where the result would differ."""
     mask = Mask(may_hide_rows=spelled.guarded)
     for position, given in enumerate(spelled.masks):
         step = _as_hidden(b, given) if isinstance(given, Biased) else given
@@ -105,7 +104,7 @@ def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
 
 
 def _as_hidden(b: Builder, given: Biased) -> Biased | Hidden:
-    """A constant bias that has one value besides 0, as a mask of the keys with that value."""
+    """A constant bias with one value besides 0, as a mask of the keys with that value."""
     array = given.bias.array
     if array is None:
         return given
@@ -115,7 +114,7 @@ def _as_hidden(b: Builder, given: Biased) -> Biased | Hidden:
 
 
 def _as_bias(b: Builder, hidden: Hidden) -> Tensor:
-    """A mask with a score that absorbs others (`_ABSORBS`, which float16 cannot hold), as a float32 bias."""
+    """A mask with a score that absorbs others (`_ABSORBS`, which float16 cannot represent), as a float32 bias."""
     there, elsewhere = (hidden.score, 0.0) if hidden.when else (0.0, hidden.score)
     array = hidden.condition.array
     if array is not None:
@@ -139,6 +138,7 @@ def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: He
     at_once = rows.sum(1) == ends - starts
     if not (at_once & (starts == (queries + first).clip(0)) & (ends == (queries + end).clip(None, heads.keys))).all():
         return False
-    bounded_before, bounded_after = first + heads.queries > 1, end < heads.keys  # else the last or first query sees all
+    # else the last or first query sees all keys
+    bounded_before, bounded_after = first + heads.queries > 1, end < heads.keys
     mask.window = KeyWindow((condition,), first if bounded_before else None, end if bounded_after else None, None)
     return True

@@ -1,4 +1,4 @@
-"""From operations to a plan: kernels chosen, buffers placed, barriers set, everything turned into plain data."""
+"""Converts operations to a plan: kernels are chosen, buffers and barriers placed, and everything becomes plain data."""
 
 from __future__ import annotations
 
@@ -44,36 +44,37 @@ from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
 from vkep.sizes import Trace, hint, is_size
 
-#: an enumeration's are slow to get
+#: constants, since an enumeration's attributes are slow to read
 _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
-#: the run's fault word: all dispatches may write it, in any order, so that it is no access for hazards and schedules
+#: the run's fault word: all dispatches may write it in any order, so it is not an access for hazards and schedules
 _FAULT_WORD = Tensor.contiguous(DTYPES["uint32"], (1,), Storage(4, port=FAULT, label="fault word"))
-#: fault codes that each operation has for its own
+#: number of fault codes that each operation may use
 _CODES = 256
 
 
 @dataclass
 class PlannedIsland:
-    """A plan, and the weights that its constants name."""
+    """A plan, and the weights of its constants."""
 
     plan: Plan
     weights: dict[str, Weight]
-    sizes: PlanSizes | None = None  #: what other sizes change, where it was planned with sizes
+    sizes: PlanSizes | None = None  #: the changes for other sizes, where it was planned with symbolic sizes
 
 
 @dataclass
 class Emitter(BaseTarget):
-    """The `Target` that one operation's candidate sees when it emits."""
+    """The `Target` of one operation's candidate while it emits."""
 
     packed: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    may_pack: bool = False  #: else `_MustPackError` ends what asks for a form that no plan has made yet
-    node: str = ""  #: the one whose kernel it is
-    check_data: bool = True  #: whether faults are noted
-    first_code: int = 1  #: codes are given out by the operation's place in the plan: threads emit in any order
+    #: if False, `_MustPackError` ends an emission that needs a packed form which no plan has made yet
+    may_pack: bool = False
+    node: str = ""  #: the operation that is being emitted
+    check_data: bool = True  #: whether faults are reported
+    first_code: int = 1  #: codes are numbered by the operation's place in the plan, since threads emit in any order
     faults: dict[int, str] = field(default_factory=dict)  #: reasons by code
 
     def fault(self, reason: str, node: str = "") -> tuple[Tensor | None, int]:
-        """``node``: the one that asks, where the operation has several."""
+        """``node``: the node whose specification requires it, where the operation has several."""
         if not self.check_data:
             return None, 0
         text = f"{node or self.node or self.label}: {reason}"
@@ -86,7 +87,7 @@ class Emitter(BaseTarget):
         return _FAULT_WORD, code
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
-        """The weight, transformed once and kept under ``tag``."""
+        """The weight, transformed once and cached under ``tag``."""
         base = weight.storage.weight
         if base is None:
             return None
@@ -100,7 +101,7 @@ class Emitter(BaseTarget):
             made = PackedWeight(base, weight.offset, transform, "/".join(key))
             dtype = from_onnx(made.elem_type)
             assert dtype is not None
-            # another thread may have made it meanwhile: the first one counts
+            # another thread may have made it meanwhile: the first one is used
             self.packed.setdefault(key, Tensor.contiguous(dtype, made.shape, Storage(made.nbytes, weight=made)))
         return self.packed[key]
 
@@ -115,9 +116,9 @@ def emit(
     trace: Trace | None = None,
     shared: Mapping[int, int] | None = None,
 ) -> PlannedIsland:
-    """Choose kernels for the operations, by what was ``tuned`` on the device, and lay out the plan; with ``check_data`` they note
-    faults in their data. Shapes may hold sizes of ``trace``. ``shared``: outputs' ports that lie in memory of an input's.
-    """
+    """Choose kernels for the operations, using what was ``tuned`` on the device, and lay out the plan; with
+    ``check_data`` kernels report faults in their data. Shapes may hold sizes of ``trace``. ``shared``: outputs' ports
+    that are in memory of an input's."""
     packed: dict[tuple[str, str], Tensor] = {}
     labels = [_label(op) for op in ops]
     targets = [
@@ -135,7 +136,7 @@ def emit(
     made = [_calls_unless_packing(op, target) for op, target in zip(ops, targets, strict=True)]
     late = [k for k, found in enumerate(made) if found is None]
     if late:
-        # Packing and hashing weights is most of the work, done by numpy and hashlib outside the interpreter's lock.
+        # Packing and hashing weights is most of the work; numpy and hashlib do it without the GIL.
         for k in late:
             targets[k] = replace(targets[k], may_pack=True, faults={})
         with ThreadPoolExecutor(min(os.cpu_count() or 1, len(late))) as pool:
@@ -147,7 +148,7 @@ def emit(
 
 
 class _MustPackError(Exception):
-    """An operation's weights meet planning for the first time in a form that it asks for."""
+    """An operation needs packed weights that do not exist yet, during planning that must not pack."""
 
 
 def _calls_unless_packing(op: Op, emitter: Emitter) -> list[KernelCall] | None:
@@ -251,7 +252,7 @@ def _term(axis: str, stride: int, name: str, params: list[tuple[str, str, int]])
 
 
 def _accesses(call: KernelCall, shared: Mapping[int, int]) -> list[Access]:
-    """What a call touches, constants aside. ``shared`` as for `emit`."""
+    """The accesses of a call, without constants. ``shared`` as for `emit`."""
     touched = []
     for operand, tensor in call.operands:
         if tensor is not None and tensor.storage.weight is None and tensor is not _FAULT_WORD:
@@ -263,7 +264,7 @@ def _accesses(call: KernelCall, shared: Mapping[int, int]) -> list[Access]:
 
 
 def _at_hand(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
-    """The accesses for the sizes at hand, on the condition that others conflict alike."""
+    """The accesses at the current sizes, on the condition that other sizes conflict alike."""
     sized: dict[Hashable, list[Access]] = {}
     for access in itertools.chain.from_iterable(accesses):
         if is_size(access.start) or is_size(access.end):
@@ -274,16 +275,15 @@ def _at_hand(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
             for other in known:
                 if (access.writes or other.writes) and access.start < other.end:
                     bool(other.start < access.end)
-                if access.writes and access.start <= other.start:  # who covers all of another stands for it
+                if access.writes and access.start <= other.start:  # an access that covers another one replaces it
                     bool(other.end <= access.end)
             known.append(access)
     return [[Access(a.memory, hint(a.start), hint(a.end), a.writes) for a in touched] for touched in accesses]
 
 
 def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tuple[list[Storage], list[Lifetime]]:
-    """The temporary buffers, and from which group to which each is needed: those of one group never share memory, for that
-    would let one wait for the other.
-    """
+    """The temporary buffers, with the first and last group that need each. Buffers of one group never share memory,
+    because one dispatch would then wait for the other."""
     spans: dict[Storage, list[int]] = {}
     for (call, _), group in zip(calls, groups, strict=True):
         for _, tensor in call.operands:
@@ -294,7 +294,7 @@ def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tu
 
 
 def _prove(call: KernelCall, operand: Operand, tensor: Tensor, reach: int, end: int) -> None:
-    """That what a kernel may touch of an operand lies in the operand's view, and the view in its storage."""
+    """Prove that the bytes a kernel may access are in the operand's view, and the view in its storage."""
     first = tensor.offset * tensor.dtype.itemsize
     if end > tensor.storage.nbytes or (reach > 0 and first + reach > end):
         raise KernelBoundsError(
@@ -304,7 +304,7 @@ def _prove(call: KernelCall, operand: Operand, tensor: Tensor, reach: int, end: 
 
 
 class _Layout:
-    """Turns kernel calls over tensors into dispatches over addresses."""
+    """Converts kernel calls over tensors into dispatches over addresses."""
 
     def __init__(
         self,
@@ -435,7 +435,7 @@ class _Layout:
         )
 
     def _reaches_of(self, call: KernelCall) -> Mapping[str, int]:
-        """`KernelCall.reaches`, asked once for calls of the same arguments: layers repeat."""
+        """`KernelCall.reaches`, cached for calls with the same arguments, since layers recur."""
         key = (call.variant, call.scalars, call.grid, tuple(call.spec.values()), call.sized)
         reaches = self.reaches.get(key)
         if reaches is None:

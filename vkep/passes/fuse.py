@@ -1,4 +1,5 @@
-"""Fusion over the lowered operations: pointwise chains into one kernel, their tails into matmuls and convolutions."""
+"""Fusion over the lowered operations: pointwise chains into one kernel, and the pointwise operations after matmuls and
+convolutions into these."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor, alignment, collapse
 
-#: tensors that a fused kernel reads at most: its argument block grows with them
+#: maximum number of tensors that a fused kernel reads: its argument block grows with them
 MAX_OPERANDS = 12
-#: producers that are fused into one expression at most: bounds recursion over it, and the shader's size
+#: maximum number of producers fused into one expression: bounds the recursion over it, and the shader's size
 MAX_FUSED = 64
 
 
@@ -46,7 +47,7 @@ def _made_of(ops: list[Op], kept: set[Storage]) -> list[Op]:
 
 
 class Uses:
-    """Who writes and who reads each storage (constants aside), kept up to date from pass to pass."""
+    """The writers and readers of each storage (without constants), updated from pass to pass."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self.writers: dict[Storage, list[Op]] = defaultdict(list)
@@ -55,21 +56,21 @@ class Uses:
             self.add(op)
 
     def add(self, op: Op) -> None:
-        """Count an operation's reads and writes."""
+        """Add an operation's reads and writes."""
         for storage in _written(op):
             self.writers[storage].append(op)
         for storage in _read(op):
             self.readers[storage].append(op)
 
     def remove(self, op: Op) -> None:
-        """No longer count an operation's reads and writes."""
+        """Remove an operation's reads and writes."""
         for storage in _written(op):
             self.writers[storage].remove(op)
         for storage in _read(op):
             self.readers[storage].remove(op)
 
     def merge(self, producer: Pointwise, consumer: Pointwise) -> None:
-        """Note that the producer was fused into its only consumer, which now reads the producer's inputs."""
+        """Update for a producer that was fused into its only consumer, which now reads the producer's inputs."""
         self.writers[producer.out.storage].remove(producer)
         self.readers[producer.out.storage].remove(consumer)
         for storage in _read(producer):
@@ -133,9 +134,8 @@ def _sole_producer(storage: Storage, reader: Op, uses: Uses, kept: set[Storage])
 
 
 def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr | None:
-    """The producer's expression, for the place of the leaves that ``read`` its result in an expression over the elements of
-    ``out``; None where an input of the producer has no view of that shape.
-    """
+    """The producer's expression, to replace the leaves that ``read`` its result in an expression over the elements of
+    ``out``; None where an input of the producer has no view of that shape."""
     for leaf in read:
         if leaf.tensor is None or leaf.tensor.size != out.size or not leaf.tensor.is_whole:
             return None
@@ -160,7 +160,7 @@ def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
 
 
 def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
-    """Move a pointwise operation into the epilogue of the kernel that makes its input."""
+    """Move a pointwise operation into the epilogue of the kernel that computes its input."""
     position = {id(op): i for i, op in enumerate(ops)}
     depth = _depths(ops)
     result: list[Op | None] = list(ops)
@@ -211,12 +211,13 @@ def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     assert kernel.row_axis is not None
     if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or op.out.size != out.size:
         return None
-    if out.dtype.glsl_compute != "float":  # what an epilogue computes in
+    if out.dtype.glsl_compute != "float":  # the compute types of epilogues
         return None
-    if len(ex.leaves(op.expr)) > MAX_OPERANDS or ex.is_checked(op.expr):  # kernels' arguments have no fault word for it
+    # kernels' arguments have no fault word for the epilogue
+    if len(ex.leaves(op.expr)) > MAX_OPERANDS or ex.is_checked(op.expr):
         return None
     failed = False
-    value = ex.leaf(out)  # all reads of the result are one value
+    value = ex.leaf(out)  # all reads of the result have the same index
 
     def moved(node: ex.Leaf) -> ex.Expr | None:
         nonlocal failed
@@ -260,7 +261,7 @@ def _prod(shape: tuple[int, ...]) -> int:
 
 
 def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
-    """Make producers write to the place that a plain copy would move their result to (Concat's parts, a plan's outputs)."""
+    """Make producers write to the destination of a plain copy of their result (parts of a Concat, a plan's outputs)."""
     gone: set[int] = set()
     for copy in ops:
         if not (isinstance(copy, Pointwise) and isinstance(copy.expr, ex.Leaf)):
@@ -313,7 +314,7 @@ def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
 
 
 def _may_read(readers: Iterable[Op], storage: Storage, place: Tensor) -> bool:
-    """Whether the readers of a storage take its alignment at ``place``: some load 16 bytes at a time."""
+    """Whether the readers of a storage accept its alignment at ``place``: some load 16 bytes at a time."""
     asks = (op for op in readers if isinstance(op, KernelOp) and op.problem.aligned)
     return alignment(place) == 16 or not any(t.storage is storage for op in asks for t in op.inputs)
 
@@ -331,7 +332,7 @@ def _can_write(producer: Op, place: Tensor) -> bool:
 
 
 def retarget(op: Op, storage: Storage, place: Tensor) -> None:
-    """Make an operation read and write a result at its new, dense place."""
+    """Make an operation read and write a result at its new, dense destination."""
 
     def moved(tensor: Tensor) -> Tensor:
         if tensor.storage is not storage:

@@ -1,7 +1,8 @@
-"""Outputs that a run writes to an input's memory: a cache that its past is bound to.
+"""Outputs that a run writes to an input's memory: a cache that is bound to the same memory as its past.
 
-The two are one memory, so what reads the input must come before what writes the output. Where an operation can be computed
-over its operand, nothing but the elements that change are written; else the output is made elsewhere and copied at the end.
+The two share memory, so operations that read the input must precede those that write the output. Where an operation can
+be computed in place, only the changed elements are written; otherwise the output is computed elsewhere and copied at
+the end.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from vkep.passes.fuse import retarget
 
 
 def in_place(ops: Sequence[Op], results: Mapping[int, Tensor], pairs: Mapping[int, int]) -> list[Op]:
-    """The operations for a run whose outputs ``pairs`` (port: the input's) lie in memory of inputs. ``results``: the outputs by
-    their ports, whole.
-    """
-    late: list[int] = []  # outputs that cannot be written where they are made
+    """The operations for a run whose outputs ``pairs`` (port: the input's) are in the memory of inputs. ``results``:
+    the whole outputs, by their ports."""
+    late: list[int] = []  # outputs that cannot be written to their destination directly
     while True:
         kept = {output: source for output, source in pairs.items() if output not in late}
         made = [_over_operands(op, kept) for op in ops]
@@ -38,7 +38,7 @@ def _port(tensor: Tensor) -> int | None:
 
 
 def _over_operands(op: Op, pairs: Mapping[int, int]) -> Op:
-    """The operation over its operands, where its problem can do that."""
+    """The operation computed in place, where its problem supports that."""
     if not isinstance(op, KernelOp):
         return op
     problem = op.problem
@@ -58,7 +58,7 @@ def _over_operands(op: Op, pairs: Mapping[int, int]) -> Op:
 
 
 def _without_copy(ops: Sequence[Op], output: int, source: int) -> list[Op]:
-    """Without the copy of the input that others then write to: it is there."""
+    """The operations without a copy of the input that others then write to: the data is already in place."""
     writers = [op for op in ops if any(_port(t) == output for t in op.outputs)]
     first = writers[0] if len(writers) > 1 else None
     if not (isinstance(first, Pointwise) and isinstance(first.expr, ex.Leaf) and first.expr.tensor is not None):
@@ -69,7 +69,8 @@ def _without_copy(ops: Sequence[Op], output: int, source: int) -> list[Op]:
 
 
 def _follows(ops: Sequence[Op], output: int, source: int) -> bool:
-    """Whether all that reads the input comes before the output is written, or reads what it writes itself."""
+    """Whether every reader of the input precedes the writers of the output, or reads what the output's operations
+    write."""
     written = False
     for op in ops:
         read = [t for t in reads(op) if _port(t) == source]
@@ -81,7 +82,7 @@ def _follows(ops: Sequence[Op], output: int, source: int) -> bool:
 
 
 def _element_by_element(op: Op, read: Sequence[Tensor]) -> bool:
-    """Whether an operation reads of these tensors the very element that it writes."""
+    """Whether an operation reads from these tensors only the element that it writes."""
     if not isinstance(op, Pointwise):
         return False
     out = op.out
@@ -89,7 +90,7 @@ def _element_by_element(op: Op, read: Sequence[Tensor]) -> bool:
 
 
 def _copied_at_the_end(ops: Sequence[Op], result: Tensor) -> list[Op]:
-    """The operations with the output made in a buffer of its own, and copied after everything else."""
+    """The operations with the output computed in a separate buffer, and copied after everything else."""
     place = Tensor(
         result.dtype, result.shape, Storage(result.storage.nbytes, label=result.storage.label), result.strides
     )

@@ -1,4 +1,4 @@
-"""Nodes that are lowered together: what a plan is made of."""
+"""Nodes that are lowered together, into one plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vkep.sizes import Trace
 
 @dataclass
 class Island:
-    """Convex: no path between two of its nodes leaves it. ``stage`` says when it runs."""
+    """A convex set of nodes: no path between two of them leaves it. ``stage`` orders islands."""
 
     stage: int
     builder: Builder
@@ -37,7 +37,7 @@ class Island:
     rooms: dict[str, tuple[int, ...]] = field(default_factory=dict)  #: of inputs that have one (`ValueSpec.room`)
 
     def tensor(self, name: str, known: Mapping[str, Known]) -> Tensor:
-        """The value of a name: made here, a constant, or an input of the plan. Raises `Decline`."""
+        """The tensor of a name: computed here, a constant, or an input of the plan. Raises `Decline`."""
         if name not in self.tensors:
             value = known[name]
             if dtype_of(value) is None:

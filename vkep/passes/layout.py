@@ -1,8 +1,8 @@
-"""How images lie in memory: with channels last where convolutions and pools are faster so, and between these.
+"""Memory layout of images: channels last where convolutions and pools are faster that way, and between those.
 
-Operator functions know one order, [n, c, h, w]. This pass asks the tables of candidates what each convolution wants, in the order
-of the operations. What is computed from an image with channels last lies so too; all other operations read it through strides,
-or as a copy that those which need the same elements share.
+Operator functions use one order, [n, c, h, w]. This pass looks up each convolution's preferred layout in the tables of
+candidates, in the order of the operations. Results computed from an image with channels last also have channels last;
+all other operations read it through strides, or as a copy that is shared by operations which need the same elements.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vkep.kernels.problem import Problem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.select import choose
 
-#: axes of [n, c, h, w] in the order in which they lie with channels last, and the way back
+#: permutation of [n, c, h, w] to channels last, and its inverse
 _LAST, _SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
-    """The operations with every convolution's layout decided. Operations that change are replaced, not changed."""
+    """The operations with every convolution's layout decided. Changed operations are replaced, not modified."""
     if not any(isinstance(op, KernelOp) and isinstance(op.problem, ConvProblem) for op in ops):
         return list(ops)
     layout = _Layout(ops, caps)
@@ -40,12 +40,13 @@ class _Layout:
     def __init__(self, ops: Iterable[Op], caps: DeviceCapabilities) -> None:
         self.caps = caps
         self.ops: list[Op] = []
-        self._labels: list[str] = []  #: of the operation that is placed
+        self._labels: list[str] = []  #: of the operation that is being placed
         self._to_write = Counter(t.storage for op in ops for t in op.outputs)
-        self._last: set[Storage] = set()  #: made with channels last: what is computed from it stays so
-        self._moved: dict[Storage, tuple[Tensor, Tensor]] = {}  #: the whole of it, and where the same elements lie now
-        self._restored: set[Storage] = set()  #: those of them that are filled after all
-        self._sources: dict[Storage, Tensor] = {}  #: what the storages of plain copies hold
+        #: computed with channels last: results computed from it have channels last too
+        self._last: set[Storage] = set()
+        self._moved: dict[Storage, tuple[Tensor, Tensor]] = {}  #: the whole tensor, and its elements in the new layout
+        self._restored: set[Storage] = set()  #: those whose original layout is written as well
+        self._sources: dict[Storage, Tensor] = {}  #: the sources of storages that are plain copies
         self._copies: dict[Storage, list[tuple[Tensor, bool, Tensor]]] = defaultdict(list)
 
     def place(self, op: Op) -> None:
@@ -95,7 +96,7 @@ class _Layout:
         self._replace(op, problem, [x, weights], [out])
 
     def _with_channels_last(self, op: KernelOp) -> bool:
-        """Add a pool or a reduction of images that lie with channels last, if its kernels take them so."""
+        """Add a pool or a reduction of images with channels last, if its kernels support them."""
         problem = op.problem
         if not isinstance(problem, (PoolProblem, ReduceProblem)) or not self._is_last(x := self._source(op.inputs[0])):
             return False
@@ -142,29 +143,29 @@ class _Layout:
             return False
         return True
 
-    # ---- where elements lie
+    # ---- where elements are
 
     def _is_made_at_once(self, out: Tensor) -> bool:
-        """An operation fills its whole buffer, and none after it does: another buffer may stand for it."""
+        """Whether an operation fills its whole buffer and is its only writer: then another buffer may replace it."""
         return out.storage.port is None and self._to_write[out.storage] == 1 and out.is_whole
 
     def _is_last(self, view: Tensor) -> bool:
-        """Its elements, of a [n, c, h, w], lie as [n, h, w, c], because a kernel put them so."""
+        """Whether the elements of a [n, c, h, w] have the layout [n, h, w, c], because a kernel wrote them so."""
         return view.storage in self._last and view.rank == 4 and view.transpose(_LAST).is_contiguous
 
     def _moved_to_last(self, out: Tensor) -> Tensor:
-        """A buffer in place of that of a [n, c, h, w], as [n, h, w, c]."""
+        """A buffer [n, h, w, c] that replaces that of a [n, c, h, w]."""
         made = self._empty_last(out)
         self._moved[out.storage] = out, made.transpose(_SECOND)
         return made
 
     def _lying(self, view: Tensor) -> Tensor | None:
-        """The view's elements where they lie now; None where no strides say it."""
+        """The view's elements in their present layout; None where no strides express it."""
         found = self._moved.get(view.storage)
         return view if found is None else relaid(view, *found)
 
     def _read(self, view: Tensor) -> Tensor:
-        """For what reads with any strides."""
+        """An operand for operations that read with any strides."""
         if view.storage not in self._moved:
             return view
         found = self._lying(view)
@@ -173,12 +174,12 @@ class _Layout:
         return found or view
 
     def _source(self, view: Tensor) -> Tensor:
-        """What to read for a dense image: where it is the copy of a view, that view."""
+        """The source of a dense image: if it is the copy of a view, that view."""
         source = self._sources.get(view.storage)
         return source if source is not None and view.shape == source.shape else self._read(view)
 
     def _dense(self, view: Tensor) -> Tensor:
-        """The view's elements densely, in the order of its own axes."""
+        """The view's elements, dense in the order of its own axes."""
         found = self._lying(view)
         if found is None or (view.is_whole and not found.is_contiguous):
             self._restore(view.storage)
@@ -191,7 +192,7 @@ class _Layout:
         return x.transpose(_LAST) if aligned else self._copy(x, last=True)
 
     def _restore(self, storage: Storage) -> None:
-        """Fill a storage whose elements lie elsewhere."""
+        """Write a storage whose elements are in another layout."""
         if storage not in self._restored:
             self._restored.add(storage)
             whole, moved = self._moved[storage]
@@ -217,9 +218,8 @@ class _Layout:
 
 
 def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
-    """The elements of a view in another place: it views the storage of ``whole`` (dense), whose elements ``moved``, of the same
-    shape, has in their new one. None where strides over the new one cannot say it.
-    """
+    """The elements of a view in another layout. The view is over the storage of ``whole`` (dense), whose elements
+    ``moved``, of the same shape, has in the new layout. None where strides over the new one cannot express it."""
     if view.dtype is not whole.dtype:
         return None
     if view.shape == whole.shape and view.is_contiguous:
@@ -228,7 +228,7 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
     if before == after:
         return Tensor(view.dtype, view.shape, moved.storage, view.strides, view.offset + moved.offset)
     left, offset = view.offset, moved.offset
-    low: list[int] = []  # along each axis of the whole, from where to where the view goes
+    low: list[int] = []  # for each axis of the whole, the range that the view covers
     for old, new in zip(before, after, strict=True):
         start, left = divmod(left, old) if left else (0, 0)
         low.append(start)
@@ -236,7 +236,7 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
     high, strides = list(low), []
     for size, stride in zip(view.shape, view.strides, strict=True):
         axis = next((a for a, old in enumerate(before) if old <= abs(stride)), None)
-        if size == 1 or axis is None:  # it does not move: strides over the whole are 1 or more
+        if size == 1 or axis is None:  # no step along it: strides over the whole are 1 or more
             strides.append(0)
             continue
         if stride % before[axis]:
