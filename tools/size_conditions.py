@@ -44,8 +44,8 @@ _USUAL = 37
 class LocatedTrace(Trace):
     """A trace that notes where each of its conditions was asked for."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, general: bool = False) -> None:
+        super().__init__(general)
         self.where: list[str] = []  #: in the order of the conditions
 
     def _condition(self, *condition: Any) -> None:

@@ -14,7 +14,7 @@ from vkep.graph.weights import ArrayWeight, SizesWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import Over, Program, ValueSpec
 from vkep.session.sized_plans import SizedPlans, numbers_of, with_sizes
-from vkep.sizes import Size, Trace
+from vkep.sizes import Size, Trace, divides
 
 
 class Made:
@@ -148,6 +148,42 @@ def test_sizes_far_from_a_plans_own_get_another_until_there_are_many() -> None:
     assert run(graph, 39).sizes == [39] and graph.count == 1
     assert run(graph, 400).sizes == [400] and graph.count == 2
     assert run(graph, 90000).sizes == [90000] and graph.count == 2
+
+
+def test_numbers_that_divide_sizes_decide_between_two_plans() -> None:
+    def lower(known: Mapping[str, Any]) -> None:
+        n, m = known["x"].shape
+        _ = divides(4, n), divides(4, m), divides(4, 3 * n + m), divides(8, n * m + 4)
+
+    graph = plans(Maker(lower))
+    run(graph, 5, 7)
+    assert run(graph, 8, 12).sizes == [8, 12] and run(graph, 12, 16).sizes == [12, 16] and graph.count == 1
+    for n in range(4, 20):
+        for m in range(4, 20):
+            assert run(graph, n, m).sizes == [n, m]
+    assert graph.count == 2
+
+
+def test_memory_that_has_room_for_more_is_a_size_from_the_start() -> None:
+    def past(n: int, room: int) -> ValueSpec:
+        return ValueSpec(DTYPES["float32"], (3, n), (3, room))
+
+    def lower(known: Mapping[str, Any]) -> None:
+        n, room = known["x"].shape[1], known["x"].room[1]
+        if n == room:  # it lies densely, which is another plan
+            int(n)
+
+    graph = plans(Maker(lower))
+
+    def run(n: int, room: int) -> Any:
+        return graph.executable({"x": past(n, room)})
+
+    assert run(2, 64).sizes is None
+    assert run(3, 64).sizes == [3, 64] and run(7, 4096).sizes == [7, 4096] and graph.count == 1
+    run(16, 16)
+    assert run(9, 32).sizes == [9, 32] and run(120, 128).sizes == [120, 128]
+    run(4096, 8192)  # far from the others: none of its sizes is fixed
+    assert run(5000, 9000).sizes == [5000, 9000] and graph.count == 3
 
 
 def test_contents_of_few_numbers_are_sizes() -> None:

@@ -198,6 +198,10 @@ def test_choices_at_hand_record_nothing() -> None:
     assert len(trace.conditions) == before
     assert divides(4, n)
     assert trace.holds().hold([52, 7, 2]) and not trace.holds().hold([50, 7, 2])
+    general = Trace(general=True)
+    other = general.symbol(48)
+    before = len(general.conditions)
+    assert not divides(4, other) and divides(4, 8 * other) and divides(4, 8) and len(general.conditions) == before
 
 
 def test_functions_of_sizes() -> None:

@@ -1,15 +1,22 @@
 """``python -m tools.bench.steps``: what a decoder's step costs while its sequence grows.
 
-A model in the form of onnxruntime-genai's builder takes one token at a time, its caches in buffers of one size. Three sessions
-take turns, token by token:
+A model takes one token at a time. Sessions take turns, token by token. In the form of onnxruntime-genai's builder (``--form
+builder``) the caches are buffers of one size:
 
 - **fixed**: the mask keeps its length, so that every step has the same signature; the caches are updated in place;
 - **grows**: the mask grows by one with each token; in place;
 - **two sets**: the mask grows; present and past change places after each token.
 
+In the form that optimum writes (``--form concat``) the caches grow by Concat:
+
+- **fixed**: each step has the same past, of the length that **grows** has half-way; new rows are written to the memory behind it;
+- **grows**: the past grows by one with each token, in one buffer;
+- **copied**: it grows, and each run makes new caches.
+
 Printed are the milliseconds of a step (median), their quotient with the first session's, and how many plans each session made.
 
     python -m tools.bench.steps --layers 4 --hidden 512 --precision int4 --tokens 100
+    python -m tools.bench.steps --form concat --layers 6 --hidden 512 --heads 8 --precision fp32 --tokens 200
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -27,22 +35,20 @@ from tools.models.language import ARCHITECTURES, PRECISIONS, Language, language_
 
 
 class Steps:
-    """One session that takes tokens."""
+    """One session that takes tokens. ``at``: how many it holds at first."""
 
-    def __init__(self, model: bytes, language: Language, room: int, grows: bool, in_place: bool) -> None:
+    def __init__(self, model: bytes, language: Language, room: int, at: int, grows: bool, in_place: bool) -> None:
         self._session = vkep.InferenceSession(model, fallback="error", save_plans=False)
-        self._grows, self._at = grows, room // 4
+        self._grows, self._at, self._in_place = grows, at, in_place
         caches = [info for info in self._session.get_inputs() if info.name.startswith("past_key_values")]
-        shape = (1, language.kv_heads, room, language.size)
-        dtype = "float16" if "float16" in caches[0].type else "float32"
-
-        def made() -> list[vkep.DeviceTensor]:
-            return [self._session.device_tensor(np.zeros(shape, dtype)) for _ in caches]
-
+        self._shape = (1, language.kv_heads, room, language.size)
+        self._dtype = "float16" if "float16" in caches[0].type else "float32"
         self._names = [info.name for info in caches]
-        self._past = made()
-        self._present = self._past if in_place else made()
+        self._past = self._buffers()
         self._ids = np.ones((1, 1), np.int64)
+
+    def _buffers(self) -> list[vkep.DeviceTensor]:
+        return [self._session.device_tensor(np.zeros(self._shape, self._dtype)) for _ in self._names]
 
     def step(self) -> float:
         """Milliseconds of the next token."""
@@ -52,14 +58,21 @@ class Steps:
         binding = self._session.io_binding()
         binding.bind_cpu_input("input_ids", self._ids)
         binding.bind_cpu_input("attention_mask", mask)
-        for name, past, present in zip(self._names, self._past, self._present, strict=True):
+        for name, (past, present) in zip(self._names, self._caches(), strict=True):
             binding.bind_input(name, past)
             binding.bind_output(name.replace("past_key_values", "present"), present)
         binding.bind_output("logits", device="cpu")
         self._session.run_with_iobinding(binding)
         spent = 1e3 * (time.perf_counter() - start)
-        self._past, self._present = self._present, self._past
+        self._ran(binding.get_outputs())
         return spent
+
+    def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
+        """Past and present of the next run."""
+        raise NotImplementedError
+
+    def _ran(self, results: Sequence[Any]) -> None:
+        """A run is done."""
 
     @property
     def plans(self) -> int:
@@ -69,11 +82,53 @@ class Steps:
         self._session.close()
 
 
-def measure(language: Language, precision: str, room: int, tokens: int) -> Iterator[str]:
+class _Builder(Steps):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._present = self._past if self._in_place else self._buffers()
+
+    def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
+        return list(zip(self._past, self._present, strict=True))
+
+    def _ran(self, results: Sequence[Any]) -> None:
+        self._past, self._present = self._present, self._past
+
+
+class _Concat(Steps):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        if not self._in_place:
+            self._past = [self._session.device_tensor(np.zeros(self._part(), self._dtype)) for _ in self._names]
+
+    def _part(self) -> tuple[int, ...]:
+        return (*self._shape[:2], self._at - 1 + (not self._in_place), self._shape[3])
+
+    def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
+        if not self._in_place:
+            return [(past, None) for past in self._past]
+        views = [tensor.leading(self._part()) for tensor in self._past]
+        return list(zip(views, views, strict=True))
+
+    def _ran(self, results: Sequence[Any]) -> None:
+        if not self._in_place:
+            self._past = list(results[: len(self._names)])
+
+
+#: by the model's form: the sessions, each with whether its sequence grows, and whether caches are updated in place
+FORMS: dict[str, tuple[type[Steps], dict[str, tuple[bool, bool]]]] = {
+    "builder": (_Builder, {"fixed": (False, True), "grows": (True, True), "two sets": (True, False)}),
+    "concat": (_Concat, {"fixed": (False, True), "grows": (True, True), "copied": (True, False)}),
+}
+
+
+def measure(language: Language, precision: str, room: int, tokens: int, form: str) -> Iterator[str]:
     """The table's lines."""
     model = language_model(language, precision).SerializeToString()
-    kinds = {"fixed": (False, True), "grows": (True, True), "two sets": (True, False)}
-    sessions = {name: Steps(model, language, room, *kind) for name, kind in kinds.items()}
+    kind, ways = FORMS[form]
+    sessions: dict[str, Steps] = {}
+    for name, (grows, in_place) in ways.items():
+        at = room // 4 + (tokens // 2 if form == "concat" and not grows else 0)
+        sessions[name] = kind(model, language, room, at, grows, in_place)
     try:
         times: dict[str, list[float]] = {name: [] for name in sessions}
         for token in range(tokens + 4):
@@ -81,7 +136,7 @@ def measure(language: Language, precision: str, room: int, tokens: int) -> Itera
                 spent = session.step()
                 if token >= 4:  # plans are made, all is warm
                     times[name].append(spent)
-        yield "| mask | ms a token | of fixed | plans |"
+        yield "| sequence | ms a token | of fixed | plans |"
         yield "|---|---|---|---|"
         for name, found in times.items():
             quotient = statistics.median([a / b for a, b in zip(found, times["fixed"], strict=True)])
@@ -94,6 +149,7 @@ def measure(language: Language, precision: str, room: int, tokens: int) -> Itera
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.steps", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--form", choices=FORMS, default="builder")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--wide", type=int, help="default: four times --hidden")
@@ -105,17 +161,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=100)
     given = parser.parse_args(arguments)
     language = replace(
-        ARCHITECTURES["llama"],
+        ARCHITECTURES["llama" if given.form == "builder" else "gpt2"],
         layers=given.layers,
         hidden=given.hidden,
         heads=given.heads,
-        kv_heads=given.kv_heads,
+        kv_heads=given.kv_heads if given.form == "builder" else given.heads,
         size=given.hidden // given.heads,
         wide=given.wide or 4 * given.hidden,
         vocabulary=given.vocabulary,
         context=given.room,
     )
-    for line in measure(language, given.precision, given.room, min(given.tokens, given.room // 2)):
+    for line in measure(language, given.precision, given.room, min(given.tokens, given.room // 2), given.form):
         print(line, flush=True)
     return 0
 

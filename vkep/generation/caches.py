@@ -82,38 +82,18 @@ class RowCaches:
             self._views[first, count] = found
         return found
 
+    def leading(self, row: int, length: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
+        """What a run on the first ``length`` tokens of one row is bound to: inputs and outputs, which lie in the same memory."""
+        inputs, outputs = self.bound(row, 1)
+        views = [tensor.leading((*tensor.shape[:2], length, tensor.shape[3])) for tensor in inputs.values()]
+        return dict(zip(inputs, views, strict=True)), dict(zip(outputs, views, strict=True))
+
     def close(self) -> None:
         """Free the memory."""
         for tensor in self._buffers:
             tensor.close()
         self._buffers, self._views, self.rows, self.room = [], {}, 0, 0
         self._moves.close()
-
-
-class GrownCaches:
-    """The caches of one sequence, exactly as long as it: each run returns new, longer ones."""
-
-    def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
-        self._specs = specs
-        empty = [session.empty_device_tensor((1, s.heads, 0, s.size), s.dtype) for s in specs]
-        self.tensors: dict[str, Any] = {spec.past: tensor for spec, tensor in zip(specs, empty, strict=True)}
-
-    @property
-    def length(self) -> int:
-        """How many tokens they hold."""
-        return int(self.tensors[self._specs[0].past].shape[2])
-
-    def became(self, present: Mapping[str, DeviceTensor]) -> None:
-        """Take over a run's outputs, by name."""
-        old = list(self.tensors.values())
-        self.tensors = {spec.past: present[spec.present] for spec in self._specs}
-        for tensor in old:
-            tensor.close()
-
-    def close(self) -> None:
-        """Free the memory."""
-        for tensor in self.tensors.values():
-            tensor.close()
 
 
 class _Moves:

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidModelError, UnsupportedModelError
-from vkep.generation.caches import CacheSpec, GrownCaches, RowCaches
+from vkep.generation.caches import CacheSpec, RowCaches
 from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import CHOSEN, TOKENS, for_generation
 from vkep.graph.load import load_model
@@ -92,12 +92,8 @@ class Decoder:
         return CacheSpec(past.name, present, heads, size, str(dtypes.from_onnx(element_of(past))))
 
     def caches(self) -> RowCaches:
-        """New caches for several sequences, where the model is `by_rows`."""
+        """New caches for several sequences."""
         return RowCaches(self.session, self.specs)
-
-    def grown_caches(self) -> GrownCaches:
-        """New caches for one sequence, where it is not."""
-        return GrownCaches(self.session, self.specs)
 
     def on_rows(
         self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int, greedy: bool
@@ -109,14 +105,11 @@ class Decoder:
         most = max(lengths) + count
         # a prompt's mask ends with the prompt: GroupQueryAttention recognizes a prompt by this
         window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.room)
-        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), greedy)[0]
+        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), greedy)
 
-    def on_grown(self, ids: Array | DeviceTensor, length: int, caches: GrownCaches, greedy: bool) -> Made:
-        """As `on_rows`, with tokens ``ids`` int64 [1, count] that follow ``length`` tokens."""
-        present: dict[str, DeviceTensor | None] = {spec.present: None for spec in self.specs}
-        made, longer = self._run(ids, [length], length + ids.shape[1], caches.tensors, present, greedy)
-        caches.became(dict(zip(present, longer, strict=True)))
-        return made
+    def on_leading(self, ids: Array | DeviceTensor, length: int, caches: RowCaches, row: int, greedy: bool) -> Made:
+        """As `on_rows`, where the model is not `by_rows`: tokens ``ids`` int64 [1, count] follow ``length`` tokens in a row."""
+        return self._run(ids, [length], length + ids.shape[1], *caches.leading(row, length), greedy)
 
     def _run(
         self,
@@ -124,9 +117,9 @@ class Decoder:
         lengths: Sequence[int],
         window: int,
         past: Mapping[str, DeviceTensor],
-        present: Mapping[str, DeviceTensor | None],
+        present: Mapping[str, DeviceTensor],
         greedy: bool,
-    ) -> tuple[Made, list[Any]]:
+    ) -> Made:
         rows = len(lengths)
         # must not be the memory that the run reads its tokens from
         place = next(n for n in ("tokens", "others") if self._results.get((n, rows)) is not ids)
@@ -141,19 +134,19 @@ class Decoder:
             else:
                 binding.bind_cpu_input(name, value)
         self.session.run_with_iobinding(binding)
-        logits, tokens, chosen, *rest = binding.results
+        logits, tokens, chosen, *_ = binding.results
         assert isinstance(logits, DeviceTensor)
         if not greedy:
-            return Made(logits), rest
+            return Made(logits)
         assert isinstance(tokens, DeviceTensor)
         assert isinstance(chosen, np.ndarray)
-        return Made(logits, tokens, [int(token) for token in chosen]), rest
+        return Made(logits, tokens, [int(token) for token in chosen])
 
     def _binding(
         self,
         rows: int,
         past: Mapping[str, DeviceTensor],
-        present: Mapping[str, DeviceTensor | None],
+        present: Mapping[str, DeviceTensor],
         place: str,
         greedy: bool,
     ) -> IOBinding:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
-from vkep.generation.caches import ROOM, GrownCaches
+from vkep.generation.caches import ROOM
 from vkep.generation.decoder import Decoder, Made
 
 
@@ -133,38 +133,20 @@ class BufferRows(Rows):
         self.held = []
 
 
-class GrownRows(Rows):
-    """Rows of buffers that each run allocates anew, longer by its tokens: a run for each row."""
-
-    def __init__(self, decoder: Decoder, limit: int) -> None:
-        super().__init__(limit)
-        self._decoder = decoder
-        self._caches: list[GrownCaches] = []
-
-    def _usable(self, row: int, count: int) -> int:
-        return count if count == len(self.held[row]) else 0
-
-    def _trim(self, row: int, count: int) -> None:
-        if count < len(self.held[row]):
-            self.held[row] = []
-            self._caches[row].close()
-            self._caches[row] = self._decoder.grown_caches()
-
-    def rewind(self, row: int, count: int) -> None:
-        if self._caches[row].length != len(self.held[row]):  # an interrupt came between the two assignments
-            count = -1
-        super().rewind(row, count)
+class GrownRows(BufferRows):
+    """Rows of a model that knows no lengths: its caches grow by Concat, one row in a run."""
 
     def reserve(self, row: int, tokens: int) -> None:
-        if row == len(self._caches):
-            self._caches.append(self._decoder.grown_caches())
+        super().reserve(row, tokens + 1)  # a cache that fills its memory lies densely: plans for less do not serve it
 
     def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
         return self._feed(row, np.array([tokens], np.int64), tokens, greedy)
 
     def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int], greedy: bool) -> Made:
-        made = self._decoder.on_grown(ids, len(self.held[row]), self._caches[row], greedy)
-        self.held[row] = [*self.held[row], *tokens]
+        held = self.held[row]
+        self.reserve(row, len(held) + len(tokens))
+        made = self._decoder.on_leading(ids, len(held), self._caches, row, greedy)
+        self.held[row] = [*held, *tokens]
         return made
 
     def step(
@@ -175,8 +157,3 @@ class GrownRows(Rows):
             same = known is not None and known[1] == [token] and len(tokens) == 1
             ids = known[0] if same and known is not None else np.array([[token]], np.int64)
             yield range(row, row + 1), self._feed(row, ids, [token], greedy)
-
-    def close(self) -> None:
-        for caches in self._caches:
-            caches.close()
-        self._caches, self.held = [], []

@@ -33,6 +33,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import at_hand
 
 _DATA = (Operand("x"), Operand("indices"), Operand("y", writes=True), FAULT)
 
@@ -130,6 +131,7 @@ def copy(nbytes: int, caps: DeviceCapabilities, x: Any, y: Any, *, alignment: in
     ]
 
 
+@at_hand
 def _units_per_lane(total: int, caps: DeviceCapabilities) -> int:
     """Units that a lane moves: enough to amortise starting a lane, few enough to keep the device busy."""
     return 8 if is_cpu(caps) and total >= 1024 else 1

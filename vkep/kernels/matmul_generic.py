@@ -11,6 +11,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_type, grid, lanes
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import at_hand
 
 _STRIDES = ("batch0", "batch1", "row", "col")
 
@@ -106,9 +107,15 @@ def _no_product(problem: GenericProductProblem, caps: DeviceCapabilities) -> str
     return f"matmul: strides of {longest} elements, expected less than {LIMIT}" if longest >= LIMIT else ""
 
 
+@at_hand
+def _micro(count: int) -> int:
+    """Rows or columns of a lane."""
+    return min(4, 1 << (count - 1).bit_length())
+
+
 def _generic(problem: GenericProductProblem, e: Emission) -> KernelCall:
     m, n = problem.m, problem.n
-    micro_m, micro_n = min(4, 1 << (m - 1).bit_length()), min(4, 1 << (n - 1).bit_length())
+    micro_m, micro_n = _micro(m), _micro(n)
     tiles_m, tiles_n = ceil_div(m, micro_m), ceil_div(n, micro_n)
     total = problem.batch[0] * problem.batch[1] * tiles_m * tiles_n
     local = lanes(e.caps, total)

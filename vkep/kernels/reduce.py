@@ -29,6 +29,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import divides
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class _Pass:
         itemsize = element_type(problem.dtype).itemsize
         unit = _UNIT_BYTES // itemsize
         narrow = itemsize < 4 and problem.dtype in _VECTORS and problem.alignment % _UNIT_BYTES == 0
-        self.unit = unit if narrow and (self.axis if self.inner == 1 else self.inner) % unit == 0 else 1
+        self.unit = unit if narrow and divides(unit, self.axis if self.inner == 1 else self.inner) else 1
         self.over_columns = self.inner > 1 and self.unit > 1  #: a unit extends along inner
         if self.over_columns:
             self.inner //= self.unit

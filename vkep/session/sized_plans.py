@@ -48,6 +48,7 @@ class _Numbers:
 
     kinds: tuple[object, ...]
     values: tuple[int, ...]
+    growing: frozenset[int] = frozenset()  #: places of sizes of memory that has room for more: larger memory follows
 
 
 class _Sized:
@@ -63,6 +64,7 @@ class _Sized:
         self.kinds, self._others = numbers.kinds, self._fixed(numbers.values)
         self._symbols, self._conditions, self.executable = symbols, conditions, executable
         self._hints = [numbers.values[group[0]] for group in symbols]
+        self._tuned = [not numbers.growing.issuperset(group) for group in symbols]
 
     def sizes(self, numbers: _Numbers) -> list[int] | None:
         """The sizes of a run with these numbers; None where it is not for them."""
@@ -75,9 +77,23 @@ class _Sized:
                 return None
         return sizes if self._conditions.hold(sizes) else None
 
+    def is_near(self, numbers: _Numbers) -> bool:
+        """Whether the plan was made for numbers like these, with other sizes that are not far from them: where it does not serve
+        them, its conditions are why.
+        """
+        values = numbers.values
+        return (
+            numbers.kinds == self.kinds
+            and self._fixed(values) == self._others
+            and self.distance([values[group[0]] for group in self._symbols]) < math.log(_FAR)
+        )
+
     def distance(self, sizes: Sequence[int]) -> float:
-        """By what factor the sizes differ from those that the plan was made for, at most."""
-        return max([abs(math.log(max(s, 1) / max(h, 1))) for s, h in zip(sizes, self._hints, strict=True)], default=0.0)
+        """By what factor the sizes differ from those that the plan was made for, at most. Nothing is tuned for memory that has
+        room for more.
+        """
+        pairs = [(s, h) for s, h, tuned in zip(sizes, self._hints, self._tuned, strict=True) if tuned]
+        return max([abs(math.log(max(s, 1) / max(h, 1))) for s, h in pairs], default=0.0)
 
 
 class SizedPlans:
@@ -144,20 +160,21 @@ class SizedPlans:
         del seen[:-_SEEN]
 
     def _symbols(self, numbers: _Numbers) -> list[list[int]]:
-        """The places whose number differs from before, those together that have been the same in every signature so far."""
+        """The places whose number differs from before, or will; those together that have been the same in every signature."""
         seen = [*self._seen.get(numbers.kinds, ()), numbers.values]
         groups: dict[tuple[int, ...], list[int]] = {}
         for place, column in enumerate(zip(*seen, strict=True)):
-            if len(set(column)) > 1 and numbers.values[place] > 1 and (numbers.kinds, place) not in self._rigid:
+            moves = len(set(column)) > 1 or place in numbers.growing
+            if moves and numbers.values[place] > 1 and (numbers.kinds, place) not in self._rigid:
                 groups.setdefault(column, []).append(place)
         return list(groups.values())
 
     def _with_sizes(self, inputs: Mapping[str, Known], numbers: _Numbers, over: Over) -> Executable | None:
         """A new plan with sizes, for these at hand; None where no number moves, or lowering needs their values."""
         symbols = self._symbols(numbers)
-        if not symbols:
+        if all(numbers.growing.issuperset(group) for group in symbols):
             return None
-        trace = Trace()
+        trace = Trace(general=any(plan.is_near(numbers) for plan in self._plans))
         sizes = {
             place: size for group in symbols for size in [trace.symbol(numbers.values[group[0]])] for place in group
         }
@@ -191,8 +208,11 @@ def numbers_of(inputs: Mapping[str, Known], over: Over = ()) -> _Numbers:
     """The numbers of all inputs, in order, and what else identifies their signature."""
     kinds: list[object] = [over]
     values: list[int] = []
+    growing: list[int] = []
     for known in inputs.values():
         if isinstance(known, ValueSpec):
+            pairs = zip(known.shape, known.room, strict=False)
+            growing += [len(values) + len(known.shape) + k for k, (size, room) in enumerate(pairs) if size != room]
             kinds.append((known.dtype.name, len(known.shape), len(known.room)))
             values += known.shape + known.room
         elif isinstance(known, ArrayWeight):
@@ -204,7 +224,7 @@ def numbers_of(inputs: Mapping[str, Known], over: Over = ()) -> _Numbers:
                 kinds.append((array.dtype, array.shape, array.tobytes()))
         else:
             kinds.append(known)
-    return _Numbers(tuple(kinds), tuple(values))
+    return _Numbers(tuple(kinds), tuple(values), frozenset(growing))
 
 
 def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> dict[str, Known]:

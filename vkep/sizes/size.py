@@ -32,6 +32,7 @@ class Tracing(Protocol):
     """What a size asks of its `vkep.sizes.trace.Trace`."""
 
     shown: list[Size]
+    general: bool
 
     def product(self, product: Product) -> int:
         """The size that a product of sizes is."""
@@ -372,11 +373,15 @@ def wholes(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def divides(divisor: int, value: Any) -> bool:
     """Whether a number divides another, for what is faster then and right anyway: of a size that it does not divide in the case
-    at hand the answer is False whatever the size is.
+    at hand the answer is False whatever the size is, and in a trace that is `Trace.general` also of one that it divides there
+    alone.
     """
-    if value.__class__ is Size and value.hint % divisor:
+    if value.__class__ is not Size:
+        return bool(value % divisor == 0)
+    if value.hint % divisor:
         return False
-    return not value % divisor
+    rest = value % divisor
+    return not rest if rest.__class__ is int else not value.trace.general and not rest
 
 
 def power_of_two_in(value: Any, most: int) -> int:

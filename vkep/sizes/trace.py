@@ -18,7 +18,9 @@ _LONGEST_QUOTIENT = 16
 class Trace:
     """Sizes, nodes and conditions of one lowering. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, general: bool = False) -> None:
+        """``general``: nothing is chosen for sizes that a number divides (`vkep.sizes.divides`): fewer plans serve all sizes."""
+        self.general = general
         self.nodes: list[tuple[str, tuple[Operand, ...]]] = []
         self.conditions: dict[tuple[str, Terms, int], None] = {}
         self.symbols = 0
