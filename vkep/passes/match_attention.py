@@ -17,13 +17,13 @@ from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.norm import SoftmaxProblem
 from vkep.passes.fuse import Uses
 
-#: most operations between the first product and the softmax; bounds the recursion of the search
+#: maximum number of operations between the first product and the softmax; bounds the recursion of the search
 MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """``Where``: ``score`` replaces the scores where ``condition`` is ``when``."""
+    """``Where``: ``score`` replaces the scores where ``condition`` equals ``when``."""
 
     condition: Tensor
     when: bool
@@ -59,16 +59,15 @@ class _Scores:
 
     @property
     def is_ordered(self) -> bool:
-        """Scales come first, then masks, then casts."""
+        """Whether scales come first, then masks, then casts."""
         order = [{_Scaled: 0, Hidden: 1, Biased: 1, _Cast: 2}[type(step)] for _, step in self.steps]
         return order == sorted(order)
 
 
 @dataclass
 class Spelled:
-    """An attention that was found. q, k, v and out are [batch, heads, length, size]; masks broadcast to
-    [batch, heads, queries, keys], in the order in which they are applied.
-    """
+    """An attention that was matched. q, k, v and out are [batch, heads, length, size]; masks broadcast to [batch,
+    heads, queries, keys], in the order in which they are applied."""
 
     q: Tensor
     k: Tensor
@@ -76,9 +75,9 @@ class Spelled:
     out: Tensor
     scale: float
     masks: list[Hidden | Biased]
-    guarded: bool  #: NaN among the probabilities (of rows that see no key) is replaced by 0
+    guarded: bool  #: whether NaN among the probabilities (of rows that see no key) is replaced by 0
     ops: list[Op]  #: in order, the last product at the end
-    merged: Pointwise | None  #: the only reader of the result, if it copies it to [batch, length, heads, size]
+    merged: Pointwise | None  #: the only reader of the result, if it copies the result to [batch, length, heads, size]
 
 
 def is_row_softmax(op: KernelOp) -> bool:
@@ -96,7 +95,7 @@ class Search:
         self.uses, self.kept = uses, kept
 
     def attention(self, last: KernelOp) -> Spelled | None:
-        """The attention whose last product this is; None where it is another product."""
+        """The attention that this product ends; None where it ends none."""
         guarded = False
         after: list[Op] = [last]  # from the last product back to the softmax
         op = self._maker(last.inputs[0], [last])
@@ -118,7 +117,7 @@ class Search:
         if scores is None or not scores.is_ordered:
             return None
         ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
-        row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may see the scores in other shapes
+        row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
         shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
         fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes) if shape[-1:] == (row,))
         spelled = next((spelled for spelled in fits if spelled is not None), None)
@@ -173,7 +172,7 @@ class Search:
 
 
 def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
-    """Each meaning that an operation may have between product and softmax: the scores that it reads, and the step."""
+    """Yield each meaning of an operation between product and softmax: the scores that it reads, and the step."""
     cast = _cast(op)
     if cast is not None:
         yield cast, _Cast()
@@ -197,7 +196,7 @@ def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
 
 
 def _cast(op: Pointwise) -> Tensor | None:
-    """The operand of an operation that only converts between types of float, or copies; None for others."""
+    """The operand of an operation that only converts between floating-point types, or copies; None for others."""
     inner = op.expr
     if inner.op == ex.stored_as(op.out.dtype) and len(inner.args) == 1:
         inner = inner.args[0]
@@ -223,7 +222,7 @@ def _number(arg: ex.Expr) -> float | None:
 
 
 def _fitted(shape: tuple[int, ...], scores: _Scores, last: KernelOp, guarded: bool, ops: list[Op]) -> Spelled | None:
-    """The attention, if ``shape`` is that of its scores; None where the operands have no views of that shape."""
+    """The attention, if ``shape`` is the shape of its scores; None where the operands have no views of that shape."""
     x, y = scores.product.inputs
     p, z = last.inputs
     if len(shape) < 2 or math.prod(shape) != scores.product.outputs[0].size or x.dtype is not z.dtype:
@@ -253,7 +252,7 @@ def _fitted(shape: tuple[int, ...], scores: _Scores, last: KernelOp, guarded: bo
 
 
 def _matrices(y: Tensor, outer: tuple[int, int], rows_of_one: bool) -> Tensor | None:
-    """A product's right operand as a matrix for each [batch, heads]; None where no view is that.
+    """A product's right operand as a matrix for each [batch, heads]; None where no view expresses it.
 
     ``rows_of_one``: the left operand's rows are the queries of one head. Rows of all heads are possible only where all heads
     share one matrix.

@@ -1,4 +1,4 @@
-"""Collects the numbers of a plan that sizes change, while the plan is laid out for the sizes at hand."""
+"""Collects the numbers of a plan that depend on sizes, while the plan is laid out for the current sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkep.sizes import Trace, fixed_text, hint, is_size, plain_text, text_parts
 
 
 class SizedNumbers:
-    """The numbers of one plan. Each method returns what the plan for the sizes at hand has in their place."""
+    """The numbers of one plan that depend on sizes. Each method returns the value for the current sizes."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -39,55 +39,55 @@ class SizedNumbers:
         return x, y, z
 
     def touches(self, k: int, call: KernelCall) -> bool:
-        """Whether sizes change the arguments of dispatch ``k``, after its operands were noted."""
+        """Whether the arguments of dispatch ``k`` depend on sizes; call it after its operands were added."""
         return bool(call.sized) or (bool(self._addends) and self._addends[-1][0] == k)
 
     def addend(self, k: int, relocation: int, number: Any) -> int:
-        """The addend of a relocation, without the place of its buffer."""
+        """The addend of a relocation, without the offset of its buffer."""
         if is_size(number):
             self._addends.append((k, relocation, self._value(number)))
         return int(hint(number))
 
     def place(self, k: int, relocation: int, storage: Storage, within: int) -> None:
-        """A relocation that points into a temporary buffer."""
+        """Add a relocation that points into a temporary buffer."""
         self._places.append((k, relocation, self._buffers[storage], within))
 
     def buffers(self, storages: Sequence[Storage]) -> None:
-        """The temporary buffers, in the order of their lifetimes."""
+        """Add the temporary buffers, in the order of their lifetimes."""
         self._buffers = {storage: k for k, storage in enumerate(storages)}
 
     def slot(self, k: int, number: Any) -> int:
-        """The addend of a slot."""
+        """Add the addend of a slot."""
         if is_size(number):
             self._slots.append((k, self._value(number)))
         return int(hint(number))
 
     def port(self, k: int, port: Port) -> Port:
-        """A port's shape."""
+        """Add a port's shape."""
         self._shapes += [(k, axis, self._value(dim)) for axis, dim in enumerate(port.shape) if is_size(dim)]
         return Port(port.name, port.dtype, tuple(map(hint, port.shape)), hint(port.nbytes), port.is_input)
 
     def text(self, defines: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Definitions of a shader, which hold no size."""
+        """Definitions of a shader, which must not depend on sizes."""
         return tuple([(name, fixed_text(text, self._trace)) for name, text in defines])
 
     def reasons(self, turned_down: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Why candidates were turned down, for people."""
+        """The reasons against candidates, as readable text."""
         return tuple([(name, plain_text(reason)) for name, reason in turned_down])
 
     def fault(self, k: int, fault: tuple[int, str]) -> tuple[int, str]:
-        """A code and its text, fault ``k`` of the plan."""
+        """Add a code and its text, fault ``k`` of the plan."""
         parts = text_parts(fault[1], self._trace)
         if len(parts) > 1:
             self._faults.append((k, tuple([p if isinstance(p, str) else self._value(p) for p in parts])))
         return fault[0], plain_text(fault[1])
 
     def spec(self, spec: Mapping[str, Any]) -> dict[str, int]:
-        """Specialization constants, which are no sizes."""
+        """Specialization constants, which must not depend on sizes."""
         return {name: int(value) for name, value in spec.items()}
 
     def finished(self, lifetimes: Sequence[tuple[Storage, int, int]]) -> PlanSizes:
-        """All of it. ``lifetimes``: each buffer, and from which group to which it is needed."""
+        """Return the collected numbers. ``lifetimes``: each buffer, with the first and last group that need it."""
         buffers = tuple([Buffer(self._value(storage.nbytes), first, last) for storage, first, last in lifetimes])
         return PlanSizes(
             values=self._trace.formulas(list(self._values)),

@@ -1,8 +1,8 @@
 """Channels-last operators of ONNX Runtime's domain ``com.ms.internal.nhwc``: a transpose, the operator, a transpose back.
 
-ONNX Runtime makes such nodes for a provider that prefers NHWC. `CHANNELS_LAST` is the one list of them: by it the provider
-says which nodes to convert, and by it the partitioner takes the converted ones apart. The transposes are views, so that
-what is computed, and what declines, is the operator's own lowering.
+ONNX Runtime creates such nodes for a provider that prefers NHWC. `CHANNELS_LAST` is the only list of them: the provider
+uses it to select the nodes to convert, and the partitioner to expand the converted ones. The transposes are views, so
+that the operator's own lowering computes the node or declines it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from onnx import helper
 from vkep.graph.model import Node
 
 NHWC = "com.ms.internal.nhwc"
-#: operators of ai.onnx whose first input and first output ONNX Runtime turns to channels last, and nothing else: weights
-#: (Conv), statistics (BatchNormalization) and the indices of a MaxPool stay as they are
+#: operators of ai.onnx of which ONNX Runtime converts only the first input and first output to channels last: weights
+#: (Conv), statistics (BatchNormalization) and the indices of a MaxPool are unchanged
 CHANNELS_LAST = frozenset(
     {
         "AveragePool",
@@ -36,7 +36,7 @@ CHANNELS_LAST = frozenset(
 
 
 def is_channels_last(node: Node) -> bool:
-    """Whether a node is one that `channels_first` takes apart."""
+    """Whether a node is one that `channels_first` expands."""
     return node.domain == NHWC and node.op_type in CHANNELS_LAST
 
 
@@ -50,7 +50,7 @@ def plain(node: Node, opsets: Mapping[str, int]) -> Node:
 
 
 def made_by(node: Node) -> list[tuple[str, ...]]:
-    """The outputs of the nodes that stand for a channels-last one; those of another node."""
+    """The outputs of the nodes that replace a channels-last one; those of another node."""
     if not is_channels_last(node):
         return [node.outputs]
     target = node.outputs[0]

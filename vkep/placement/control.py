@@ -1,7 +1,8 @@
-"""If, Loop and Scan while planning: a branch that is known, and loops of a known few steps, become nodes of their graph.
+"""If, Loop and Scan while planning: a known branch, and loops of a known small number of steps, become nodes of their
+graph.
 
-What remains (loops whose steps only a run can count, or too many to lay out) is a `ControlStep`: the session runs the body,
-planned once for each signature, as often as it takes.
+The rest (loops whose number of steps is known only in a run, or that are too long to unroll) become a `ControlStep`:
+the session runs the body, planned once for each signature, as often as needed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.program import HostValue, ListValue, NoValue, ValueSpec
 from vkep.placement.inlined import Inlined, NeedsContent, instantiate, make_node, scope
 
-#: nodes that a loop may grow to when it is laid out; longer ones are driven by the session
+#: maximum number of nodes of an unrolled loop; the session executes longer ones
 MAX_UNROLLED_NODES = 512
 
 Known = Weight | ValueSpec | HostValue
@@ -27,10 +28,10 @@ Known = Weight | ValueSpec | HostValue
 
 @dataclass(frozen=True)
 class HostDriven:
-    """A loop for the session to drive."""
+    """A loop that the session executes."""
 
     reason: str
-    waits_for: str = ""  #: the value by whose content the loop could be laid out
+    waits_for: str = ""  #: the value whose content would allow unrolling the loop
 
 
 Expansion = Inlined | NeedsContent | HostDriven
@@ -42,7 +43,8 @@ def is_control(node: Node) -> bool:
 
 
 def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
-    """The steps for a control-flow node whose inputs are ``known``. Raises `Decline` for what only the CPU can run."""
+    """The steps for a control-flow node whose inputs are ``known``. Raises `Decline` for nodes that only the CPU can
+    run."""
     lists = [v for name in node.reads if isinstance(v := known[name], (ListValue, NoValue))]
     for name in node.reads:
         if isinstance(known[name], HostValue) and known[name] not in lists:
@@ -74,7 +76,8 @@ def _expand_if(node: Node, known: Mapping[str, Known]) -> Expansion:
 
 
 def carried_condition(body: Graph) -> bool | str | None:
-    """A Loop body's condition: True or False where it is constant, "same" where it is the condition that came in, else None."""
+    """A Loop body's condition: True or False where it is constant, "same" where it equals the incoming condition, else
+    None."""
     name = body.outputs[0].name
     sources = {o: n.inputs[0] for n in body.nodes if n.op_type == "Identity" and not n.domain for o in n.outputs}
     while name in sources:
@@ -85,9 +88,8 @@ def carried_condition(body: Graph) -> bool | str | None:
 
 
 def loop_value(body: Graph, place: int, number: int | bool) -> np.ndarray:
-    """A Loop body's count of steps (``place`` 0) or condition (1), with the one axis that the body may declare for it, as
-    converters from TensorFlow do.
-    """
+    """A Loop body's number of steps (``place`` 0) or condition (1), with the axis of size 1 that the body may declare
+    for it, as converters from TensorFlow do."""
     shape = (1,) if len(body.inputs[place].shape or ()) == 1 else ()
     return np.full(shape, number, np.bool_ if place else np.int64)
 
@@ -150,7 +152,7 @@ class ScanShape:
 
     @classmethod
     def of(cls, node: Node, inputs: int) -> ScanShape:
-        """The shape of a Scan node, its inputs given."""
+        """The attributes of a Scan node with these inputs."""
         body, attributes = node.bodies["body"], node.attributes
         count = int(attributes["num_scan_inputs"])
         states = inputs - count
@@ -182,7 +184,8 @@ def _shape(value: Known) -> tuple[int, ...]:
 
 
 def empty_result(info: ValueInfo, axis: int = 0) -> np.ndarray[Any, Any]:
-    """What a loop without steps stacks: no elements along ``axis``; dimensions that the body leaves open are 0."""
+    """The stacked result of a loop without steps: no elements along ``axis``; dimensions that the body leaves open are
+    0."""
     dtype = dtypes.from_onnx(info.elem_type)
     if dtype is None:
         raise Decline(f"the body's output {info.name!r} has no known element type")
@@ -192,7 +195,7 @@ def empty_result(info: ValueInfo, axis: int = 0) -> np.ndarray[Any, Any]:
 
 
 class _Unrolled:
-    """Lays a loop's steps out one after the other."""
+    """Unrolls a loop's steps."""
 
     def __init__(self, node: Node, body: Graph, opsets: Mapping[str, int]) -> None:
         self.node, self.body = node, body

@@ -1,8 +1,10 @@
-"""Operators whose output's size is data: one that fills a buffer and counts, and one that is planned when the count is.
+"""Operators whose output size depends on data: the first half fills a buffer and counts, the second half is planned
+once the count is known.
 
-Both are declared in the domain `SIZED` beside each other: ``<Operator>Fill`` takes the operator's inputs and attributes and
-makes (buffer, count); ``<Operator>Take`` takes (buffer, count, and the inputs again), asks for the count's value with
-`Builder.value`, and makes the operator's outputs. The session runs what comes before, reads the count, and plans the rest.
+Both halves are declared in the domain `SIZED`: ``<Operator>Fill`` has the operator's inputs and attributes and computes
+(buffer, count); ``<Operator>Take`` has (buffer, count, and the inputs again), requests the count's value with
+`Builder.value`, and computes the operator's outputs. The session runs the first half, reads the count, and plans the
+rest.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from vkep.placement.channels_last import channels_first, is_channels_last
 
 
 def parts(node: Node, known: Mapping[str, Any], opsets: Mapping[str, int]) -> list[Node]:
-    """The node itself, or those that stand for it: the two of an operator whose output's size is data, the three of a
-    channels-last one. ``known`` has at least the shapes of its inputs.
-    """
+    """The node itself, or the nodes that replace it: the two halves of an operator whose output size depends on data,
+    or the three nodes of a channels-last one. ``known`` has at least the shapes of its inputs."""
     if is_channels_last(node) and hasattr(known[node.inputs[0]], "shape"):
         return channels_first(node, len(known[node.inputs[0]].shape), opsets)
     if not registry.is_declared(SIZED, _half(node, "Fill")):
@@ -32,7 +33,7 @@ def parts(node: Node, known: Mapping[str, Any], opsets: Mapping[str, int]) -> li
 
 
 def _half(node: Node, suffix: str) -> str:
-    """The name of an operator's half; operators of other domains have them in front."""
+    """The name of an operator's half, prefixed with the domain for other domains."""
     return f"{node.domain}.{node.op_type}{suffix}" if node.domain else f"{node.op_type}{suffix}"
 
 

@@ -28,9 +28,9 @@ _IMPURE = {
     "Multinomial",
     "Dropout",
 }
-#: Operators that are constants by their own functions, which look at more than the reference does.
+#: Operators that are constants by their own functions, which cover more than the reference does.
 _MADE = {"HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
-#: Results larger than this stay a computation: a model's size must not explode by folding.
+#: Larger results are not folded: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
 _GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
 
@@ -49,8 +49,8 @@ def fold_weights(
 ) -> list[ArrayWeight | None] | None:
     """The node's outputs as constants; None where no kernel takes their types. Raises `FoldError`.
 
-    Of the same weights it gives the same ones again, so that what follows from them (digests, packed forms, other folded
-    nodes) is not made anew for each plan of a model.
+    For the same weights it returns the same results, so that everything derived from them (digests, packed forms, other
+    folded nodes) is not computed again for each plan of a model.
     """
     kept = node.memo.get("folded")
     if kept is not None and len(kept[0]) == len(inputs) and all(map(operator.is_, kept[0], inputs)):
@@ -81,11 +81,11 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
     try:
         if evaluate is None or evaluate.given != _types(named):
             evaluate = node.memo["evaluator"] = _Evaluator(node, named, wanted, opsets)
-        # an integer divided by zero is no number, and stays for the run to tell
+        # an integer divided by zero is undefined, and is left for the run to report
         integers = all(array.dtype.kind in "iu" for array in named.values())
         with np.errstate(divide="raise" if integers else "ignore"):
             results = evaluate(named)
-    except Exception as error:  # the reference raises whatever it meets
+    except Exception as error:  # the reference raises exceptions of any type
         raise FoldError(f"{node.title}: {error}") from error
     if not all(isinstance(r, (np.ndarray, np.generic)) for r in results):
         raise FoldError(f"{node.title}: result is no tensor")
@@ -94,7 +94,7 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
 
 
 class _Evaluator:
-    """A node for onnx's reference evaluator, which takes longer to make than to run. Thread-safe."""
+    """A node for onnx's reference evaluator, which takes longer to construct than to run. Thread-safe."""
 
     def __init__(
         self, node: Node, named: Mapping[str, np.ndarray], wanted: Sequence[str], opsets: Mapping[str, int]
@@ -119,7 +119,7 @@ class _Evaluator:
 
 
 def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """The commonest shape arithmetic, without the cost of an evaluator for each node."""
+    """The most frequent shape arithmetic, without the cost of an evaluator for each node."""
     first = inputs[0] if inputs else None
     if first is None or node.domain:
         return None
@@ -141,13 +141,13 @@ def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None
 
 
 def _check_size(node: Node, inputs: Sequence[np.ndarray | None]) -> None:
-    """Raise `FoldError` before memory is taken for more than `MAX_FOLDED_BYTES`."""
+    """Raise `FoldError` before more than `MAX_FOLDED_BYTES` of memory are allocated."""
     arrays = [array for array in inputs if array is not None]
     if not arrays or node.domain:
         return
     if node.op_type in _SIZED_BY_CONTENT:
         count = _SIZED_BY_CONTENT[node.op_type](*arrays)
-    else:  # elements that each operand is repeated over, where operands are
+    else:  # number of elements that each operand is repeated over, where operands are
         try:
             count = math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
         except ValueError:
@@ -161,14 +161,14 @@ def _product(shape: np.ndarray) -> int:
 
 
 def _padded(x: np.ndarray, pads: np.ndarray) -> int:
-    if pads.size != 2 * x.ndim:  # of some axes alone: no more than all of it on each
+    if pads.size != 2 * x.ndim:  # of some axes only: at most all of it on each
         return math.prod(d + int(np.abs(pads).sum()) for d in x.shape) if pads.any() else x.size
     return math.prod(
         d + max(int(b) + int(e), 0) for d, b, e in zip(x.shape, pads[: x.ndim], pads[x.ndim :], strict=True)
     )
 
 
-#: elements that a node makes of a few numbers
+#: number of elements that a node computes from a few numbers
 _SIZED_BY_CONTENT: dict[str, Callable[..., int]] = {
     "ConstantOfShape": _product,
     "Expand": lambda x, shape: x.size * _product(shape),
@@ -180,7 +180,7 @@ _SIZED_BY_CONTENT: dict[str, Callable[..., int]] = {
 
 
 def _sliced(array: np.ndarray, given: Sequence[list[int] | None]) -> np.ndarray | None:
-    """ONNX's Slice, which the reference evaluator takes for Python's."""
+    """ONNX's Slice; the reference evaluator uses Python's semantics."""
     starts, ends, axes, steps = [*given, None, None][:4]
     if starts is None or ends is None:
         return None

@@ -1,4 +1,4 @@
-"""Shape arithmetic on sizes: nodes whose inputs follow from the sizes of a run become formulas."""
+"""Shape arithmetic on sizes: nodes whose inputs are computed from a run's sizes become formulas."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from vkep.ir.infer import sizes_weight
 from vkep.placement.fold import fold, fold_weights
 from vkep.sizes import hint, is_size, serves_others
 
-#: numbers that a shape, or a list of axes or pads, has at most: more are data, which kernels make for every size
+#: maximum number of elements of a shape or a list of axes or pads: larger values are data, which kernels compute for
+#: every size
 _LARGEST_SHAPE = 16
-#: operators whose result has as many numbers as its inputs say
+#: operators whose result's number of elements is given by the values of the inputs
 _MAKES_DATA = frozenset({"ConstantOfShape", "Expand", "Range", "Tile"})
 _WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 _BOOL = onnx.TensorProto.BOOL
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """ONNX's Div of whole numbers, which rounds towards zero."""
+    """ONNX's Div of integers, which rounds towards zero."""
     if b == 0:
         raise ZeroDivisionError("a size divided by 0")
     quotient = abs(a) // abs(b)
     return quotient if (a >= 0) == (b >= 0) else -quotient
 
 
-#: elementwise operators of two whole numbers, those that tell a truth value last
+#: elementwise operators of two integers; the last ones return booleans
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,
     "Sub": operator.sub,
@@ -57,9 +58,8 @@ _TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
 def fold_with_sizes(
     node: Node, inputs: Sequence[Weight | None], opsets: Mapping[str, int]
 ) -> Sequence[Weight | None] | None:
-    """The outputs of a node whose inputs are known, sizes among them or not; None for those that kernels are to make. Raises
-    `FoldError`.
-    """
+    """The outputs of a node whose inputs are known, with or without symbolic sizes among them; None for those that
+    kernels compute. Raises `FoldError`."""
     if node.op_type in _MAKES_DATA and not node.domain and serves_others(_count(node, inputs)):
         return None
     if not any(isinstance(w, SizesWeight) for w in inputs):
@@ -74,14 +74,14 @@ def fold_with_sizes(
 
 
 def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | None] | None:
-    """The node's outputs, where a size is among its inputs and no value has to be known for them; else None."""
+    """The node's outputs, where a symbolic size is among its inputs and their values need not be known; else None."""
     if node.domain or not any(isinstance(w, SizesWeight) for w in inputs):
         return None
     arrays = [None if w is None else _objects(w) for w in inputs]
     try:
         found = _folded(node, [w.elem_type if w is not None else 0 for w in inputs], arrays)
     except (TypeError, ValueError, LookupError, ArithmeticError, Decline):
-        return None  # the plain way says what is wrong
+        return None  # the ordinary path reports what is wrong
     if found is None:
         return None
     results, elem_type = found
@@ -94,7 +94,8 @@ def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | Non
 
 
 def _count(node: Node, inputs: Sequence[Weight | None]) -> int | None:
-    """Numbers that the result of one of `_MAKES_DATA` has for each of its first input's, where few say it."""
+    """The number of elements of the result of a node in `_MAKES_DATA` for each element of its first input, where a few
+    inputs give it."""
     given = [w for w in inputs if w is not None]
     said = [w.array().reshape(-1).tolist() for w in (given if node.op_type == "Range" else given[-1:])]
     if node.op_type == "Range":
@@ -103,7 +104,7 @@ def _count(node: Node, inputs: Sequence[Weight | None]) -> int | None:
 
 
 def _array_at_hand(weight: Weight) -> np.ndarray[Any, Any]:
-    """A weight's numbers, as they are in the case at hand."""
+    """A weight's numbers at the current sizes."""
     array = weight.array()
     if not isinstance(weight, SizesWeight):
         return array
@@ -188,7 +189,7 @@ def _ranged(start: Any, limit: Any, delta: Any) -> Any:
 
 
 def _plain(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
-    """Numbers that are no sizes, as int64."""
+    """Numbers without symbolic sizes, as int64."""
     if array is None or any(map(is_size, array.reshape(-1).tolist())):
         return None
     return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Operators that ONNX defines by a function body: their nodes are lowered in place of a kernel of their own."""
+"""Operators that ONNX defines by a function body: their nodes are lowered by the body where they have no kernel."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ LowerNode = Callable[[Node, Sequence[Tensor | None], Mapping[str, int]], Sequenc
 
 def has_body(node: Node) -> bool:
     """Whether ONNX gives the node's operator a function body."""
-    schema: Any = node.schema  # the package's types know nothing of function bodies
+    schema: Any = node.schema  # the package's type hints lack function bodies
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
 def lower_function(
     b: Builder, node: Node, arguments: Sequence[Tensor | None], opsets: Mapping[str, int], lower_node: LowerNode
 ) -> list[Tensor]:
-    """Lower a node through its function body: all of it, or `Decline` (`InvalidNode`) with what its body met.
+    """Lower a node through its function body: all of it, or raise `Decline` (`InvalidNode`) with the reason of a node
+    in its body.
 
     A body that needs a value raises `NeedsValue` naming the node's inputs that the value is computed from.
     """
     body = _body(node, arguments, opsets.get(node.domain, 0))
     versions = {"": opsets.get("", onnx.defs.onnx_opset_version()), **{o.domain: o.version for o in body.opset_import}}
     env: dict[str, Tensor | None] = {}
-    origin: dict[str, frozenset[str]] = {}  # a value's inputs of the node, where its content depends on theirs
+    origin: dict[str, frozenset[str]] = {}  # maps a value to the node's inputs that its content depends on
     for name, argument, outer in zip(
         body.input, [*arguments, *[None] * len(body.input)], [*node.inputs, *[""] * len(body.input)], strict=False
     ):
@@ -76,7 +77,7 @@ def lower_function(
     spare = next((t for t in made if t is not None), None)
     outputs: list[Tensor] = []
     for k, name in enumerate(node.outputs):
-        result = made[k] if made[k] is not None or name else spare  # an output that nobody reads may be anything
+        result = made[k] if made[k] is not None or name else spare  # an output that nothing reads may have any value
         if result is None:
             raise Decline(f"its function body makes no output {name!r}")
         outputs.append(result)
@@ -84,7 +85,7 @@ def lower_function(
 
 
 def _asked(need: NeedsValue, node: Node, inputs: Sequence[Tensor | None]) -> Sequence[str]:
-    """The inputs of a node whose content is needed: those that it names, else those that the tensor lies in."""
+    """The inputs of a node whose content is needed: those that it names, else those that contain the tensor."""
     pairs = zip(node.inputs, inputs, strict=True)
     return need.names or [n for n, t in pairs if t is not None and t.storage is need.tensor.storage] or node.inputs
 
@@ -97,7 +98,7 @@ def _expanded(
     origin: dict[str, frozenset[str]],
     versions: Mapping[str, int],
 ) -> list[Node]:
-    """The nodes that stand for a control-flow node of the body; their constants are added to ``env``."""
+    """The nodes that replace a control-flow node of the body; their constants are added to ``env``."""
     known = {n: _known(n, t) for n in inner.reads if (t := env.get(n)) is not None}
     missing = [n for n in inner.reads if n not in known]
     if missing:
@@ -137,7 +138,7 @@ def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.Fu
             raise Decline(f"{node.op_type} has no function body for opset {opset}")
         body = _body_for(node, arguments, max(versions), None)
         if not body and any(serves_others(d) for t in arguments if t is not None for d in t.shape):
-            body = _body_for(node, arguments, max(versions), int)  # it is another one for other sizes
+            body = _body_for(node, arguments, max(versions), int)  # the body differs for other sizes
     if isinstance(body, bytes):
         body = onnx.FunctionProto.FromString(body)
     if not body.node:
@@ -146,7 +147,7 @@ def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.Fu
 
 
 def _body_for(node: Node, arguments: Sequence[Tensor | None], version: int, size: Callable[[int], int] | None) -> Any:
-    """The body for the arguments' types. ``size`` makes numbers of sizes, which are left open without it."""
+    """The body for the arguments' types. ``size`` converts symbolic sizes to numbers; without it they are left open."""
     types = [onnx.TypeProto() for _ in arguments]
     for made, t in zip(types, arguments, strict=True):
         if t is not None:
@@ -183,7 +184,7 @@ def _nodes(node: Node, body: onnx.FunctionProto, versions: Mapping[str, int]) ->
 
 
 def _plain_constant(proto: onnx.NodeProto) -> None:
-    """Give a Constant its value as a tensor, whichever attribute holds it."""
+    """Set a Constant's value as a tensor, whichever attribute holds it."""
     if len(proto.attribute) != 1:
         raise Decline("a Constant in its function body has no value")
     [attribute] = proto.attribute
@@ -213,11 +214,11 @@ def _with_constants(graph: onnx.GraphProto, versions: Mapping[str, int]) -> Sequ
 def _folded(
     b: Builder, node: Node, inputs: Sequence[Tensor | None], versions: Mapping[str, int]
 ) -> Sequence[Tensor] | None:
-    """The results where planning knows them: constants, shapes, and what follows from them."""
+    """The results that planning knows: constants, shapes, and values computed from them."""
     if node.op_type == "Constant":
         try:
             return [b.constant(numpy_helper.to_array(node.proto.attribute[0].t))]
-        except (TypeError, IndexError) as error:  # onnx writes some bodies for few types only
+        except (TypeError, IndexError) as error:  # onnx writes some bodies only for a few types
             raise Decline(f"the constant {node.outputs[0]!r} of its function body has no value: {error}") from None
     first = inputs[0] if inputs else None
     if node.op_type in ("Shape", "Size") and first is not None:

@@ -11,14 +11,14 @@ from vkep.tosa.lower import TosaIsland, TosaPort
 
 
 class GraphIslands:
-    """TOSA islands by stage. ``quantized`` are the values that DequantizeLinear nodes made."""
+    """TOSA islands by stage. ``quantized`` are the outputs of DequantizeLinear nodes."""
 
     def __init__(self) -> None:
         self.by_stage: dict[int, TosaIsland] = {}
         self.quantized: dict[str, Node] = {}
 
     def note(self, node: Node) -> None:
-        """Remember what a DequantizeLinear makes, also where folding makes a constant of it."""
+        """Record the output of a DequantizeLinear, also where folding makes it a constant."""
         if node.op_type == "DequantizeLinear" and not node.domain:
             self.quantized.update({name: node for name in node.outputs if name})
 
@@ -27,7 +27,7 @@ class GraphIslands:
         return any(name in self.quantized for name in node.reads)
 
     def add(self, node: Node, stage: int, known: Mapping[str, Weight | ValueSpec | HostValue]) -> list[TosaPort]:
-        """Take a node into the island of a stage; returns what it makes. Raises `Decline`."""
+        """Add a node to the island of a stage; returns its outputs. Raises `Decline`."""
 
         def spec(name: str) -> Weight | TosaPort | None:
             value = known.get(name)
@@ -41,13 +41,12 @@ class GraphIslands:
         return ports
 
     def reads(self, but: TosaIsland | None = None) -> set[str]:
-        """The values that the islands take from outside."""
+        """The values that the islands read from outside."""
         return {name for island in self.by_stage.values() if island is not but for name in island.inputs}
 
     def steps(self, wanted: Collection[str], shared: Collection[str] = ()) -> list[tuple[int, VgfStep]]:
-        """(stage, step) of each island that makes something ``wanted`` (or another island of these reads). ``shared`` are
-        the keys of weights that Vulkan's islands have on the device.
-        """
+        """(stage, step) of each island that computes something ``wanted`` (or read by another island). ``shared`` are
+        the keys of weights that Vulkan's islands have on the device."""
         steps = []
         for stage, island in self.by_stage.items():
             asked = self.reads(but=island).union(wanted)

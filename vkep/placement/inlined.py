@@ -1,4 +1,4 @@
-"""Nodes that others stand for while planning: the bodies of control flow, operators on sequences."""
+"""Nodes that are replaced by others while planning: the bodies of control flow, operators on sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkep.ir.program import HostValue
 
 @dataclass
 class Inlined:
-    """Nodes to lower in place of one, the constants that they read, and the sequences and optionals that come of it."""
+    """The nodes that replace one, the constants that they read, and the resulting sequences and optionals."""
 
     nodes: list[Node] = field(default_factory=list)
     weights: dict[str, Weight] = field(default_factory=dict)
@@ -25,14 +25,14 @@ class Inlined:
 
 @dataclass(frozen=True)
 class NeedsContent:
-    """What stands for a node follows from the content of a value that only a run gives."""
+    """The replacement of a node depends on the content of a value that is known only in a run."""
 
     name: str
     reason: str
 
 
 def scope(node: Node) -> str:
-    """A prefix for names inside of a node that no other node has."""
+    """A prefix for names inside of a node, unique to the node."""
     return f"{next((o for o in node.outputs if o), node.name)}/"
 
 
@@ -51,7 +51,7 @@ def instantiate(body: Graph, prefix: str, inputs: Sequence[str], outputs: Sequen
             continue
         if info.name in made:
             names[info.name] = wanted
-            made.remove(info.name)  # an output listed twice needs a name of its own
+            made.remove(info.name)  # an output listed twice needs another name
         else:
             copies.append((info.name, wanted))
     result = Inlined(weights={names[name]: weight for name, weight in body.weights.items()})
@@ -61,7 +61,7 @@ def instantiate(body: Graph, prefix: str, inputs: Sequence[str], outputs: Sequen
 
 
 def renamed(node: Node, names: Mapping[str, str], prefix: str = "") -> Node:
-    """A node that reads and writes other names, in its bodies too."""
+    """A copy of a node that reads and writes other names, in its bodies too."""
 
     def of(name: str) -> str:
         return names.get(name, name)
@@ -82,7 +82,7 @@ def renamed(node: Node, names: Mapping[str, str], prefix: str = "") -> Node:
 
 
 def _renamed_body(body: Graph, names: Mapping[str, str]) -> Graph:
-    """A body that reads other names of the graph around it; its own names stay."""
+    """A copy of a body that reads other names of its outer graph; its own names are unchanged."""
     own = {i.name for i in body.inputs} | set(body.weights) | {o for n in body.nodes for o in n.outputs}
     free = {name: other for name, other in names.items() if name not in own}
     outputs = tuple(replace(o, name=free.get(o.name, o.name)) for o in body.outputs)
@@ -104,7 +104,7 @@ def _rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 
 def make_node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, **attributes: Any) -> Node:
-    """A node of the graph, made while functions are inlined."""
+    """A new node of the graph, created while functions are inlined."""
     proto = helper.make_node(op_type, list(inputs), list(outputs), **attributes)
     schema = onnx.defs.get_schema(op_type, opset, "")
     return Node(0, outputs[0], op_type, "", tuple(inputs), tuple(outputs), attributes, proto, schema)

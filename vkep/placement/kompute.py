@@ -1,6 +1,6 @@
 """Operators that users run with Kompute (kp): how they are declared, and their regions while nodes are being placed.
 
-Plain data: kp itself is met by `vkep.session.kompute` only, when a session has such a region.
+Plain data: only `vkep.session.kompute` imports kp, when a session has such a region.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vkep.graph.weights import Weight
 from vkep.ir.program import HostValue, KpCall, KpStep, ValueSpec
 
 KOMPUTE = "kompute"
-#: element types that kp has tensors of and GLSL storage buffers hold
+#: element types that both kp tensors and GLSL storage buffers support
 TYPES = ("float32", "int32", "uint32", "float64")
 MISSING = "the package kp is not installed: pip install 'vkep[kompute]', or build it with tools/build_kp.sh"
 
@@ -43,7 +43,7 @@ class KpTensor:
 class KpDispatch:
     """How a shader is run: the number of workgroups, push constants and specialization constants (ids from 0 on).
 
-    Constants are 32 bits each, as kp has them: int (int32, or uint32 from 2**31 on), float (float32) and bool (0 or 1).
+    Constants have 32 bits each, as in kp: int (int32, or uint32 from 2**31 on), float (float32) and bool (0 or 1).
     """
 
     workgroups: tuple[int, int, int]
@@ -54,18 +54,18 @@ class KpDispatch:
 Tensors = Sequence[KpTensor]
 #: (inputs, attributes) to the outputs' types and shapes
 Outputs = Callable[[Tensors, Mapping[str, Any]], Tensors]
-#: (inputs, outputs, attributes) to how the shader is run
+#: (inputs, outputs, attributes) to a `KpDispatch`
 Dispatch = Callable[[Tensors, Tensors, Mapping[str, Any]], KpDispatch]
 
 
 def one_group_an_element(inputs: Tensors, outputs: Tensors, attributes: Mapping[str, Any]) -> KpDispatch:
-    """kp's own habit for shaders of local size 1: a workgroup for each element, here of the first output."""
+    """kp's default for shaders of local size 1: a workgroup for each element, here of the first output."""
     return KpDispatch((outputs[0].size, 1, 1))
 
 
 @dataclass(frozen=True)
 class KpOperator:
-    """An operator of a domain of the user's own. ``shader`` is SPIR-V, or a file with GLSL or (``.spv``) SPIR-V."""
+    """An operator of a user's domain. ``shader`` is SPIR-V, or a file with GLSL or (``.spv``) SPIR-V."""
 
     domain: str
     op_type: str
@@ -78,7 +78,7 @@ _OPERATORS: dict[tuple[str, str], KpOperator] = {}
 
 
 def declare(operator: KpOperator) -> None:
-    """Make an operator known to sessions made from now on. Raises ``ValueError`` for a name that is taken."""
+    """Make an operator known to later sessions. Raises ``ValueError`` for a name that is taken."""
     key = (operator.domain, operator.op_type)
     if operator.domain in ("", "ai.onnx"):
         raise ValueError(f"{operator.op_type}: a kp operator has a domain of its own; ONNX's operators are vkep's")
@@ -90,12 +90,12 @@ def declare(operator: KpOperator) -> None:
 
 
 def forget(domain: str, op_type: str) -> None:
-    """Take an operator back. Raises ``KeyError`` where there is none."""
+    """Remove an operator. Raises ``KeyError`` where there is none."""
     del _OPERATORS[domain, op_type]
 
 
 def find(node: Node) -> KpOperator | None:
-    """The operator that a node names, or None."""
+    """The operator of a node, or None."""
     return _OPERATORS.get((node.domain, node.op_type))
 
 
@@ -108,7 +108,7 @@ def available() -> bool:
 
 
 def constant_words(values: Sequence[int | float], what: str) -> bytes:
-    """32-bit words of push or specialization constants. Raises `Decline` for a number that has no such form."""
+    """32-bit words of push or specialization constants. Raises `Decline` for a number that 32 bits cannot hold."""
     data = bytearray()
     for value in values:
         try:
@@ -134,7 +134,7 @@ class _Region:
 
     @property
     def taken(self) -> list[str]:
-        """Values that come from outside, constants apart."""
+        """Values that come from outside, without constants."""
         made = set(self.made) | set(self.constants)
         return list(dict.fromkeys(n for call in self.calls for n in call.inputs if n not in made))
 
@@ -148,7 +148,7 @@ class KpRegions:
     def add(
         self, node: Node, stage: int, known: Mapping[str, Weight | ValueSpec | HostValue]
     ) -> list[tuple[str, ValueSpec]]:
-        """Take a node into the region of a stage; returns what it makes. Raises `Decline`."""
+        """Add a node to the region of a stage; returns its outputs. Raises `Decline`."""
         operator = find(node)
         if operator is None:
             raise Decline(f"no kp operator {node.domain}.{node.op_type} is registered")
@@ -194,11 +194,11 @@ class KpRegions:
         ]
 
     def reads(self) -> set[str]:
-        """The values that the regions take from outside."""
+        """The values that the regions read from outside."""
         return {name for region in self.by_stage.values() for name in region.taken}
 
     def steps(self, wanted: Collection[str]) -> Iterator[tuple[int, KpStep]]:
-        """(stage, step) of each region that makes something ``wanted`` (or another region reads)."""
+        """(stage, step) of each region that computes something ``wanted`` (or read by another region)."""
         asked = self.reads().union(wanted)
         for stage, region in self.by_stage.items():
             outputs = tuple(n for n in dict.fromkeys(region.made) if n in asked)

@@ -1,4 +1,4 @@
-"""One node onto Vulkan: by its declared operator, else through the function body that ONNX gives it."""
+"""Lowers one node to Vulkan: by its declared operator, else through ONNX's function body."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkep.placement.functions import has_body, lower_function
 from vkep.plan.memory import piece_of
 from vkep.sizes import hint
 
-#: what an operator function runs into when shapes and attributes break the operator's definition
+#: exceptions of operator functions whose shapes and attributes break the operator's definition
 _BROKEN = (IndexError, ValueError, ArithmeticError, MemoryError, struct.error)
 
 
@@ -34,7 +34,7 @@ def lower_node(
 ) -> Sequence[Tensor]:
     """The node's results; its operations are added to the builder. Raises `Decline`, `InvalidNode`.
 
-    A declaration that declines is followed by the function body, where there is one; the reason told is the
+    Where the declaration declines, the function body is tried, if there is one; the reported reason is the
     declaration's. ``in_body``: the node is one of a function body.
     """
     definition = registry.find(node)
@@ -93,7 +93,7 @@ def _declared(
         if allowed is not None and dtype.name not in allowed:
             raise Decline(f"input {position} is {dtype}; the kernels take {', '.join(allowed)}")
     results = _call(definition, node, b, list(arguments))
-    for tensor in results:  # also a view, which a plan may have to write out
+    for tensor in results:  # also a view, which a plan may have to copy
         if tensor.size >= LARGEST:
             raise Decline(f"a result of shape {tensor.shape}; the kernels take 0 to 2**31 - 1 elements")
     return results
@@ -103,9 +103,9 @@ def _declared(
 def _expected(
     definition: registry.OperatorDef, constraints: tuple[str, ...] | None, count: int
 ) -> tuple[tuple[str, str, tuple[str, ...] | None], ...]:
-    """For each of ``count`` inputs: the type parameter that it shares with others, the one type that it may have, and those
-    that the kernels take ("" and None: any). ``constraints`` are the schema's, None where there is no schema: types are then
-    told by the inputs' names.
+    """For each of ``count`` inputs: the type parameter that it shares with others, the one type that it may have, and
+    those that the kernels support ("" and None: any). ``constraints`` are the schema's, None where there is no schema:
+    then types are grouped by the inputs' names.
     """
     shared = definition.constraints if constraints is None else constraints
     names = definition.signature.inputs if constraints is None else constraints
@@ -138,7 +138,7 @@ def _call(
     for name in signature.required_attributes:
         if name not in attributes:
             raise InvalidNode(f"attribute {name!r} is missing")
-    if not definition.checked:  # onnx's checker knows the types of the others
+    if not definition.checked:  # onnx's checker checks the types of the others
         for name, value in attributes.items():
             default = signature.attributes[name]
             if isinstance(default, (int, float, str)) and type(value) is not type(default):
@@ -151,7 +151,7 @@ def _call(
 
 
 def _at_default(name: str, value: object, definition: registry.OperatorDef, node: Node) -> bool:
-    """Whether an attribute has the default that its schema gives it: it is as good as absent."""
+    """Whether an attribute has its schema's default: it then counts as absent."""
     default = definition.fixed.get(name)
     if default is None and node.schema is not None and name in node.schema.attributes:
         default = registry.schema_default(node.schema, name)
@@ -167,9 +167,8 @@ def _why_undeclared(node: Node) -> str:
 
 
 def check_sizes(caps: DeviceCapabilities, tensors: Iterable[tuple[str, Tensor | None]], all_of_them: bool) -> None:
-    """`Decline` what one buffer of the device cannot hold: of the inputs and weights among the tensors, or of all. Sizes count as
-    they are at hand.
-    """
+    """Raise `Decline` for tensors that exceed the device's largest buffer: inputs and weights only, or all. The current
+    sizes are checked."""
     most = piece_of(caps.max_buffer_size)
     for name, tensor in tensors:
         if tensor is None or not (all_of_them or tensor.storage.port is not None or tensor.storage.is_constant):

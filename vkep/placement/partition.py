@@ -1,8 +1,8 @@
-"""Assigning nodes: lower each for the first delegate that accepts it (`vkep.placement.policy` says in which order),
-gather the others for the CPU, in stages.
+"""Assigns nodes: each is lowered by the first delegate that accepts it (`vkep.placement.policy` has the order); the
+others are grouped for the CPU, in stages.
 
-A stage is a run of one kind of step. A node's stage is the latest of its inputs' stages, plus one where it runs
-elsewhere than that input was made; nodes of one kind and stage make one convex island.
+A stage is a sequence of steps of one kind. A node's stage is the latest of its inputs' stages, plus one where an input
+was computed elsewhere; nodes of one kind and stage form one convex island.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from vkep.placement.sequences import dissolve, dissolves, named_elements
 from vkep.placement.texts import gives_texts, numbered
 from vkep.sizes import Formulas, Trace, plain_text
 
-#: the delegates to offer a node to where there are no data graphs
+#: the delegates to offer a node to where no data graphs are available
 _ALONE: tuple[str, ...] = (VULKAN,)
 
 
@@ -91,9 +91,7 @@ def lower(
                 return partitioner.postponed()
         try:
             return partitioner.program()
-        except (
-            OutOfDeviceMemoryError
-        ):  # fusion left a result in memory that one buffer cannot hold: its node declines it
+        except OutOfDeviceMemoryError:  # fusion left a result in memory that exceeds one buffer: its node declines it
             if every_size:
                 raise
             if trace is not None:
@@ -115,9 +113,8 @@ class _Partitioner:
         trace: Trace | None,
         every_size: bool,
     ) -> None:
-        """``every_size``: whether all results count that one buffer of the device cannot hold, or only what comes in: fusion may
-        leave none of the others.
-        """
+        """``every_size``: check all results against the device's largest buffer, or only inputs: fusion may remove the
+        others."""
         self.every_size = every_size
         self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
         self.policy, self.decline_invalid, self.trace = policy, decline_invalid, trace
@@ -125,22 +122,22 @@ class _Partitioner:
         self.kompute = KpRegions()
         self.known: dict[str, Known] = dict(known)
         self.growing = Growing(nodes, over, self.known)
-        #: sequences and optionals; those that the program starts from stand in ``known`` from the beginning
+        #: sequences and optionals; those among the program's inputs are in ``known`` from the beginning
         self.lists: dict[str, HostValue] = {n: v for n, v in known.items() if isinstance(v, (ListValue, NoValue))}
         self.list_outputs: dict[str, HostValue] = {}
-        self.made: dict[str, tuple[str, int]] = {}  # value: (kind, stage) of the step that makes it
+        self.made: dict[str, tuple[str, int]] = {}  # maps a value to (kind, stage) of the step that computes it
         self.islands: dict[int, Island] = {}
         self.cpu: dict[int, list[tuple[Node, str]]] = {}
         self.control: dict[int, list[Node]] = {}
         self.deferred: list[Node] = []
-        self.placed: list[Node] = []  # every node but those that their bodies' nodes stand for
-        self.needs: dict[str, None] = {}  #: the values whose content the nodes that wait need
+        self.placed: list[Node] = []  # every node except those that are replaced by their bodies' nodes
+        self.needs: dict[str, None] = {}  #: the values whose content the deferred nodes need
         self.asks_inputs = ""  #: why a node needs the content of an input of the program
         self.placements: list[Placement] = []
-        self.numbers: dict[str, SizesWeight] = {}  #: what steps read, or give, that follows from sizes
+        self.numbers: dict[str, SizesWeight] = {}  #: inputs and outputs of steps that depend on sizes
 
     def place(self) -> Policy | None:
-        """Give every node its place; the policy to try again with, or None where all is well."""
+        """Place every node; returns the policy for another attempt, or None where the placement is final."""
         for node in self.nodes:
             self._place(node)
         return self.policy.prune(self._partitions())
@@ -164,18 +161,19 @@ class _Partitioner:
         return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers(), self.list_outputs)
 
     def postponed(self) -> Program:
-        """All nodes in one deferred step, planned at once during the run: a part planned now would end at the node that asks."""
+        """All nodes in one deferred step, planned at once during the run: a part planned now would end at the node that
+        needs the value."""
         self.deferred = list(self.nodes)
         step = self._deferred_step()
         constants = self._constants(n for n in self.outputs if n not in step.outputs)
         placements = tuple(Placement(node, "deferred", self.asks_inputs) for node in self.nodes)
-        # what was lowered before the node asked is of no account
+        # nodes that were lowered before are not used
         conditions = Formulas(self.trace.symbols, (), (), ()) if self.trace is not None else None
         lists = {n: self.lists[n] for n in self.outputs if n in self.lists and n not in step.outputs}
         return Program((step,), constants, placements, tuple(self.outputs), conditions, self._numbers(), lists)
 
     def _constants(self, names: Iterable[str]) -> dict[str, Weight]:
-        """Those of the names whose content is known; what follows from sizes is known once a run has them."""
+        """Those of the names whose content is known; values that depend on sizes are known once a run has them."""
         found = {n: v for n in names if isinstance(v := self.known.get(n), Weight)}
         self.numbers.update({n: v for n, v in found.items() if isinstance(v, SizesWeight)})
         return {n: v for n, v in found.items() if not isinstance(v, SizesWeight)}
@@ -214,7 +212,7 @@ class _Partitioner:
                 if all(map(self._is_length, need.names)):
                     self.asks_inputs = need.reason
                 self._defer(node, need.reason)
-            else:  # a value that the node makes for itself never becomes known
+            else:  # a value that the node computes itself never becomes known
                 self._to_cpu(node, need.reason)
         except Decline as decline:
             if isinstance(decline, InvalidNode) and not self.decline_invalid:
@@ -229,14 +227,14 @@ class _Partitioner:
                 self._place(part)
 
     def _waits(self, node: Node, names: Iterable[str]) -> bool:
-        """Whether the node is put off, since one of the values is not known yet."""
+        """Whether the node is deferred, since one of the values is not known yet."""
         missing = next((name for name in names if name not in self.known), None)
         if missing is not None:
             self._defer(node, f"waits for the shape of {missing!r}")
         return missing is not None
 
     def _leaves(self, names: Iterable[str]) -> Iterable[str]:
-        """The names, those of sequences and optionals replaced by what is in them."""
+        """The names, with sequences and optionals replaced by their elements."""
         if not self.lists:
             return names
         found: list[str] = []
@@ -246,7 +244,7 @@ class _Partitioner:
         return found
 
     def _place_lists(self) -> None:
-        """Give the elements of sequences among the outputs names of their own: another may hold the same tensors."""
+        """Give the elements of sequences among the outputs new names: another sequence may hold the same tensors."""
         for name in [n for n in self.outputs if n in self.lists]:
             value, nodes = named_elements(name, self.lists[name], self.opsets.get("", 1))
             for node in nodes:
@@ -311,9 +309,8 @@ class _Partitioner:
         return True
 
     def _offer(self, node: Node) -> None:
-        """Lower a node for the first delegate that takes it. Raises `Decline` with everyone's reason, `NeedsValue` where one
-        only waits for a value, or `InvalidNode`.
-        """
+        """Lower a node for the first delegate that accepts it. Raises `Decline` with each delegate's reason,
+        `NeedsValue` where one only lacks a value, or `InvalidNode`."""
         order, reasons = _ALONE, dict[str, str]()
         if self.policy.graphs:
             follows = any(self.made.get(name, ("", 0))[0] == VGF for name in node.reads)
@@ -383,7 +380,7 @@ class _Partitioner:
                 decline.names = tuple(n for n, t in pairs if t is not None and t.storage is decline.tensor.storage)
             builder.rollback(ops)
             del island.ports[ports:]
-            for name in list(island.tensors)[tensors:]:  # those that came in for this node
+            for name in list(island.tensors)[tensors:]:  # those that were added for this node
                 del island.tensors[name]
             raise
         finally:
@@ -486,12 +483,12 @@ class _Partitioner:
         )
 
     def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
-        """The values that a group of nodes takes in, and the constants that it reads."""
+        """The inputs of a group of nodes, and the constants that it reads."""
         reads = (n for node in nodes for n in node.reads if n not in made)
         needed = dict.fromkeys(n for n in self._leaves(reads) if n not in made)
         constants = self._constants(needed)
         return tuple(n for n in needed if n not in constants), constants
 
     def _lists(self, nodes: Sequence[Node], made: set[str]) -> dict[str, HostValue]:
-        """The sequences and optionals that a group of nodes takes in."""
+        """The sequences and optionals among the inputs of a group of nodes."""
         return {n: self.lists[n] for node in nodes for n in node.reads if n in self.lists and n not in made}

@@ -1,13 +1,13 @@
 """Which delegate is offered a node first, and which partitions are too small to keep (the RFC's preferences).
 
-``vgf_first`` and ``vulkan_first`` offer every node to the one named first and then to the other; each takes what its
-lowering accepts. (GatherElements is offered to Vulkan first in every mode: the RFC's example splits there.) ``auto`` is this
-policy, from what vkep knows of the device:
+``vgf_first`` and ``vulkan_first`` offer every node to the one named first and then to the other; each takes the nodes
+that its lowering accepts. (GatherElements is offered to Vulkan first in every mode: the RFC's example splits there.)
+``auto`` depends on the device:
 
-- nodes on quantized tensors (around QuantizeLinear and DequantizeLinear) go to VGF, whose integers they are;
+- nodes on quantized tensors (around QuantizeLinear and DequantizeLinear) go to VGF, which computes them in integers;
 - where the data graphs are the driver's own, so do convolutions, matrix products and pooling; emulated data graphs run
   as compute shaders, slower than vkep's, and get only what Vulkan declines;
-- a node that reads what VGF made stays there, for each crossing is a submit of its own;
+- a node that reads a result of VGF stays there, since each crossing is a separate submit;
 - all other nodes go to Vulkan, and to VGF where that declines;
 - a VGF partition that holds no quantized node and less than `AUTO_LEAST_FLOPS` is not worth its crossings.
 
@@ -22,7 +22,7 @@ from typing import Protocol
 
 VULKAN, VGF = "vulkan", "vgf"
 PREFERENCES = ("auto", "vgf_first", "vulkan_first")
-#: a crossing costs two submits (some 50 us each on the devices measured), in which a GPU does about this much
+#: a crossing costs two submits (about 50 us each on the measured devices), in which a GPU computes about this much
 AUTO_LEAST_FLOPS = 10_000_000
 _HEAVY = frozenset(
     {"Conv", "ConvTranspose", "MatMul", "Gemm", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
@@ -31,7 +31,8 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 class OfferedNode(Protocol):
-    """What the policy reads of a node: an ONNX node has it, and so have other graphs' nodes under ONNX's type names."""
+    """The attributes of a node that the policy reads: ONNX nodes and nodes of other graphs, under ONNX's type names,
+    have them."""
 
     @property
     def name(self) -> str:
@@ -46,22 +47,23 @@ class OfferedNode(Protocol):
         """Names of its outputs."""
 
 
-#: TOSA gathers rows; single elements are rows of one element each there, with an index each that must be computed first
+#: TOSA gathers rows; there single elements are rows of one element, each with an index that must be computed first
 _SINGLE_ELEMENTS = frozenset({"GatherElements"})
 _WHY_ASIDE = "TOSA gathers rows, and single elements only as rows of one: Vulkan is asked first"
 
 
 def key_of(node: OfferedNode) -> str:
-    """What identifies a node: its first output, else its name."""
+    """The identity of a node: its first output, else its name."""
     return next((name for name in node.outputs if name), node.name)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How nodes are shared out. ``graphs`` says where data graphs come from: "driver", "emulation layers", or "" where
-    the VGF delegate takes no part, for the reason ``why_not``. ``refused`` holds why a delegate (by name) does not get a
-    node (by its first output, which stays when control flow is laid out anew) any more. ``check_data``: whether kernels note
-    data that break an operator's specification. ``tuned`` are tilings that measuring chose for problems.
+    """The policy of placement. ``graphs`` is the source of data graphs: "driver", "emulation layers", or "" where the
+    VGF delegate is not used, for the reason ``why_not``. ``refused`` maps a delegate's name and a node's first output
+    (which stays the same when control flow is expanded again) to the reason why the delegate does not get the node any
+    more. ``check_data``: whether kernels report data that break an operator's specification. ``tuned`` are the measured
+    tilings of problems.
     """
 
     prefer: str = "auto"
@@ -85,20 +87,21 @@ class Policy:
         return (VGF, VULKAN) if vgf_first else (VULKAN, VGF)
 
     def passed_over(self, node: OfferedNode) -> dict[str, str]:
-        """Why a delegate is not asked first that the preference names, by delegate."""
+        """For each delegate that the preference names but that is not offered nodes first: the reason."""
         aside = self.graphs and self.prefer == "vgf_first" and node.op_type in _SINGLE_ELEMENTS
         return {VGF: _WHY_ASIDE} if aside else {}
 
     def why_refused(self, node: OfferedNode, delegate: str) -> str:
-        """Why a delegate does not get a node; empty where it may have it."""
+        """Why a delegate does not get a node; empty where it may get it."""
         return self.refused.get((key_of(node), delegate), "") if self.refused else ""
 
     def refuse(self, nodes: Iterable[OfferedNode], delegate: str, reason: str) -> Policy:
-        """This policy with the nodes kept from a delegate."""
+        """A copy of this policy in which a delegate does not get the nodes."""
         return replace(self, refused={**self.refused, **{(key_of(node), delegate): reason for node in nodes}})
 
     def prune(self, partitions: Iterable[Partition]) -> Policy | None:
-        """This policy with the nodes of partitions that are not worth keeping refused; None where all may stay.
+        """A copy of this policy that refuses the nodes of partitions which are not worth keeping; None where all may
+        stay.
 
         One delegate at a time, the preferred first: its nodes may make the other's partitions large enough.
         """
@@ -131,9 +134,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class Partition:
-    """An island as the policy sees it. ``replaceable``: neither quantized nor declined by the other delegate.
-    ``kept``: kept however small, since no other delegate runs it.
-    """
+    """The properties of an island that the policy reads. ``replaceable``: neither quantized nor declined by the other
+    delegate. ``kept``: kept however small, since no other delegate runs it."""
 
     kind: str
     nodes: tuple[OfferedNode, ...]

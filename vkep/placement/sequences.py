@@ -1,7 +1,8 @@
-"""Sequences and optionals while planning: they dissolve into the tensors in them.
+"""Sequences and optionals while planning: they are replaced by the tensors in them.
 
-Which tensors a sequence holds is known of a run's inputs by their signature, and of every other sequence by the nodes that make
-it. A node on sequences is thereby a new list of names (`ListValue`), and nodes on tensors where it moves what is in them.
+The tensors of a sequence are known from the signature for a run's inputs, and from the nodes that create it for every
+other sequence. A node on sequences thereby becomes a new list of names (`ListValue`), or nodes on tensors where it
+changes the elements.
 """
 
 from __future__ import annotations
@@ -22,21 +23,20 @@ from vkep.placement.inlined import Inlined, NeedsContent, instantiate, make_node
 
 
 def dissolves(node: Node, known: Mapping[str, Known]) -> bool:
-    """Whether `dissolve` is to be asked: a node on sequences or optionals."""
+    """Whether `dissolve` handles the node: it operates on sequences or optionals."""
     if node.domain or node.op_type not in _DISSOLVED:
         return False
     return node.op_type != "Identity" or isinstance(known[node.inputs[0]], (ListValue, NoValue))
 
 
 def dissolve(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Inlined | NeedsContent:
-    """What stands for the node. Raises `Decline` for a length that is not laid out, `InvalidNode` for a position that is not
-    there.
-    """
+    """The replacement of the node. Raises `Decline` for a length that is not unrolled, `InvalidNode` for a position
+    that does not exist."""
     return _DISSOLVED[node.op_type](_Dissolution(node, known, opsets.get("", 1)))
 
 
 def named_elements(name: str, value: HostValue, opset: int) -> tuple[HostValue, list[Node]]:
-    """The sequence with the names that `element_name` gives to what is in it, and the nodes that move the tensors there."""
+    """The sequence with the names of `element_name` for its elements, and the nodes that copy the tensors there."""
     if not isinstance(value, ListValue):
         return value, []
     items = tuple(element_name(name, k) for k in range(len(value.items)))
@@ -46,7 +46,7 @@ def named_elements(name: str, value: HostValue, opset: int) -> tuple[HostValue, 
 
 
 class _Dissolution:
-    """One node, its inputs, and what is made in its place."""
+    """One node, its inputs, and its replacement."""
 
     def __init__(self, node: Node, known: Mapping[str, Known], opset: int) -> None:
         self.node, self.known, self.opset = node, known, opset
@@ -68,7 +68,7 @@ class _Dissolution:
         raise InvalidNode(f"input {place} is a tensor, expected a sequence")
 
     def gives(self, value: HostValue | str | np.ndarray[Any, Any]) -> Inlined:
-        """The only output: a sequence or optional, a copy of a tensor, or a constant."""
+        """Set the only output: a sequence or optional, a copy of a tensor, or a constant."""
         [name] = self.outputs
         if isinstance(value, np.ndarray):
             self.made.weights[name] = ArrayWeight(name, value)
@@ -94,7 +94,7 @@ class _Dissolution:
         return self.add(op_type, [name, self.constant("axis", np.array([axis], np.int64))], to)
 
     def position(self, place: int, first: int, last: int, default: int) -> int | NeedsContent:
-        """The index that an input names, counted from the front."""
+        """The value of an index input, counted from the front."""
         name = self.input(place)
         if not name:
             return default

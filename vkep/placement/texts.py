@@ -1,6 +1,7 @@
-"""Operators of ai.onnx.ml whose result is texts: the device finds a number for each, and the text is looked up by it.
+"""Operators of ai.onnx.ml whose result is text: the device computes an index for each element, and the text is looked
+up by it.
 
-So classifiers trained on text labels, and encoders from numbers to texts, leave the CPU the moving of texts alone.
+So classifiers trained on text labels, and encoders from numbers to texts, leave only the text lookup to the CPU.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from vkep.graph.weights import ProtoWeight
 from vkep.placement.inlined import Inlined, make_node
 
 _ML = "ai.onnx.ml"
-#: classifiers, with the attribute that has whole numbers in the labels' place
+#: classifiers, with the attribute that has integers instead of the labels
 _CLASSIFIERS = {
     "LinearClassifier": "classlabels_ints",
     "SVMClassifier": "classlabels_ints",
     "TreeEnsembleClassifier": "classlabels_int64s",
 }
 _LABELS, _VALUES = "classlabels_strings", "values_strings"
-#: what a LabelEncoder gives for a key that it has not: the second, where it is there
+#: a LabelEncoder's attributes for the value of an unknown key: the second one where present
 _DEFAULT, _DEFAULT_TENSOR = "default_string", "default_tensor"
 
 
 def gives_texts(node: Node, opsets: Mapping[str, int]) -> bool:
-    """Whether the node's first result is texts that `numbered` knows how to look up."""
+    """Whether the node's first result is text that `numbered` can look up."""
     if node.domain != _ML or "" not in opsets:
         return False
     if node.op_type in _CLASSIFIERS:
@@ -38,7 +39,7 @@ def gives_texts(node: Node, opsets: Mapping[str, int]) -> bool:
 
 
 def numbered(node: Node, opsets: Mapping[str, int]) -> Inlined:
-    """The node that makes the texts' places in a table, the table, and a Gather from it."""
+    """The node that computes the texts' indices into a table, the table, and a Gather from it."""
     changed: dict[str, Any]
     if node.op_type in _CLASSIFIERS:
         texts = list(node.attributes[_LABELS])

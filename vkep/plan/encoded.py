@@ -1,4 +1,4 @@
-"""Plans and arrays as bytes: a header (JSON) and the arrays after it, each on a boundary that any element type may start at.
+"""Plans and arrays as bytes: a header (JSON) followed by the arrays, each aligned for any element type.
 
 Reading runs no code: the bytes may come from a file of unknown origin.
 """
@@ -35,7 +35,7 @@ from vkep.sizes import Formulas
 
 _ALIGNMENT = 64
 _START = struct.Struct("<Q16s")  # length and digest of the header
-#: what reading raises for bytes that were not written here, or not all of them
+#: exceptions of reading bytes that were not written here, or are not complete
 DAMAGED = (
     KeyError,
     TypeError,
@@ -49,7 +49,7 @@ DAMAGED = (
 
 
 def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight]) -> Iterator[bytes | memoryview]:
-    """The bytes of ``header`` and of the weights' arrays, in pieces: one array at a time is in memory."""
+    """The bytes of ``header`` and of the weights' arrays, in chunks: one array at a time is in memory."""
     entries = {}
     offset = 0
     for key, weight in weights.items():
@@ -68,7 +68,7 @@ def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight
 
 
 def read(magic: bytes, data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """The header and the arrays, which lie in ``data``. Raises what is among `DAMAGED`."""
+    """The header and the arrays, which are views of ``data``. Raises one of `DAMAGED`."""
     if bytes(data[: len(magic)]) != magic:
         raise ValueError(f"the data does not begin with {magic!r}")
     length, digest = _START.unpack_from(data, len(magic))
@@ -125,7 +125,7 @@ def read_plan(fields: Any) -> Plan:
 
 
 def sizes_fields(thing: PlanSizes | Formulas | None) -> Any:
-    """What a plan's sizes change, or the conditions on them, as JSON."""
+    """The numbers of a plan that depend on sizes, or the conditions on sizes, as JSON."""
     return _plain(thing)
 
 
@@ -148,7 +148,8 @@ def read_sizes(fields: Any) -> PlanSizes | None:
 
 
 def read_formulas(fields: Any) -> Formulas:
-    """The inverse of `sizes_fields` for formulas: numbers are numbers, and names are known ones, as they are compiled."""
+    """The inverse of `sizes_fields` for formulas. Checks that numbers are numbers and names are known, since formulas
+    are compiled."""
     symbols, nodes, results, relations = fields
     made = Formulas(
         int(symbols),

@@ -1,4 +1,4 @@
-"""Where the temporary buffers of a plan with sizes lie, for the largest sizes that runs had so far."""
+"""Offsets of the temporary buffers of a plan with sizes, for the largest sizes of runs so far."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from vkep.plan.memory import Lifetime, live_peak, place
 from vkep.plan.sized import PlanSizes
 
-#: by how much buffers that grow may grow further before they are placed anew, tried in this order
+#: factors of spare capacity for buffers that grow, tried in this order
 _ROOM = (2.0, 1.5, 1.25, 1.1, 1.05)
-#: the live bytes of a layout may be this many times what its sizes need
+#: maximum ratio of a layout's live bytes to the bytes that its sizes need
 _MOST_SLACK = 1.1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets of the buffers in one slab, and the bytes that each has room for."""
+    """Offsets of the buffers in one slab, and the capacity of each."""
 
     room: tuple[int, ...]
     offsets: tuple[int, ...]
     nbytes: int
 
     def fits(self, needed: Sequence[int]) -> bool:
-        """Whether buffers of these sizes lie within their room."""
+        """Whether buffers of these sizes fit their capacity."""
         return all(need <= room for need, room in zip(needed, self.room, strict=True))
 
 
 def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = None, piece: int | None = None) -> Layout:
-    """A layout for these values of `PlanSizes.values`, and for what ``before`` had room for.
+    """A layout for these values of `PlanSizes.values`, and for the capacity of ``before``.
 
-    Buffers that outgrew their room get more than they need, as sizes that grow once grow again; the most that is alive at once
-    stays within 1.1 of what is needed. ``piece``: as for `place`.
+    Buffers that outgrew their capacity get more than they need, since sizes that grow once tend to grow again; the
+    maximum of live bytes stays within 1.1 of the need. ``piece``: as for `place`.
     """
     lifetimes = sizes.lifetimes(values)
     if before is not None:

@@ -1,4 +1,4 @@
-"""Places for a plan's temporary buffers: lifetimes to offsets in one slab."""
+"""Offsets for a plan's temporary buffers: lifetimes to offsets in one slab."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from gpu_shared.errors import OutOfDeviceMemoryError
 
-#: Offsets are multiples of this: vector loads and every device's storage-offset alignment fit in it.
+#: Offsets are multiples of this: it is a multiple of the alignment of vector loads and of every device's storage-offset
+#: alignment.
 ALIGNMENT = 256
-#: `place` tries again this often, less often for plans of many buffers (a round takes time by their square).
+#: Number of further rounds of `place`, fewer for plans of many buffers (the time of a round is quadratic).
 _ROUNDS, _WORK = 40, 4_000_000
-#: what an arena may add to a block that it takes a whole buffer for
+#: bytes that an arena may add to a block that occupies a whole buffer
 _MARGIN = 1 << 16
 
 
@@ -30,12 +31,12 @@ def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
 
 
 def piece_of(max_buffer_size: int) -> int:
-    """The bytes of a slab that one buffer of a device holds: a slab of more lies in several buffers, piece by piece."""
+    """The bytes of a slab that fit one buffer of a device: a larger slab is split into several buffers."""
     return max((max_buffer_size - _MARGIN) // ALIGNMENT, 1) * ALIGNMENT
 
 
 def too_large(label: str, nbytes: int, piece: int) -> OutOfDeviceMemoryError:
-    """What to raise for a temporary buffer that no piece can hold; ``label`` says what fills it."""
+    """The error for a temporary buffer that is larger than a piece; ``label`` names the operation that fills it."""
     hint = (
         f"{nbytes} bytes in one temporary buffer; a buffer of this device holds at most {piece} (maxBufferSize): use a smaller "
         "batch or shorter inputs"
@@ -44,13 +45,13 @@ def too_large(label: str, nbytes: int, piece: int) -> OutOfDeviceMemoryError:
 
 
 def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
-    """Offsets that never overlap while alive, and the slab's size. Where the slab is larger than ``piece`` bytes (a multiple of
-    `ALIGNMENT`), no buffer lies across a multiple of it, but one that is larger itself.
+    """Offsets that never overlap while alive, and the slab's size. Where the slab is larger than ``piece`` bytes (a
+    multiple of `ALIGNMENT`), no buffer crosses a multiple of it, unless it is larger itself.
 
     Greedy by size: the largest first, each in the tightest gap among the placed buffers that live at the same time
-    (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, "greedy by size"). Where that
-    is above the bound of `live_peak`, the buffers that reach the slab's end go first and all are placed again, some
-    rounds long; the smallest slab wins.
+    (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, "greedy by size"). Where the
+    result is above the bound of `live_peak`, the buffers that reach the slab's end are placed first and the others
+    again, for some rounds; the smallest slab is used.
     """
     sizes = [align(life.nbytes) for life in lifetimes]
     order = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first))
@@ -64,7 +65,7 @@ def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list
             break
         top = {i for i in order if tried[i] + sizes[i] == slab}
         order.sort(key=lambda i: i not in top)  # stable: the others keep their order
-        if tuple(order) in seen:  # from here on the rounds repeat themselves
+        if tuple(order) in seen:  # from here on the rounds repeat
             break
         seen.add(tuple(order))
         tried, slab = _fit(sizes, beside, order)
@@ -77,7 +78,7 @@ def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list
 
 
 def _alive_together(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
-    """For each buffer the others that are needed at a step at which it is."""
+    """For each buffer the others that are live at a step at which it is."""
     beside: list[list[int]] = [[] for _ in lifetimes]
     alive: list[int] = []
     for i in sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first):

@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Space(Enum):
-    """Where an address in a plan points to."""
+    """The kinds of memory that an address in a plan points to."""
 
     CONSTANT = "constant"  #: index into ``Plan.constants``
     ACTIVATION = "activation"  #: byte offset into the plan's activation slab (index unused)
@@ -21,7 +21,7 @@ class Space(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ShaderVariant:
-    """One compilation of one GLSL file: what selects its SPIR-V."""
+    """One compilation of one GLSL file, identified by the file and its definitions."""
 
     source: str  #: file name below ``shaders/`` (or an absolute path, for a user's own shader)
     defines: tuple[tuple[str, str], ...] = ()  #: sorted preprocessor definitions
@@ -52,9 +52,9 @@ class Relocation:
     addend: int = 0
 
 
-#: in place of a port: a slot that holds no address but 64 random bits, drawn for each run
+#: instead of a port: a slot that holds no address but 64 random bits, drawn for each run
 FRESH = -1
-#: in place of a port: the run's fault word
+#: instead of a port: the run's fault word
 FAULT = -2
 
 
@@ -98,7 +98,8 @@ class Dispatch:
     writes: tuple[Range, ...] = ()
     flops: int = 0  #: arithmetic operations
     bytes: int = 0  #: bytes that must move at least once
-    #: how the kernel was chosen, for `vkep explain`: the candidate, and those before it with what turned them down
+    #: how the kernel was chosen, for `vkep explain`: the candidate, and the ones before it with the reasons against
+    #: them
     candidate: str = field(default="", repr=False, compare=False)
     turned_down: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
 
@@ -125,7 +126,7 @@ class ConstantRef:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a device runs: see docs/architecture.md. Frozen, and comparable."""
+    """The commands of one island for a device: see docs/architecture.md. Frozen, and comparable."""
 
     ports: tuple[Port, ...]
     constants: tuple[ConstantRef, ...]
@@ -135,8 +136,8 @@ class Plan:
     dispatches: tuple[Dispatch, ...]
     live_peak_bytes: int = 0  #: largest sum of live activations at one dispatch: the bound for activation_bytes
     notes: tuple[str, ...] = field(default=())
-    #: what a kernel may find at run time that breaks an operator's specification: (code, what is wrong, with the node). The
-    #: kernel that finds it leaves the code in the run's fault word, which is 0 otherwise.
+    #: errors that a kernel may find at run time, where data break an operator's specification: (code, text with the
+    #: node). The kernel that finds one writes the code to the run's fault word, which is 0 otherwise.
     faults: tuple[tuple[int, str], ...] = ()
 
     @property

@@ -1,6 +1,6 @@
-"""The order of a plan's dispatches: what does not wait for each other runs side by side, between two barriers.
+"""The order of a plan's dispatches: dispatches that do not depend on each other run concurrently, between two barriers.
 
-Every barrier lets the device run empty once, and a small dispatch does not fill it: the fewer groups, the better.
+At every barrier the device runs empty once, and a small dispatch does not fill it: the fewer groups, the better.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Bytes ``start`` to ``end`` of a piece of memory that a dispatch reads or writes."""
+    """Bytes ``start`` to ``end`` of a memory object that a dispatch reads or writes."""
 
     memory: Hashable
     start: int
@@ -20,18 +20,18 @@ class Access:
     writes: bool
 
 
-#: bytes that no device is short of: so much may be alive at once for the sake of fewer groups
+#: live bytes that are always acceptable for the sake of fewer groups, since every device has them
 FREE_BYTES = 16 << 20
-#: how many dispatches ahead are looked at for what may join a group, tried in this order (None: all of them)
+#: number of dispatches to look ahead for members of a group, tried in this order (None: all of them)
 _WINDOWS = (None, 32, 8)
 
 
 def schedule(accesses: Sequence[Sequence[Access]], peak: Callable[[Sequence[int]], int]) -> list[int]:
-    """The group of each dispatch, from what each touches in the order of the program. A group waits for those before it.
+    """The group of each dispatch, from the accesses of each in program order. A group waits for the groups before it.
 
     Dispatches join the earliest group that they can (list scheduling), as long as that makes fewer groups and ``peak``
-    (the bytes alive at once, for given groups) stays below `FREE_BYTES` or what one dispatch after the other needs; else
-    fewer are looked at ahead, then none, and at last each stands alone.
+    (the bytes alive at once, for given groups) stays below `FREE_BYTES` or what sequential dispatches need; else the
+    window is reduced, then not used, and at last each dispatch is a group.
     """
     before = _predecessors(accesses)
     if not before:
@@ -41,7 +41,7 @@ def schedule(accesses: Sequence[Sequence[Access]], peak: Callable[[Sequence[int]
     in_order = _in_order(before)
     for window in _WINDOWS:
         groups = _ahead(before, window)
-        if max(groups) == in_order[-1]:  # who looks less far ahead finds no fewer
+        if max(groups) == in_order[-1]:  # a smaller window finds no fewer groups
             break
         if peak(groups) <= bound:
             return groups
@@ -49,7 +49,8 @@ def schedule(accesses: Sequence[Sequence[Access]], peak: Callable[[Sequence[int]
 
 
 def _predecessors(accesses: Sequence[Sequence[Access]]) -> list[set[int]]:
-    """Whom each dispatch must wait for (Vulkan specification, "Synchronization": hazards RAW, WAW and WAR)."""
+    """The dispatches that each one must wait for (Vulkan specification, "Synchronization": hazards RAW, WAW and
+    WAR)."""
     seen: dict[Hashable, _Seen] = {}
     before: list[set[int]] = []
     for index, touched in enumerate(accesses):
@@ -64,9 +65,8 @@ def _predecessors(accesses: Sequence[Sequence[Access]]) -> list[set[int]]:
 
 
 class _Seen:
-    """The accesses to one piece of memory so far, by their first byte; but not those that a later write covers, for whoever
-    must wait for them waits for that write.
-    """
+    """The accesses to one memory object so far, by their first byte. Accesses that a later write covers are left out: a
+    dispatch that must wait for them waits for that write."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -74,7 +74,7 @@ class _Seen:
         self._longest = 0
 
     def conflicts(self, new: Access) -> list[int]:
-        """The dispatches that touch the same bytes, where one of the two writes."""
+        """The dispatches that access the same bytes, where at least one of the two writes."""
         first, last = self._near(new)
         return [i for i, old in self._entries[first:last] if (new.writes or old.writes) and new.start < old.end]
 
@@ -90,7 +90,7 @@ class _Seen:
         self._longest = max(self._longest, new.end - new.start)
 
     def _near(self, new: Access) -> tuple[int, int]:
-        """Between these places are all accesses that may share a byte with ``new``."""
+        """The range of indices of all accesses that may share a byte with ``new``."""
         return bisect_left(self._starts, new.start - self._longest), bisect_left(self._starts, new.end)
 
 
@@ -99,7 +99,7 @@ def _covers(new: Access, old: Access) -> bool:
 
 
 def _in_order(before: Sequence[set[int]]) -> list[int]:
-    """A new group begins with each dispatch that must wait for one of the last group."""
+    """A new group begins with each dispatch that must wait for a member of the latest group."""
     groups: list[int] = []
     group = first = 0
     for index, waits in enumerate(before):

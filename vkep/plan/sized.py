@@ -1,8 +1,8 @@
-"""What of a plan depends on the sizes of a run, and the plan for given sizes.
+"""The numbers of a plan that depend on the sizes of a run, and the plan for given sizes.
 
-A plan that was lowered with sizes (`vkep.sizes.Size`) is kept as a `Plan` for the sizes at hand, and a `PlanSizes`: where in it
-numbers stand that other sizes change, and their formulas. `instance` makes the plan for other sizes; the device side writes the
-same numbers into its argument table.
+A plan that was lowered with symbolic sizes (`vkep.sizes.Size`) is stored as a `Plan` for the current sizes, and a
+`PlanSizes`: the places of numbers that depend on sizes, and their formulas. `instance` makes the plan for other sizes;
+the device side writes the same numbers into its argument table.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from vkep.sizes import Formulas
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A temporary buffer of a plan: the number of the value that is its size in bytes, and the groups of dispatches from
-    which to which it is needed.
-    """
+    """A temporary buffer of a plan: the index of the value that is its size in bytes, and the first and last group of
+    dispatches that need it."""
 
     nbytes: int
     first: int
@@ -30,9 +29,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class PlanSizes:
-    """Numbers of a plan by where they stand; each names one of ``values`` by its index.
+    """Numbers of a plan by their place; each refers to one of ``values`` by its index.
 
-    ``values`` gives them for the sizes of a run.
+    ``values`` computes them for the sizes of a run.
     """
 
     values: Formulas
@@ -41,22 +40,21 @@ class PlanSizes:
     addends: tuple[tuple[int, int, int], ...] = ()  #: dispatch, relocation, value: the addend (of a buffer: within it)
     slots: tuple[tuple[int, int], ...] = ()  #: slot, value: its addend
     shapes: tuple[tuple[int, int, int], ...] = ()  #: port, axis, value
-    #: fault (its place in `Plan.faults`), and the strings and values that its text is made of
+    #: fault (its index in `Plan.faults`), and the strings and values of its text
     faults: tuple[tuple[int, tuple[str | int, ...]], ...] = ()
     buffers: tuple[Buffer, ...] = ()
     places: tuple[
         tuple[int, int, int, int], ...
-    ] = ()  #: dispatch, relocation, buffer, byte within it for sizes at hand
+    ] = ()  #: dispatch, relocation, buffer, byte within it for the current sizes
 
     def lifetimes(self, values: Sequence[int]) -> list[Lifetime]:
-        """The buffers' sizes, and when they are needed."""
+        """The buffers' sizes and lifetimes."""
         return [Lifetime(values[b.nbytes], b.first, b.last) for b in self.buffers]
 
 
 def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
-    """The plan for the sizes of a run, in the order of the formulas' symbols. Ranges that dispatches touch, flops and bytes
-    (for reports) stay those at hand.
-    """
+    """The plan for the sizes of a run, in the order of the formulas' symbols. The ranges of dispatches, flops and bytes
+    (for reports) are those of the current sizes."""
     values = sizes.values(run)
     lifetimes = sizes.lifetimes(values)
     offsets, slab = place(lifetimes)
@@ -105,7 +103,7 @@ def ports(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[Port, ..
 
 
 def faults(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """The plan's faults, as they read for the values of `PlanSizes.values`."""
+    """The plan's faults, with their texts for the values of `PlanSizes.values`."""
     found = list(plan.faults)
     for k, parts in sizes.faults:
         found[k] = (found[k][0], "".join([part if isinstance(part, str) else str(values[part]) for part in parts]))

@@ -1,7 +1,7 @@
 """The files around the flatbuffers: .pte programs and .ptd data files, with their headers, segments and named data.
 
-Nothing is copied: what is handed out are views of the file's bytes. A file is read, not mapped: one that is cut while it is open
-would end the process (SIGBUS).
+Nothing is copied: results are views of the file's bytes. A file is read, not mapped: truncating a mapped file would end
+the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from vkep.errors import InvalidPteError, UnsupportedProgramError
 from vkep.pte import schema
 
-#: what a program or data file may be given as
+#: types of a program or data file argument
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
@@ -35,7 +35,7 @@ def open_source(source: Source) -> tuple[memoryview, str]:
 
 
 class _Segments:
-    """Data behind the flatbuffer, as both kinds of file keep it."""
+    """The segments after the flatbuffer, which both kinds of file have."""
 
     def __init__(self, data: memoryview, base: int, segments: Sequence[schema.DataSegment], what: str) -> None:
         self.views: list[memoryview] = []
@@ -57,7 +57,7 @@ class _Segments:
 
 
 class PteFile:
-    """A .pte file: its program flatbuffer, checked as far as reaching the data goes.
+    """A .pte file: its program flatbuffer, checked as far as access to the data requires.
 
     Layout: flatbuffer (identifier ``ET12``), inside it at byte 8 an extended header (``eh00``, its length, the size of
     the flatbuffer, where segments start, their size) where the file has segments.
@@ -122,7 +122,7 @@ class PteFile:
         return _first(segment[offset:] if offset <= len(segment) else segment[:0], nbytes, where)
 
     def processed(self, delegate: schema.BackendDelegate) -> memoryview:
-        """What a delegate's backend made at export."""
+        """The data that a delegate's backend wrote at export."""
         reference, where = delegate.processed, f"{self.name}: the data of delegate {delegate.id!r}"
         if reference.location is schema.DataLocation.SEGMENT:
             return self._segments.view(reference.index, where)

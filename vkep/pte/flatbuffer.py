@@ -34,7 +34,7 @@ from typing_extensions import dataclass_transform
 
 from vkep.errors import InvalidPteError
 
-#: tables inside tables, as flatbuffers' own verifier allows
+#: maximum nesting of tables, as in flatbuffers' own verifier
 MAX_DEPTH = 64
 T = TypeVar("T", bound="Table")
 _UINT32 = struct.Struct("<I")
@@ -46,7 +46,7 @@ _REQUIRED = object()
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar's form in the buffer: a `struct` code, and the value of an absent field."""
+    """A scalar's encoding in the buffer: a `struct` code, and the value of an absent field."""
 
     code: str
     default: Any = 0
@@ -58,7 +58,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class EnumField:
-    """An enumeration: its scalar, and the class that knows the values. A value that it lacks is an error."""
+    """An enumeration: its scalar, and its Python class. A value that the class lacks is an error."""
 
     scalar: Scalar
     enum: type[IntEnum]
@@ -88,7 +88,7 @@ Deprecated = Annotated[None, DEPRECATED]
 
 
 class FlatBuffer:
-    """The bytes of one flatbuffer, and what reading them may still cost."""
+    """The bytes of one flatbuffer, and the remaining budget of reading them."""
 
     def __init__(self, data: bytes | memoryview, what: str) -> None:
         self.view = memoryview(data).cast("B")
@@ -99,7 +99,7 @@ class FlatBuffer:
         self.known: dict[tuple[Any, int], Any] = {}
 
     def error(self, problem: str, position: int) -> InvalidPteError:
-        """The error that says where the file is damaged."""
+        """The error that reports where the file is damaged."""
         return InvalidPteError(f"{self.what}: {problem} (at byte {position} of {self.size}); the file is damaged")
 
     def scalar(self, form: struct.Struct, position: int) -> Any:
@@ -109,7 +109,7 @@ class FlatBuffer:
         return form.unpack_from(self.view, position)[0]
 
     def follow(self, position: int) -> int:
-        """Where the offset stored at ``position`` leads."""
+        """The target of the offset stored at ``position``."""
         return int(position + self.scalar(_UINT32, position))
 
     def vector(self, position: int, itemsize: int) -> tuple[int, int]:
@@ -121,13 +121,13 @@ class FlatBuffer:
         return position + 4, count
 
     def charge(self, count: int, position: int) -> None:
-        """Count elements that are read; a file may not ask for more than its size allows. Raises `InvalidPteError`."""
+        """Count elements that are read. Raises `InvalidPteError` beyond what the file's size allows."""
         self._left -= count
         if self._left < 0:
             raise self.error("its parts overlap so that it would be larger than the file", position)
 
 
-#: reads the field at a position; absent fields never get here, and a union has two positions
+#: reads the field at a position; not called for absent fields; a union has two positions
 Read = Union[Callable[[FlatBuffer, int], Any], "_UnionReader"]
 
 
@@ -150,7 +150,7 @@ class Table(metaclass=_Declared):
     def read_root(cls: type[T], data: bytes | memoryview, identifier: bytes | None = None, what: str = "buffer") -> T:
         """The root table of a flatbuffer, whose file identifier (bytes 4 to 8) must be ``identifier``.
 
-        Raises `InvalidPteError` for anything that is no such buffer; ``what`` names it there.
+        Raises `InvalidPteError` for anything else; ``what`` names the file in the message.
         """
         buffer = FlatBuffer(data, what)
         if identifier is not None:
@@ -184,7 +184,7 @@ def _read_table(cls: Any, buffer: FlatBuffer, position: int) -> Any:
         offset = buffer.scalar(_UINT16, vtable + at) if at < size else 0
         if offset >= inline:
             raise buffer.error(f"field {cls.__name__}.{name} lies outside its table", position)
-        if isinstance(read, _UnionReader):  # its type code lies in the slot before
+        if isinstance(read, _UnionReader):  # its type code is in the slot before
             before = buffer.scalar(_UINT16, vtable + at - 2) if at - 2 < size else 0
             code = buffer.scalar(_UINT8, position + before) if before else 0
             values.append(read.member(buffer, code, position + offset if offset else 0, position))
@@ -201,7 +201,7 @@ def _read_table(cls: Any, buffer: FlatBuffer, position: int) -> Any:
 
 def _layout(cls: type[Table]) -> list[tuple[int, Read | None, Any, str]]:
     """(slot, reader, default, name) of each field, from the hints; kept on the class."""
-    # the base class's own hints name what this module imports
+    # names in the base class's own hints are those of this module
     namespace = {**globals(), **vars(sys.modules[cls.__module__])}
     hints = get_type_hints(cls, namespace, include_extras=True)
     layout, slot = [], 0
@@ -215,7 +215,7 @@ def _layout(cls: type[Table]) -> list[tuple[int, Read | None, Any, str]]:
 
 
 def _reader(hint: Any) -> tuple[Read | None, Any]:
-    """How a field with this hint is read, and what an absent one gives."""
+    """The reader of a field with this hint, and the value of an absent one."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(arguments[0], arguments[1])
@@ -287,7 +287,7 @@ def _read_string(buffer: FlatBuffer, position: int) -> str:
 
 
 def _read_bytes(buffer: FlatBuffer, position: int) -> memoryview:
-    # no elements are made: the view costs nothing, whatever its length
+    # no elements are created: the view costs nothing, whatever its length
     at = buffer.follow(position)
     count = buffer.scalar(_UINT32, at)
     if count > buffer.size - at - 4:

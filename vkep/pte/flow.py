@@ -1,8 +1,9 @@
-"""Which write each read of a method sees, from its memory plan, found once when the method is loaded.
+"""Determines the write that each read of a method observes, from its memory plan, once when the method is loaded.
 
-The plan gives values bytes of arenas; views are elided and outputs alias by lying in the same place, so what a value holds
-is what was last written to its bytes, whoever wrote it. Kernels work on the arenas themselves. A delegate's result can
-stay on the device where every read of it names exactly the bytes that it wrote; everything else goes through the arenas.
+The plan assigns bytes of arenas to values; views are elided and outputs alias by sharing memory, so a value's content
+is what was last written to its bytes, through whichever value. Kernels use the arenas directly. A delegate's result can
+stay on the device where every read of it covers exactly the bytes that it wrote; everything else goes through the
+arenas.
 """
 
 from __future__ import annotations
@@ -15,37 +16,38 @@ from vkep.errors import InvalidPteError
 from vkep.pte.steps import VIEW_NAMES, DelegateStep, JumpStep, KernelStep, MoveStep, Step
 from vkep.pte.values import ListValue, Place, TensorValue, Value
 
-#: who wrote: (number of a delegate step, position among its outputs), or (`INPUT`, number of the method's input)
+#: the writer: (number of a delegate step, index among its outputs), or (`INPUT`, number of the method's input)
 Writer = tuple[int, int]
 INPUT = -1
 
 
 @dataclass
 class Write:
-    """One tensor that a delegate call, or the caller, gives, and who wants it."""
+    """One tensor that a delegate call or the caller writes, and its readers."""
 
     value: int
     on_device: bool = False  #: another delegate on the same context reads it
-    to_arena: bool = False  #: something reads its bytes in an arena
-    outputs: int = 0  #: how many of the method's outputs it is
+    to_arena: bool = False  #: some step reads its bytes in an arena
+    outputs: int = 0  #: number of the method's outputs that it is
 
 
 @dataclass
 class Flow:
-    """``sources``: for each delegate step, by the step's number, the write that each input sees, None for the arenas."""
+    """``sources``: for each delegate step, by the step's number, the write that each input observes, None for the
+    arenas."""
 
-    linear: bool  #: without jumps and moves, so that reads are known beforehand
+    linear: bool  #: True without jumps and moves: then reads are known in advance
     writes: dict[Writer, Write] = field(default_factory=dict)
     sources: dict[int, tuple[Writer | None, ...]] = field(default_factory=dict)
-    outputs: tuple[Writer | None, ...] = ()  #: the write that each output of the method is
+    outputs: tuple[Writer | None, ...] = ()  #: the write that each output of the method observes
 
 
-#: a part of an arena and who wrote it; None: something that lies in the arena
+#: a range of an arena and its writer; None: another write to the arena
 _Part = tuple[int, int, Writer | None]
 
 
 class _Arenas:
-    """What was last written where."""
+    """The latest write to each range of an arena."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[_Part]] = {}
@@ -65,7 +67,7 @@ class _Arenas:
         parts[first:last] = sorted(kept, key=lambda p: p[0])
 
     def read(self, place: Place) -> list[_Part]:
-        """The parts that overlap, and gaps as nothing; an unwritten gap shows as a missing part."""
+        """The overlapping ranges; a range that was not written is missing."""
         parts = self._parts.get(place.arena, [])
         first, last = self._range(parts, place)
         return parts[first:last]
@@ -80,7 +82,8 @@ class _Arenas:
 
 
 def resolve_views(values: Sequence[Value], steps: Sequence[Step], where: str) -> list[Value]:
-    """Values with the storage of what they are run-time views of. Raises `InvalidPteError` for a view of no tensor."""
+    """Values with the storage of the values that they are run-time views of. Raises `InvalidPteError` for a view of
+    something else than a tensor."""
     resolved = list(values)
     for step in steps:
         if isinstance(step, KernelStep) and step.name in VIEW_NAMES:
@@ -103,9 +106,9 @@ def analyse(
     where: str,
     as_stored: Collection[int] = (),
 ) -> Flow:
-    """``contexts`` says on which context each delegate runs: only within one can a tensor stay on the device.
-    ``as_stored`` are the delegates that take and give tensors' bytes in the order in which arenas hold them; what is
-    stored in another order than its dimensions goes to and from these through the arenas.
+    """``contexts`` has the context of each delegate: a tensor can stay on the device only within one. ``as_stored`` are
+    the delegates whose tensors have the byte order of the arenas; a tensor whose storage order differs from its
+    dimensions' goes to and from these through the arenas.
 
     Raises `InvalidPteError` for a step that writes a constant.
     """
@@ -142,8 +145,8 @@ class _Walk:
     ) -> None:
         self.values, self.steps, self.contexts, self.flow, self.as_stored = values, steps, contexts, flow, as_stored
         self.arenas = _Arenas()
-        self.given: dict[int, int] = {}  #: numbers of the method's inputs by value
-        self.before: list[Place] = []  #: read before anything wrote there: what the run before left
+        self.given: dict[int, int] = {}  #: maps a value to the numbers of the method's inputs that it is
+        self.before: list[Place] = []  #: read before any write: the content left by the previous run
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         for number, index in enumerate(inputs):
@@ -169,7 +172,7 @@ class _Walk:
                 self.flow.writes[who].outputs += 1
             found.append(who)
         self.flow.outputs = tuple(found)
-        for place in self.before:  # the next run reads what is there now
+        for place in self.before:  # the next run reads the present content
             self._need(self.arenas.read(place))
 
     def _tensors(self, indices: Sequence[int]) -> list[int]:
@@ -186,7 +189,7 @@ class _Walk:
         value = self.values[index]
         if isinstance(value, TensorValue) and value.place is not None:
             self.arenas.write(value.place, who)
-            if index in self.given:  # the caller's array is not to be written
+            if index in self.given:  # the caller's array must not be written
                 self.flow.writes[INPUT, self.given[index]].to_arena = True
 
     def _for_delegate(self, index: int, reader: int) -> Writer | None:
@@ -203,13 +206,13 @@ class _Walk:
         return None
 
     def _same_order(self, index: int, *delegates: int) -> bool:
-        """Whether the value's elements lie in the same order in all of the delegates."""
+        """Whether the value's elements have the same order in all of the delegates."""
         value = self.values[index]
         assert isinstance(value, TensorValue)
         return value.is_contiguous or not any(delegate in self.as_stored for delegate in delegates)
 
     def _exact(self, index: int) -> Writer | None:
-        """The write of a delegate or the caller that this value is, as a whole."""
+        """The write of a delegate or the caller that this value equals as a whole."""
         value = self.values[index]
         if not isinstance(value, TensorValue) or value.place is None:
             return None
@@ -232,7 +235,7 @@ class _Walk:
         who = self._exact(index)
         if who is not None and who[0] == INPUT and self.flow.writes[who].value == index:
             return  # the caller's array itself
-        if index in self.given:  # written over meanwhile, through another value
+        if index in self.given:  # overwritten meanwhile, through another value
             self.flow.writes[INPUT, self.given[index]].to_arena = True
         parts = self.arenas.read(value.place)
         self._need(parts)

@@ -1,4 +1,4 @@
-"""A method of a program, decoded and checked: what the runtime needs, without a device."""
+"""A decoded and checked method of a program: everything that the runtime needs, without a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkep.pte.values import Value, decode_values
 
 @dataclass(frozen=True)
 class Delegate:
-    """A delegate as the file has it."""
+    """A delegate in the file."""
 
     backend: str
     data: memoryview
@@ -24,7 +24,7 @@ class Delegate:
 
 @dataclass(frozen=True)
 class DecodedMethod:
-    """``flow`` is made by `analysed`, once it is known which delegates share a context."""
+    """``flow`` is computed by `analysed`, once it is known which delegates share a context."""
 
     name: str
     where: str  #: for messages
@@ -33,7 +33,7 @@ class DecodedMethod:
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
     delegates: tuple[Delegate, ...]
-    arenas: tuple[int, ...]  #: bytes of each planned arena; the first is none
+    arenas: tuple[int, ...]  #: bytes of each planned arena; the first entry is unused
 
     @property
     def kernels(self) -> list[str]:
@@ -46,7 +46,7 @@ class DecodedMethod:
 
 
 def delegates_of(file: PteFile, plan: schema.ExecutionPlan) -> tuple[Delegate, ...]:
-    """Raises `InvalidPteError` for data that is not there."""
+    """The delegates of a method. Raises `InvalidPteError` for data that does not exist."""
     return tuple(
         Delegate(d.id, file.processed(d), tuple((s.key, bytes(s.value)) for s in d.compile_specs))
         for d in plan.delegates

@@ -29,7 +29,7 @@ from vkep.pte.flatbuffer import (
 
 PROGRAM_IDENTIFIER = b"ET12"
 DATA_IDENTIFIER = b"FT01"
-#: the only version that there is of either schema
+#: the only version of either schema
 VERSION = 0
 
 
@@ -43,7 +43,7 @@ class ScalarType(IntEnum):
     FLOAT8E5M2, FLOAT8E4M3FN, FLOAT8E5M2FNUZ, FLOAT8E4M3FNUZ, UINT16, UINT32, UINT64 = range(23, 30)
 
 
-#: numpy's dtype of each element type that a tensor of vkep may have
+#: numpy's dtype of each element type that vkep's tensors support
 NUMPY: dict[ScalarType, np.dtype] = {
     ScalarType.BYTE: np.dtype(np.uint8),
     ScalarType.CHAR: np.dtype(np.int8),
@@ -141,7 +141,7 @@ class String(Table):
 
 
 class IntList(Table):
-    value: tuple[Int64, ...]  #: numbers of values that hold the integers
+    value: tuple[Int64, ...]  #: indices of values that hold the integers
 
 
 class DoubleList(Table):

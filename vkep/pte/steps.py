@@ -1,4 +1,4 @@
-"""A method's instructions, checked: which values each reads and writes."""
+"""A method's instructions, checked, with the values that each reads and writes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ VIEW_NAMES = (VIEW, "executorch_prim::et_view")
 
 @dataclass(frozen=True)
 class KernelStep:
-    """Call the kernel of an operator. ``arguments`` are its schema's, without outputs; ``writes`` what it gives."""
+    """Call the kernel of an operator. ``arguments`` are its schema's, without outputs; ``writes`` are its results."""
 
     name: str
     arguments: tuple[int, ...]
     writes: tuple[int, ...]
-    in_place: bool = False  #: the first argument is what it writes: its old content counts
+    in_place: bool = False  #: the first argument is written in place: its old content matters
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MoveStep:
 
 @dataclass(frozen=True)
 class JumpStep:
-    """Go on at ``target`` where the value is false."""
+    """Continue at ``target`` where the value is false."""
 
     condition: int
     target: int
@@ -64,7 +64,7 @@ def decode_steps(
 ) -> list[Step]:
     """The instructions of a method. ``arity`` has (inputs, outputs) of each delegate.
 
-    Raises `InvalidPteError` for numbers that name nothing, and arguments of the wrong number.
+    Raises `InvalidPteError` for indices that do not exist, and a wrong number of arguments.
     """
     if len(plan.chains) != 1:
         raise UnsupportedProgramError(f"{where} has {len(plan.chains)} chains of instructions; vkep runs one")
@@ -91,7 +91,7 @@ def decode_steps(
 
 
 def check_ports(plan: schema.ExecutionPlan, values: Sequence[Value], where: str) -> None:
-    """Raise `InvalidPteError` for inputs and outputs that name no value."""
+    """Raise `InvalidPteError` for inputs and outputs that refer to no value."""
     for what, indices in (("input", plan.inputs), ("output", plan.outputs)):
         for number, index in enumerate(indices):
             value = values[_index(index, values, f"{where}, {what} {number}")]
@@ -115,7 +115,7 @@ def _kernel(plan: schema.ExecutionPlan, call: schema.KernelCall, values: Sequenc
     args = tuple(_index(a, values, where) for a in call.args)
     if not args:
         raise InvalidPteError(f"{where}: {name} has no arguments")
-    if name == COPY_INDEX:  # its output comes first and is not named again
+    if name == COPY_INDEX:  # its output comes first and is not listed again
         return KernelStep(name, args, (args[0],), in_place=True)
     *arguments, last = args
     held = values[last]
@@ -124,7 +124,7 @@ def _kernel(plan: schema.ExecutionPlan, call: schema.KernelCall, values: Sequenc
         raise InvalidPteError(f"{where}: {name} is to write value {last}, a list that holds no tensors")
     in_place = operator.name.endswith("_") and bool(arguments) and arguments[0] == last
     if not in_place:
-        # an out variant names its outputs as arguments too, one by one or as a list
+        # an out variant also lists its outputs as arguments, one by one or as a list
         if len(arguments) >= len(outputs) and tuple(arguments[len(arguments) - len(outputs) :]) == tuple(outputs):
             arguments = arguments[: len(arguments) - len(outputs)]
         elif arguments and _same_list(values[arguments[-1]], outputs):

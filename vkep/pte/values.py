@@ -1,4 +1,4 @@
-"""The values of a method: tensors with the place that the memory plan gives them, scalars, lists."""
+"""The values of a method: tensors with their place in the memory plan, scalars, lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _MAX_BYTES = 1 << 48
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes of an arena. ``arena`` is the number of a planned arena, or -1 - *index* for the storage of a value's own."""
+    """Bytes of an arena. ``arena`` is the number of a planned arena, or -1 - *index* for a value with separate
+    storage."""
 
     arena: int
     offset: int
@@ -27,13 +28,13 @@ class Place:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The first byte after it."""
         return self.offset + self.nbytes
 
 
 @dataclass(frozen=True)
 class TensorValue:
-    """A tensor. ``sizes`` are upper bounds where it is dynamic. Either ``constant`` or ``place`` is there."""
+    """A tensor. ``sizes`` are upper bounds where it is dynamic. Exactly one of ``constant`` and ``place`` is set."""
 
     index: int
     dtype: np.dtype
@@ -42,7 +43,7 @@ class TensorValue:
     dynamism: TensorShapeDynamism
     place: Place | None = None
     constant: memoryview | None = field(default=None, repr=False)
-    initial: memoryview | None = field(default=None, repr=False)  #: what a mutable tensor holds at first
+    initial: memoryview | None = field(default=None, repr=False)  #: the initial content of a mutable tensor
 
     @property
     def is_static(self) -> bool:
@@ -56,7 +57,7 @@ class TensorValue:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements lie in row-major order (dimensions of size 1 may be anywhere)."""
+        """Whether elements are in row-major order (dimensions of size 1 may have any position)."""
         order = [d for d in self.dim_order if self.sizes[d] != 1]
         return order == sorted(order)
 
@@ -66,7 +67,7 @@ class TensorValue:
         return self.sizes if self.is_contiguous else tuple(self.sizes[d] for d in self.dim_order)
 
     def to_stored(self, array: np.ndarray) -> np.ndarray:
-        """A view of an array of this tensor's rank, with its dimensions as they are stored."""
+        """A view of an array of this tensor's rank, with its dimensions in storage order."""
         return array if self.is_contiguous else array.transpose(self.dim_order)
 
     def from_stored(self, array: np.ndarray) -> np.ndarray:
@@ -85,21 +86,21 @@ class TensorValue:
 
 @dataclass(frozen=True)
 class ListValue:
-    """A list of other values (numbers of values, -1: None)."""
+    """A list of other values (indices of values, -1: None)."""
 
     items: tuple[int, ...]
     tensors: bool  #: a list of tensors, else of integers
 
 
-#: what a value of a method may be; scalars and lists of floats or bools are held as they are
+#: the types of a method's values; scalars and lists of floats or bools are Python's own
 Value = TensorValue | ListValue | tuple[float, ...] | int | float | bool | str | None
 
 
 def decode_values(file: PteFile, plan: schema.ExecutionPlan, data: Mapping[str, PtdFile]) -> list[Value]:
     """The values of a method; ``data`` has the external tensors' files by key.
 
-    Raises `InvalidPteError` for what leads out of the file or the arenas, `UnsupportedProgramError` for tensors of types
-    that vkep does not hold, or external ones that no data file has.
+    Raises `InvalidPteError` for data outside the file or the arenas, `UnsupportedProgramError` for tensors of types
+    that vkep does not support, or external ones that no data file has.
     """
     values: list[Value] = []
     where = f"{file.name}: method {plan.name!r}"

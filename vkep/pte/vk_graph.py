@@ -1,7 +1,7 @@
-"""The graph that ExecuTorch's Vulkan backend puts into a delegate: its records, and their decoder.
+"""The graph that ExecuTorch's Vulkan backend stores in a delegate: its records, and their decoder.
 
-A delegate's bytes are a header of 30 bytes (magic ``VH00`` at byte 4), a flatbuffer (identifier ``VK00``), and raw data.
-Facts: ExecuTorch 1.5.1, ``backends/vulkan/serialization`` (schema.fbs, vulkan_graph_builder.py).
+A delegate's bytes are a header of 30 bytes (magic ``VH00`` at byte 4), a flatbuffer (identifier ``VK00``), and raw
+data. Source: ExecuTorch 1.5.1, ``backends/vulkan/serialization`` (schema.fbs, vulkan_graph_builder.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vkep.pte.schema import BoolList, BoolValue, Double, DoubleList, Int, IntLis
 
 _HEADER = struct.Struct("<4x4sHIIIQ")
 _WHAT = "a Vulkan delegate's data"
-#: `VkBytes.offset` of a constant that lies in the program's named data
+#: `VkBytes.offset` of a constant in the program's named data
 NAMED = 2**64 - 1
 
 NamedData = Mapping[str, bytes | memoryview] | Callable[[str], bytes | memoryview]
@@ -58,7 +58,8 @@ class VkDataType(IntEnum):
 
 
 class OperatorCall(Table):
-    """One operator: ``args`` are value ids in the order of the ATen schema, defaults filled in, the output last."""
+    """One operator: ``args`` are value ids in the order of the ATen schema, with defaults filled in and the output
+    last."""
 
     node_id: UInt32
     name: str
@@ -66,20 +67,20 @@ class OperatorCall(Table):
 
 
 class VkTensor(Table):
-    """A tensor value. ``dims`` are the greatest ones where the program's shapes are dynamic."""
+    """A tensor value. ``dims`` are upper bounds where the program's shapes are dynamic."""
 
     datatype: Annotated[VkDataType, EnumField(INT8, VkDataType)] = VkDataType.FLOAT32
     dims: tuple[UInt32, ...] = ()
-    constant_id: Annotated[int, INT32] = -1  #: index into the graph's constants, negative where it is none
+    constant_id: Annotated[int, INT32] = -1  #: index into the graph's constants, negative for other tensors
     mem_obj_id: Annotated[int, INT32] = -1  #: a hint
     storage_type: Annotated[int, UINT8.with_default(255)] = 255  #: a hint: buffer, texture
     memory_layout: Annotated[int, UINT8.with_default(255)] = 255  #: a hint: which axis is packed
-    #: what the program's tensor holds at the delegate's border; UNSET: the same as ``datatype``
+    #: element type of the program's tensor at the delegate's border; UNSET: the same as ``datatype``
     staging_datatype: Annotated[VkDataType, EnumField(INT8.with_default(127), VkDataType)] = VkDataType.UNSET
 
 
 class SymInt(Table):
-    """An integer that a run computes."""
+    """An integer that the model computes."""
 
     value: Int32 = 0
 
@@ -91,7 +92,7 @@ class ValueList(Table):
 
 
 class VkBytes(Table):
-    """Where a constant's bytes lie: in the named data (``offset`` is `NAMED`), or behind the flatbuffer."""
+    """Where a constant's bytes are: in the named data (``offset`` is `NAMED`), or after the flatbuffer."""
 
     offset: UInt64
     length: UInt64
@@ -130,7 +131,7 @@ class VkGraph:
     input_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     constants: tuple[VkBytes, ...] = ()
-    data: memoryview = field(default=memoryview(b""), repr=False)  #: the raw bytes behind the flatbuffer
+    data: memoryview = field(default=memoryview(b""), repr=False)  #: the raw bytes after the flatbuffer
     version: str = "0"
 
     def constant(self, index: int, named_data: NamedData) -> memoryview:
@@ -160,7 +161,7 @@ class VkGraph:
 
 
 def decode_vk_graph(blob: bytes | memoryview) -> VkGraph:
-    """The graph of a Vulkan delegate's data. Raises `InvalidPteError` for anything that is none."""
+    """Decode the graph of a Vulkan delegate's data. Raises `InvalidPteError` for any other data."""
     view = memoryview(blob).cast("B")
     if len(view) < _HEADER.size:
         raise InvalidPteError(f"{_WHAT}: got {len(view)} bytes, expected a header of {_HEADER.size}")
@@ -195,7 +196,8 @@ def _plain(value: _Kinds | None) -> Value:
 
 
 def check_graph(graph: VkGraph) -> None:
-    """Every id leads to a value, every constant to bytes of the tensor's size; raises `InvalidPteError`."""
+    """Check that every id refers to a value, and every constant to bytes of the tensor's size. Raises
+    `InvalidPteError`."""
 
     def check(ids: tuple[int, ...], where: str) -> None:
         wrong = next((i for i in ids if not 0 <= i < len(graph.values)), None)

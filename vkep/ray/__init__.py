@@ -1,6 +1,6 @@
 """vkep on Ray: batch jobs (`Predictor` for Ray Data) and services (`deployment` for Ray Serve). ``pip install vkep[ray]``.
 
-Importing this package imports no Ray; the names do. docs/scaling.md says how to start.
+Importing this package imports no Ray; the names do. See docs/scaling.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rows of a table to a model's feeds and back: which rows may share a run, padding, and what is cut off again.
+"""Converts rows of a table to a model's feeds and back: which rows may share a run, padding, and removing the padding.
 
-numpy only: neither Ray nor Vulkan.
+Uses numpy only, neither Ray nor Vulkan.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Argument(Protocol):
 
 
 def rows_axis(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> int | str | None:
-    """The model's first axis where it is one of rows: the symbol, or the size, that all inputs and outputs have in common there.
+    """The model's first axis if it is an axis of rows: the symbol, or the size, that all inputs and outputs have there.
 
-    None: rows cannot be put together. A first axis that no file names (or names differently in places) counts as none.
+    None: rows cannot be batched. A first axis without a name (or with different names) does not count as rows.
     """
     firsts = {argument.shape[0] if argument.shape else None for argument in (*inputs, *outputs)}
     return firsts.pop() if len(firsts) == 1 else None
@@ -39,9 +39,8 @@ def rows_axis(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> int | 
 
 @dataclass(frozen=True)
 class Padding:
-    """How inputs of different sizes are brought to one: ``values`` by input, and the sizes (``steps``, ascending) to which axis 1
-    and later ones of a symbolic size are rounded up. Sizes above the last step are not padded.
-    """
+    """Padding of inputs to common sizes: ``values`` by input, and the sizes (``steps``, ascending) to which axis 1 and
+    later axes of a symbolic size are rounded up. Sizes above the last step are not padded."""
 
     values: Mapping[str, Any]
     steps: Sequence[int]
@@ -57,7 +56,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Table:
-    """What a model makes of rows: its inputs and outputs, without the axis of rows, and the rows of one run.
+    """Runs a model on rows: its inputs and outputs without the axis of rows, and the number of rows in a run.
 
     rows: the axis of rows (`rows_axis`): a symbol (any number of rows) or a number that each run must have.
     """
@@ -68,7 +67,7 @@ class Table:
 
     @classmethod
     def of(cls, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Table:
-        """Raises ``ValueError`` where the model has no axis of rows."""
+        """The table of a model. Raises ``ValueError`` where the model has no axis of rows."""
         rows = rows_axis(inputs, outputs)
         if rows is None:
             shapes = {argument.name: argument.shape for argument in (*inputs, *outputs)}
@@ -85,9 +84,10 @@ class Table:
     def run(
         self, columns: Columns, run: Callable[[Columns], Sequence[Array]], padding: Padding | None = None, most: int = 0
     ) -> Columns:
-        """The outputs for all rows, in order. ``columns`` are by input, each an array [rows, ...] or an array of arrays, one for
-        each row, whose shapes may differ; ``run`` takes feeds and gives the outputs in order. Rows of one (padded) shape
-        share runs of ``most`` rows (0: any number). An output whose rows differ in shape is an array of arrays.
+        """The outputs for all rows, in order. ``columns`` are by input, each an array [rows, ...] or an array of
+        arrays, one for each row, whose shapes may differ; ``run`` takes feeds and returns the outputs in order. Rows of
+        one (padded) shape share runs of ``most`` rows (0: any number). An output whose rows differ in shape is an array
+        of arrays.
         """
         count = row_count(columns)
         rows_of_run = self.rows if isinstance(self.rows, int) else most
@@ -118,7 +118,7 @@ class Table:
     def _feeds(
         self, columns: Columns, part: Sequence[int], padding: Padding | None
     ) -> tuple[Columns, Callable[[str, int], tuple[slice, ...]]]:
-        """The feeds of a run, and what of an output's row is a result."""
+        """The feeds of a run, and the parts of an output's row that are results."""
         missing = (self.rows - len(part)) if isinstance(self.rows, int) else 0
         sizes: dict[tuple[str, int], int] = {}  # by symbol and row, before padding
         padded: dict[str, int] = {}
@@ -144,7 +144,7 @@ class Table:
 
 
 def row_count(columns: Columns) -> int:
-    """The rows that all columns have. Raises ``ValueError`` where they differ."""
+    """The number of rows of all columns. Raises ``ValueError`` where they differ."""
     counts = {name: len(column) for name, column in columns.items()}
     if len(set(counts.values())) != 1:
         raise ValueError(f"columns of one length are expected, got rows {counts}")
@@ -152,9 +152,9 @@ def row_count(columns: Columns) -> int:
 
 
 def groups(columns: Columns, inputs: Mapping[str, Dims], padding: Padding | None = None) -> list[list[int]]:
-    """The rows that may share a run, by their indices: those whose inputs have the same shape, once padded."""
+    """The rows that may share a run, by their indices: those whose inputs have the same shape after padding."""
     if not any(column.dtype == object for column in columns.values()):
-        # all rows of a column have one shape; with padding it is still the same for all
+        # all rows of a column have one shape, also after padding
         return [list(range(row_count(columns)))] if row_count(columns) else []
     found: dict[tuple[Any, ...], list[int]] = {}
     for at in range(row_count(columns)):
@@ -168,14 +168,14 @@ def groups(columns: Columns, inputs: Mapping[str, Dims], padding: Padding | None
 
 
 def padded_shape(shape: Sequence[int], dims: Dims, name: str, padding: Padding | None) -> tuple[int, ...]:
-    """The shape of a row after padding: symbolic axes of inputs that ``padding`` has a value for."""
+    """The shape of a row after padding of the symbolic axes of inputs that ``padding`` has a value for."""
     if padding is None or name not in padding.values or len(shape) != len(dims):
         return tuple(shape)
     return tuple(padding.size(size) if isinstance(dim, str) else size for size, dim in zip(shape, dims, strict=True))
 
 
 def stacked(rows: Sequence[Array], shape: Sequence[int], value: Any, missing: int = 0) -> Array:
-    """Rows as one array [rows + missing, *shape]: filled up with ``value``, and the last row again for those missing."""
+    """Rows as one array [rows + missing, *shape]: padded with ``value``; the last row is repeated for missing ones."""
     if not missing and all(row.shape == tuple(shape) for row in rows):
         return np.stack(rows)
     whole = np.full((len(rows) + missing, *shape), value, rows[0].dtype)
@@ -186,7 +186,7 @@ def stacked(rows: Sequence[Array], shape: Sequence[int], value: Any, missing: in
 
 
 def parts(members: Sequence[int], most: int) -> Iterator[Sequence[int]]:
-    """``members`` in pieces of at most ``most`` (0: all in one)."""
+    """``members`` in parts of at most ``most`` (0: all in one)."""
     step = most or len(members)
     for start in range(0, len(members), step):
         yield members[start : start + step]

@@ -49,12 +49,12 @@ def generation(
         num_gpus: GPUs of a replica.
         max_sequences: answers that a replica makes at the same time; requests beyond that wait at the proxies.
         max_queued_requests: how many of them, at each proxy; more are answered with 503 and Retry-After.
-        max_body, body_s: bytes of a request, and seconds within which it must be there.
+        max_body, body_s: maximum bytes of a request, and seconds within which it must have arrived.
         session: of `vkep.SessionOptions`.
         serve_options: of ``ray.serve.deployment``.
 
-    Streams are server-sent events. Answers of one replica are made together: they join and leave at any step. A client that goes
-    away ends its answer. Raises ``ValueError`` and ``TypeError`` for options that are not allowed.
+    Streams are server-sent events. A replica generates answers in one batch, which they join and leave at any step. A
+    client that goes away ends its answer. Raises ``ValueError`` and ``TypeError`` for options that are not allowed.
     """
     serve_options = {
         "ray_actor_options": {"num_gpus": num_gpus, **serve_options.pop("ray_actor_options", {})},
@@ -99,7 +99,7 @@ class ChatService:
         self._steps.observe(seconds)
 
     def check_health(self) -> None:
-        """Raises where the device is lost for good: Serve then starts another replica."""
+        """Raise where the device is lost for good: Serve then starts another replica."""
         if self._writer.gone:
             raise RuntimeError("the device is lost for good")
 
@@ -134,7 +134,7 @@ class ChatService:
         prompt, sampling = await asyncio.get_running_loop().run_in_executor(None, self._prepared, given)
         answering = Answering(given, self._model)
         events = self._timed(self._writer.stream(prompt, sampling))
-        first = await anext(events)  # what is wrong with the prompt is known by now, and is the request's status
+        first = await anext(events)  # errors in the prompt are known by now, and determine the request's status
         if given.stream:
             return StreamingResponse(
                 self._streamed(first, events, answering, len(prompt)), media_type="text/event-stream"
@@ -169,7 +169,7 @@ class ChatService:
                 if last.text or last.reason:
                     yield answering.chunk(last.text, last.reason)
             yield answering.end(prompt, len(last.answer.tokens))
-        except Exception as error:  # the status is sent: the stream says it
+        except Exception as error:  # the status is already sent: the stream contains the error
             yield event(error_of(*answer_of(error)))
 
 

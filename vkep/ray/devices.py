@@ -11,13 +11,14 @@ from gpu_shared.errors import DeviceNotFoundError
 
 
 def assigned_device() -> str | None:
-    """The UUID of the Vulkan device that is the GPU assigned to this Ray worker; None where it has none (the session then takes
-    what `vkep.SessionOptions.device` says).
+    """The UUID of the Vulkan device that is the GPU assigned to this Ray worker; None where it has none (the session
+    then uses `vkep.SessionOptions.device`).
 
-    Ray hides the other GPUs from CUDA in the worker, so CUDA's first device is the one: its UUID is Vulkan's too, whatever
-    the order of either. Raises `DeviceNotFoundError` where Vulkan does not have it, or where more than one was assigned.
+    Ray hides the other GPUs from CUDA in the worker, so CUDA's first device is the assigned one: Vulkan has the same
+    UUID, whatever the order of either. Raises `DeviceNotFoundError` where Vulkan does not have it, or where more than
+    one was assigned.
     """
-    ray = sys.modules.get("ray")  # who runs in a worker has it
+    ray = sys.modules.get("ray")  # installed with Ray
     if ray is None or not ray.is_initialized():
         return None
     ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -35,9 +36,8 @@ def in_actor() -> bool:
 
 
 def device_of(ids: Sequence[str], cuda: Callable[[], Sequence[str]], devices: Sequence[DeviceInfo]) -> str:
-    """`assigned_device` of the ids that Ray gives (an index of the vendor's runtime, or ``GPU-`` and a UUID); ``cuda`` gives the
-    UUIDs of CUDA's visible devices, or raises where there is no CUDA.
-    """
+    """`assigned_device` for the ids that Ray assigned (an index of the vendor's runtime, or ``GPU-`` and a UUID);
+    ``cuda`` returns the UUIDs of CUDA's visible devices, or raises without CUDA."""
     there = "; ".join(f"{d.index}: {d.name} ({d.capabilities.uuid})" for d in devices) or "none"
     if len(set(ids)) > 1:
         raise DeviceNotFoundError(

@@ -1,4 +1,4 @@
-"""What the services' HTTP sides share: bodies within limits, and which status an error is answered with."""
+"""HTTP parts that the services share: bodies within limits, and the status of an error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ logger = logging.getLogger("vkep.ray")
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """A request's body, decompressed. Raises `ProtocolError`: 413 above ``most`` bytes, 408 where it takes more than ``seconds``,
-    400 where it ends early, 415 for an encoding that is not known.
-    """
+    """Read a request's body, decompressed. Raises `ProtocolError`: 413 above ``most`` bytes, 408 where it takes more
+    than ``seconds``, 400 where it ends early, 415 for an unknown encoding."""
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > most:
         raise ProtocolError(413, f"the body has {length} bytes, and {most} are allowed")
@@ -44,7 +43,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
 
 
 def answer_of(error: BaseException) -> tuple[int, str]:
-    """HTTP's status and the text for an error."""
+    """The HTTP status and the text for an error."""
     if isinstance(error, ProtocolError):
         return error.status, str(error)
     if isinstance(error, InvalidInputError):
@@ -56,5 +55,5 @@ def answer_of(error: BaseException) -> tuple[int, str]:
 
 
 def retry_after(status: int, seconds: float) -> dict[str, str]:
-    """The header that tells a client when to ask again; none but for 503."""
+    """The header with the time after which a client may retry; only for 503."""
     return {"Retry-After": str(max(1, round(seconds)))} if status == 503 else {}

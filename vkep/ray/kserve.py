@@ -30,7 +30,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
-#: kinds of numbers in JSON, as numpy reads them, that a kind of type takes
+#: kinds of JSON numbers, as numpy reads them, that are valid for a kind of type
 _JSON_KINDS = {"b": "b", "i": "iu", "u": "iu"}
 PLATFORM = "onnx_vkep"
 #: types by their numbers in a model's configuration
@@ -72,14 +72,14 @@ class TensorSpec:
     shape: tuple[int | None, ...]
 
     def metadata(self) -> dict[str, Any]:
-        """As model metadata has it."""
+        """The tensor in the form of model metadata."""
         shape = [-1 if size is None else size for size in self.shape]
         return {"name": self.name, "datatype": self.datatype, "shape": shape}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What requests and answers of one model version are checked against."""
+    """The inputs and outputs of one model version, against which requests and answers are checked."""
 
     name: str
     version: str
@@ -117,7 +117,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A request's tensors by name, and for each output that is wanted whether it goes back as binary data."""
+    """A request's tensors by name, and for each requested output whether it is returned as binary data."""
 
     feeds: Mapping[str, Array]
     outputs: Mapping[str, bool]
@@ -134,7 +134,7 @@ class InferResponse:
 
 
 def datatype(dtype: np.dtype[Any]) -> str:
-    """The protocol's name of a type. Raises ``ValueError`` for one that it has no name for."""
+    """The protocol's name of a type. Raises ``ValueError`` for a type without one."""
     try:
         return _NAMES[np.dtype(dtype)]
     except KeyError:
@@ -142,7 +142,8 @@ def datatype(dtype: np.dtype[Any]) -> str:
 
 
 def parse_infer(body: bytes, header_length: str | None, model: ModelSpec) -> InferRequest:
-    """The tensors of an inference request; ``header_length`` is the header's text where binary data follows the JSON.
+    """The tensors of an inference request; ``header_length`` is the value of the HTTP header where binary data follows
+    the JSON.
 
     Raises `ProtocolError` (400) for anything that the protocol or the model does not allow.
     """
@@ -200,9 +201,7 @@ def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str
             output["parameters"] = {"binary_data_size": array.nbytes}
             pieces.append(array.reshape(-1).view(np.uint8).data)
         else:
-            exact = (
-                array.astype(np.float32) if array.dtype.kind == "V" else array
-            )  # bfloat16 has no numbers of Python's
+            exact = array.astype(np.float32) if array.dtype.kind == "V" else array  # Python has no bfloat16 numbers
             output["data"] = exact.reshape(-1).tolist()
         outputs.append(output)
     head: dict[str, Any] = {"model_name": model.name, "model_version": model.version, "outputs": outputs}
@@ -213,7 +212,7 @@ def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str
 
 
 def inflated(body: bytes, encoding: str, most: int) -> bytes:
-    """A body that was sent compressed. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and 415 for what cannot be read."""
+    """Decompress a body. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and 415 for data that cannot be read."""
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "deflate"):
@@ -236,7 +235,7 @@ def inflated(body: bytes, encoding: str, most: int) -> bytes:
 def checked_tensor(
     model: ModelSpec, name: Any, given: Any, shape: Any, known: Mapping[str, Any]
 ) -> tuple[TensorSpec, tuple[int, ...]]:
-    """The input that a request's tensor is for, and its shape. Raises `ProtocolError`."""
+    """The input for a request's tensor, and its shape. Raises `ProtocolError`."""
     spec = model.inputs.get(name) if isinstance(name, str) else None
     if spec is None:
         raise ProtocolError(400, f"model {model.name!r} has no input {name!r}; it has {list(model.inputs)}")
@@ -266,7 +265,7 @@ def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: bytes | memoryvie
             f"input {spec.name!r}: got {len(data)} bytes, expected {expected} for {spec.datatype} of shape {list(shape)}",
         )
     array = np.frombuffer(data, np.uint8)
-    # a byte that is neither 0 nor 1 is no bool; bytes at an odd address are copied
+    # a byte other than 0 and 1 is not a valid bool; unaligned bytes are copied
     whole = (
         array != 0 if dtype.kind == "b" else np.frombuffer(array.tobytes() if _odd(array, dtype) else array.data, dtype)
     )
@@ -274,14 +273,14 @@ def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: bytes | memoryvie
 
 
 def check_all_there(model: ModelSpec, feeds: Mapping[str, Any]) -> None:
-    """Raises `ProtocolError` where an input is missing."""
+    """Raise `ProtocolError` where an input is missing."""
     missing = [name for name in model.inputs if name not in feeds]
     if missing:
         raise ProtocolError(400, f"model {model.name!r}: inputs {missing} are missing")
 
 
 def check_output(model: ModelSpec, name: Any) -> None:
-    """Raises `ProtocolError` for an output that the model does not have."""
+    """Raise `ProtocolError` for an output that the model does not have."""
     if not isinstance(name, str) or name not in model.outputs:
         raise ProtocolError(400, f"model {model.name!r} has no output {name!r}; it has {list(model.outputs)}")
 

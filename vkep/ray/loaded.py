@@ -1,6 +1,6 @@
-"""Models that a service has open: versions by name on one device context, and runs that share a batch.
+"""Open models of a service: versions by name on one device context, and runs that share a batch.
 
-No Ray in here: `vkep.ray.service` brings Serve's batching and metrics.
+Independent of Ray: `vkep.ray.service` provides Serve's batching and metrics.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ logger = logging.getLogger("vkep.ray")
 
 Feeds = Mapping[str, Array]
 Results = dict[str, Array]
-#: a function of one item that gathers items and gives them to the function of a list that it was made of
+#: a decorator that gathers single items and calls the decorated function with a list of them
 Gather = Callable[[Callable[[list[Feeds]], Awaitable[list[Any]]]], Callable[[Feeds], Awaitable[Any]]]
-#: ``observe(model, version, rows, requests, seconds)``: what was run at once
+#: ``observe(model, version, rows, requests, seconds)``: called after each run
 Observe = Callable[[str, str, int, int, float], None]
-#: shapes of a model that have a queue of their own; the rest share one, whose batches are split by shape
+#: maximum number of a model's shapes with a separate queue; the others share one, whose batches are split by shape
 MOST_QUEUES = 32
 
 
 class LoadedModel:
-    """One version of a model. Requests whose inputs agree in all but the first axis share a run, where that axis is of rows."""
+    """One version of a model. Requests whose inputs agree in all but the first axis share a run, where that is an axis
+    of rows."""
 
     def __init__(
         self,
@@ -53,10 +54,9 @@ class LoadedModel:
         rows: int,
         observe: Observe,
     ) -> None:
-        """``rows``: the most rows of one run; 1: no request shares a run. Where no axis but that of rows is symbolic, runs of one
-        row and of ``rows`` come before the first request. Raises as `vkep.InferenceSession`, and ``ValueError`` for a model whose
-        inputs or outputs the protocol has no datatype for.
-        """
+        """``rows``: the maximum number of rows of one run; 1: requests do not share runs. Where no axis but that of
+        rows is symbolic, runs of one row and of ``rows`` precede the first request. Raises as `vkep.InferenceSession`,
+        and ``ValueError`` for a model whose inputs or outputs have no datatype in the protocol."""
         self._pool, self._gather, self._observe = pool, gather, observe
         self.renewed = RenewedSession(partial(open_session, local(source), options))
         try:
@@ -115,7 +115,7 @@ class LoadedModel:
         return self._queues[key]
 
     async def _run_all(self, items: list[Feeds]) -> list[Any]:
-        """A result, or what it failed with, for each of the requests; those of one shape share a run."""
+        """A result or an exception for each of the requests; those of one shape share a run."""
         groups: dict[Any, list[int]] = {}
         for index, feeds in enumerate(items):
             groups.setdefault(signature(feeds), []).append(index)
@@ -132,7 +132,7 @@ class LoadedModel:
             try:
                 return self._joined(items)
             except (InvalidInputError, MemoryError) as error:
-                # data of one request, or all of them at once, are too much: each has its own answer
+                # the data of one request, or all of them at once, are invalid or too large: run each separately
                 logger.info("a batch of %d requests is run one by one: %s", len(items), error)
         found: list[Any] = []
         for feeds in items:
@@ -174,7 +174,7 @@ class Models:
         return sorted(self.by_name[name], key=_age)
 
     def index(self) -> list[dict[str, str]]:
-        """All versions as the repository index has them."""
+        """All versions, in the form of the repository index."""
         return [
             {"name": name, "version": version, "state": "UNAVAILABLE" if one.renewed.gone else "READY", "reason": ""}
             for name, versions in self.by_name.items()
@@ -182,7 +182,7 @@ class Models:
         ]
 
     def gone(self) -> list[str]:
-        """The models whose device was lost for good."""
+        """The models whose device is lost for good."""
         return [f"{e['name']} version {e['version']}" for e in self.index() if e["state"] != "READY"]
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Models:
 
 
 def signature(feeds: Feeds) -> Any:
-    """What requests that share a run have in common: shapes without the first axis."""
+    """The key of requests that may share a run: shapes without the first axis."""
     return tuple((name, array.shape[1:]) for name, array in sorted(feeds.items()))
 
 
@@ -204,7 +204,7 @@ def row_count(feeds: Feeds) -> int:
 
 
 def tensor_spec(info: ValueInfo) -> TensorSpec:
-    """An input or output as the protocol has it. Raises ``ValueError``."""
+    """An input or output in the protocol's form. Raises ``ValueError``."""
     dtype = from_onnx(info.elem_type)
     if dtype is None or info.shape is None:
         raise ValueError(f"{info.name!r} has no type that can be sent, or no rank")

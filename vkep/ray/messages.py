@@ -1,7 +1,8 @@
-"""The Open Inference protocol's gRPC service: its messages, built from the table of their fields, and what they carry.
+"""The Open Inference protocol's gRPC service: its messages, built from the table of their fields, and their contents.
 
-Field numbers and types are the protocol's (https://github.com/kserve/open-inference-protocol, open_inference_grpc.proto). The
-messages live in a pool of their own, beside those of a client library in the same process.
+Field numbers and types are the protocol's (https://github.com/kserve/open-inference-protocol,
+open_inference_grpc.proto). The messages are in a separate descriptor pool, so that a client library in the same process
+may have its own.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _MESSAGES = {
     "ModelMetadataResponse": "name=1 string, versions=2 string*, platform=3 string, inputs=4 TensorMetadata*, "
     "outputs=5 TensorMetadata*",
     "TensorMetadata": "name=1 string, datatype=2 string, shape=3 int64*",
-    # of Triton's configuration those fields that a model of vkep's has; its enumeration of types is sent as a number
+    # the fields of Triton's configuration that vkep's models have; its enumeration of types is sent as a number
     "ModelConfigRequest": "name=1 string, version=2 string",
     "ModelConfigResponse": "config=1 ModelConfig",
     "ModelConfig": "name=1 string, platform=2 string, max_batch_size=4 int32, input=5 ModelInput*, output=6 ModelOutput*, "
@@ -149,7 +150,8 @@ def read(name: str, data: bytes) -> Any:
 
 
 def add_to_server(servicer: Any, server: Any) -> None:
-    """Add the service to a gRPC server, as generated code does. Requests stay bytes: the method of the replica reads them."""
+    """Add the service to a gRPC server, as generated code does. Requests stay bytes: the replica's method parses
+    them."""
     import grpc
 
     handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name, None)) for name in METHODS}

@@ -1,4 +1,5 @@
-"""How a model reaches a cluster's machines: by a path that they all have, or as an object that Ray ships once to each node."""
+"""How a cluster's nodes get a model: by a path that exists on all of them, or as an object that Ray copies once to each
+node."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _MODEL = "model.onnx"
 
 @dataclass(frozen=True)
 class Shipped:
-    """A model's files as an object of Ray's store, which each node copies once and whose bytes all its processes read in place.
+    """A model's files as an object of Ray's store, which is copied once to each node, where all processes read it in
+    place.
 
     files: bytes by path, relative to the model's folder; the first is the model itself.
     digest: 64 hexadecimal digits for all of them.
@@ -35,12 +37,13 @@ class Shipped:
     digest: str
 
     def path(self) -> Path:
-        """The model as a file on this machine, written the first time that one of its processes asks, below vkep's cache folder
-        (``models``). A file keeps plans between processes, and weights are read from it as they are uploaded. Raises ``OSError``.
+        """The model as a file on this machine, written below vkep's cache folder when the first of its processes needs
+        it (``models``). A file keeps plans between processes, and weights are read from it as they are uploaded. Raises
+        ``OSError``.
         """
         folder = code_folder("models", self.digest)
         names = list(self.files)
-        for name in (*names[1:], names[0]):  # the model comes last: where it lies, all is there
+        for name in (*names[1:], names[0]):  # the model is written last: where it exists, all files exist
             path, content = folder / name, self.files[name]
             if not path.is_file() or path.stat().st_size != content.nbytes:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def ship(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ray.ObjectRef[Shipped]:
-    """Put a model into Ray's object store; what this returns is a model to `Predictor` and `deployment`.
+    """Put a model into Ray's object store; `Predictor` and `deployment` accept the result as a model.
 
     Files with weights beside the model go with it. Raises ``FileNotFoundError``; ``ValueError`` for weights outside the
     model's folder; Ray's errors where the store has no room.
@@ -99,13 +102,13 @@ def open_session(model: Source, options: Mapping[str, Any]) -> InferenceSession:
     """A session on the device that Ray assigned, unless ``options`` name one. Raises as `vkep.InferenceSession`."""
     mine = dict(options)
     if mine.get("device") is None and (device := assigned_device()) is not None:
-        mine["device"] = device  # the token follows from it: sessions of one process share its context and weights
+        mine["device"] = device  # the token is derived from it: sessions of one process share its context and weights
     return InferenceSession(local(model), **mine)
 
 
 def local(model: Source) -> str | os.PathLike[str] | bytes | onnx.ModelProto:
-    """The model as `vkep.InferenceSession` takes it."""
-    if type(model).__name__ == "ObjectRef":  # Ray is imported by who has one
+    """The model in a form that `vkep.InferenceSession` accepts."""
+    if type(model).__name__ == "ObjectRef":  # a `Shipped` exists only where Ray is imported
         import ray
 
         model = ray.get(model)
@@ -113,7 +116,8 @@ def local(model: Source) -> str | os.PathLike[str] | bytes | onnx.ModelProto:
 
 
 def zeros(session: InferenceSession, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Feeds of zeros, for a first run. Raises ``ValueError`` for an input without a shape, or of a type that no array has."""
+    """Feeds of zeros, for a first run. Raises ``ValueError`` for an input without a shape, or of a type that arrays do
+    not have."""
     feeds = {}
     for info in session.model.graph.inputs:
         dtype = from_onnx(info.elem_type)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vkep.ray.kserve import ProtocolError
 
-#: settings of `vkep.generation.Sampling` by a request's names, with the types that they take
+#: maps a request's names to settings of `vkep.generation.Sampling`, with their types
 _SETTINGS: dict[str, tuple[str, type | tuple[type, ...]]] = {
     "temperature": ("temperature", (int, float)),
     "top_p": ("top_p", (int, float)),
@@ -24,7 +24,7 @@ _SETTINGS: dict[str, tuple[str, type | tuple[type, ...]]] = {
     "stop": ("stop", (str, list)),
     "ignore_eos": ("ignore_end", bool),
 }
-#: what a request may say only with these values: other ones ask for what there is not
+#: fields that a request may have only with these values: others request features that do not exist
 _ONLY: dict[str, Sequence[Any]] = {
     "n": (1, None),
     "best_of": (1, None),
@@ -41,13 +41,13 @@ _ONLY: dict[str, Sequence[Any]] = {
     "response_format": ({"type": "text"}, None),
 }
 _IGNORED = {"user", "metadata", "store", "service_tier"}
-#: why an answer ended, in OpenAI's words
+#: why an answer ended, in OpenAI's terms
 _REASONS = {"stop": "stop", "length": "length", "context": "length", "memory": "length", "cancelled": "stop"}
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What a request asks for: a conversation or a prompt (a text or token ids), and how to answer.
+    """The content of a request: a conversation or a prompt (a text or token ids), and settings.
 
     settings: of `vkep.generation.Sampling`.
     """
@@ -127,7 +127,7 @@ def _prompt(prompt: Any) -> str | Sequence[int]:
 
 
 class Answering:
-    """The objects of one answer."""
+    """The response objects of one answer."""
 
     def __init__(self, request: ChatRequest, model: str) -> None:
         self._chat = request.messages is not None
@@ -154,12 +154,12 @@ class Answering:
         return event({**self._head, "choices": [choice]})
 
     def end(self, prompt: int, tokens: int) -> bytes:
-        """The last events: the counts of tokens where they were asked for, and that nothing more comes."""
+        """The last events: the counts of tokens where they were requested, and the end marker."""
         counts = event({**self._head, "choices": [], "usage": usage(prompt, tokens)}) if self._usage else b""
         return counts + b"data: [DONE]\n\n"
 
     def whole(self, text: str, reason: str, prompt: int, tokens: int) -> dict[str, Any]:
-        """The answer at once."""
+        """The whole answer in one object."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": _REASONS.get(reason)}
         choice.update({"message": {"role": "assistant", "content": text}} if self._chat else {"text": text})
         return {**self._head, "choices": [choice], "usage": usage(prompt, tokens)}
@@ -176,6 +176,6 @@ def event(value: Any) -> bytes:
 
 
 def error_of(status: int, text: str) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """An error in the form that OpenAI's clients read."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": text, "type": kind, "code": status, "param": None}}

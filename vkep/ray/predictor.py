@@ -32,20 +32,20 @@ class Predictor:
 
     Args:
         model: a path that all nodes have, bytes, an ``onnx.ModelProto``, or what `vkep.ray.ship` returned.
-        inputs: column by input, where they are not named the same.
-        outputs: column by output, for those that are wanted; None: all, by their names.
-        warm: what to run before the first batch: a number of rows, or shapes by input (rows included). None: one row where the
+        inputs: column by input, where the names differ.
+        outputs: column by output, for the requested ones; None: all, under their names.
+        warm: runs before the first batch: a number of rows, or shapes by input (rows included). None: one row where the
             model's other axes are fixed. The first run of a shape compiles its shaders.
         rows: the most rows of one run; 0: a batch as it comes.
-        pad: values by input to fill up rows of different sizes with (``{"input_ids": 0, "attention_mask": 0}``), so that they
-            share runs; what is padded is cut off the outputs again, along axes of the same symbol. Without it rows of equal
-            shape share runs.
+        pad: values by input to fill up rows of different sizes with (``{"input_ids": 0, "attention_mask": 0}``), so
+            that they share runs; padding is removed from the outputs again, along axes of the same symbol. Without it
+            rows of equal shape share runs.
         steps: the sizes that padded axes are rounded up to.
         session_options: as `vkep.SessionOptions`; ``device`` is the GPU that Ray assigned, unless it is named.
 
-    A call takes columns as arrays [rows, ...] (or arrays of arrays where rows differ in shape) and gives the outputs, and the
-    columns that are no inputs as they are. Subclasses may override `__call__` and use `predict`. A batch whose device is lost
-    is run again on a new context; where none is available the actor ends, and Ray runs the batch in another.
+    A call takes columns as arrays [rows, ...] (or arrays of arrays where rows differ in shape) and gives the outputs,
+    and other columns unchanged. Subclasses may override `__call__` and use `predict`. A batch whose device is lost is
+    run again on a new context; where none is available the actor ends, and Ray runs the batch in another.
 
     Raises as `vkep.InferenceSession`; ``ValueError`` for a model without an axis of rows.
     """
@@ -64,7 +64,7 @@ class Predictor:
     ) -> None:
         self._padding = Padding(pad, steps) if pad else None
         self._rows = rows
-        model = local(model)  # once: a session that is opened again finds it here
+        model = local(model)  # once: a session that is opened again finds the same key
         self._session = RenewedSession(partial(open_session, model, session_options))
         try:
             arguments, results = self.session.get_inputs(), self.session.get_outputs()
@@ -86,7 +86,8 @@ class Predictor:
         return self._session.session
 
     def __call__(self, batch: Columns) -> Columns:
-        """The outputs for a batch's rows, and the columns that are no inputs. Raises `InvalidInputError`, ``ValueError``."""
+        """The outputs for a batch's rows, and the other columns unchanged. Raises `InvalidInputError`,
+        ``ValueError``."""
         return self.predict(batch)
 
     def predict(self, batch: Columns) -> Columns:
@@ -111,7 +112,7 @@ class Predictor:
             return self._session.run(list(self._results), feeds)
         except DeviceLostError:
             if self._session.gone and in_actor():
-                # Ray runs the batch again in another actor: an exception of this one would end the job instead
+                # Ray runs the batch again in another actor: an exception here would end the job instead
                 logger.exception("the device is gone: this worker ends")
                 os._exit(1)
             raise
@@ -122,7 +123,7 @@ class Predictor:
             self._run(zeros(self.session, shapes))
 
     def _warm_shapes(self, rows: int | None) -> dict[str, tuple[int, ...]] | None:
-        """Shapes for a number of rows; None where other axes than the first are symbolic, which nobody gave a size."""
+        """Shapes for a number of rows; None where other axes than the first are symbolic and have no given size."""
         count = self._table.rows if isinstance(self._table.rows, int) else rows or 1
         if all(isinstance(dim, int) for dims in self._table.inputs.values() for dim in dims):
             return {name: (count, *map(int, dims)) for name, dims in self._table.inputs.items()}  # type: ignore[arg-type]
@@ -139,7 +140,8 @@ class Predictor:
 
 
 def _named(what: str, given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """Columns by name: ``given``, else the name itself. Raises ``ValueError`` for a name that the model does not have."""
+    """Columns by name: ``given``, else the name itself. Raises ``ValueError`` for a name that the model does not
+    have."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(f"{what} names {unknown}; the model has {list(known)}")

@@ -93,8 +93,8 @@ def deployment(
         options: the fields of `ServiceOptions`.
         serve_options: of ``ray.serve.deployment``, such as ``num_replicas`` or ``autoscaling_config``.
 
-    A model that cannot be opened fails the deployment; its status says why. Raises ``ValueError`` and ``TypeError`` for options
-    that are not allowed.
+    A model that cannot be opened fails the deployment; the status has the reason. Raises ``ValueError`` and
+    ``TypeError`` for options that are not allowed.
     """
     chosen = ServiceOptions(**(options or {}))
     serve_options = {
@@ -125,9 +125,8 @@ def application(arguments: dict[str, Any]) -> serve.Application:
 
 
 def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
-    """A method of a gRPC service as Serve calls it: with a request's bytes and a context that takes a failure's status (one
-    that is raised would be logged with its trace, at each client's mistake).
-    """
+    """A method of a gRPC service in the form that Serve calls: with a request's bytes and a context for the status of a
+    failure (a raised exception would be logged with its traceback, for each client's mistake)."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -144,7 +143,7 @@ def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, 
             grpc_context.set_details(text)
             return messages.message(f"{name}Response")
 
-    # Serve asks the signature whether a method takes the context
+    # Serve inspects the signature to see whether a method takes the context
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "request", "grpc_context")]
     )
@@ -197,7 +196,7 @@ class Service:
         ]
 
     def check_health(self) -> None:
-        """Raises where a device is lost for good: Serve then starts another replica."""
+        """Raise where a device is lost for good: Serve then starts another replica."""
         gone = self.models.gone()
         if gone:
             raise RuntimeError(f"the device is lost for good: {', '.join(gone)}")
@@ -322,7 +321,7 @@ class Service:
 
 
 class Counted:
-    """A ``with`` block that is one request to a model, counted by its status."""
+    """A ``with`` block around one request to a model, counted by its status."""
 
     def __init__(self, counter: Any, model: LoadedModel) -> None:
         self._counter, self._tags = counter, {"model": model.spec.name, "version": model.spec.version}

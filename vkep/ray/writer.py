@@ -1,6 +1,6 @@
-"""A generator that a service has open: a thread that steps a batch of answers, which join and leave as requests come and go.
+"""A service's generator: a thread that steps a batch of answers, which join and leave as requests arrive and end.
 
-No Ray in here. Requests wait at the proxies (`vkep.ray.chat` admits as many as the batch has sequences).
+Independent of Ray. Requests wait at the proxies (`vkep.ray.chat` admits as many as the batch has sequences).
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ logger = logging.getLogger("vkep.ray")
 
 @dataclass(eq=False)
 class Job:
-    """An answer that a request waits for: ``events`` gets what the steps bring it, or the error that ended it."""
+    """An answer that a request waits for: ``events`` receives the results of the steps, or the error that ended it."""
 
     prompt: Sequence[int]
     sampling: Sampling
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[Event | Exception] = field(default_factory=asyncio.Queue)
     answer: Answer | None = None
-    left: bool = False  #: nobody waits any more
+    left: bool = False  #: True when no reader waits any more
 
     def tell(self, what: Event | Exception) -> None:
-        """From the writer's thread."""
+        """Send an event from the writer's thread."""
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, what)
-        except RuntimeError:  # the loop has ended, and with it who waited
+        except RuntimeError:  # the event loop has ended, and with it the reader
             self.left = True
 
 
 class Writer:
-    """Answers to prompts, made together. `stream` may be called from any event loop; close it at the end.
+    """Generates answers to prompts in one batch. `stream` may be called from any event loop; close it at the end.
 
-    A step that fails ends the answers under way with its error; where the device was lost the generator is opened again.
+    A step that fails ends the answers in progress with its error; where the device was lost the generator is opened
+    again.
     """
 
     def __init__(self, open_generator: Callable[[], Generator], observe: Callable[[int, int, float], None]) -> None:
@@ -54,14 +55,14 @@ class Writer:
         self._open, self._observe = open_generator, observe
         self.gone = False  #: the generator could not be opened again
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._waiting: list[Job] = []  # admitted, and no memory or row was left for it yet
+        self._waiting: list[Job] = []  # admitted, but without memory or a row so far
         self._jobs: list[Job] = []
         self.generator = open_generator()
         self._thread = threading.Thread(target=self._run, name="vkep-writer", daemon=True)
         self._thread.start()
 
     async def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncIterator[Event]:
-        """The events of an answer as they come, the last with its reason; leaving the loop ends the answer.
+        """Yield the events of an answer, the last with its reason; leaving the loop ends the answer.
 
         Raises as `Batch.add` and `Batch.step`.
         """
@@ -79,7 +80,7 @@ class Writer:
             job.left = True
 
     def close(self) -> None:
-        """End what is under way and close the generator."""
+        """End the answers in progress and close the generator."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -91,7 +92,7 @@ class Writer:
             self._write(batch)
         except Exception as error:
             logger.exception("the writer ends")
-            self.gone = True  # the service's health check says so
+            self.gone = True  # the service's health check reports it
             for job in [*self._jobs, *self._waiting]:
                 job.tell(error)
             while (late := self._inbox.get()) is not None:
@@ -120,7 +121,7 @@ class Writer:
         self.generator.close()
 
     def _admit(self, batch: Batch) -> bool:
-        """Take what came, once there is something to do. Whether to close."""
+        """Take new jobs, once there is something to do. Returns whether to close."""
         while True:
             idle = not self._jobs and not self._waiting
             try:
@@ -142,7 +143,7 @@ class Writer:
                 return False
 
     def _added(self, batch: Batch, job: Job) -> bool:
-        """Whether the job needs to wait no longer: it joined the batch, or failed."""
+        """Whether the job need not wait any longer: it joined the batch, or failed."""
         if self.gone:
             job.tell(DeviceLostError("generating", hint="the device is lost for good"))
             return True
@@ -160,7 +161,7 @@ class Writer:
         return True
 
     def _failed(self, batch: Batch, error: Exception) -> Batch:
-        """End the answers under way; a batch to go on with."""
+        """End the answers in progress; returns a new batch."""
         logger.warning("a step of %d answers failed: %s", len(self._jobs), error)
         for job in self._jobs:
             job.tell(error)

@@ -1,4 +1,4 @@
-"""Joining the sides: `InferenceSession`, its options, bindings and reports."""
+"""Joins the layers: `InferenceSession`, its options, bindings and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IOBinding", "InferenceSession", "NodeArg", "Report", "SessionOptions"]
 
-#: they bring numpy and onnx, which a session imports while the driver opens
+#: they import numpy and onnx, which a session does while the driver opens
 _LAZY = {"IOBinding": "binding", "Report": "report"}
 
 

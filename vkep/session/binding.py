@@ -21,24 +21,24 @@ Array = np.ndarray[Any, Any]
 class IOBinding:
     """Names bound to arrays or device tensors, for `InferenceSession.run_with_iobinding`.
 
-    A run whose inputs and outputs are all bound to device tensors moves nothing between host and device, and returns
-    without waiting for the GPU. To bind one costs the same however many are bound.
+    A run whose inputs and outputs are all bound to device tensors copies nothing between host and device, and returns
+    without waiting for the GPU. The time to bind one does not depend on the number of bindings.
 
-    `bind_input` and `bind_output` take a device's name in place of a tensor too, with the arguments of ONNX Runtime's.
+    `bind_input` and `bind_output` also take a device's name instead of a tensor, with ONNX Runtime's arguments.
     """
 
     def __init__(self, session: InferenceSession) -> None:
-        self._owner = session  # stays open for as long as the binding is there
+        self._owner = session  # stays open as long as the binding exists
         self._session = session._parts
         self.inputs: dict[str, Array | DeviceTensor] = {}
         self.outputs: dict[str, DeviceTensor | Array | str] = {}
         self.results: list[Array | DeviceTensor] = []
-        self._as_values: dict[str, OrtValue | None] = {}  # outputs bound in ONNX Runtime's words
+        self._as_values: dict[str, OrtValue | None] = {}  # outputs that were bound by ONNX Runtime's arguments
 
     # ---- inputs
 
     def bind_cpu_input(self, name: str, array: Array) -> None:
-        """Feed an array, uploaded at each run."""
+        """Bind an array, which is uploaded at each run."""
         self._check(name, self._session.inputs, "input")
         self.inputs[name] = array
 
@@ -53,9 +53,8 @@ class IOBinding:
         *,
         device_type: str | None = None,
     ) -> None:
-        """Feed a tensor that lies on the session's device; or the ``shape`` and ``element_type`` at ``buffer_ptr``, an address of
-        the host (``device_type="cpu"``), or the `OrtValue.data_ptr` of one for the GPU.
-        """
+        """Bind a tensor on the session's device; or memory of ``shape`` and ``element_type`` at ``buffer_ptr``, a host
+        address (``device_type="cpu"``), or the `OrtValue.data_ptr` of a value for the GPU."""
         self._check(name, self._session.inputs, "input")
         what = f"input {name!r}"
         where = tensor if isinstance(tensor, str) else device_type
@@ -68,7 +67,7 @@ class IOBinding:
             self.inputs[name] = tensor  # type: ignore[assignment]
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Feed a value."""
+        """Bind an `OrtValue`."""
         self.bind_input(name, ortvalue)
 
     # ---- outputs
@@ -85,10 +84,9 @@ class IOBinding:
         device: str = "gpu",
         device_type: str | None = None,
     ) -> None:
-        """Have an output written to ``tensor``; without one, to a new tensor of each run (``device="gpu"``) or an
-        array (``device="cpu"``). With a device's name, as ONNX Runtime has it: `get_outputs` gives an `OrtValue` then, and
-        ``buffer_ptr`` is as for `bind_input`.
-        """
+        """Write an output to ``tensor``; without one, to a new tensor of each run (``device="gpu"``) or an array
+        (``device="cpu"``). With a device's name, as in ONNX Runtime: then `get_outputs` returns an `OrtValue`, and
+        ``buffer_ptr`` is as for `bind_input`."""
         self._check(name, self._session.output_names, "output")
         if device not in ("gpu", "cpu"):
             raise ValueError(f"device is {device!r}, expected 'gpu' or 'cpu'")
@@ -112,7 +110,7 @@ class IOBinding:
             self.outputs[name] = device
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Have an output written to a value."""
+        """Write an output to an `OrtValue`."""
         self.bind_output(name, ortvalue)
 
     # ---- results
@@ -131,7 +129,7 @@ class IOBinding:
         return [r.numpy() if isinstance(r, DeviceTensor) else r for r in self.results]
 
     def synchronize_inputs(self) -> None:
-        """Nothing: what is bound is in order with the runs that read it."""
+        """Does nothing: bound tensors are ordered with the runs that read them."""
 
     def synchronize_outputs(self) -> None:
         """Wait for the runs that write the bound outputs. Raises `InvalidInputError` where one of them failed."""

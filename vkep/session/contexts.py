@@ -1,4 +1,4 @@
-"""The shared context that a session's options name."""
+"""Finds the shared context that a session's options name."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ logger = logging.getLogger("vkep.session")
 
 
 def resolve_context(options: SessionOptions) -> SharedGpuContext:
-    """Find or make the context, as ``options.context_mode`` says. Raises the registry's errors, and
-    `ContextIncompatibleError` where the context named by a token lies on another device than the one asked for.
-    """
+    """Find or create the context, by ``options.context_mode``. Raises the registry's errors, and
+    `ContextIncompatibleError` where the context of a token is on another device than the requested one."""
     spec = options.compile_spec()
 
     def create() -> SharedGpuContext:
@@ -49,36 +48,35 @@ def resolve_context(options: SessionOptions) -> SharedGpuContext:
 
 
 class ContextAhead:
-    """A session's context, which a thread opens while the session imports what it needs and reads its model: most of that
-    time is the driver's. A context manager: when it is left the thread has ended, and where an error left it no context
-    stays.
-    """
+    """A session's context, which a thread opens while the session imports modules and reads its model: most of that
+    time is the driver's. A context manager: when it exits the thread has ended, and after an error no context is
+    left."""
 
     def __init__(self, options: SessionOptions, context: SharedGpuContext | None = None, *, start: bool = True) -> None:
-        """``context`` is the one to use, where there is one already; without ``start`` none is opened before `result`."""
+        """``context`` is an existing one to use; without ``start`` none is opened before `result`."""
         self._options, self._context, self._start = options, context, start
         self._opening: Started[SharedGpuContext] | None = None
 
     def __enter__(self) -> ContextAhead:
         if self._start and self._context is None and not self._is_there():
-            # The thread is to be in the driver soon, and two threads that import wait for one another.
-            with contextlib.suppress(GpuError):  # said by `result`
+            # The thread should soon be in the driver; two threads that import wait for each other.
+            with contextlib.suppress(GpuError):  # raised by `result`
                 vk.load()
                 vk.extra_ffi()
             self._opening = Started(lambda: resolve_context(self._options))
         return self
 
     def _is_there(self) -> bool:
-        """Whether to find the context takes no time, or fails."""
+        """Whether finding the context takes no time, or fails."""
         spec = self._options.compile_spec()
         if spec.mode is ContextMode.DISABLED:
             return False
         registry = SharedGpuContextRegistry.get()
         try:
             found = registry.lookup(spec)
-        except GpuError:  # said by `result`
+        except GpuError:  # raised by `result`
             return True
-        # what is being made is waited for by this thread: it may be the one that makes it, which is an error
+        # this thread waits for a context that is being created: it may be the creating thread itself, which is an error
         return found is not None or spec.mode is ContextMode.LOOKUP_ONLY or registry.is_making(spec)
 
     def result(self) -> SharedGpuContext:
@@ -89,6 +87,6 @@ class ContextAhead:
 
     def __exit__(self, *exc: object) -> None:
         if self._opening is not None:
-            with contextlib.suppress(Exception):  # said by `result`, or another error is on its way
+            with contextlib.suppress(Exception):  # raised by `result`, or another exception is in progress
                 self._opening.result()
-        self._context = self._opening = None  # drops a context that was opened and not used
+        self._context = self._opening = None  # releases a context that was opened and not used

@@ -1,4 +1,4 @@
-"""Loop and Scan driven from the host: the body is a separate program, and carried values stay on the device."""
+"""Loop and Scan executed by the host: the body is a separate program, and carried values stay on the device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ControlExecutor:
         constants = {name: weight for name, weight in step.constants.items() if name in reads}
         constants |= self.body.weights
         self._reads = tuple(name for name in reads if name not in constants)
-        # a condition that only comes back as it went in is not computed
+        # a condition that is returned unchanged is not computed
         skipped = step.node.op_type == "Loop" and carried_condition(self.body) == "same"
         self._outputs = [v.name for v in self.body.outputs[skipped:]]
         self._made = tuple(dict.fromkeys(name for name in self._outputs if name in made))

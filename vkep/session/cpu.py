@@ -1,4 +1,4 @@
-"""Running declined nodes on the CPU: with onnxruntime where it is installed, else onnx's reference evaluator."""
+"""Runs declined nodes on the CPU: with onnxruntime where it is installed, else onnx's reference evaluator."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from vkep.ir.program import CpuStep, HostValue, ListValue
 from vkep.session.sequences import gathered
 
 logger = logging.getLogger("vkep.cpu")
-#: a session entry: `vkep.ort.programs` leaves the session's providers as they are
+#: a session entry with which `vkep.ort.programs` leaves the session's providers unchanged
 NOT_REPLACED = "vkep.keep_providers"
 
 #: runs the group: inputs by name to outputs in order
 Evaluate = Callable[[Mapping[str, Any]], Sequence[Any]]
 MakeEvaluator = Callable[[onnx.ModelProto, list[str]], Evaluate]
-#: what onnxruntime's errors say where the sizes of a node's inputs do not fit, and where its attributes do not
+#: texts in onnxruntime's errors where the sizes of a node's inputs do not fit, and where its attributes do not
 _SHAPES, _ATTRIBUTES = "ShapeInferenceError", "Exception during initialization"
-#: what they say, with the latter, where it is the machine that lacks something
+#: texts, with the latter, where the machine lacks something
 _MACHINE = "Failed to construct locale"
 
 
 class CpuRunner:
     """A group of nodes on the CPU.
 
-    The evaluator is chosen at the first run, when the inputs' types are known: onnxruntime, or onnx's reference where that
-    is not installed or does not know the nodes (an opset or type newer than it is). ``engine`` says which.
+    The evaluator is chosen at the first run, when the inputs' types are known: onnxruntime, or onnx's reference where
+    that is not installed or does not know the nodes (a newer opset or type). ``engine`` is its name.
     """
 
     def __init__(self, step: CpuStep, opsets: Mapping[str, int]) -> None:
@@ -60,22 +60,22 @@ class CpuRunner:
     def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
         """Run on the inputs in ``values``; outputs are added there as arrays.
 
-        Raises `InvalidInputError` with the evaluator's message where a node refuses what comes to it,
-        `VkepError` where no evaluator knows the nodes.
+        Raises `InvalidInputError` with the evaluator's message where a node refuses its inputs, `VkepError` where no
+        evaluator knows the nodes.
         """
         feeds = self._feeds(values)
         evaluate = self._run or self._chosen(feeds)
         try:
             results = evaluate(feeds)
-        except ImportError as error:  # what onnx's reference leaves to other packages
+        except ImportError as error:  # operators for which onnx's reference needs other packages
             raise VkepError(f"on the CPU ({self.engine}), {self._nodes()}: {error}") from error
-        except Exception as error:  # whatever the evaluator raises, with where it came from
+        except Exception as error:  # any exception of the evaluator, with its origin
             raise self._refused(error) from error
         self._run = evaluate
         values.update(zip(self.step.outputs, results, strict=True))
 
     def _feeds(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs of the nodes on the host, tensors in sequences in the lists that the nodes read."""
+        """The inputs of the nodes on the host; tensors of sequences are in the lists that the nodes read."""
         step = self.step
         if not step.lists:
             return {name: on_host(values[name]) for name in step.inputs}
@@ -89,10 +89,11 @@ class CpuRunner:
         return feeds | {name: gathered(value, tensor) for name, value in step.lists.items()}
 
     def close(self) -> None:
-        """Nothing of it lies on a device."""
+        """Does nothing: nothing is on a device."""
 
     def _chosen(self, feeds: Mapping[str, Any]) -> Evaluate:
-        """The first evaluator that knows the nodes. One that refuses only these shapes, or attributes, has the last word."""
+        """The first evaluator that knows the nodes. An evaluator that refuses only these shapes, or attributes, is the
+        last one tried."""
         failures = []
         for engine, make in self._engines.items():
             self.engine = engine
@@ -101,7 +102,7 @@ class CpuRunner:
             except Exception as error:
                 if _ATTRIBUTES in str(error) and _MACHINE not in str(error):
                     raise self._refused(error) from error
-                if _SHAPES in str(error):  # of unknown sizes; is it of these?
+                if _SHAPES in str(error):  # of unknown sizes: try with these
                     sized = functools.partial(self._with_sizes, make)
                     try:
                         sized(feeds)
@@ -115,7 +116,7 @@ class CpuRunner:
         raise VkepError(f"on the CPU, {self._nodes()}:\n  " + "\n  ".join(failures))
 
     def _with_sizes(self, make: MakeEvaluator, feeds: Mapping[str, Any]) -> Evaluate:
-        """An evaluator of the nodes for inputs of these sizes alone."""
+        """An evaluator of the nodes for inputs of these sizes only."""
         return make(self._model(feeds, sizes=True), list(self.step.outputs))
 
     def _refused(self, error: Exception) -> InvalidInputError:
@@ -137,7 +138,8 @@ class CpuRunner:
             [numpy_helper.from_array(np.asarray(w.array()), name) for name, w in self.step.constants.items()],
         )
         opsets = [helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
-        # the least that the opsets need: an evaluator may be older than the model's IR version, which these nodes do not use
+        # the lowest version that the opsets need: an evaluator may be older than the model's IR version, whose features
+        # these nodes do not use
         ir_version = max(helper.find_min_ir_version_for(opsets, ignore_unknown=True), 8)
         return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
 
@@ -147,14 +149,14 @@ def _onnxruntime(model: onnx.ModelProto, outputs: list[str]) -> Evaluate:
 
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(NOT_REPLACED, "1")
-    options.log_severity_level = 4  # what it refuses is raised, and may be taken by the next evaluator
+    options.log_severity_level = 4  # its error is raised, and may lead to the next evaluator
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     opaque = [
         v.type
         for v in (*session.get_inputs(), *session.get_outputs())
         if any(kind in v.type for kind in ("bfloat16", "float8", "float4", "int4", "int2"))
     ]
-    if opaque:  # onnxruntime hands these out as plain bytes
+    if opaque:  # onnxruntime returns these as plain bytes
         raise TypeError(f"onnxruntime has no numpy form for {opaque[0]}")
     return lambda values: session.run(outputs, dict(values))
 

@@ -1,4 +1,4 @@
-"""A program ready to run on a device: islands as recorded plans, CPU groups, and parts that are planned during a run."""
+"""A program prepared on a device: islands as recorded plans, CPU groups, and parts that are planned during a run."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from vkep.device.traced import ClockSync, PlanTrace
 
 Values = dict[str, Any]
-#: where outputs are to go: a device tensor or an array to write, or None for a new device tensor. Only Vulkan islands write to
-#: an array given here; an output of another step is a new value.
+#: destinations of outputs: a device tensor or an array to write, or None for a new device tensor. Only Vulkan islands
+#: write to a given array; an output of another step is a new value.
 Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
 
 
 class StepExecutor(Protocol):
-    """A part of a program, ready to run."""
+    """A step of a program, prepared to run."""
 
     def run(self, values: Values, targets: Targets) -> None:
-        """Run on the inputs in ``values``; results are added there. Those in ``targets`` are written where these say."""
+        """Run on the inputs in ``values``; results are added there. Outputs in ``targets`` are written to their
+        destinations."""
 
     def close(self) -> None:
         """Free what the step holds."""
@@ -57,9 +58,8 @@ class Executable:
         shared: BufferSets | None = None,
         chain: Callable[[Sequence[Region]], SubmitBatch] | None = None,
     ) -> None:
-        """``shared`` holds what passes between delegates, where more than one takes part; ``chain`` makes one submit of
-        regions that follow one another (None: each is a submit).
-        """
+        """``shared`` holds the values that pass between delegates, where there are several; ``chain`` submits
+        consecutive regions together (None: each is a submit)."""
         self.program = program
         self.steps = steps
         self._runs: list[StepExecutor] = []
@@ -68,16 +68,15 @@ class Executable:
             chained = chain is not None and on_device and len(regions) > 1
             self._runs += [chain(regions)] if chain is not None and chained else regions
         self._shared = shared
-        self.owns = True  #: what it runs is its own, and closed with it
-        self.caller: Any = None  #: what its caller keeps beside it
+        self.owns = True  #: its own resources, which are closed with it
+        self.caller: Any = None  #: resources that its caller closes
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
-        #: whether a run is one island's alone, which an interrupt leaves usable wherever it comes
+        #: whether a run consists of one island, so that an interrupt at any point leaves it usable
         self.direct = shared is None and len(steps) == 1 and isinstance(steps[0], IslandExecutor)
 
     def at(self, sizes: Sequence[int]) -> Executable:
-        """The executable for runs of these sizes, in the order of the program's symbols. It shares all that this one has, which
-        stays open.
-        """
+        """The executable for runs of these sizes, in the order of the program's symbols. It shares all resources of
+        this one, which must stay open."""
         made = Executable(self.program, [s.at(sizes) if isinstance(s, IslandExecutor) else s for s in self.steps])
         made.owns = False
         made.constants = {**self.constants, **{n: c.array(sizes) for n, c in self.program.numbers.items()}}
@@ -85,13 +84,13 @@ class Executable:
 
     @property
     def sole_island(self) -> IslandExecutor | None:
-        """The island that is all there is of the program; None where there is more."""
+        """The only step, if the program consists of one island; else None."""
         step = self.steps[0] if len(self.steps) == 1 else None
         return step if isinstance(step, IslandExecutor) and self._shared is None and not self.constants else None
 
     def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
-        """Run the steps; results are added to ``values``. ``targets`` says where outputs are to go. A ``watch`` runs each step
-        in its own way, to time it.
+        """Run the steps; results are added to ``values``. ``targets`` are the outputs' destinations. A ``watch`` runs
+        each step itself, to time it.
         """
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller may change its copy
         if self._shared is None:
@@ -117,7 +116,8 @@ class Executable:
 
     @contextlib.contextmanager
     def _with_shared(self, sets: BufferSets, values: Values, targets: Targets) -> Iterator[Targets]:
-        """``targets`` and the tensors of a buffer set; outputs that were left in the set come to the host at the end."""
+        """``targets`` and the tensors of a buffer set; outputs that are left in the set are copied to the host at the
+        end."""
         buffers = sets.take()
         try:
             on_device = {n: t for n, t in targets.items() if not isinstance(t, np.ndarray)}
@@ -131,7 +131,7 @@ class Executable:
             sets.give(buffers)
 
     def close(self) -> None:
-        """Close the steps and the shared tensors, where they are its own. Its runs must have ended."""
+        """Close the steps and the shared tensors that it owns. Its runs must have ended."""
         if not self.owns:
             return
         for step in self._runs:
@@ -163,7 +163,7 @@ class IslandExecutor:
         values.update(zip(self.outputs, results, strict=True))
 
     def trace(self, values: Values, targets: Targets, clock: ClockSync) -> PlanTrace:
-        """`run`, with when its parts began and ended."""
+        """As `run`, and return when its parts began and ended."""
         results, trace = self.runner.trace([values[n] for n in self.inputs], self._written(targets), clock)
         values.update(zip(self.outputs, results, strict=True))
         return trace
@@ -236,9 +236,8 @@ def fitted(name: str, dtype: object, shape: tuple[int, ...], target: T) -> T:
 
 
 def own_array(value: Any, shared: bool) -> Any:
-    """A result of a run as the caller's own array. ``shared``: others have the value too (a run's input), so it is copied.
-    Of a list each element is; values of other kinds are returned as they are.
-    """
+    """A result of a run as an array that the caller owns. ``shared``: other objects hold the value too (a run's input),
+    so it is copied. A list is converted element by element; values of other kinds are returned unchanged."""
     if isinstance(value, list):
         return [own_array(element, shared) for element in value]
     if isinstance(value, DeviceTensor):
@@ -249,9 +248,8 @@ def own_array(value: Any, shared: bool) -> Any:
 def own_tensor(
     delegate: VulkanDelegate, name: str, value: Any, target: DeviceTensor | None, shared: bool
 ) -> DeviceTensor:
-    """A result of a run as a device tensor: ``target``, else one of its own; see `own_array`. Raises `InvalidInputError` for a
-    target that does not fit.
-    """
+    """A result of a run as a device tensor: ``target``, else a separate one; see `own_array`. Raises
+    `InvalidInputError` for a target that does not fit."""
     if isinstance(value, DeviceTensor) and (value is target or (target is None and not shared)):
         return value
     if target is None:

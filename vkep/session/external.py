@@ -32,22 +32,21 @@ def import_memory(
 
 
 class ExternalSemaphore:
-    """A timeline semaphore of the application's (made by ``InferenceSession.import_semaphore``): the session's queue waits for
-    its values and signals them.
-    """
+    """A timeline semaphore of the application (made by ``InferenceSession.import_semaphore``): the session's queue
+    waits for its values and signals them."""
 
     def __init__(self, delegate: VulkanDelegate, descriptor: int) -> None:
         self._context = delegate.context
         self._semaphore = ImportedSemaphore(self._context.device, descriptor)
 
     def wait(self, value: int) -> None:
-        """What is submitted from now on starts when the semaphore has reached ``value``. Returns at once."""
+        """Make later submits wait until the semaphore has reached ``value``. Returns at once."""
         self._context.timeline.enqueue(self._semaphore, wait=value)
 
     def signal(self, value: int) -> None:
-        """The semaphore gets ``value`` when all that was submitted is done. Returns at once."""
+        """Signal ``value`` once all earlier submits are done. Returns at once."""
         self._context.timeline.enqueue(self._semaphore, signal=value)
 
     def close(self) -> None:
-        """Idempotent; the semaphore stays until the GPU is done with it."""
+        """Idempotent; the semaphore is kept until the GPU has finished with it."""
         self._semaphore.close()

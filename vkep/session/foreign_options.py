@@ -1,7 +1,7 @@
-"""What users of ONNX Runtime's CUDA provider write, in vkep's words.
+"""Converts options of ONNX Runtime's CUDA provider to vkep's.
 
-Source of the names: ONNX Runtime's documentation of the CUDA execution provider, "Configuration options", and the CUDA plugin
-provider's design (options of its arena).
+Source of the names: ONNX Runtime's documentation of the CUDA execution provider, "Configuration options", and the CUDA
+plugin provider's design (options of its arena).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 logger = logging.getLogger("vkep.session")
 
-#: CUDA's option: vkep's
+#: maps CUDA's option to vkep's
 _SAME = {
     "gpu_mem_limit": "arena.max_mem",
     "arena_extend_strategy": "arena.extend_strategy",
@@ -19,7 +19,7 @@ _SAME = {
     "device_id": "device",
     "prefer_nhwc_layout": "prefer_nhwc",
 }
-#: options that allow what vkep does not do, or ask for what it always does: left out, and said
+#: options that permit what vkep does not do, or request what it always does: ignored with a warning
 _WITHOUT_EFFECT = {
     "use_tf32": "float32 is computed in float32",
     "do_copy_in_default_stream": "copies are in order with kernels, on one queue",
@@ -37,7 +37,7 @@ _WITHOUT_EFFECT = {
 _INSTEAD = "docs/ort.md, 'An application's own Vulkan memory', has what there is instead"
 _STREAM = f"a CUDA stream orders no Vulkan work; {_INSTEAD}"
 _ALLOCATOR = f"a CUDA allocator gives no Vulkan memory; {_INSTEAD}"
-#: options that vkep cannot serve, unless they have the value that means no
+#: options that vkep cannot support, except with the value that disables them
 _REFUSED = {
     "user_compute_stream": _STREAM,
     "has_user_compute_stream": _STREAM,

@@ -14,7 +14,7 @@ from vkep.graph.model import ValueInfo
 
 
 def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -> None:
-    """Raise `InvalidInputError` for a dtype, rank or size that the model does not take."""
+    """Raise `InvalidInputError` for a dtype, rank or size that does not fit the model."""
     symbols: dict[str, tuple[int, str]] = {}
     for name, info in declared.items():
         value = values[name]
@@ -31,7 +31,7 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
 
 
 def _check_other(what: str, value: Any, declared: onnx.TypeProto) -> None:
-    """Check a sequence or an optional; of maps the evaluator on the CPU knows more."""
+    """Check a sequence or an optional; maps are checked by the evaluator on the CPU."""
     if declared.HasField("optional_type"):
         if value is not None:
             _check_other(what, value, declared.optional_type.elem_type)
@@ -100,7 +100,7 @@ def wrong_names(declared: Mapping[str, ValueInfo], feeds: Mapping[str, Any]) -> 
 
 
 def no_dict(name: str, value: object, of: str) -> TypeError:
-    """The error for an argument that maps no input names."""
+    """The error for an argument that is not a mapping of input names."""
     return TypeError(f"{name} is a {type(value).__name__}, expected a dict from input names to {of}")
 
 

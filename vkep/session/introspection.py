@@ -1,4 +1,4 @@
-"""The parts of a program, those of deferred steps and loop bodies included, for reports and profiling."""
+"""The steps of a program, including those of deferred steps and loop bodies, for reports and profiling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkep.session.vgf_executor import VgfExecutor
 
 @dataclass
 class Flat:
-    """Parts in the order in which they run; placements of deferred nodes stand in place of "deferred"."""
+    """Steps in execution order; placements of deferred nodes replace "deferred"."""
 
     placements: list[Placement]
     islands: list[IslandExecutor] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Flat:
 
 
 def flatten(executable: Executable) -> Flat:
-    """The parts of an executable and of the programs that its deferred parts and loops planned last."""
+    """The steps of an executable and of the programs that its deferred steps and loops planned last."""
     placements = {id(p.node): p for p in executable.program.placements}
     flat = Flat([])
     for step in executable.steps:

@@ -1,7 +1,7 @@
 """The Kompute delegate: users' kp shaders as regions of a model, on a VkInstance and VkDevice of kp's own.
 
-kp (0.9) makes its device itself and cannot take an existing one, so what passes between such a region and the others goes
-through the host: a copy out of our device, one into kp's, and back. `KpRunner.timing` says what that cost.
+kp (0.9) creates its device itself and cannot use an existing one, so values between such a region and the others go
+through the host: a copy from vkep's device, one to kp's, and back. `KpRunner.timing` has the time of that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 class KomputeError(VkepError):
-    """kp is missing, or refuses a region: its own words."""
+    """kp is missing, or refuses a region; the text is kp's."""
 
 
 class KpDevice:
@@ -44,7 +44,7 @@ class KpDevice:
         self.lock = threading.Lock()
         manager = kp.Manager()
         names = [found["device_name"] for found in manager.list_devices()]
-        # kp tells neither UUIDs nor driver names: the device is found by its name
+        # kp exposes neither UUIDs nor driver names: the device is found by its name
         index = names.index(wanted) if wanted in names else 0
         if index:
             manager.destroy()
@@ -56,19 +56,19 @@ class KpDevice:
 
     @classmethod
     def acquire(cls, wanted: str) -> KpDevice:
-        """One user's hold on the device named ``wanted``; give it back with `release`. Raises `KomputeError`."""
+        """Take one reference to the device named ``wanted``; `release` it afterwards. Raises `KomputeError`."""
         with cls._guard:
             device = cls._shared.get(wanted)
             if device is None:
                 try:
                     device = cls._shared[wanted] = cls(wanted)
-                except RuntimeError as error:  # what kp makes of any failure
+                except RuntimeError as error:  # kp raises any type
                     raise KomputeError(f"kp cannot make its Vulkan device: {error}") from error
             device.users += 1
             return device
 
     def release(self) -> None:
-        """End one user's hold; the last one destroys kp's manager."""
+        """Release one reference; the last one destroys kp's manager."""
         with self._guard:
             self.users -= 1
             if self.users == 0:
@@ -77,7 +77,7 @@ class KpDevice:
 
 
 def import_kp() -> Any:
-    """The package kp. Raises `KomputeError` with what to do."""
+    """Import the package kp. Raises `KomputeError` that says what to do."""
     # kp calls logging.basicConfig() when it is imported: restore the application's handlers
     root = logging.getLogger()
     before = list(root.handlers)
@@ -93,7 +93,8 @@ def import_kp() -> Any:
 
 
 class KpRunner:
-    """One region: its tensors and sequences in kp, made once and evaluated for each run. Thread-safe, a run at a time.
+    """One region: its tensors and sequences in kp, created once and evaluated for each run. Thread-safe, one run at a
+    time.
 
     A dispatch that reads another's output begins a new sequence: kp records no barrier between the shaders of one
     sequence. Raises `KomputeError`, and the errors of `vkep.shaders` for a shader.
@@ -102,7 +103,7 @@ class KpRunner:
     def __init__(self, step: KpStep, device_name: str, library: ShaderLibrary) -> None:
         self.step = step
         self.runs = 0
-        self.timing = (0, 0, 0)  #: nanoseconds of the last run: handing over, in kp, taking back
+        self.timing = (0, 0, 0)  #: nanoseconds of the last run: copying to kp, running, copying back
         codes = [_spirv(call, library) for call in step.calls]
         self._device: KpDevice | None = KpDevice.acquire(device_name)
         self.device_name = self._device.name
@@ -134,7 +135,7 @@ class KpRunner:
                 self._sequences.append(sequence)
                 sequence, written = manager.sequence(), set()
             tensors = [self._tensors[n] for n in (*call.inputs, *call.outputs)]
-            # 32-bit words as they are: kp copies them as floats
+            # 32-bit words unchanged: kp copies them as floats
             spec, push = (np.frombuffer(words, np.float32) for words in (call.spec_constants, call.push_constants))
             algorithm = manager.algorithm(tensors, code, list(call.workgroups), spec, push)
             self._algorithms.append(algorithm)
@@ -166,7 +167,7 @@ class KpRunner:
         values.update(made)
 
     def report(self) -> KomputeReport:
-        """What the region is, and what sharing its values costs."""
+        """The region's nodes, and the cost of copying its values."""
         sizes = {
             n: int(np.prod(shape, dtype=np.int64)) * np.dtype(d).itemsize for n, (d, shape) in self.step.specs.items()
         }
@@ -186,7 +187,7 @@ class KpRunner:
         return ", ".join(node.title for node in self.step.nodes)
 
     def close(self) -> None:
-        """Give the region back to kp; idempotent. Runs in other threads must have ended."""
+        """Release the region's objects in kp; idempotent. Runs in other threads must have ended."""
         device, self._device = self._device, None
         if device is None:
             return
@@ -199,7 +200,8 @@ class KpRunner:
 
 
 def _spirv(call: KpCall, library: ShaderLibrary) -> bytes:
-    """The shader's SPIR-V, whose descriptors must be those that kp binds: set 0, a binding for each input and output."""
+    """The shader's SPIR-V, after a check that its descriptors are those that kp binds: set 0, a binding for each input
+    and output."""
     shader = call.shader
     if isinstance(shader, Path) and shader.suffix != ".spv":
         compiled = library.spirv(ShaderVariant(str(shader.absolute())))

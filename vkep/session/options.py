@@ -1,4 +1,4 @@
-"""What a session may be told."""
+"""The options of a session."""
 
 from __future__ import annotations
 
@@ -50,30 +50,29 @@ class SessionOptions(OrtSessionOptions):
     prefer: which delegate is offered a node first: "auto", "vgf_first" or "vulkan_first" (`vkep.placement.policy`).
         The VGF delegate takes part where the context runs data graphs. A context that this session creates does so where
         the driver has them; "vgf_first" and "vulkan_first" ask for the emulation layers elsewhere.
-    min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last.
-    arena: settings of the device arena (`vkep.arena.config.ArenaConfig`; the first session on a context decides), by
-        name or as ``arena.<name>``.
-    fallback: "cpu" runs what Vulkan declines on the CPU and says so in the report; "error" refuses such a model.
-    cache_dir: folder for compiled shaders and plans instead of the user's cache folder.
-    save_plans: keep what planning makes of a model file on disk, so that the next process need not plan (`vkep.session.saved`).
-    plan_cache_size: how many plans are kept: of one signature, and as many again that serve many sizes (dynamic shapes).
-    concurrency: runs of one session that may hold memory at the same time.
-    tuned: tilings of problems instead of those that ``vkep tune`` measured on the device (`vkep.device.tuning`); ``{}``
-        leaves every choice to the kernels' own estimates.
-    base_dir: where external data lies, for a model given as bytes.
-    validation: turn Vulkan's validation layers on when this session creates the context.
-    check_data: raise `InvalidInputError` where an index, a length or an integer divisor in a run's data is outside what the
-        operator's specification allows. False: an index is clamped, and the rest gives some number.
+    min_partition_size: nodes of smaller partitions go to the other delegate, and to the CPU last. arena: settings of
+        the device arena (`vkep.arena.config.ArenaConfig`; those of the first session on a context apply), by name or as
+        ``arena.<name>``.
+    fallback: "cpu" runs nodes that Vulkan declines on the CPU, and the report names them; "error" refuses such a model.
+        cache_dir: folder for compiled shaders and plans instead of the user's cache folder. save_plans: save the plans
+        of a model file to disk, so that the next process need not plan (`vkep.session.saved`). plan_cache_size: how
+        many plans are kept: this many for one signature each, and as many for many sizes (dynamic shapes). concurrency:
+        runs of one session that may hold memory at the same time. tuned: tilings of problems instead of those that
+        ``vkep tune`` measured on the device (`vkep.device.tuning`); with ``{}`` the kernels' own estimates decide.
+    base_dir: folder of the external data, for a model given as bytes. validation: enable Vulkan's validation layers
+    when this session creates the context. check_data: raise `InvalidInputError` where an index, a length or an integer
+    divisor in a run's data is outside what the
+        operator's specification allows. False: an index is clamped, and other results are undefined.
     initializers: arrays to use in place of the model's initializers, by name.
     unknown_attributes: "warn": attributes that no engine knows are ignored with a warning where ONNX Runtime does so
         (`vkep.graph.unchecked`); "error": such a model is refused. On other operators they are an error always.
-    max_nodes: nodes that a model may have once its functions are laid out; a small file may have any number.
-    progress: called while shaders are compiled and weights uploaded.
-    enable_profiling, profile_file_prefix: see `InferenceSession.end_profiling`.
-    free_dimensions: sizes of the model's symbolic dimensions, by name; with all of them the model is planned when it is opened.
+    max_nodes: maximum number of nodes of a model after its functions are inlined; a small file may expand to any
+    number. progress: called while shaders are compiled and weights uploaded. enable_profiling, profile_file_prefix: see
+    `InferenceSession.end_profiling`. free_dimensions: sizes of the model's symbolic dimensions, by name; with all of
+    them the model is planned when it is opened.
 
-    Attributes of ``onnxruntime.SessionOptions`` that ask for nothing here (threads, optimization level ...) may be set and are
-    kept; one that neither knows raises ``AttributeError``.
+    Attributes of ``onnxruntime.SessionOptions`` without an effect here (threads, optimization level ...) may be set and
+    are kept; one that neither has raises ``AttributeError``.
     """
 
     device: int | str | None = None
@@ -127,7 +126,8 @@ class SessionOptions(OrtSessionOptions):
 
     @property
     def wants_graphs(self) -> bool:
-        """Whether a context made for this session is to have data graphs by emulation layers, if it must."""
+        """Whether a context created for this session should use the emulation layers for data graphs where the driver
+        has none."""
         return self.prefer != "auto"
 
     def compile_spec(self) -> SharedGpuCompileSpec:
@@ -135,7 +135,7 @@ class SessionOptions(OrtSessionOptions):
         token = self.token
         if token is None:
             token = "default" if self.device is None else f"device:{self.device}"
-            if self.wants_graphs:  # a context of its own: whether layers are on is decided when a context is made
+            if self.wants_graphs:  # a separate context: layers are enabled when a context is created
                 token += ":vgf"
         return parse_shared_gpu_compile_spec(
             make_shared_gpu_compile_specs(
@@ -149,16 +149,15 @@ class SessionOptions(OrtSessionOptions):
         )
 
     def arena_config(self) -> ArenaConfig | None:
-        """The arena's configuration; None where nothing is said. Raises as `ArenaConfig.from_options`."""
-        from vkep.arena.config import ArenaConfig  # brings the arena, which the way to opening the device does without
+        """The arena's configuration; None where no option is given. Raises as `ArenaConfig.from_options`."""
+        from vkep.arena.config import ArenaConfig  # imports the arena, which is not needed until the device is open
 
         return ArenaConfig.from_options(self.arena, strict=True) if self.arena else None
 
 
 def merged_options(options: SessionOptions | None, overrides: Mapping[str, Any]) -> SessionOptions:
-    """A session's options: ``options``, but for what ``overrides`` names. Raises `TypeError` for an unknown name, and as
-    `SessionOptions`.
-    """
+    """A session's options: ``options`` with ``overrides``. Raises `TypeError` for an unknown name, and as
+    `SessionOptions`."""
     if options is not None and not isinstance(options, SessionOptions):
         raise TypeError(f"options is of {type(options)}, expected vkep.SessionOptions")
     options = options or SessionOptions()
@@ -176,10 +175,10 @@ def merged_options(options: SessionOptions | None, overrides: Mapping[str, Any])
 
 
 def spirv_folder(options: SessionOptions) -> Path | None:
-    """Where the session keeps compiled shaders; None: the user's cache folder."""
+    """The folder of compiled shaders; None: the user's cache folder."""
     return None if options.cache_dir is None else Path(options.cache_dir) / "spirv"
 
 
 def plans_folder(options: SessionOptions) -> Path | None:
-    """Where the session keeps plans; None: the user's cache folder."""
+    """The folder of plans; None: the user's cache folder."""
     return None if options.cache_dir is None else Path(options.cache_dir) / "plans"

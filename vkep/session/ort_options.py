@@ -1,4 +1,4 @@
-"""The part of `SessionOptions` that only programs written for ONNX Runtime use: its attributes, and how providers are named."""
+"""The part of `SessionOptions` for programs written for ONNX Runtime: its attributes, and the names of providers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PREFIX = "ep.vulkanexecutionprovider."
 
 
 class GraphOptimizationLevel(IntEnum):
-    """Taken, and without a meaning: vkep always fuses what it can."""
+    """Accepted without an effect: vkep always fuses what it can."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -26,16 +26,15 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """Taken, and without a meaning: dispatches that do not wait for each other overlap."""
+    """Accepted without an effect: independent dispatches always overlap."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class OrtSessionOptions:
-    """Attributes of ``onnxruntime.SessionOptions`` that ask for nothing here. Messages go through the standard library's
-    logging, whose levels are set there.
-    """
+    """Attributes of ``onnxruntime.SessionOptions`` without an effect here. Messages go through the standard library's
+    logging; set their level there."""
 
     free_dimensions: Mapping[str, int]
     initializers: Mapping[str, Any]
@@ -76,9 +75,8 @@ class OrtSessionOptions:
         self.initializers = {**self.initializers, name: value.numpy() if hasattr(value, "numpy") else value}
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Set an option by ``ep.vulkanexecutionprovider.<option>``; another entry is kept, without a meaning. Raises
-        ``ValueError`` for an option that is not known, ``NotImplementedError`` for a model to be compiled.
-        """
+        """Set an option by ``ep.vulkanexecutionprovider.<option>``; other entries are kept without an effect. Raises
+        ``ValueError`` for an unknown option, ``NotImplementedError`` for a request to compile a model."""
         if key.startswith("ep.context_"):
             raise NotImplementedError(f"session entry {key!r}: compiled models are made by ONNX Runtime with vkep.ort")
         if key.startswith(_PREFIX):
@@ -92,7 +90,7 @@ class OrtSessionOptions:
         return str(self.__dict__.get("_entries", {})[key])
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Raises ``NotImplementedError``: operators of your own are Python functions here."""
+        """Raises ``NotImplementedError``: custom operators are Python functions in vkep."""
         raise NotImplementedError(
             f"register_custom_ops_library({path!r}): such a library has kernels for ONNX Runtime's memory; "
             "docs/adding-an-operator.md says how vkep takes an operator of your own"
@@ -108,9 +106,9 @@ def _fields(options: object) -> Mapping[str, Any]:
 
 
 def provider_overrides(providers: object, provider_options: object = None) -> dict[str, Any]:
-    """What ``providers=`` of a session asks for, as overrides of `SessionOptions`. Warns of a provider that vkep is not.
+    """``providers=`` of a session as overrides of `SessionOptions`. Warns of a provider other than vkep's.
 
-    Raises ``TypeError`` and ``ValueError`` for arguments that are not what ONNX Runtime's are.
+    Raises ``TypeError`` and ``ValueError`` for arguments that ONNX Runtime would not accept.
     """
     if providers is None:
         if provider_options:
@@ -154,7 +152,7 @@ def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-#: options of a session that provider options may give, and how their texts are read
+#: options of a session that provider options may set, and how their texts are parsed
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
 PROVIDER_OPTIONS: dict[str, Any] = {
     "device": lambda text: int(text) if text.isdecimal() else text,
@@ -169,12 +167,13 @@ PROVIDER_OPTIONS: dict[str, Any] = {
     "concurrency": int,
     "check_data": lambda text: _TRUTH[text.strip().lower()],
 }
-#: options of the provider in ONNX Runtime that a plain session has no need of
+#: options of the provider in ONNX Runtime that a plain session does not need
 _ONLY_THERE = ("io", "kernels", "prefer_nhwc", "enable_graph_capture")
 
 
 def session_overrides(options: Mapping[str, str]) -> dict[str, Any]:
-    """Provider options as overrides of `SessionOptions`. Raises ``ValueError`` for one that is not known or does not parse."""
+    """Provider options as overrides of `SessionOptions`. Raises ``ValueError`` for one that is unknown or does not
+    parse."""
     from vkep.session.foreign_options import translated
 
     made: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`OrtValue`: a tensor in the words of ``onnxruntime.OrtValue``, on the host or on a session's device."""
+"""`OrtValue`: a tensor with the interface of ``onnxruntime.OrtValue``, on the host or on a session's device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
-#: what callers write for a GPU
+#: names of a GPU that callers use
 GPU_NAMES = ("gpu", "vulkan", "cuda")
-_FIRST_HANDLE = 0x7E00_0000_0000_0000  # beyond every address that a host or a device has
+_FIRST_HANDLE = 0x7E00_0000_0000_0000  # above every address of a host or a device
 
 
 class OrtValue:
-    """A tensor to bind or to feed. One for the GPU lies on the host until the first session that uses it takes it to its
-    device, and there from then on; ``device_id``, where it is not 0, must be the index of that device.
-    """
+    """A tensor to bind or to feed. A value for the GPU is in host memory until the first session that uses it copies it
+    to its device, where it stays; ``device_id``, if not 0, must be the index of that device."""
 
     def __init__(self, value: Array | DeviceTensor | None, *, device_id: int = -1, shape: Any = (), dtype: Any = None):
         """Use `ortvalue_from_numpy` or `ortvalue_from_shape_and_type`. ``device_id`` below 0: stays on the host; ``shape`` and
@@ -42,9 +41,8 @@ class OrtValue:
     def ortvalue_from_numpy(
         cls, array: Array, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """A value with the array's content: for the host the array's own memory, where it is contiguous, for the GPU a copy.
-        Raises ``ValueError`` for a device that is neither.
-        """
+        """A value with the array's content: for the host it shares the array's memory, if that is contiguous; for the
+        GPU it is a copy. Raises ``ValueError`` for another device."""
         if on_gpu(device_type):
             return cls(np.array(array, order="C"), device_id=device_id)
         return cls(np.asarray(array, order="C"))
@@ -53,7 +51,7 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """A value whose content is not set. ``element_type``: a numpy type, or a number of ``onnx.TensorProto``."""
+        """A value whose content is undefined. ``element_type``: a numpy type, or a number of ``onnx.TensorProto``."""
         dtype, sizes = element_dtype(element_type), checked_shape(shape)
         if on_gpu(device_type):
             return cls(None, device_id=device_id, shape=sizes, dtype=dtype)
@@ -61,7 +59,7 @@ class OrtValue:
 
     @classmethod
     def of(cls, result: Any) -> Any:
-        """A run's result as a value; itself, where it is no tensor of numbers."""
+        """A run's result as a value; the result itself, if it is not a tensor of numbers."""
         if isinstance(result, DeviceTensor):
             return cls(result, device_id=0)
         return cls(result) if isinstance(result, np.ndarray) and result.dtype.kind not in "OUS" else result
@@ -73,7 +71,7 @@ class OrtValue:
         return list(self._shape)
 
     def data_type(self) -> str:
-        """As ONNX writes it: ``tensor(float)``."""
+        """The type in ONNX's notation: ``tensor(float)``."""
         return f"tensor({dtypes.onnx_name(self.element_type())})"
 
     def element_type(self) -> int:
@@ -85,19 +83,19 @@ class OrtValue:
         return "gpu" if self._device_id >= 0 else "cpu"
 
     def has_value(self) -> bool:
-        """True: vkep has no value without content."""
+        """Always True: vkep has no value without content."""
         return True
 
     def is_tensor(self) -> bool:
-        """True: vkep has dense tensors alone."""
+        """Always True: vkep's values are dense tensors."""
         return True
 
     def is_sparse_tensor(self) -> bool:
-        """False, as ONNX Runtime asks it."""
+        """Always False."""
         return False
 
     def is_tensor_sequence(self) -> bool:
-        """False, as ONNX Runtime asks it."""
+        """Always False."""
         return False
 
     def tensor_size_in_bytes(self) -> int:
@@ -105,9 +103,8 @@ class OrtValue:
         return int(np.prod(self._shape, dtype=np.int64)) * int(self._dtype.itemsize)
 
     def data_ptr(self) -> int:
-        """The address of the host's memory; of a value for the GPU a number that only `IOBinding.bind_input` and
-        `IOBinding.bind_output` take.
-        """
+        """The address of the host memory; for a value for the GPU a number that only `IOBinding.bind_input` and
+        `IOBinding.bind_output` accept."""
         if isinstance(self._value, np.ndarray) and self._device_id < 0:
             return self._value.ctypes.data
         if not self._handle:
@@ -118,7 +115,7 @@ class OrtValue:
     # ---- its content
 
     def numpy(self) -> Array:
-        """The content: the host's own memory, or a copy of the device's."""
+        """The content: the host memory itself, or a copy of the device's."""
         if self._value is None:
             raise InvalidInputError(f"OrtValue {self.data_type()} {self.shape()}: nothing was written to it yet")
         return self._value.numpy() if isinstance(self._value, DeviceTensor) else self._value
@@ -128,13 +125,13 @@ class OrtValue:
         return np.array(array, dtype) if copy else np.asarray(array, dtype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where the content lies: the host, or Vulkan (kDLVulkan) once a session has taken the value to its device."""
+        """Where the content is: on the host, or on Vulkan (kDLVulkan) once a session has copied the value to its
+        device."""
         return self._value.__dlpack_device__() if isinstance(self._value, DeviceTensor) else DLPACK_CPU
 
     def __dlpack__(self, **asked: Any) -> Any:
-        """The host's own memory; for a value that a session will take to its device a copy; for one there as
-        `DeviceTensor.__dlpack__`, which refuses consumers that are not on the host with ``BufferError``.
-        """
+        """The host memory itself; for a value that a session will copy to its device a copy; for a value there as
+        `DeviceTensor.__dlpack__`, which refuses consumers that are not on the host with ``BufferError``."""
         if isinstance(self._value, DeviceTensor):
             return self._value.__dlpack__(**asked)
         array = self.numpy()
@@ -154,7 +151,8 @@ class OrtValue:
             self._value[...] = array
 
     def on(self, delegate: VulkanDelegate, what: str) -> Array | DeviceTensor:
-        """The value as a session's run takes it. Raises `InvalidInputError` where it is for another device."""
+        """The value in the form that a session's run takes. Raises `InvalidInputError` where it is for another
+        device."""
         if self._device_id < 0 or isinstance(self._value, DeviceTensor):
             return self._value  # type: ignore[return-value]  # one for the host has its content
         caps = delegate.capabilities
@@ -188,14 +186,15 @@ def value_at(pointer: int, what: str) -> OrtValue:
 
 
 def on_gpu(device_type: str) -> bool:
-    """Whether a caller's name for a device means a GPU. Raises ``ValueError`` for other names than the host's and a GPU's."""
+    """Whether a caller's name of a device means a GPU. Raises ``ValueError`` for a name that means neither a GPU nor
+    the host."""
     if device_type not in ("cpu", *GPU_NAMES):
         raise ValueError(f"device_type is {device_type!r}, expected 'cpu' or one of {GPU_NAMES}")
     return device_type != "cpu"
 
 
 def element_dtype(element_type: Any) -> dtypes.DType:
-    """A numpy type, or a number of ``onnx.TensorProto``, as ours. Raises ``TypeError``."""
+    """A numpy type, or a number of ``onnx.TensorProto``, as vkep's type. Raises ``TypeError``."""
     dtype = (
         dtypes.from_onnx(element_type) if isinstance(element_type, int) else dtypes.from_numpy(np.dtype(element_type))
     )

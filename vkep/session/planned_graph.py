@@ -23,14 +23,13 @@ from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import MakePlan, SizedPlans
 
-#: signatures whose executables are kept at hand, those that share a plan included
+#: maximum number of signatures whose executables are kept, including those that share a plan
 _SIGNATURES = 256
 
 
 class PlannedGraph:
-    """A graph's executables by input signature. Thread-safe; the most recently used stay, and one that a run uses is closed
-    after that run.
-    """
+    """A graph's executables by input signature. Thread-safe. The most recently used ones are kept; one that is evicted
+    during a run is closed after the run."""
 
     def __init__(
         self,
@@ -45,11 +44,11 @@ class PlannedGraph:
         """
         Args:
             make_plan: see `vkep.session.sized_plans.MakePlan`.
-            constants: what is known of values before any run.
+            constants: values that are known before any run.
             capacity: the number of plans to keep.
             name: of the graph, for errors.
             asked: the inputs whose content a plan depends on.
-            check: raises where a run's inputs are not what the graph declares. Called for signatures that are new.
+            check: raises where a run's inputs do not match the graph's declarations. Called for new signatures.
         """
         self._plans: SizedPlans | None = SizedPlans(make_plan, constants, capacity)
         self._capacity = capacity
@@ -84,7 +83,7 @@ class PlannedGraph:
                     used.executable.run(values, allowed(targets, over, used.executable))
                 finally:
                     set_in_run(False)
-        if not direct:  # what its parts leave each other outlives no interrupt
+        if not direct:  # values passed between its parts may be incomplete after an interrupt
             run_steady(lambda: self._run(values, targets, key, over, watch))
         if self._evicted:
             self._close_evicted()
@@ -114,7 +113,7 @@ class PlannedGraph:
     # ---- planning
 
     def signature(self, values: Mapping[str, Any]) -> Hashable:
-        """What a plan depends on of the inputs: dtypes and shapes, and of some the content."""
+        """The properties of the inputs that a plan depends on: dtypes and shapes, and the content of some."""
         kinds = tuple([(v.dtype, v.shape) if isinstance(v, np.ndarray) else _kind(v) for v in values.values()])
         return (kinds, self._contents(values)) if self._asked else kinds
 
@@ -131,7 +130,7 @@ class PlannedGraph:
         return self._plans.executable(inputs, over)
 
     def plan_static(self, infos: Iterable[ValueInfo]) -> Hashable:
-        """Plan for the only signature that there is, and return it; None where a declared shape is dynamic."""
+        """Plan for the only signature, and return the executable; None where a declared shape is dynamic."""
         inputs: dict[str, Known] = {}
         signature: list[Hashable] = []
         for info in infos:
@@ -147,11 +146,11 @@ class PlannedGraph:
 
     @property
     def sealed(self) -> bool:
-        """Whether no further signature is planned."""
+        """Whether it refuses to plan further signatures."""
         return self._sealed
 
     def seal(self) -> None:
-        """Refuse further signatures from now on; what planning needs is let go."""
+        """Refuse further signatures from now on; everything that planning needs is released."""
         self._sealed = True
         if self._plans is not None:
             self._plans.forget()
@@ -176,12 +175,12 @@ class PlannedGraph:
                 return None
             hold = entry.uses.hold()
             try:
-                if self._entries.get(key) is entry:  # else it was evicted meanwhile, and is perhaps closed
+                if self._entries.get(key) is entry:  # else it was evicted meanwhile, and may be closed
                     with contextlib.suppress(KeyError):
                         self._entries.move_to_end(key)
                     return Use(entry.executable, hold)
             except BaseException:
-                hold.release()  # a traceback may keep this frame
+                hold.release()  # a traceback may keep this frame alive
                 raise
             hold.release()
 
@@ -206,9 +205,8 @@ class PlannedGraph:
             return used
 
     def _match(self, key: Hashable, values: Mapping[str, Any], over: Over) -> bool:
-        """Enter the executable for a new signature, where a plan with sizes holds for it: it makes nothing on the device.
-        What the graph declares of its inputs holds then, as for the signatures that the plan was made from.
-        """
+        """Enter the executable for a new signature, where a plan with sizes is valid for it: nothing is created on the
+        device. The graph's declared inputs are satisfied then, as for the signatures that the plan was made from."""
         if self._plans is None or not self._plans.count or self._closed:
             return False
         with self._planning:
@@ -224,7 +222,7 @@ class PlannedGraph:
 
     @property
     def plan_count(self) -> int:
-        """How many plans it keeps: those of one signature, and those with sizes."""
+        """The number of plans that it keeps: those of one signature, and those with sizes."""
         return self._alone + (self._plans.count if self._plans is not None else 0)
 
     @property
@@ -236,7 +234,7 @@ class PlannedGraph:
 
     @steady
     def _close_evicted(self) -> None:
-        """Close what was evicted and is in use no more."""
+        """Close evicted executables that are no longer in use."""
         with self._lock:
             unused = [entry for entry in self._evicted if not entry.uses.held]
             self._evicted = [entry for entry in self._evicted if entry not in unused]
@@ -260,7 +258,7 @@ class PlannedGraph:
 
 
 class _Entry:
-    """An executable, and how many use it: it is closed when nobody does."""
+    """An executable with its number of users: an evicted one is closed by its last user."""
 
     __slots__ = ("executable", "uses")
 

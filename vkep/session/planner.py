@@ -1,4 +1,4 @@
-"""Plans nodes and makes programs ready: islands compiled and uploaded, CPU groups and deferred parts set up."""
+"""Plans nodes and prepares programs: islands are compiled and uploaded, CPU groups and deferred parts created."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger("vkep.session")
 
 
 class Planner:
-    """Makes programs of one session ready. It does not refer to the session, which would keep it alive."""
+    """Prepares the programs of one session. It does not refer to the session, which would keep that alive."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Planner:
         policy: Policy | None = None,
         graphs: VgfDelegate | None = None,
     ) -> None:
-        """``graphs`` is the VGF delegate, where ``policy`` lets it take part."""
+        """``graphs`` is the VGF delegate, where ``policy`` uses it."""
         self._delegate, self._options, self._graphs = delegate, options, graphs
         self._opsets = model.opsets
         self._rooms = Rooms(options.concurrency)
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
-        self._stored: set[bool] = set()  # of plans with sizes, and of those without, the first is kept
+        self._stored: set[bool] = set()  # of plans with sizes, and of those without, the first one is saved
         self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
 
     def plan_model(
@@ -63,18 +63,18 @@ class Planner:
         trace: Trace | None = None,
         over: Over = (),
     ) -> Executable:
-        """As `plan`, for the whole model: where this very plan was made before, it comes from the disk."""
+        """As `plan`, for the whole model: a plan that was made before is loaded from the disk."""
         saved = self._saved
         key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy, over) if saved else None
         if saved is None or key is None:
             return self.plan(model.graph.nodes, known, outputs, trace, over)
         program = saved.program(key, model, outputs)
-        # of a plan with sizes the file has those that were met first, and their conditions
+        # for a plan with sizes the file has the first sizes, and their conditions
         if program is not None and (trace is None or (program.conditions and program.conditions.hold(trace.values))):
             return self(program)
         executable = self.plan(model.graph.nodes, known, outputs, trace, over)
         sized = trace is not None
-        if sized not in self._stored:  # plans for further sizes would each bring the packed weights again
+        if sized not in self._stored:  # plans for further sizes would each load the packed weights again
             self._stored.add(sized)
             try:
                 saved.keep(key, executable.program, model)
@@ -91,10 +91,10 @@ class Planner:
         trace: Trace | None = None,
         over: Over = (),
     ) -> Executable:
-        """Share nodes out to the delegates and make the program ready; what the converter or the driver refuses is
-        offered to the other delegate. Raises as `__call__`, and `InvalidInputError` for a node that ``known`` breaks.
-        """
-        # It brings every operator, which takes a tenth of a second: a saved plan does without.
+        """Distribute nodes over the delegates and prepare the program; nodes that the converter or the driver refuses
+        are offered to the other delegate. Raises as `__call__`, and `InvalidInputError` for a node whose specification
+        ``known`` breaks."""
+        # Imports every operator, which takes a tenth of a second: a saved plan does not need it.
         from vkep.placement.partition import lower
 
         policy = self.policy
@@ -122,7 +122,7 @@ class Planner:
 
     def __call__(self, program: Program) -> Executable:
         """Compile and upload. Raises `UnsupportedModelError` where ``fallback="error"`` refuses the CPU, or a node runs
-        nowhere; `ArenaOutOfMemory`, `GpuError`; nothing is left behind then.
+        nowhere; `ArenaOutOfMemory`, `GpuError`; then nothing stays allocated.
         """
         declined = [p for p in program.placements if p.where == "cpu"]
         if declined and self._options.fallback == "error":
@@ -147,7 +147,7 @@ class Planner:
 
     def _step(self, step: Step, mixed: bool) -> StepExecutor:
         if isinstance(step, IslandStep):
-            # regions that are sent together have their rooms at once
+            # regions that are submitted together need their rooms at once
             rooms = Rooms(self._options.concurrency) if mixed else self._rooms
             progress = self._options.progress
             runner = PlanRunner(
@@ -173,14 +173,14 @@ class Planner:
     def graph(
         self, nodes: Sequence[Node], constants: Mapping[str, Known], outputs: Sequence[str], **kwargs: Any
     ) -> PlannedGraph:
-        """A graph of these nodes, planned for each signature of its inputs. Further arguments as `PlannedGraph`."""
+        """A graph of these nodes, planned for each signature of its inputs. Further arguments as for `PlannedGraph`."""
         make_plan = functools.partial(self.plan, nodes, outputs=outputs)
         return PlannedGraph(make_plan, constants, self._options.plan_cache_size, **kwargs)
 
     def model_graph(
         self, model: Model, outputs: Sequence[str], check: Callable[[Mapping[str, Any]], None]
     ) -> PlannedGraph:
-        """As `graph` for a whole model, whose plans are kept on the disk where the options say so."""
+        """As `graph` for a whole model, whose plans are saved to disk if the options allow it."""
         make_plan = functools.partial(self.plan_model, model, outputs=outputs)
         weights = model.graph.weights
         return PlannedGraph(

@@ -1,7 +1,7 @@
-"""A session's profile: what ONNX Runtime's users get by ``enable_profiling``, in the same form.
+"""A session's profile: the same file as ONNX Runtime's ``enable_profiling`` writes.
 
-The file is a JSON list of complete events of the "Trace Event Format" (Google, 2016), which Perfetto opens: ``ts`` and ``dur``
-in microseconds; category ``Session`` for opening and runs, ``Node`` for each dispatch's time on the GPU.
+The file is a JSON list of complete events of the "Trace Event Format" (Google, 2016), which Perfetto opens: ``ts`` and
+``dur`` in microseconds; category ``Session`` for opening and runs, ``Node`` for each dispatch's time on the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vkep.session.ort_options import VULKAN
 
 
 class SessionProfile:
-    """Events since it was made. Thread-safe."""
+    """Events since its construction. Thread-safe."""
 
     def __init__(self, prefix: str) -> None:
         self.start_ns = time.perf_counter_ns()
@@ -45,14 +45,13 @@ class SessionProfile:
             self._events.append(event)
 
     def add_run(self, executable: Executable, values: Mapping[str, Any], start_ns: int, tag: str) -> None:
-        """A run that has just ended, and the times of its dispatches: from a second run, in which each waits for the one
-        before. ``values`` are those of the run.
-        """
+        """Add a run that has just ended, and the times of its dispatches, from a second run in which each waits for the
+        one before. ``values`` are those of the run."""
         now = time.perf_counter_ns()
         self.add("Session", "model_run", start_ns, now - start_ns, tag=tag)
         for island in flatten(executable).islands:
             if not all(name in values for name in island.inputs):
-                continue  # in a part that was planned during the run, whose own values are gone
+                continue  # in a part that was planned during the run, whose own values no longer exist
             times = island.runner.profile([values[n] for n in island.inputs])
             at = float(now)
             for dispatch, nanoseconds in zip(island.plan.dispatches, times, strict=True):
@@ -63,7 +62,7 @@ class SessionProfile:
                 at += nanoseconds
 
     def end(self) -> str:
-        """Write the file, the first time; its name. Raises ``OSError``."""
+        """Write the file at the first call; returns its name. Raises ``OSError``."""
         with self._lock:
             if not self._told:
                 with open(self._path, "w", encoding="utf-8") as file:

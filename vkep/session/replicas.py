@@ -1,4 +1,4 @@
-"""One model on several devices of one machine: `Replicas`; and a session that outlives the loss of its device."""
+"""One model on several devices of one machine: `Replicas`; and a session that survives the loss of its device."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ logger = logging.getLogger("vkep.session")
 
 
 class RenewedSession:
-    """A session that is opened again, once for each run, where its device was lost: a context that was lost stays so, and a new
-    session makes a new one. Inputs are numpy arrays: device tensors are gone with their context. Safe to use from threads.
-    """
+    """A session that is opened again, at most once per run, where its device was lost: a lost context stays lost, and a
+    new session creates a new one. Inputs are numpy arrays: device tensors are lost with their context. Thread-safe."""
 
     def __init__(self, open_session: Callable[[], InferenceSession]) -> None:
         """Raises as ``open_session``."""
         self._open = open_session
         self._lock = threading.Lock()
         self._closed = False
-        self.renewals = 0  #: how often the session was opened again
-        self.gone = False  #: it could not be opened again: the device is gone
+        self.renewals = 0  #: number of times that the session was opened again
+        self.gone = False  #: it could not be opened again: the device no longer exists
         self.session = open_session()
 
     def run(
         self, names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
     ) -> list[Array]:
-        """As `InferenceSession.run`. Raises `DeviceLostError` where a new device was lost as well, or cannot be had."""
+        """As `InferenceSession.run`. Raises `DeviceLostError` where the new device was lost as well, or is not
+        available."""
         session = self.session
         try:
             return session.run(names, feeds, run_options)
@@ -75,18 +75,18 @@ class RenewedSession:
 
 
 class Replicas:
-    """A model with a session on each of several devices: each run goes to the one with the fewest runs under way.
+    """A model with a session on each of several devices: each run goes to the one with the fewest runs in progress.
 
     Args:
         model, options, overrides: as `InferenceSession` takes them, but for ``device``, ``token`` and ``group_id``, which are the
             devices' own.
-        devices: indices, UUIDs or parts of names; "all": all GPUs that can be used, or the CPU's driver where there is no
-            other. A device that is named twice gets two contexts.
+        devices: indices, UUIDs or parts of names; "all": all usable GPUs, or the CPU driver where there is none. A
+            device that is named twice gets two contexts.
 
     Safe to use from several threads; one thread alone keeps all devices busy through `map`. A run whose device is lost is
     tried again on a new context, then on the other devices, and fails where none of them is left. Close it, or use ``with``.
 
-    Raises as `InferenceSession`; `DeviceNotFoundError` where a device is not there.
+    Raises as `InferenceSession`; `DeviceNotFoundError` where a device does not exist.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Replicas:
                 key = {"device": uuid, "token": f"replica:{uuid}", "group_id": seen[uuid]}
                 mine = merged_options(given, key)
                 seen[uuid] += 1
-                # one after another: the first fills the disk's caches for the others
+                # one after another: the first fills the disk caches for the others
                 self._sessions.append(RenewedSession(lambda mine=mine: InferenceSession(model, mine)))  # type: ignore[misc]
         except BaseException:
             self.close()
@@ -141,7 +141,7 @@ class Replicas:
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
     ) -> list[Array]:
-        """`InferenceSession.run` on the device with the fewest runs under way."""
+        """`InferenceSession.run` on the device with the fewest runs in progress."""
         failed: dict[int, DeviceLostError] = {}
         while True:
             index = self._begin(failed)
@@ -165,7 +165,8 @@ class Replicas:
     def map(
         self, batches: Iterable[Mapping[str, Array]], output_names: Sequence[str] | None = None
     ) -> Iterator[list[Array]]:
-        """The results of `run` for each feed, in order; ``concurrency`` + 1 of them for each device are taken ahead."""
+        """The results of `run` for each feed, in order; at most ``concurrency`` + 1 feeds per device are taken in
+        advance."""
         ahead = len(self) * (self._concurrency + 1)
         pending: deque[Future[list[Array]]] = deque()
         try:
@@ -180,7 +181,7 @@ class Replicas:
                 future.cancel()
 
     def close(self) -> None:
-        """Wait for the runs under way and close all sessions; idempotent."""
+        """Wait for the runs in progress and close all sessions; idempotent."""
         self._pool.shutdown()
         for one in self._sessions:
             one.close()
@@ -203,7 +204,7 @@ def chosen_devices(devices: Sequence[int | str] | str) -> list[DeviceInfo]:
         usable = [device for device in there if not device.problems]
         chosen = [device for device in usable if device.capabilities.device_type != "cpu"] or usable[:1]
         if not chosen:
-            select_device(there)  # says what is there and why none will do
+            select_device(there)  # reports the devices and why none is usable
         return chosen
     chosen = [select_device(there, device) for device in devices]
     if not chosen:

@@ -1,4 +1,4 @@
-"""What ran where, and why: for people to print and for programs to read."""
+"""Where each node ran and the reason: as text and as data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 
-#: places of nodes, those that a person may want to change first
+#: places of nodes, sorted by importance to the user
 PLACES = ("cpu", "deferred", "control", "vgf", "kompute", "vulkan", "inlined", "folded")
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node: where it runs ("vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined", "control") and the reason
-    where that is no delegate; ``declined`` says why the delegates that were asked before did not take it.
-    """
+    """One node: where it runs ("vulkan", "vgf", "kompute", "cpu", "folded", "deferred", "inlined", "control") and the
+    reason where that is not a delegate; ``declined`` has the reasons of the delegates that were offered it first and
+    did not take it."""
 
     name: str
     op_type: str
@@ -49,7 +49,7 @@ class IslandReport:
 
     @classmethod
     def of(cls, plan: Plan, nodes: int) -> IslandReport:
-        """What a plan has, in numbers."""
+        """The report of a plan."""
         return cls(
             nodes=nodes,
             dispatches=len(plan.dispatches),
@@ -64,9 +64,8 @@ class IslandReport:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One data graph of the VGF delegate: its TOSA operations, the bytes of its VGF file, of the constants in it (which the
-    driver keeps with the pipeline), and of the weights that it reads where Vulkan's kernels read them.
-    """
+    """One data graph of the VGF delegate: its TOSA operations, the bytes of its VGF file, of its constants (which the
+    driver stores with the pipeline), and of the weights that it shares with Vulkan's kernels."""
 
     nodes: int
     operations: Sequence[str]
@@ -78,7 +77,8 @@ class GraphReport:
 @dataclass(frozen=True)
 class KomputeReport:
     """One region of the Kompute delegate: on ``device`` by kp's own instance and device, so that ``bytes_in`` and
-    ``bytes_out`` pass through the host in each run. ``last_ns`` are the last run's handing over, time in kp, taking back.
+    ``bytes_out`` pass through the host in each run. ``last_ns`` are the last run's times for copying to kp, running in
+    kp, and copying back.
     """
 
     nodes: int
@@ -112,15 +112,13 @@ class Report:
     cpu_engine: str = ""
     note: str = ""
     graphs: Sequence[GraphReport] = field(default_factory=tuple)
-    graph_source: str = (
-        ""  #: where data graphs come from: "driver" or "emulation layers"; "": the delegate takes no part
-    )
+    graph_source: str = ""  #: source of data graphs: "driver" or "emulation layers"; "": the delegate is not used
     why_no_graphs: str = ""
     kompute: Sequence[KomputeReport] = field(default_factory=tuple)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Nodes by place."""
+        """Number of nodes by place."""
         return dict(Counter(n.where for n in self.nodes))
 
     @property
@@ -182,8 +180,8 @@ class Report:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Device memory of a context: the arena's statistics and the constants by content key, in bytes; of this session's data
-    graphs the weights that they read there (``shared_bytes``) and those that the driver holds separately.
+    """Device memory of a context: the arena's statistics and the constants by content key, in bytes; for this session's
+    data graphs the weights that they share with kernels (``shared_bytes``) and those that the driver holds separately.
     """
 
     arena: ArenaStats
@@ -195,7 +193,7 @@ class MemoryReport:
 
     @classmethod
     def of(cls, delegate: VulkanDelegate, shared_bytes: int = 0, graph_constant_bytes: int = 0) -> MemoryReport:
-        """What lies on the delegate's context now."""
+        """The present use of memory on the delegate's context."""
         arena, store = delegate.arena, delegate.constants
         return cls(arena.stats, store.resident, arena.dump(), shared_bytes, graph_constant_bytes, store.users)
 
@@ -220,8 +218,7 @@ def node_reports(placements: Sequence[Placement]) -> list[NodeReport]:
 
 
 def by_importance(nodes: Sequence[NodeReport], nanoseconds: Mapping[str, float] | None = None) -> list[NodeReport]:
-    """Nodes in the order of `PLACES`; in each place first those that a delegate declined, then the slowest, where their
-    ``nanoseconds`` are known by name.
-    """
+    """Nodes in the order of `PLACES`; within a place first those that a delegate declined, then the slowest, where
+    ``nanoseconds`` has their times by name."""
     times = nanoseconds or {}
     return sorted(nodes, key=lambda n: (PLACES.index(n.where), not n.declined, -times.get(n.name, 0.0)))

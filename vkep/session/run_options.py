@@ -1,4 +1,4 @@
-"""What one run may be told: `RunOptions`, in the words of ONNX Runtime's."""
+"""The options of one run: `RunOptions`, with ONNX Runtime's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from vkep.errors import RunTerminatedError
 
-#: the standard library's levels by ONNX Runtime's severities: verbose, info, warning, error, fatal
+#: maps ONNX Runtime's severities (verbose, info, warning, error, fatal) to the standard library's levels
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 #: the loggers that a run may write to
 _LOGGERS = ("vkep.session", "vkep.cpu", "vkep.kompute", "vkep.device", "vkep.memory", "vkep.shaders.library")
@@ -18,11 +18,11 @@ _LOGGERS = ("vkep.session", "vkep.cpu", "vkep.kompute", "vkep.device", "vkep.mem
 class RunOptions:
     """Options of one run, or of several.
 
-    terminate: set it, from any thread, and the runs that use these options raise `RunTerminatedError`: before their next
-        step, or their next turn of a loop. What was handed to the GPU is finished first.
-    logid (``tag`` is the same): stands before what the runs log, and in their profile's events.
-    log_severity_level: 0 (verbose) to 4 (fatal); what is less severe is not logged in these runs. -1: all is.
-    log_verbosity_level, only_execute_path_to_fetches, the entries of `add_run_config_entry`: kept, without a meaning here.
+    terminate: when it is set, from any thread, the runs that use these options raise `RunTerminatedError` before their
+        next step, or their next iteration of a loop. Work that was submitted to the GPU is finished first.
+    logid (``tag`` is the same): a prefix of the runs' log messages, and a field of their profile's events.
+    log_severity_level: 0 (verbose) to 4 (fatal); less severe messages are not logged in these runs. -1: all are.
+    log_verbosity_level, only_execute_path_to_fetches, the entries of `add_run_config_entry`: kept, without an effect.
     """
 
     log_verbosity_level = 0
@@ -75,7 +75,7 @@ _KINDS: dict[str, type] = {
 
 
 class _Running(threading.local):
-    options: RunOptions | None = None  #: of the run that this thread is in
+    options: RunOptions | None = None  #: of the run on this thread
 
 
 _running = _Running()
@@ -83,7 +83,8 @@ _running = _Running()
 
 @contextlib.contextmanager
 def running(options: RunOptions | None) -> Iterator[None]:
-    """Within it, this thread's run has these options. Raises `RunTerminatedError` where they say so already, or at the end."""
+    """Context in which this thread's run has these options. Raises `RunTerminatedError` where ``terminate`` is set at
+    the beginning or the end."""
     before, _running.options = _running.options, options
     try:
         stop_if_told()
@@ -101,14 +102,14 @@ def stop_if_told() -> None:
 
 
 def checked_run_options(options: object) -> RunOptions | None:
-    """``options``, where they are a run's. Raises ``TypeError``."""
+    """Return ``options`` if they are `RunOptions`. Raises ``TypeError``."""
     if options is not None and not isinstance(options, RunOptions):
         raise TypeError(f"run_options is of {type(options)}, expected vkep.RunOptions or None")
     return options
 
 
 def _tagged(record: logging.LogRecord) -> bool:
-    """A filter: drops what the run's severity leaves out, and puts its tag before the rest."""
+    """A log filter: drops messages below the run's severity, and prefixes the others with its tag."""
     options = _running.options
     if options is None:
         return True

@@ -1,8 +1,9 @@
-"""Plans on disk: what planning made of a model file for one device and one input signature, for the next process.
+"""Plans on disk: the results of planning a model file for one device and one input signature, for the next process.
 
-Kept are programs that run wholly on Vulkan, by vkep's own operators: the plans, and the weights that planning packed or
-folded. Weights that a kernel reads as the model has them stay in the model's file. The key says all that a plan follows
-from, so that a change of any of it (the file, vkep, the device, its driver, its tuning, the options) is another key.
+Only programs are saved that run wholly on Vulkan, by vkep's own operators: the plans, and the weights that planning
+packed or folded. Weights that a kernel reads unchanged stay in the model's file. The key contains everything that a
+plan depends on, so that any change (the file, vkep, the device, its driver, its tuning, the options) leads to another
+key.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vkep.session")
 
 _MAGIC = b"VKEPPLN4"
-#: bytes of all kept plans, and of the largest one
+#: maximum bytes of all saved plans, and of one
 TOTAL_LIMIT, LARGEST = 2 << 30, 1 << 30
-#: dispatches, or bytes of constants, below which planning again is as fast
+#: dispatches, or bytes of constants, below which planning again is as fast as loading
 _LEAST_DISPATCHES, _LEAST_BYTES = 16, 1 << 20
 
 
@@ -50,7 +51,8 @@ class SavedPlans(CacheFolder):
         super().__init__(cache_root() / "plans" if folder is None else folder, limit)
 
     def program(self, key: str, model: Model, outputs: Sequence[str]) -> Program | None:
-        """The program; None where there is none, or a damaged one, which is dropped. Its weights lie in what was read."""
+        """The program; None where there is none, or where it is damaged and dropped. Its weights are views of the bytes
+        that were read."""
         data = self.load(key)
         if data is None:
             return None
@@ -63,11 +65,11 @@ class SavedPlans(CacheFolder):
         return program
 
     def keep(self, key: str, program: Program, model: Model) -> None:
-        """Keep a program, where it is one to keep (the module's text says which)."""
+        """Save a program, if it qualifies (see the module's docstring)."""
         if not _is_kept(program, model.graph.nodes):
             return
         header, weights = _encode(program, model)
-        # the packed weights of a plan with sizes are those of the first one once more
+        # the packed weights of a plan with sizes are the same as the first one's
         most = LARGEST if program.conditions is None else LARGEST // 4
         if sum(weight.nbytes for weight in weights.values()) <= most:
             self.store(key, encoded.chunks(_MAGIC, header, weights))
@@ -81,10 +83,9 @@ def plan_key(
     policy: Policy,
     over: Over = (),
 ) -> str | None:
-    """What the plan of ``model`` for the inputs in ``known`` follows from, as a key; None where that cannot be told: the
-    model did not come from a file, an input is no tensor, or data graphs take part, whose converter and driver may refuse
-    today what they take tomorrow.
-    """
+    """The key of everything that the plan of ``model`` for the inputs in ``known`` depends on; None where there is
+    none: the model did not come from a file, an input is not a tensor, or data graphs are used, whose converter and
+    driver may later accept what they refuse today."""
     if not model.file_identity or policy.graphs:
         return None
     files = {weight.identity for weight in model.graph.weights.values() if isinstance(weight, ExternalWeight)}
@@ -123,7 +124,7 @@ def made_by() -> list[str]:
 
 
 def _is_kept(program: Program, nodes: Sequence[Node]) -> bool:
-    from vkep.ops.registry import find  # what reads a plan need not declare the operators, which takes its time
+    from vkep.ops.registry import find  # loading a plan does not declare the operators, which takes time
 
     steps = program.steps
     if program.constants or program.numbers or program.lists:
@@ -137,7 +138,8 @@ def _is_kept(program: Program, nodes: Sequence[Node]) -> bool:
         node = placement.node
         definition = find(node)
         ours = definition is None or definition.function.__module__.partition(".")[0] == "vkep"
-        if not ours or node.index >= len(nodes) or nodes[node.index] is not node:  # a body's, or a part of a large one
+        # the file of a body, or of a part of a large plan
+        if not ours or node.index >= len(nodes) or nodes[node.index] is not node:
             return False
     constants = sum(ref.nbytes for plan in plans for ref in plan.constants)
     return constants >= _LEAST_BYTES or sum(len(plan.dispatches) for plan in plans) >= _LEAST_DISPATCHES

@@ -1,6 +1,6 @@
-"""`InferenceSession`: a model on a device, in the shape that ONNX Runtime's users know.
+"""`InferenceSession`: a model on a device, with the interface of ONNX Runtime's class.
 
-This module imports little: numpy, onnx and the most of vkep come with `vkep.session.session_state`, while the driver opens the
+This module imports little: `vkep.session.session_state` imports numpy, onnx and most of vkep while the driver opens the
 device of the first session.
 """
 
@@ -43,9 +43,8 @@ logger = logging.getLogger("vkep.session")
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output of the model: ``type`` as ONNX writes it (``tensor(float)``, ``seq(tensor(float))``), symbolic
-    dimensions by name; ``shape`` is None where the model gives no rank.
-    """
+    """An input or output of the model: ``type`` in ONNX's notation (``tensor(float)``, ``seq(tensor(float))``),
+    symbolic dimensions by name; ``shape`` is None where the model gives no rank."""
 
     name: str
     type: str
@@ -58,15 +57,15 @@ class InferenceSession:
     Args:
         model: a path, the model's bytes, or an ``onnx.ModelProto``.
         options: see `SessionOptions`; keyword arguments override its fields.
-        providers: as ``onnxruntime.InferenceSession`` takes them. The options of ``VulkanExecutionProvider`` count; a provider
-            other than this one and the CPU's is warned of.
+        providers: as ``onnxruntime.InferenceSession`` takes them. The options of ``VulkanExecutionProvider`` apply; a
+            provider other than this one and the CPU's leads to a warning.
         provider_options: the options of each provider, in the same order.
         sess_options: another name of ``options``, as in ONNX Runtime.
         context: a `SharedGpuContext` to use instead of the one that the options name.
 
     Static shapes are planned, compiled and uploaded at once; dynamic ones at the first run of each signature. Safe to
-    use from several threads. Close it (or use ``with``) to give its memory back. A thread opens the context while the model
-    is read, and has ended when the session is there.
+    use from several threads. Close it (or use ``with``) to free its memory. A thread opens the context while the model
+    is read, and has ended when the constructor returns.
 
     Raises `InvalidModelError`, `UnsupportedModelError`, ``FileNotFoundError``, the context errors of `gpu_shared.errors`,
     `DriverNotFoundError`, `ArenaOutOfMemory`.
@@ -92,7 +91,7 @@ class InferenceSession:
 
     @steady
     def _open(self, model: ModelSource, context: SharedGpuContext | None, started: int) -> None:
-        there = not isinstance(model, (str, os.PathLike)) or os.path.isfile(model)  # else the driver stays closed
+        there = not isinstance(model, (str, os.PathLike)) or os.path.isfile(model)  # else the driver is not opened
         with ContextAhead(self.options, context, start=there) as ahead:
             from vkep.session.session_state import SessionState
 
@@ -124,11 +123,11 @@ class InferenceSession:
         return [_node_arg(v) for v in self.model.graph.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """The weights that a run's feeds may replace: those that are also inputs, from IR version 4 on."""
+        """The weights that a run may replace: initializers that are also inputs, from IR version 4 on."""
         return [_node_arg(v) for v in self.model.graph.overridable]
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the model says of itself."""
+        """The model's metadata."""
         return self.model.metadata
 
     def get_session_options(self) -> SessionOptions:
@@ -136,11 +135,11 @@ class InferenceSession:
         return self.options
 
     def get_providers(self) -> list[str]:
-        """Who runs nodes here, in ONNX Runtime's names."""
+        """The execution providers of this session, under ONNX Runtime's names."""
         return [VULKAN] if self.options.fallback == "error" else [VULKAN, CPU]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """The options that count here, by provider, as texts."""
+        """The options in effect, by provider, as texts."""
         device = self._delegate.capabilities
         mine = {"device": str(device.index), "device_name": device.name}
         for name, value in vars(self.options).items():
@@ -180,9 +179,9 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> None:
         """`run` in a thread of the session's (``concurrency`` of them), which then calls ``callback(results, user_data,
-        error)``: an empty list and the error's text where the run failed. What the callback raises is logged.
+        error)``: an empty list and the error's text where the run failed. An exception in the callback is logged.
 
-        `close`, and the end of the interpreter, wait for it. Arrays in ``feeds`` must stay as they are until then. Raises
+        `close`, and the end of the interpreter, wait for it. Arrays in ``feeds`` must not change until then. Raises
         ``TypeError``, `InvalidInputError` and `ClosedError` at once for arguments that are wrong in any run.
         """
         if not callable(callback):
@@ -227,7 +226,8 @@ class InferenceSession:
         binding.results = parts.bound_results(values, binding.outputs)
 
     def device_tensor(self, array: Array) -> DeviceTensor:
-        """Upload an array, or what numpy makes one of (lists, other libraries' tensors on the host), to the session's device."""
+        """Upload an array, or anything that numpy converts (lists, other libraries' tensors on the host), to the
+        session's device."""
         import numpy as np
 
         from vkep.device.tensor import DeviceTensor
@@ -236,7 +236,7 @@ class InferenceSession:
         return DeviceTensor.from_numpy(self._delegate, np.asarray(array))
 
     def empty_device_tensor(self, shape: Sequence[int], dtype: str = "float32") -> DeviceTensor:
-        """Uninitialised device memory for an output; ``dtype`` is numpy's name."""
+        """Allocate uninitialized device memory for an output; ``dtype`` is numpy's name."""
         from vkep.device.tensor import DeviceTensor, checked_shape
         from vkep.dtypes import DTYPES
 
@@ -254,8 +254,9 @@ class InferenceSession:
         dedicated: bool = False,
     ) -> ExternalMemory:
         """Memory of another owner, for tensors that runs read and write in place: an opaque file descriptor of ``size``
-        bytes (duplicated; the rest as `gpu_shared.external.MemorySource`), or a host array whose address and size are
-        multiples of `gpu_shared.external.host_alignment`. Raises as `gpu_shared.external.ImportedBuffer`.
+        bytes (it is duplicated; other arguments as for `gpu_shared.external.MemorySource`), or a host array whose
+        address and size are multiples of `gpu_shared.external.host_alignment`. Raises as
+        `gpu_shared.external.ImportedBuffer`.
         """
         from vkep.session.external import import_memory
 
@@ -279,7 +280,7 @@ class InferenceSession:
         return ExternalSemaphore(self._delegate, descriptor)
 
     def check_tensor(self, tensor: DeviceTensor, what: str) -> None:
-        """Raise `InvalidInputError` unless the tensor is open and lies on this session's context."""
+        """Raise `InvalidInputError` unless the tensor is open and on this session's context."""
         self._parts.check_tensor(tensor, what)
 
     # ---- looking inside
@@ -341,8 +342,8 @@ class InferenceSession:
 
     @steady
     def profile_regions(self, feeds: Mapping[str, Feed]) -> list[tuple[str, float]]:
-        """The GPU's nanoseconds in each region of one run of a mixed model, by delegate and nodes; for the regions that are
-        sent together, which the sync mode ``queue_wait_idle`` has none of. One thread at a time.
+        """The GPU's nanoseconds in each region of one run of a mixed model, by delegate and nodes; for the regions that
+        are submitted together; with the sync mode ``queue_wait_idle`` there are none. One thread at a time.
         """
         from vkep.session.tracing import region_times
 
@@ -356,8 +357,8 @@ class InferenceSession:
         """A page of the session: graph, timeline, dispatches, memory, contexts. Jupyter shows it inline; `Page.open` writes it
         and opens it in the browser.
 
-        With ``feeds`` the model is run twice ``runs`` times, as it is and with a wait after each dispatch, both timed; without
-        nothing is run. ``against``: the page of another run, to compare with. Raises as `run`.
+        With ``feeds`` the model is run ``runs`` times unchanged and ``runs`` times with a wait after each dispatch, all
+        timed; without them nothing is run. ``against``: the page of another run, to compare with. Raises as `run`.
         """
         from vkep.session.viewing import session_document
         from vkep.view.page import Page
@@ -382,17 +383,17 @@ class InferenceSession:
 
     @steady
     def shrink_memory(self) -> int:
-        """Give the arena's wholly free regions back to the device; returns their bytes. Host memory that is kept for later
-        results goes as well.
-        """
+        """Return the arena's wholly free regions to the device; returns their bytes. Host memory that is kept for later
+        results is freed as well."""
         self._check_open()
         self._delegate.results.trim()
         return self._delegate.arena.shrink()
 
     def end_profiling(self) -> str:
-        """Write what ``enable_profiling`` gathered, as a list of trace events that Perfetto opens, and return the file's name:
-        ``<profile_file_prefix>_<date>_<time>.json``. While a profile is gathered each run is followed by a second one that
-        times its dispatches. Raises ``ValueError`` where ``enable_profiling`` was not set, ``OSError``.
+        """Write the events that ``enable_profiling`` has collected, as a list of trace events that Perfetto opens, and
+        return the file's name: ``<profile_file_prefix>_<date>_<time>.json``. While a profile is collected each run is
+        followed by a second one that times its dispatches. Raises ``ValueError`` where ``enable_profiling`` was not
+        set, ``OSError``.
         """
         return self._profile().end()
 
@@ -409,9 +410,8 @@ class InferenceSession:
     # ---- closing
 
     def close(self) -> None:
-        """Wait for the GPU and give everything back; idempotent. Where an exception of a signal's handler comes meanwhile, the
-        work goes on in another thread.
-        """
+        """Wait for the GPU and free everything; idempotent. If a signal handler raises meanwhile, another thread
+        completes the work."""
         run_steady(self._finalizer)
 
     def __repr__(self) -> str:
@@ -440,7 +440,7 @@ class InferenceSession:
     def _wanted(self, names: Sequence[str]) -> Sequence[str]:
         if isinstance(names, str) or not hasattr(names, "__iter__"):
             raise TypeError(f"output_names is a {type(names).__name__}, expected a list of names (None: all)")
-        names = list(names)  # it may be an iterator, and is gone through twice
+        names = list(names)  # it may be an iterator, and is iterated twice
         for name in names:
             if name not in self._parts.output_names:
                 raise InvalidInputError(f"the model has no output named {name!r}; it has {self._parts.outputs}")

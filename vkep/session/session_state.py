@@ -1,6 +1,6 @@
 """The state of a session: its model, delegates and planned executables.
 
-Importing this brings numpy, onnx and most of vkep: `vkep.session.session` does so while the driver opens.
+Importing this module imports numpy, onnx and most of vkep: `vkep.session.session` does so while the driver opens.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ Feed = Array | DeviceTensor | OrtValue
 
 #: a tensor in a sequence
 _ELEMENT = ValueInfo("", 1, None)
-#: the session whose `SessionState.later` does what runs now
+#: the session whose `SessionState.later` is calling
 _later_of: contextvars.ContextVar[SessionState | None] = contextvars.ContextVar("_later_of", default=None)
 
 
 class SessionState:
-    """The model, device objects and plans of a session, in an object that its finaliser can hold."""
+    """The model, device objects and plans of a session, in an object that its finalizer can hold."""
 
     def __init__(self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext]) -> None:
-        """``context`` is called after the work that needs no device. Raises as `InferenceSession`, leaving nothing open."""
+        """``context`` is called after the work that needs no device. Raises as `InferenceSession`; then nothing is left
+        open."""
         model = load_model(
             source,
             base_dir=options.base_dir,
@@ -70,15 +71,15 @@ class SessionState:
         self.output_names = dict.fromkeys(self.outputs)
         self.overridable = {v.name: v for v in self.model.graph.overridable}
         self._gives_inputs = any(map(self._is_fed, self.outputs))
-        self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the weights that a run brings
+        self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the names of the weights that a run replaces
         self._pool: ThreadPoolExecutor | None = None
         self._options = options
-        self.watch: Watch | None = None  #: runs the steps of `execute` in its own way, to time them
+        self.watch: Watch | None = None  #: runs the steps of `execute` itself, to time them
         self.profile = SessionProfile(options.profile_file_prefix) if options.enable_profiling else None
         arena = options.arena_config()
         library = ShaderLibrary(cache_dir=spirv_folder(options))
         if options.save_plans and self.model.file_identity:
-            made_by()  # kept: the key of the saved plan asks for it
+            made_by()  # kept, since the key of the saved plan needs it
         tuned = options.tuned
         self.delegate = VulkanDelegate(context(), library, arena, sync_mode=options.sync_mode, tuned=tuned)
         self.closed = False
@@ -90,7 +91,7 @@ class SessionState:
         self.graph = self.planner.model_graph(self.model, self.outputs, check)
 
     def close(self) -> None:
-        """Close everything, once the runs of other threads have ended; idempotent. A forked child gives nothing back."""
+        """Close everything, once the runs of other threads have ended; idempotent. A forked child frees nothing."""
         if not self.closed:
             self.closed = True
             if self.delegate.forked:  # the device objects belong to the parent process
@@ -106,7 +107,7 @@ class SessionState:
                 self.delegate.close()
 
     def check_open(self) -> None:
-        """Raises `ClosedError`, `ForkedProcessError`."""
+        """Raise `ClosedError` or `ForkedProcessError` where the session cannot be used."""
         if self.closed:
             park_at_exit()
             raise ClosedError(f"session of {self.model.source}")
@@ -129,7 +130,7 @@ class SessionState:
     def inputs_of(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         """A run's inputs in the model's order. Raises as `InferenceSession.run`."""
         self.check_open()
-        if not isinstance(feeds, (dict, Mapping)):  # dict first: Mapping takes longer to ask
+        if not isinstance(feeds, (dict, Mapping)):  # dict first: isinstance with Mapping is slower
             raise no_dict("feeds", feeds, "arrays")
         values: dict[str, Any] = {}
         for name, info in self.inputs.items():
@@ -154,11 +155,11 @@ class SessionState:
         if isinstance(value, DeviceTensor):
             self.check_tensor(value, f"input {name!r}")
         elif not isinstance(value, np.ndarray) and info.elem_type:
-            value = np.asarray(value)  # a list, a scalar, or what has an array
+            value = np.asarray(value)  # a list, a scalar, or an object that numpy converts
         return value
 
     def graph_of(self, values: Mapping[str, Any]) -> PlannedGraph:
-        """What runs these inputs: the model, or the model with the weights as inputs that ``values`` brings."""
+        """The graph for these inputs: the model, or the model with those weights as inputs that ``values`` replaces."""
         if len(values) == len(self.inputs) or not self.overridable:
             return self.graph
         names = frozenset(name for name in values if name in self.overridable)
@@ -197,7 +198,7 @@ class SessionState:
                 self.profile.add_run(used.executable, values, start, options.logid if options else "")
 
     def later(self, work: Callable[[], None]) -> None:
-        """Do something in a thread of the session's. At the interpreter's end, and in `close`, it is waited for."""
+        """Call something in a thread of the session. The interpreter's exit and `close` wait for it."""
         self.check_open()
         with self._lock:
             if self._pool is None:
@@ -207,16 +208,15 @@ class SessionState:
         self._pool.submit(context.run, work)
 
     def plan_static(self) -> None:
-        """Plan for the only signature there is, where no shape is dynamic. Raises `InvalidModelError` where a node breaks its
-        operator's specification.
-        """
+        """Plan for the only signature, where no shape is dynamic. Raises `InvalidModelError` where a node breaks its
+        operator's specification."""
         try:
             self.graph.plan_static(self.inputs.values())
         except InvalidInputError as error:
             raise InvalidModelError(f"{self.model.source}: {error}") from None
 
     def plan_shapes(self, shapes: Mapping[str, Sequence[int]]) -> Use:
-        """The executable for input shapes, in use. Raises `InvalidInputError` where a dynamic input is not named."""
+        """The executable for input shapes, entered. Raises `InvalidInputError` where a dynamic input is not named."""
         if not isinstance(shapes, Mapping):
             raise no_dict("shapes", shapes, "shapes")
         feeds = {}
@@ -234,7 +234,8 @@ class SessionState:
     def targets(
         self, inputs: Mapping[str, Any], outputs: Mapping[str, DeviceTensor | Array | str]
     ) -> dict[str, DeviceTensor | None]:
-        """The outputs that are to lie on the device. Two outputs never share memory; an output may lie in that of one input."""
+        """The outputs that are written on the device. Two outputs never share memory; an output may be in the memory of
+        one input."""
         targets: dict[str, DeviceTensor | None] = {}
         taken: dict[int, str] = {}
         for name, target in outputs.items():
@@ -259,17 +260,19 @@ class SessionState:
         return targets
 
     def result(self, value: Any, name: str) -> Any:
-        """A value of a run as the caller's own array."""
+        """A value of a run as an array that the caller owns."""
         return own_array(value, self._is_fed(name))
 
     def bound_results(self, values: Mapping[str, Any], outputs: Mapping[str, DeviceTensor | Array | str]) -> list[Any]:
-        """The results at a binding's targets. An output that is an input comes before what is written to that input's tensor."""
+        """The results at a binding's targets. An output that is an input is handled before that input's tensor is
+        overwritten."""
         names = sorted(outputs, key=lambda n: not self._is_fed(n)) if self._gives_inputs else outputs
         made = {name: self.bound_result(values[name], name, outputs[name]) for name in names}
         return [made[name] for name in outputs]
 
     def bound_result(self, value: Any, name: str, target: DeviceTensor | Array | str) -> Any:
-        """A result at the binding's target. Values that no island wrote there (constants, inputs, a CPU node's) are copied."""
+        """The result at the binding's target. Values that no island wrote there (constants, inputs, a CPU node's) are
+        copied."""
         if isinstance(target, np.ndarray):
             value = self.result(value, name)
             check_target(name, dtypes.from_numpy(value.dtype), value.shape, target)
@@ -281,7 +284,7 @@ class SessionState:
         return own_tensor(self.delegate, name, value, bound, self._is_fed(name))
 
     def _is_fed(self, name: str) -> bool:
-        """Whether an output may be what a caller gave: it is copied then."""
+        """Whether an output may be an object that the caller passed: then it is copied."""
         return name in self.inputs or name in self.overridable
 
 
@@ -291,7 +294,8 @@ def _same(tensor: DeviceTensor, target: DeviceTensor | None) -> bool:
 
 
 def with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
-    """The model with symbolic dimensions of its inputs and outputs replaced. Raises ``ValueError`` for one that it has not."""
+    """The model with symbolic dimensions of its inputs and outputs replaced. Raises ``ValueError`` for a dimension that
+    it does not have."""
     if not sizes:
         return model
     graph = model.graph

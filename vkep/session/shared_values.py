@@ -1,4 +1,5 @@
-"""Values that pass between delegates without the host: device tensors made once for a program and used by every run."""
+"""Values that pass between delegates on the device: device tensors allocated once for a program and used by every
+run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class BufferSet:
 
     def __init__(self, tensors: dict[str, DeviceTensor]) -> None:
         self.tensors = tensors
-        self.last = 0  #: timeline value of the last submit of the run before
+        self.last = 0  #: timeline value of the latest submit of the previous run
 
     def close(self) -> None:
         """Free the buffers."""
@@ -44,7 +45,7 @@ class BufferSets:
         return self._specs
 
     def take(self) -> BufferSet:
-        """A set that no run uses; waits for the GPU where the run before it has not ended there."""
+        """Take a set that no run is using; waits for the GPU where the previous run with it has not ended."""
         with self._lock:
             buffers = self._idle.pop() if self._idle else None
         if buffers is None:
@@ -60,9 +61,8 @@ class BufferSets:
         return buffers
 
     def give(self, buffers: BufferSet, runners: Iterable[VgfRunner] = ()) -> None:
-        """Take a set back after a run; after `close`, close it and drop the recordings of ``runners`` that are bound to
-        it.
-        """
+        """Return a set after a run; after `close`, close it and drop the recordings of ``runners`` that are bound to
+        it."""
         buffers.last = self._delegate.context.timeline.submitted
         with self._lock:
             if not self._closed:
@@ -73,7 +73,7 @@ class BufferSets:
         buffers.close()
 
     def close(self) -> None:
-        """Close the sets that no run uses; the others are closed when they are given back."""
+        """Close the unused sets; the others are closed when they are returned."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -82,7 +82,7 @@ class BufferSets:
 
 
 def handed_over(program: Program) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """(dtype, shape) of every value that a data graph reads or writes, and of what Vulkan islands make for each other."""
+    """(dtype, shape) of every value that a data graph reads or writes, and that Vulkan islands pass to each other."""
     specs: dict[str, tuple[str, tuple[int, ...]]] = {}
     read = {p.name for step in program.steps if isinstance(step, IslandStep) for p in step.plan.inputs}
     for step in program.steps:

@@ -1,8 +1,8 @@
-"""`SizedPlans`: the plans of a graph, few of which serve every size of its inputs.
+"""`SizedPlans`: the plans of a graph, of which a few serve every size of its inputs.
 
-The first signature is planned as it is. Once a dimension of an input differs from before, it becomes a size
-(`vkep.sizes.Size`): the next plan holds for every value of it that meets the conditions under which it was lowered. So do
-whole numbers that a plan depends on by content (lengths, the target of a Reshape).
+The first signature is planned with its numbers. Once a dimension of an input differs from before, it becomes a symbolic
+size (`vkep.sizes.Size`): the next plan is valid for every value of it that meets the conditions under which it was
+lowered. The same holds for integers that a plan depends on by content (lengths, the target of a Reshape).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vkep.session.executor import Executable
 from vkep.sizes import Formulas, Size, Trace
 
 logger = logging.getLogger("vkep.session")
-#: signatures that are remembered to find out which sizes differ
+#: number of signatures that are remembered to find out which sizes differ
 _SEEN = 8
-#: a plan for sizes more than this many times smaller or larger than a run's was tuned for others: another one is made
+#: a plan for sizes that differ from a run's by more than this factor was tuned for other sizes: another one is made
 _FAR = 8
-#: the hosts of nodes that a plan with sizes must not have more of
+#: places outside the device: a plan with sizes must not have more nodes there
 _ELSEWHERE = ("cpu", "deferred")
 
 
@@ -44,7 +44,7 @@ class MakePlan(Protocol):
 
 @dataclass(frozen=True)
 class _Numbers:
-    """The inputs of a plan: what must be the same (``kinds``), and the numbers that may differ."""
+    """The inputs of a plan: properties that must be equal (``kinds``), and the numbers that may differ."""
 
     kinds: tuple[object, ...]
     values: tuple[int, ...]
@@ -52,12 +52,12 @@ class _Numbers:
 
 
 class _Sized:
-    """A plan with sizes: the numbers that it takes, and the conditions on them."""
+    """A plan with sizes: the numbers that it depends on, and the conditions on them."""
 
     def __init__(
         self, numbers: _Numbers, symbols: Sequence[Sequence[int]], conditions: Formulas, executable: Executable
     ) -> None:
-        """``symbols``: for each size the places of ``numbers`` that have it."""
+        """``symbols``: for each size the positions in ``numbers`` that have it."""
         self.places = {place for group in symbols for place in group}
         fixed = [k for k in range(len(numbers.values)) if k not in self.places]
         self._fixed = operator.itemgetter(*fixed) if fixed else lambda values: ()
@@ -67,7 +67,7 @@ class _Sized:
         self._tuned = [not numbers.growing.issuperset(group) for group in symbols]
 
     def sizes(self, numbers: _Numbers) -> list[int] | None:
-        """The sizes of a run with these numbers; None where it is not for them."""
+        """The sizes of a run with these numbers; None where the plan does not apply."""
         values = numbers.values
         if numbers.kinds != self.kinds or self._fixed(values) != self._others:
             return None
@@ -100,12 +100,13 @@ class SizedPlans:
     """The executables of one graph for new signatures. Not thread-safe: one signature is planned at a time."""
 
     def __init__(self, make: MakePlan, constants: Mapping[str, Known], limit: int) -> None:
-        """``limit``: how many plans with sizes there may be."""
+        """``limit``: maximum number of plans with sizes."""
         self._make, self._constants, self._limit = make, constants, limit
         self._plans: list[_Sized] = []
         self._seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        self._rigid: set[tuple[tuple[object, ...], int]] = set()  # places that a plan needs the value of
-        self._elsewhere: set[tuple[str, str]] | None = None  # of the first plan: nodes that do not run on the device
+        self._rigid: set[tuple[tuple[object, ...], int]] = set()  # positions whose values a plan needs
+        # of the first plan: number of nodes that do not run on the device
+        self._elsewhere: set[tuple[str, str]] | None = None
 
     def executable(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
         """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. ``over``: the outputs
@@ -127,17 +128,18 @@ class SizedPlans:
         return executable
 
     def match(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable | None:
-        """The executable of a plan with sizes that holds for a signature; None where `executable` would make another plan."""
+        """The executable of a plan with sizes that is valid for a signature; None where `executable` would make another
+        plan."""
         near = self._nearest(numbers_of(inputs, over))
         return near[1].executable.at(near[2]) if near is not None and self._is_near(near[0]) else None
 
     @property
     def count(self) -> int:
-        """How many plans with sizes there are."""
+        """Number of plans with sizes."""
         return len(self._plans)
 
     def forget(self) -> None:
-        """Let go of what planning needs: no signature is new from now on."""
+        """Release everything that planning needs: no further signature is planned."""
         self._constants, self._seen = {}, {}
 
     def close(self) -> None:
@@ -151,7 +153,7 @@ class SizedPlans:
         return min(found, key=lambda entry: entry[0], default=None)
 
     def _is_near(self, distance: float) -> bool:
-        """Whether a plan at this distance is used, rather than another one made."""
+        """Whether a plan at this distance is used, instead of making another one."""
         return distance < math.log(_FAR) or len(self._plans) >= self._limit // 2
 
     def _note(self, numbers: _Numbers) -> None:
@@ -170,7 +172,7 @@ class SizedPlans:
         return list(groups.values())
 
     def _with_sizes(self, inputs: Mapping[str, Known], numbers: _Numbers, over: Over) -> Executable | None:
-        """A new plan with sizes, for these at hand; None where no number moves, or lowering needs their values."""
+        """A new plan with symbolic sizes; None where no number changes, or lowering needs their values."""
         symbols = self._symbols(numbers)
         if all(numbers.growing.issuperset(group) for group in symbols):
             return None
@@ -180,9 +182,9 @@ class SizedPlans:
         }
         try:
             parent = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace, over=over)
-        except (VkepError, GpuError):  # planning this signature alone tells what is wrong with it
+        except (VkepError, GpuError):  # planning this signature alone reports its error
             return None
-        except Exception:  # an operator that knows plain numbers only
+        except Exception:  # an operator that needs concrete numbers
             logger.debug("lowering with sizes failed; this signature is planned alone", exc_info=True)
             self._rigid.update((numbers.kinds, place) for place in sizes)
             return None
@@ -205,7 +207,7 @@ class SizedPlans:
 
 
 def numbers_of(inputs: Mapping[str, Known], over: Over = ()) -> _Numbers:
-    """The numbers of all inputs, in order, and what else identifies their signature."""
+    """The numbers of all inputs, in order, and the rest of their signature."""
     kinds: list[object] = [over]
     values: list[int] = []
     growing: list[int] = []
@@ -228,7 +230,7 @@ def numbers_of(inputs: Mapping[str, Known], over: Over = ()) -> _Numbers:
 
 
 def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> dict[str, Known]:
-    """The inputs with sizes at the places (of `numbers_of`) that have one."""
+    """The inputs with sizes at the positions (of `numbers_of`) that have one."""
     made: dict[str, Known] = {}
     place = 0
     for name, known in inputs.items():
@@ -256,5 +258,5 @@ def _elsewhere(program: Program) -> set[tuple[str, str]]:
 
 
 def _takes_sizes(program: Program) -> bool:
-    """Whether all steps run at any size: a data graph is compiled for its shapes."""
+    """Whether all steps run at any size: a data graph is compiled for fixed shapes."""
     return not any(isinstance(step, (VgfStep, KpStep)) for step in program.steps)

@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
     from vkep.device.delegate import VulkanDelegate
 
-#: submits that are kept, one for each set of recordings
+#: number of submits that are kept, one for each set of recordings
 _SUBMITS = 16
 Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
 
 
 class Staged:
-    """A region made ready. ``submitted`` is called with the timeline value, ``collect`` once the GPU is done with it,
-    where ``on_host`` says that results come back to the host.
-    """
+    """A staged region. ``submitted`` is called with the timeline value; ``collect`` is called once the GPU has
+    finished, where ``on_host`` tells that results are copied to the host."""
 
     def __init__(
         self,
@@ -53,16 +52,15 @@ class Region(Protocol):
         """For profiles: the delegate, and its nodes."""
 
     def stage(self, values: dict[str, Any], targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
-        """Make a run ready. ``locks`` takes what it holds until the submit, ``held`` what it holds until the run's end.
-        What lies on the device is in ``values`` on return, the rest after ``collect``.
-        """
+        """Prepare a run. ``locks`` receives the locks to hold until the submit, ``held`` those to hold until the run's
+        end. Results on the device are in ``values`` on return, the rest after ``collect``."""
 
     def close(self) -> None:
         """Free what the region holds."""
 
 
 class SubmitBatch:
-    """Consecutive regions of a program. Thread-safe, as they are."""
+    """Consecutive regions of a program. Thread-safe, as the regions are."""
 
     def __init__(self, delegate: VulkanDelegate, regions: Sequence[Region]) -> None:
         self.regions = tuple(regions)
@@ -72,7 +70,7 @@ class SubmitBatch:
         self._stamps: _Stamps | None = None
 
     def run(self, values: dict[str, Any], targets: Targets) -> None:
-        """Send all regions off at once; waits only where results come back to the host."""
+        """Submit all regions at once; waits only where results are copied to the host."""
         with ExitStack() as held, ExitStack() as locks:
             staged = [region.stage(values, targets, locks, held) for region in self.regions]
             buffers = [buffer for one in staged for buffer in one.buffers]
@@ -109,7 +107,7 @@ class SubmitBatch:
         return value
 
     def _prepared(self, buffers: Sequence[CommandBuffer]) -> PreparedSubmit:
-        key = tuple(map(id, buffers))  # an entry keeps its command buffers, and so their ids
+        key = tuple(map(id, buffers))  # an entry keeps its command buffers alive, and so their ids unique
         with self._lock:
             prepared = self._submits.get(key)
             if prepared is None:
@@ -129,7 +127,7 @@ class SubmitBatch:
 
 
 class _Stamps:
-    """Command buffers that each write a timestamp; the first begins anew."""
+    """Command buffers that each write a timestamp; the first one resets them."""
 
     def __init__(self, delegate: VulkanDelegate, count: int) -> None:
         self._queries = QueryPool(delegate.context.device, count)
@@ -144,7 +142,7 @@ class _Stamps:
                 self.buffers.append(commands.end())
 
     def times(self, clock: ClockSync | None) -> list[tuple[float, float]]:
-        """See `SubmitBatch.trace`; the run has ended."""
+        """See `SubmitBatch.trace`; the run must have ended."""
         ticks = self._queries.results()
         assert ticks is not None
         clock = clock or ClockSync(ticks[0], 0.0, 0.0)

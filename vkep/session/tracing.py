@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostSpan:
-    """What the host did, in nanoseconds of `time.perf_counter_ns`. ``depth``: 0 the run, 1 its steps, 2 and more their parts."""
+    """A span of the host, in nanoseconds of `time.perf_counter_ns`. ``depth``: 0 the run, 1 its steps, 2 and more their
+    parts."""
 
     name: str
     start: float
@@ -32,7 +33,7 @@ class HostSpan:
 
 @dataclass(frozen=True)
 class GpuSpan:
-    """What the GPU did, on the host's clock: a dispatch of an island's plan, or (``dispatch`` -1) a whole region."""
+    """A span of the GPU, on the host's clock: a dispatch of an island's plan, or (``dispatch`` -1) a whole region."""
 
     name: str
     start: float
@@ -43,7 +44,7 @@ class GpuSpan:
 
 @dataclass
 class RunTrace:
-    """One run. ``uncertainty_ns``: how far the GPU's times may be off on the host's clock, all by the same."""
+    """One run. ``uncertainty_ns``: the error of the GPU's times on the host's clock, the same for all."""
 
     start: float = 0.0
     end: float = 0.0
@@ -53,17 +54,18 @@ class RunTrace:
 
 
 class Tracer:
-    """Runs the steps of an executable one after the other, as a `vkep.session.executor.Watch`, and notes when."""
+    """Runs the steps of an executable one after the other, as a `vkep.session.executor.Watch`, and records their
+    times."""
 
     def __init__(self, delegate: VulkanDelegate, islands: list[IslandExecutor]) -> None:
         self.clock = ClockSync.of(delegate)
         self.run = RunTrace(uncertainty_ns=self.clock.uncertainty_ns)
         self.values: Values = {}  #: all values that passed between the steps
-        self.islands = islands  #: those that ran, in order
+        self.islands = islands  #: the islands that ran, in order
         self._depth = 1
 
     def __call__(self, step: StepExecutor, values: Values, targets: Targets) -> None:
-        """Run one step, noted."""
+        """Run one step and record its times."""
         title, run = self._way(step)
         self.span(title, lambda: run(step, values, targets))
         self.values.update(values)
@@ -95,7 +97,8 @@ class Tracer:
         ]
 
     def _number(self, step: IslandExecutor) -> int:
-        """The island's position; one that was planned meanwhile comes last. Those of one plan for several sizes are one."""
+        """The island's index; one that was planned during the run is last. Islands of one plan for several sizes are
+        one."""
         plan = step.runner.recorded_by
         found = next((k for k, island in enumerate(self.islands) if island.runner.recorded_by is plan), None)
         if found is None:
@@ -110,7 +113,7 @@ class Tracer:
         step.run(values, targets, self)
 
     def span(self, name: str, run: Callable[[], Any]) -> Any:
-        """Do something as a step of the run; what it gives."""
+        """Call something as a step of the run; returns its result."""
         start = time.perf_counter_ns()
         self._depth += 1
         try:
@@ -120,7 +123,7 @@ class Tracer:
             self.run.host.append(HostSpan(name, start, time.perf_counter_ns(), self._depth))
 
     def whole(self, run: Callable[[], Any]) -> RunTrace:
-        """Do the whole run; its trace."""
+        """Call something as the whole run; returns its trace."""
         self.run.start = time.perf_counter_ns()
         run()
         self.run.end = time.perf_counter_ns()
@@ -135,16 +138,15 @@ def _as_is(step: StepExecutor, values: Values, targets: Targets) -> None:
 def trace_run(
     executable: Executable, delegate: VulkanDelegate, islands: list[IslandExecutor], values: Values
 ) -> tuple[RunTrace, Values]:
-    """Run once; its trace and every value that its steps left. Raises as `Executable.run`, and ``ValueError`` where the queue
-    has no timestamps.
-    """
+    """Run once; returns its trace and every value of its steps. Raises as `Executable.run`, and ``ValueError`` where
+    the queue has no timestamps."""
     tracer = Tracer(delegate, islands)
     trace = tracer.whole(lambda: executable.run(values, {}, tracer))
     return trace, {**tracer.values, **values}
 
 
 def region_times(executable: Executable, values: Values) -> list[tuple[str, float]]:
-    """The GPU's nanoseconds in each region that is sent together with others, with its title, in one run."""
+    """The GPU's nanoseconds in each region that is submitted with others, with its title, in one run."""
     times: list[tuple[str, float]] = []
 
     def watch(step: StepExecutor, values: Values, targets: Targets) -> None:

@@ -1,8 +1,8 @@
 """Measuring which tilings are fastest on the device at hand, for the problems of a model.
 
-Every candidate of every problem is planned and profiled in the model itself, with its fused epilogues and what lies in caches
-then: as many sessions as the problem with the most candidates has, since problems do not disturb each other. What seems
-faster is measured once more, in turn with the default.
+Every candidate of every problem is planned and profiled in the model itself, with its fused epilogues and the usual
+state of caches. Problems are measured together, so there are as many sessions as the problem with the most candidates
+has. A candidate that seems faster is measured once more, alternating with the default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vkep.session.options import SessionOptions
 from vkep.session.session import InferenceSession
 from vkep.session.session_state import Feed
 
-#: a choice must take less than this share of the default's time
+#: a choice must take less than this fraction of the default's time
 _WORTH = 0.97
 #: ``progress(done, total, what)``
 Progress = Callable[[int, int, str], None]
@@ -26,9 +26,8 @@ Feeds = Callable[[InferenceSession], Mapping[str, Feed]]
 
 @dataclass(frozen=True)
 class Tuned:
-    """One problem: the choice (None: the default is as good), and nanoseconds of its dispatches with the default and with it,
-    from the second measurement where there was one.
-    """
+    """One problem: the choice (None: the default is as fast), and nanoseconds of its dispatches with the default and
+    with it, from the second measurement where there was one."""
 
     problem: str
     labels: tuple[str, ...]
@@ -103,7 +102,7 @@ def _session(model: ModelSource, options: SessionOptions, tuned: Mapping[str, Ch
 
 
 class _Times:
-    """The least nanoseconds of each dispatch of a session's runs, by label."""
+    """The minimum nanoseconds of each dispatch over a session's runs, by label."""
 
     def __init__(self, session: InferenceSession, feeds: Mapping[str, Feed]) -> None:
         self._session, self._feeds = session, feeds
@@ -122,5 +121,5 @@ class _Times:
             self._by_label[label] = self._by_label.get(label, 0.0) + time
 
     def of(self, labels: set[str]) -> float:
-        """The sum over the dispatches of these labels; none of them: no time at all is better than theirs."""
+        """The sum over the dispatches of these labels; infinity where there are none."""
         return sum(self._by_label.get(label, 0.0) for label in labels)

@@ -1,4 +1,4 @@
-"""The VGF delegate in a session: whether it takes part, and its islands at run time."""
+"""The VGF delegate in a session: whether it is used, and its islands at run time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GraphRefused(VkepError):
 
 
 def session_policy(options: SessionOptions, context: SharedGpuContext) -> Policy:
-    """The policy of a session, with the reason where the VGF delegate takes no part."""
+    """The policy of a session, with the reason where the VGF delegate is not used."""
     reason = why_no_graphs(context)
     if not reason:
         from vkep.vgf.convert import ConvertError, converter
@@ -59,7 +59,7 @@ def session_policy(options: SessionOptions, context: SharedGpuContext) -> Policy
 
 
 def vgf_delegate(memory: VulkanDelegate, sync_mode: SyncMode | str | None) -> VgfDelegate:
-    """The VGF delegate of a session whose policy lets it take part. Most sessions' does not: they do without its imports."""
+    """The VGF delegate of a session whose policy uses it. Imported here, since most sessions do not need it."""
     from vkep.device.datagraph.delegate import VgfDelegate
 
     return VgfDelegate(memory, sync_mode=sync_mode)
@@ -94,7 +94,8 @@ class VgfExecutor:
             raise GraphRefused(step.nodes, f"its partition was refused: {error}") from error
 
     def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
-        """Submit the graph without waiting. ``targets`` has the program's shared tensors and those that the caller bound."""
+        """Submit the graph without waiting. ``targets`` has the program's shared tensors and the caller's bound
+        ones."""
         inputs, outputs = self._bind(values, targets)
         self.runner.submit(inputs, outputs)
         _hand_on(inputs, outputs)
@@ -133,13 +134,13 @@ class VgfExecutor:
         return DeviceTensor(self._memory, port.dtype, port.shape)
 
     def close(self) -> None:
-        """Give the pipelines and the shared weights back, once the GPU is done."""
+        """Free the pipelines and the shared weights, once the GPU has finished."""
         self.runner.close()
         self._weights.close()
 
 
 def _hand_on(inputs: Sequence[object], outputs: Sequence[DeviceTensor]) -> None:
-    """What is computed from a run's results stands and falls with that run."""
+    """Give the outputs the checks of the inputs: a result computed from a failed run is invalid too."""
     checks = open_checks(inputs)
     for tensor in outputs:
         tensor.checks[:] = checks

@@ -1,4 +1,4 @@
-"""Gathers the document of a page (`vkep.view`) from what is open on a device."""
+"""Collects the document of a page (`vkep.view`) from the open objects of a device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def session_document(
     feeds: Mapping[str, Any] | None,
     runs: int,
 ) -> dict[str, Any]:
-    """The document of a session, with ``runs`` runs on ``feeds``; without them nothing is run. Raises as a run."""
+    """The document of a session, with ``runs`` runs on ``feeds``; without feeds nothing is run. Raises as a run."""
     delegate, context = state.delegate, state.delegate.context
     document = new_document(state.model.source, delegate.capabilities.name, context.label)
     traces: list[RunTrace] = []
@@ -46,7 +46,7 @@ def session_document(
             used.executable.run(dict(values), {})  # deferred parts are planned then
             flat = flatten(used.executable)
             if runs and context.device.family.timestamp_valid_bits:
-                trace_run(used.executable, delegate, flat.islands, dict(values))  # it records
+                trace_run(used.executable, delegate, flat.islands, dict(values))  # the first run records
                 for _ in range(runs):
                     trace, made = trace_run(used.executable, delegate, flat.islands, dict(values))
                     traces.append(trace)
@@ -81,7 +81,7 @@ def _describe(document: dict[str, Any], state: SessionState, flat: Flat, kinds: 
 
 
 def add_islands(document: dict[str, Any], flat: Flat, graph: GraphDocument) -> None:
-    """The plans, and what other delegates run."""
+    """Add the plans, and the steps of other delegates."""
     for island in flat.islands:
         add_plan(document, island.plan, asdict(IslandReport.of(island.plan, len(island.nodes))), graph)
     document["regions"] += [
@@ -95,7 +95,7 @@ def add_islands(document: dict[str, Any], flat: Flat, graph: GraphDocument) -> N
 
 
 def add_context(document: dict[str, Any], delegate: VulkanDelegate, contexts: Sequence[SharedGpuContext]) -> None:
-    """What lies on the device and who uses it now."""
+    """Add the memory of the device and its present users."""
     context = delegate.context
     memory = document["memory"]
     memory["arenas"].append(arena_document(delegate.arena.snapshot(), "device"))

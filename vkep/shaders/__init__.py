@@ -1,5 +1,5 @@
-"""GLSL to checked SPIR-V: compiler wrapper, content-addressed cache. Pure: no Vulkan here. ``reflect``, which a session whose
-shaders are cached does without, is imported by its own name.
+"""GLSL to checked SPIR-V: compiler wrapper, content-addressed cache. Pure: no Vulkan here. ``reflect`` is imported by
+its own name: a session whose shaders are cached does not need it.
 """
 
 from vkep.shaders.compiler import Compiler, find_compiler

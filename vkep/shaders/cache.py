@@ -1,4 +1,4 @@
-"""SPIR-V on disk, addressed by the content that it was compiled from, and prebuilt SPIR-V that a wheel carries."""
+"""SPIR-V on disk, addressed by the content that it was compiled from, and prebuilt SPIR-V in a wheel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkep.cache import CacheFolder, cache_root, is_key, write_atomically
 
 _log = logging.getLogger(__name__)
 
-#: default bound of a cache folder, bytes: a module is some kilobytes
+#: default limit of a cache folder, bytes: a module has some kilobytes
 DEFAULT_LIMIT = 256 << 20
 MANIFEST = "manifest.json"
 
@@ -29,7 +29,7 @@ class SpirvCache(CacheFolder):
 
 @dataclass(frozen=True, slots=True)
 class PrebuiltEntry:
-    """What the manifest of a prebuilt folder says about one module; ``key`` does not depend on the compiler."""
+    """The manifest's entry for one module; ``key`` does not depend on the compiler."""
 
     key: str
     source: str

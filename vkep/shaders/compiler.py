@@ -1,8 +1,8 @@
-"""Our glslang wrapper: finds a GLSL compiler on this machine and drives it.
+"""The wrapper of glslang: finds a GLSL compiler on this machine and drives it.
 
 Four command lines are known: glslang's own (``glslang``, ``glslangValidator``), shaderc's ``glslc`` and the ``glslc``
-that the Python package ``ai-ml-sdk-scenario-runner`` carries. All embed glslang, differ in options and messages, and
-are told apart by what they print for ``--version``, not by file name.
+that the Python package ``ai-ml-sdk-scenario-runner`` carries. All embed glslang, but differ in options and messages.
+They are identified by their output for ``--version``, not by file name.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _MESSAGE = re.compile(
     r"^(?:(?P<severity>ERROR|WARNING): (?P<file>.*?):(?P<line>\d+): (?P<text>.*)"
     r"|(?P<file2>.+?):(?P<line2>\d+): (?P<severity2>error|warning): (?P<text2>.*))$"
 )
-#: follow-up messages that say nothing about the source
+#: follow-up messages that contain nothing about the source
 _NOISE = ("compilation terminated", "compilation errors.  No code generated")
 
 
 class Compiler(ABC):
-    """One compiler executable. Instances only remember answers; threads may share one."""
+    """One compiler executable. Instances only cache answers, so threads may share one."""
 
     kind: ClassVar[str]
-    signature: ClassVar[re.Pattern[str]]  #: what it prints for --version, with a group "version"
-    #: GLSL extensions that every version of it knows: these need no trial at each start
+    signature: ClassVar[re.Pattern[str]]  #: pattern of its output for --version, with a group "version"
+    #: GLSL extensions that every version supports: these are not tried at each start
     known_extensions: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, path: Path, version: str) -> None:
@@ -66,12 +66,13 @@ class Compiler(ABC):
 
     @property
     def identity(self) -> str:
-        """What the bytes of a compilation depend on besides its input: kind, version and flags, for cache keys."""
+        """Everything that the output of a compilation depends on besides its input: kind, version and flags, for cache
+        keys."""
         return f"{self.kind} {self.version} {' '.join(self.arguments(Path('i'), Path('o'), Path('d')))}"
 
     @abstractmethod
     def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
-        """The command line behind the executable's name."""
+        """The command line after the executable's name."""
 
     def compile(
         self,
@@ -108,7 +109,7 @@ class Compiler(ABC):
             raise InvalidSpirvError(f"{self.path} wrote a malformed module for {source.path}: {error}") from error
 
     def supports(self, extension: str) -> bool:
-        """Whether the compiler knows a GLSL extension, such as ``GL_KHR_cooperative_matrix`` (tried once)."""
+        """Whether the compiler supports a GLSL extension, such as ``GL_KHR_cooperative_matrix`` (tried once)."""
         if not re.fullmatch(r"GL_[A-Za-z0-9_]+", extension):
             raise ValueError(f"{extension!r} is no GLSL extension name, expected GL_...")
         if extension not in self._extensions:
@@ -152,7 +153,8 @@ class ShadercGlslc(Compiler):
 
 
 class ScenarioRunnerGlslc(Compiler):
-    """``glslc`` of Arm's ML SDK scenario runner, which always targets Vulkan 1.3. It takes one include folder only."""
+    """``glslc`` of Arm's ML SDK scenario runner, which always targets Vulkan 1.3. It supports one include folder
+    only."""
 
     kind = "scenario-runner"
     signature = re.compile(r'^\{[\s\S]*"version": "(?P<version>[^"]+)"[\s\S]*"glslang=')
@@ -169,8 +171,8 @@ def find_compiler() -> Compiler:
     """The first that works of: ``$VKEP_GLSLANG``, the scenario runner package's, then ``glslangValidator``, ``glslang``
     and ``glslc`` on the search path.
 
-    Raises `CompilerNotFoundError` saying what to install; also when ``VKEP_GLSLANG`` is set to something else than a
-    compiler, since another one would then be used behind the user's back.
+    Raises `CompilerNotFoundError` that says what to install; also when ``VKEP_GLSLANG`` is not a compiler, since
+    another one would then be used without the user's knowledge.
     """
     chosen = os.environ.get("VKEP_GLSLANG")
     if chosen:
@@ -189,7 +191,7 @@ def find_compiler() -> Compiler:
 
 
 def open_compiler(path: Path) -> Compiler:
-    """The wrapper for an executable, by what it prints for ``--version``. Raises `CompilerNotFoundError` for others."""
+    """The wrapper for an executable, by its output for ``--version``. Raises `CompilerNotFoundError` for others."""
     try:
         printed = run_tool([str(path), "--version"]).stdout
     except ShaderError as error:
@@ -250,7 +252,7 @@ def parse_messages(printed: str, source: GlslSource) -> tuple[Diagnostic, ...]:
 
 
 def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a tool and take what it prints. Raises `ShaderError` if it cannot be started or does not end in time."""
+    """Run a tool and return its output. Raises `ShaderError` if it cannot be started or does not end in time."""
     try:
         return subprocess.run(
             command,

@@ -1,7 +1,7 @@
 """Constant expressions of a SPIR-V module, evaluated under a specialisation; sizes of shared memory built from them.
 
 Array lengths may depend on spec constants (``shared float tile[TILE][TILE + 1]``), so a module's shared memory is only
-known once those have values. Types and expressions are plain frozen data, so that a reflection can be pickled.
+known for given values. Types and expressions are plain frozen data, so that a reflection can be pickled.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ Expression = Literal | Composite | Operation | Unknown
 
 
 class NotComputable(Exception):
-    """The value depends on something that is not evaluated here."""
+    """The value depends on an expression that is not evaluated here."""
 
 
 def _truncated(a: int, b: int) -> int:

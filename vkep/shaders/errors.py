@@ -1,4 +1,4 @@
-"""What can go wrong between GLSL text and a checked SPIR-V module."""
+"""Errors between GLSL text and a checked SPIR-V module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CompilerNotFoundError(ShaderError):
 
 
 class InvalidSpirvError(ShaderError, ValueError):
-    """The bytes are no well-formed SPIR-V module."""
+    """The bytes are not a well-formed SPIR-V module."""
 
 
 class ShaderSourceError(ShaderError, ValueError):
@@ -26,7 +26,7 @@ class ShaderSourceError(ShaderError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One message of the compiler. ``line`` is 1-based; 0 where the compiler named none."""
+    """One message of the compiler. ``line`` is 1-based; 0 where the compiler gives none."""
 
     file: str
     line: int

@@ -1,4 +1,4 @@
-"""The kernel contract, checked: what a module's reflection and a `Kernel` declaration disagree about."""
+"""Checks the kernel contract: the differences between a module's reflection and a `Kernel` declaration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vkep.kernels.kernel import ADDRESS_BYTES, FOLD_IDS, Kernel, Operand
 from vkep.shaders.reflect import Reflection
 from vkep.shaders.spirv import LOCAL_SIZE_IDS
 
-OPERAND_TYPE = "uvec2"  #: how the argument block holds a tensor's address
+OPERAND_TYPE = "uvec2"  #: the types of a tensor's address in the argument block
 SCALAR_BYTES = 4
 _DECLARATION = re.compile(r"\s*(\w+)\s+(\w+)\s*\Z")
 

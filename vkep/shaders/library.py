@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ARGS_IN_MEMORY = "ARGS_IN_MEMORY"  #: what shaders/args.glsl looks for
+ARGS_IN_MEMORY = "ARGS_IN_MEMORY"  #: the macro that shaders/args.glsl tests
 _WORDS = ShaderVariant("words.comp")
 
 
 class SourceCompiler(Protocol):
-    """What the library needs of a compiler; `vkep.shaders.compiler.Compiler` is the real one."""
+    """The interface of a compiler in the library; `vkep.shaders.compiler.Compiler` implements it."""
 
     @property
     def identity(self) -> str:
@@ -43,7 +43,7 @@ class SourceCompiler(Protocol):
 
 @dataclass(frozen=True)
 class CompiledShader:
-    """The SPIR-V of one variant and its interface, which is read when it is asked for."""
+    """The SPIR-V of one variant and its interface, which is read on first use."""
 
     variant: ShaderVariant
     arguments_in_memory: bool
@@ -54,7 +54,7 @@ class CompiledShader:
     @functools.cached_property
     def reflection(self) -> Reflection:
         """The whole interface. Raises `InvalidSpirvError`."""
-        from vkep.shaders.reflect import reflect  # what makes pipelines of cached modules does without
+        from vkep.shaders.reflect import reflect  # creating pipelines of cached modules does not need it
 
         return reflect(self.words)
 
@@ -102,9 +102,8 @@ class ShaderLibrary:
             return self._compiler
 
     def supports(self, extension: str) -> bool:
-        """Whether variants that need a GLSL extension can be had: its compiler knows it, or there is no compiler and all
-        comes prebuilt.
-        """
+        """Whether variants that need a GLSL extension are available: the compiler supports it, or there is no compiler
+        and all are prebuilt."""
         try:
             ask = getattr(self.compiler, "supports", None)
         except CompilerNotFoundError:
@@ -116,8 +115,8 @@ class ShaderLibrary:
         return read_source(find_source(variant.source, self.shader_dirs), self.shader_dirs)
 
     def spirv(self, variant: ShaderVariant, arguments_in_memory: bool = False) -> CompiledShader:
-        """The variant's SPIR-V: from memory, prebuilt, from the disk cache, or compiled now (once, also when several
-        threads ask at the same time).
+        """The variant's SPIR-V: from memory, prebuilt, from the disk cache, or compiled now (once, even for concurrent
+        calls).
 
         ``arguments_in_memory`` compiles it with ARGS_IN_MEMORY: the push constant is then the argument block's address.
         Raises `ShaderSourceError`, `ShaderCompileError`, `InvalidSpirvError` or `CompilerNotFoundError`.
@@ -194,7 +193,7 @@ class ShaderLibrary:
             raise ValueError(f"jobs is the number of compilers at a time, at least 1; got {jobs}")
         results: dict[Request, CompiledShader | Exception] = {}
         unique = list(dict.fromkeys((variant, bool(in_memory)) for variant, in_memory in requests))
-        for request in unique:  # here: threads that only read caches would wait for one another
+        for request in unique:  # in this thread: threads that only read caches would wait for each other
             cached = self._cached(request)
             if cached is not None:
                 results[request] = cached
@@ -248,7 +247,7 @@ class ShaderLibrary:
             self._shaders.clear()
 
     def _cached(self, request: Request) -> CompiledShader | None:
-        """The shader where nothing need be compiled for it. What goes wrong is for `spirv` to say."""
+        """The shader, if it need not be compiled. Errors are left for `spirv` to report."""
         with self._lock:
             held = self._shaders.get(request)
         if held is not None:

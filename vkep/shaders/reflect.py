@@ -1,4 +1,4 @@
-"""What a SPIR-V compute module says about its interface: arguments, spec constants, workgroup size, shared memory.
+"""The interface of a SPIR-V compute module: arguments, spec constants, workgroup size, shared memory.
 
 Numbers are those of the SPIR-V 1.6 specification (3.20 decorations, 3.7 storage classes, 3.6 execution modes).
 """
@@ -30,7 +30,7 @@ from vkep.shaders.constants import (
 from vkep.shaders.errors import InvalidSpirvError
 from vkep.shaders.spirv import CAPABILITIES, LOCAL_SIZE_IDS, Instruction, Op, instructions, literal_string, parse_words
 
-ARGUMENT_BLOCK = "ArgsBlock"  #: name of the block that shaders/args.glsl reads arguments from, when they lie in memory
+ARGUMENT_BLOCK = "ArgsBlock"  #: name of the block from which shaders/args.glsl reads arguments in memory
 
 _PUSH_CONSTANT, _WORKGROUP, _PHYSICAL_STORAGE_BUFFER = 9, 4, 5349
 _SPEC_ID, _BUILT_IN, _BINDING, _DESCRIPTOR_SET, _OFFSET = 1, 11, 33, 34, 35
@@ -45,7 +45,7 @@ _NEW_TYPES = (4163, 4456, 5358)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of the argument block; ``type`` as GLSL spells it, offset and size in bytes (-1 where unknown)."""
+    """One member of the argument block; ``type`` in GLSL's notation, offset and size in bytes (-1 where unknown)."""
 
     name: str
     type: str
@@ -88,7 +88,7 @@ class Reflection:
     capabilities: tuple[str, ...]
     extensions: tuple[str, ...]
     entry_point: str
-    local_size: tuple[int, int, int]  #: as declared; defaults where it is specialised
+    local_size: tuple[int, int, int]  #: as declared; defaults for spec constants
     local_size_ids: tuple[int | None, int | None, int | None]  #: the spec constant that sets it, per dimension
     arguments: tuple[Member, ...]
     arguments_in_memory: bool
@@ -375,7 +375,7 @@ class _Reader:
         return tuple(members)
 
     def _spell(self, type_: Type) -> str:
-        """A type as GLSL spells it; a buffer reference is "pointer" with its block's name."""
+        """A type in GLSL's notation; a buffer reference is "pointer" with its block's name."""
         if isinstance(type_, Scalar):
             return type_.name
         if isinstance(type_, Vector):

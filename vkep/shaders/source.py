@@ -1,4 +1,4 @@
-"""GLSL files as text: where they lie, what they include, how definitions get in."""
+"""GLSL files as text: their paths, their includes, and the insertion of definitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFINES_FILE = "definitions"
 def glsl_root() -> Path:
     """The folder of vkep's own GLSL: package data of an installed wheel, ``shaders/`` of a source checkout.
 
-    Raises `ShaderSourceError` where neither is there.
+    Raises `ShaderSourceError` where neither exists.
     """
     package = Path(__file__).resolve().parents[1]
     candidates = (package / "_glsl", package.parent / "shaders")
@@ -45,8 +45,8 @@ def shader_digest() -> str:
 class SourceFile:
     """One file's text; its ``#include`` lines name the snapshot's files (``include_name``) instead of real ones."""
 
-    path: str  #: as messages show it
-    text: str  #: as it lies on disk
+    path: str  #: in messages
+    text: str  #: on disk
     rewritten: str
 
 
@@ -69,7 +69,8 @@ class GlslSource:
         return self.main.path
 
     def digest(self, defines: Mapping[str, str]) -> str:
-        """SHA-256 (hex) of all that a compiler sees: texts and definitions, but neither paths nor the compiler."""
+        """SHA-256 (hex) of everything that a compiler reads: texts and definitions, but neither paths nor the
+        compiler."""
         digest = hashlib.sha256(b"vkep glsl 1\0")
         parts = [self.main.rewritten, *(f.rewritten for f in self.includes)]
         for group in (parts, [text for item in sorted(defines.items()) for text in item]):
@@ -121,7 +122,7 @@ def parse_source(text: str, file: str, include_dirs: Sequence[Path] = ()) -> Gls
     """The snapshot for a text that messages call ``file``.
 
     An include is searched in the including file's folder, in ``file``'s folder, then in ``include_dirs``. One that is
-    not found is left to the compiler, which says where it stands (or never compiles that branch). Raises
+    not found is left to the compiler, which reports its line (or never compiles that branch). Raises
     `ShaderSourceError` for a file that cannot be read.
     """
     home = os.path.dirname(os.path.abspath(file))
@@ -160,10 +161,11 @@ def _read(path: Path | str) -> str:
 
 
 def with_defines(text: str, defines: Mapping[str, str], file: str) -> str:
-    """``text`` with the definitions inserted behind its ``#version`` line, and messages still naming ``file``'s lines.
+    """``text`` with the definitions inserted after its ``#version`` line; messages still have the line numbers of
+    ``file``.
 
-    A value may span lines and hold any tokens: backslash-newlines are added. A name may carry parameters
-    (``F(x)``). Raises `ValueError` for a name that is no macro name and for a value that ends in a backslash.
+    A value may span lines and hold any tokens: backslash-newlines are added. A name may carry parameters (``F(x)``).
+    Raises `ValueError` for a name that is not a macro name and for a value that ends in a backslash.
     """
     lines = text.split("\n")
     version = _version_line(lines)
@@ -208,5 +210,5 @@ def _define(name: str, value: str) -> str:
 
 
 def quoted_path(file: str) -> str:
-    """A path as it can stand in a #line directive."""
+    """A path quoted for a #line directive."""
     return file.replace("\\", "/").replace('"', "'")

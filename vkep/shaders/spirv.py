@@ -67,7 +67,7 @@ def parse_words(binary: bytes) -> tuple[int, ...]:
 
 
 def instructions(words: tuple[int, ...]) -> Iterator[Instruction]:
-    """The instructions in order. Raises `InvalidSpirvError` where a length leaves the module."""
+    """The instructions in order. Raises `InvalidSpirvError` where a length exceeds the module."""
     at, end = HEADER_WORDS, len(words)
     while at < end:
         count, opcode = words[at] >> 16, words[at] & 0xFFFF
@@ -92,9 +92,8 @@ def literal_string(words: tuple[int, ...]) -> tuple[str, int]:
 
 
 def spec_constant_ids(binary: bytes) -> dict[str, int]:
-    """The ids of a module's spec constants by name, as `vkep.shaders.reflect` reads them, from the first instructions alone: a
-    process that makes pipelines of cached modules waits for this. Raises `InvalidSpirvError` for malformed bytes.
-    """
+    """The ids of a module's spec constants by name, as `vkep.shaders.reflect` reads them, from the first instructions
+    alone: creating pipelines of cached modules waits for this. Raises `InvalidSpirvError` for malformed bytes."""
     names: dict[int, tuple[int, ...]] = {}
     decorated: dict[int, int] = {}
     for opcode, operands in instructions(parse_words(binary)):
@@ -114,8 +113,8 @@ def spec_constant_ids(binary: bytes) -> dict[str, int]:
 def strip_sources(binary: bytes) -> bytes:
     """The module without embedded sources, file names, line numbers and processing notes; names stay.
 
-    Compilers write absolute include paths there, so that the same GLSL would give other bytes in another folder, and
-    a pipeline cache would miss. Modules with non-semantic instructions (debug printf, shader debug info) keep their
+    Compilers write absolute include paths there, so that the same GLSL would result in other bytes in another folder,
+    and miss the pipeline cache. Modules with non-semantic instructions (debug printf, shader debug info) keep their
     strings, since those refer to them. Words come back little-endian.
     """
     words = parse_words(binary)

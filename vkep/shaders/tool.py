@@ -1,4 +1,4 @@
-"""What ``vkep shaders`` does, as functions with plain results; the command line only prints them."""
+"""The work of ``vkep shaders`` as functions with plain results; the command line only prints them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class DeclaredVariant:
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
-    """What became of one variant; ``problems`` is empty where all is well."""
+    """The result of one variant; ``problems`` is empty on success."""
 
     declared: DeclaredVariant
     shader: CompiledShader | None
     problems: tuple[str, ...] = ()
-    validated: bool = False  #: spirv-val has passed it
-    diagnostics: tuple[dict[str, Any], ...] = ()  #: the compiler's messages, where it refused the GLSL
+    validated: bool = False  #: whether spirv-val has accepted it
+    diagnostics: tuple[dict[str, Any], ...] = ()  #: the compiler's messages, where it rejected the GLSL
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -77,8 +77,8 @@ def select_kernels(names: Sequence[str] = ()) -> tuple[Kernel, ...]:
 
 
 def declared_variants(kernels: Iterable[Kernel], both: bool = False) -> list[DeclaredVariant]:
-    """Every variant that the kernels declare, with arguments where the planner would put them: in push constants, or
-    in memory if they take more than 128 bytes. ``both`` adds the in-memory form of those that fit.
+    """Every variant that the kernels declare, with arguments as the planner would pass them: in push constants, or in
+    memory if they are larger than 128 bytes. ``both`` adds the in-memory form of those that fit.
     """
     found = []
     for kernel in kernels:
@@ -173,7 +173,7 @@ def write_results(results: Iterable[VariantResult], folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """What became of one of a user's own GLSL files."""
+    """The result of one of a user's own GLSL files."""
 
     source: str
     output: str | None
@@ -245,7 +245,7 @@ def reflection_to_json(reflection: Reflection) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Which tools and folders are used here, for reports. Never raises: what is missing is None with a reason."""
+    """The tools and folders in use, for reports. Never raises: a missing one is None with a reason."""
     report: dict[str, Any] = {"glsl": str(glsl_root()), "compiler": None, "compiler_error": None}
     try:
         compiler = find_compiler()

@@ -1,4 +1,4 @@
-"""spirv-val, where the machine has it: checks a module against the rules of SPIR-V and of Vulkan 1.3."""
+"""spirv-val, if it is installed: checks a module against the rules of SPIR-V and of Vulkan 1.3."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 
 from vkep.shaders.compiler import TARGET, run_tool
 
-#: what spirv-val says of a capability that came after it; a compiler writes no other unknown ones
+#: spirv-val's message for a capability that is newer than it; a compiler writes no other unknown ones
 _UNKNOWN_CAPABILITY = "Invalid capability operand"
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What the validator says of a module."""
+    """The validator's result for a module."""
 
     valid: bool
-    message: str = ""  #: what spirv-val says about an invalid module
+    message: str = ""  #: spirv-val's message about an invalid module
 
 
 def find_validator() -> Path | None:
-    """``spirv-val``: ``$VKEP_SPIRV_VAL``, or on the search path; None where there is none (package spirv-tools).
+    """``spirv-val``: ``$VKEP_SPIRV_VAL``, or on the search path; None where it is not installed (package spirv-tools).
 
-    Raises `ValueError` if the variable is set but names no executable.
+    Raises `ValueError` if the variable does not name an executable.
     """
     chosen = os.environ.get("VKEP_SPIRV_VAL")
     found = shutil.which(chosen or "spirv-val")

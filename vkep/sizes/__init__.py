@@ -1,7 +1,7 @@
-"""Whole numbers that a plan is given when it runs: sizes of inputs, and what is computed from them.
+"""Integers that are arguments of a plan's run: sizes of inputs, and values computed from them.
 
-`Size` stands for such a number while a model is lowered, `Trace` keeps the conditions that lowering decided on, `Formulas` is
-what both become in a plan: plain data, computed for other sizes at once.
+`Size` is such a number while a model is lowered, `Trace` records the conditions that lowering depends on, `Formulas` is
+the form of both in a plan: plain data, computed for other sizes at once.
 """
 
 from vkep.sizes.formulas import Formulas

@@ -11,7 +11,7 @@ from typing import Any
 
 from vkep.sizes.magic import magic
 
-#: what a node takes: a number, ("sum", terms, const) over nodes before it, or ("node", k) for a float
+#: an operand of a node: a number, ("sum", terms, const) over nodes before it, or ("node", k) for a float
 Operand = Any
 Node = tuple[str, tuple[Operand, ...]]
 BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -23,7 +23,7 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "//": operator.floordiv,
     "%": operator.mod,
 }
-#: functions of whole numbers
+#: functions of integers
 CALLS: Mapping[str, Callable[..., int]] = {
     "bit_length": lambda n: int(n).bit_length(),
     "max": max,
@@ -35,10 +35,10 @@ CALLS: Mapping[str, Callable[..., int]] = {
 
 @dataclass(frozen=True)
 class Formulas:
-    """Results over ``symbols`` whole numbers.
+    """Results over ``symbols`` integers.
 
-    ``nodes`` in order: ("symbol", (k,)), a name of `BINARY` with two operands, or one of `CALLS`. With ``relations`` ("==",
-    "!=" or ">=", one a result) the results are conditions: each must relate to 0 so.
+    ``nodes`` in order: ("symbol", (k,)), a name of `BINARY` with two operands, or one of `CALLS`. With ``relations``
+    ("==", "!=" or ">=", one for each result) the results are conditions: each must have that relation to 0.
     """
 
     symbols: int
@@ -50,7 +50,7 @@ class Formulas:
     def of(
         cls, nodes: Sequence[Node], symbols: int, results: Sequence[Operand], relations: tuple[str, ...] | None = None
     ) -> Formulas:
-        """The formulas with those nodes only that the results need."""
+        """The formulas with only those nodes that the results need."""
         needed: set[int] = set()
         waiting = [node for result in results for node in nodes_of(result)]
         while waiting:
@@ -63,7 +63,7 @@ class Formulas:
         return cls(symbols, kept, tuple([_renumbered(r, number) for r in results]), relations)
 
     def check(self) -> None:
-        """Raise `ValueError` for a name that no formula has, or a node that is not before the one that takes it."""
+        """Raise `ValueError` for an unknown name, or for a node that refers to one that is not before it."""
         for k, (op, operands) in enumerate((*self.nodes, *[("results", (r,)) for r in self.results])):
             known = op in BINARY or op in CALLS or op == ("results" if k >= len(self.nodes) else "symbol")
             if not known or any(not 0 <= node < min(k, len(self.nodes)) for o in operands for node in nodes_of(o)):
@@ -77,7 +77,8 @@ class Formulas:
         return values
 
     def hold(self, sizes: Sequence[int]) -> bool:
-        """Whether the conditions hold for these sizes. Where a formula has no value (a division by 0), one of them does not."""
+        """Whether the conditions hold for these sizes. A formula that is undefined (a division by 0) counts as a
+        condition that does not hold."""
         try:
             return bool(self._compiled(sizes))
         except (ArithmeticError, ValueError):
@@ -96,7 +97,7 @@ class Formulas:
         ]
 
     def text(self, operand: Operand) -> str:
-        """A formula as Python writes it, with symbols s0, s1 and so on."""
+        """A formula in Python's notation, with symbols s0, s1 and so on."""
         names: list[str] = []
         for op, operands in self.nodes:
             parts = [_text(o, names) for o in operands]
@@ -108,7 +109,8 @@ class Formulas:
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Sequence[int]], Any]:
-        """All of it as one Python function: every name in it is made here, every number a whole one or a float."""
+        """All formulas as one Python function: every name in it is generated here, every number is an integer or a
+        float."""
         names = [f"n{k}" for k in range(len(self.nodes))]
         lines = ["def compute(sizes):"]
         for k, (op, operands) in enumerate(self.nodes):

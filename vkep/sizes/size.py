@@ -1,10 +1,10 @@
-"""`Size`: a whole number that is known by a formula, with the value that it has in the case at hand (its hint).
+"""`Size`: an integer with a formula, and its current value (its hint).
 
-A size is a polynomial over nodes: the sizes that a trace was given, and what integer division and other functions make of
-them. Polynomials have one form each, so that equal ones are found equal without asking for a value. Wherever Python asks for a
-decision (a comparison, a truth value), the size decides as its hint does, and the trace notes the condition under which that
-holds. Wherever a plain number is asked for (`int`, an index, a hash of text), the condition is that the size equals its hint:
-whatever cannot be said in sizes is right for one value at least.
+A size is a polynomial over nodes: the sizes of a trace, and results of integer division and other functions of sizes.
+Polynomials have a normal form, so that equality can be decided without a value. Where Python needs a decision (a
+comparison, a truth value), the size decides by its hint, and the trace records the condition under which the decision
+holds. Where Python needs a plain number (`int`, an index, a text's hash), the recorded condition is that the size
+equals its hint: code that cannot handle sizes is then correct for at least one value.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
-#: nodes multiplied with each other, in ascending order
+#: nodes whose values are multiplied, in ascending order
 Product = tuple[int, ...]
 #: products with their coefficients, in ascending order of products
 Terms = tuple[tuple[Product, int], ...]
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-#: a size within text is its value between these: text for people loses them, text for compilers asks for the value
+#: marks around a size's value within text: text for people drops the marks, text for compilers needs the value
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARKED = re.compile(f"{_OPEN}([0-9]+):(-?[0-9]+){_CLOSE}")
 
 
 class Tracing(Protocol):
-    """What a size asks of its `vkep.sizes.trace.Trace`."""
+    """The interface of `vkep.sizes.trace.Trace` that sizes use."""
 
     shown: list[Size]
     general: bool
 
     def product(self, product: Product) -> int:
-        """The size that a product of sizes is."""
+        """The size that is the product of nodes."""
 
     def is_positive(self, value: Any) -> bool:
-        """Whether a value is above 0, under a condition that is noted."""
+        """Whether a value is above 0; records the condition."""
 
     def is_zero(self, value: Any) -> bool:
-        """Whether a value is 0, under a condition that is noted."""
+        """Whether a value is 0; records the condition."""
 
     def fixed(self, value: Size) -> int:
-        """The value as a plain integer, under the condition that it stays so."""
+        """The value as a plain integer; records that it must stay the same."""
 
     def fixed_real(self, value: Real) -> float:
-        """The value as a plain float, under the condition that it stays so."""
+        """The value as a plain float; records that it must stay the same."""
 
     def divided(self, a: Any, b: Any) -> Any:
         """``a // b``."""
@@ -62,11 +62,11 @@ class Tracing(Protocol):
         """The result of an operation on real numbers of sizes."""
 
     def marked(self, size: Size, begin: str, end: str) -> str:
-        """The size, marked by the range that it is used for."""
+        """A size within text, marked by the range that it is used for."""
 
 
 class Size:
-    """A whole number of a trace. Arithmetic with whole numbers gives sizes, or a plain `int` where the formula is constant."""
+    """An integer of a trace. Arithmetic with integers returns sizes, or a plain `int` where the formula is constant."""
 
     __slots__ = ("const", "hint", "terms", "trace")
 
@@ -203,7 +203,7 @@ class Size:
         return not self.trace.is_zero(self)
 
     def __hash__(self) -> int:
-        # What is looked up by sizes in a dictionary is found where their formulas are equal.
+        # A dictionary finds an entry by sizes where their formulas are equal.
         return hash((id(self.trace), self.terms, self.const))
 
     # ---- plain numbers
@@ -225,7 +225,8 @@ class Size:
 
 
 class Real:
-    """A float that is computed from sizes; it is written to a plan's arguments, and decides as its value does."""
+    """A float that is computed from sizes. It is written to a plan's arguments, and comparisons use its current
+    value."""
 
     __slots__ = ("hint", "node", "trace")
 
@@ -293,7 +294,7 @@ class Real:
 
 
 def made(trace: Tracing, terms: dict[Product, int], const: int) -> Any:
-    """The size of a polynomial; an `int` where it is constant."""
+    """The size with a polynomial; an `int` where it is constant."""
     kept = tuple(sorted([(product, count) for product, count in terms.items() if count]))
     if not kept:
         return const
@@ -301,38 +302,39 @@ def made(trace: Tracing, terms: dict[Product, int], const: int) -> Any:
 
 
 def is_size(value: object) -> bool:
-    """Whether a number depends on the sizes of a run."""
+    """Whether a number depends on a run's sizes."""
     return value.__class__ is Size or value.__class__ is Real
 
 
 def called(name: str, size: Any) -> Any:
-    """A function of `vkep.sizes.formulas.CALLS` of a size."""
+    """Apply a function of `vkep.sizes.formulas.CALLS` to a size."""
     return size.trace.called(name, size)
 
 
 def largest(*values: Any) -> Any:
-    """The largest of whole numbers, without a decision which one it is."""
+    """The maximum of integers, without a condition on which one it is."""
     sized = next((v for v in values if v.__class__ is Size), None)
     return max(values) if sized is None else sized.trace.called("max", *values)
 
 
 def hint(value: Any) -> Any:
-    """The value at hand, without a condition: for choices that are right whatever the size is (a tile, an order)."""
+    """The current value, without a condition: for choices that are valid for every size (a tile, an order)."""
     return value.hint if value.__class__ is Size or value.__class__ is Real else value
 
 
 def serves_others(value: Any) -> bool:
-    """Whether what is chosen for a number is to serve other sizes too."""
+    """Whether a choice for a number must also serve other sizes."""
     return is_size(value)
 
 
 def room_for(count: Any) -> int:
-    """How many numbers to make of a constant of which ``count`` are used: of a size more than there are at hand, for others."""
+    """The number of elements of a constant of which ``count`` are used: for a size more than its current value, to
+    serve larger sizes."""
     return 1 << max(count.hint.bit_length() + 1, 12) if count.__class__ is Size else int(count)
 
 
 def at_hand(choose: F) -> F:
-    """A function that chooses among what is right for every size: it is asked with the sizes' values at hand."""
+    """Decorates a function whose result is valid for every size: it is called with the sizes' current values."""
 
     @functools.wraps(choose)
     def asked(*args: Any, **kwargs: Any) -> Any:
@@ -344,7 +346,7 @@ def at_hand(choose: F) -> F:
 
 
 def record_at_hand(record: T) -> T:
-    """A dataclass with the values at hand in place of its sizes; itself where it has none."""
+    """A dataclass with its sizes replaced by their current values; the same object where it has none."""
     changed = {}
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
@@ -362,12 +364,12 @@ def _values_at_hand(value: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """A whole number as an `int` or a `Size`: what ``int`` is for code that takes sizes too."""
+    """An integer as an `int` or a `Size`: replaces ``int`` in code that supports sizes."""
     return value if value.__class__ is int or value.__class__ is Size else int(value)
 
 
 def wholes(values: Iterable[Any]) -> tuple[Any, ...]:
-    """A shape, as `whole` numbers."""
+    """A shape whose elements are converted by `whole`."""
     return tuple([v if v.__class__ is int or v.__class__ is Size else int(v) for v in values])
 
 
@@ -385,30 +387,31 @@ def divides(divisor: int, value: Any) -> bool:
 
 
 def power_of_two_in(value: Any, most: int) -> int:
-    """The largest power of two up to ``most`` (one itself) that divides a whole number; of a size, one that always does."""
+    """The largest power of two up to ``most`` (itself a power of two) that divides an integer; for a size, one that
+    always does."""
     if value.__class__ is Size:
         return math.gcd(most, value.const, *[count for _, count in value.terms])
     return math.gcd(most, value)
 
 
 def plain_text(text: str) -> str:
-    """Text for people: sizes in it are their values at hand."""
+    """Text for people: sizes in it are replaced by their current values."""
     return _MARKED.sub(r"\2", text) if _OPEN in text else text
 
 
 def text_parts(text: str, trace: Tracing) -> list[Any]:
-    """Text as the strings and the sizes that follow one another in it."""
+    """The alternating strings and sizes of a text."""
     parts: list[Any] = _MARKED.split(text)  # text, number, value, text and so on
     return [trace.shown[int(parts[k])] if k % 3 else parts[k] for k in range(len(parts)) if k % 3 < 2]
 
 
 def fixed_text(text: str, trace: Tracing) -> str:
-    """Text for a compiler: sizes in it are asked for their values."""
+    """Text for a compiler: sizes in it are fixed at their values."""
     return _MARKED.sub(lambda found: str(trace.fixed(trace.shown[int(found[1])])), text) if _OPEN in text else text
 
 
 def _difference(a: Any, b: Any) -> Any:
-    """A whole number that is positive exactly where ``a > b``."""
+    """An integer that is positive exactly where ``a > b``."""
     if a.__class__ not in (int, Size):
         a = _rounded(a, math.ceil)
     if b.__class__ not in (int, Size):
@@ -417,7 +420,7 @@ def _difference(a: Any, b: Any) -> Any:
 
 
 def _rounded(x: Any, towards: Callable[[float], int]) -> int:
-    """What a size is compared with in place of a number of another kind."""
+    """The integer that a size is compared with instead of a number of another type."""
     x = x.__index__() if hasattr(x, "__index__") else float(x)
     if math.isinf(x):
         return (1 << 200) if x > 0 else -(1 << 200)
@@ -425,13 +428,13 @@ def _rounded(x: Any, towards: Callable[[float], int]) -> int:
 
 
 def _other(a: Any, b: Any, op: str, again: Callable[[int], Any], other: Any = None) -> Any:
-    """Arithmetic of a size with something that is neither `int` nor `Size`."""
+    """Arithmetic of a size with a number that is neither `int` nor `Size`."""
     other = b if other is None else other
     trace = (a if a.__class__ is Size else b).trace
     if other.__class__ is Real or isinstance(other, float):
         return _real(trace, op, a, b)
     try:
-        return again(other.__index__())  # numpy's whole numbers, bool
+        return again(other.__index__())  # numpy's integers, bool
     except AttributeError:
         return NotImplemented
 

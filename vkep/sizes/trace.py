@@ -1,4 +1,4 @@
-"""`Trace`: the sizes that one lowering was given, what was computed from them, and what was decided."""
+"""`Trace`: the sizes of one lowering, the nodes computed from them, and the conditions that were recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkep.sizes.size import Real, Size, Terms, hint, made
 #: conditions: the relation of a polynomial to 0
 ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
 _MOST = 1 << 62
-#: terms of a quotient of two polynomials at most
+#: maximum number of terms in a quotient of two polynomials
 _LONGEST_QUOTIENT = 16
 
 
@@ -32,9 +32,8 @@ class Trace:
         self._ids: dict[tuple[str, tuple[Operand, ...]], int] = {}
 
     def symbol(self, value: int) -> int | Size:
-        """The next size that a run gives, with the value that it has now. Sizes of 0 and 1 decide too much to stand for
-        others: they are plain numbers, and the condition is that they are so.
-        """
+        """The next size of a run, with its current value. Sizes of 0 and 1 decide too much to be symbolic: they become
+        plain numbers, under the condition that they stay so."""
         node = self._node("symbol", (self.symbols,), value, 0, _MOST)
         self.symbols += 1
         size = Size(self, (((node,), 1),), 0, value)
@@ -46,13 +45,13 @@ class Trace:
 
     @property
     def values(self) -> list[int]:
-        """The sizes at hand, in order."""
+        """The current sizes, in order."""
         return [int(self._hints[self._ids["symbol", (k,)]]) for k in range(self.symbols)]
 
-    # ---- what sizes ask
+    # ---- requests of sizes
 
     def product(self, product: tuple[int, ...]) -> int:
-        """The value at hand of nodes multiplied with each other."""
+        """The current value of nodes multiplied with each other."""
         return math.prod([int(self._hints[node]) for node in product])
 
     def is_positive(self, value: Any) -> bool:
@@ -85,13 +84,13 @@ class Trace:
         return not value.hint
 
     def fixed(self, value: Size) -> int:
-        """The value at hand, under the condition that it is this one."""
+        """The current value, under the condition that it stays the same."""
         if self.bounds(value) != (value.hint, value.hint):
             self._condition(ZERO, value.terms, value.const - value.hint)
         return value.hint
 
     def fixed_real(self, value: Real) -> float:
-        """The same for a float: every size that it is computed from is the one at hand."""
+        """The same for a float: every size that it is computed from must keep its value."""
         for symbol in self._symbols_of((((value.node,), 1),)):
             node = self._ids["symbol", (symbol,)]
             self.fixed(Size(self, (((node,), 1),), 0, int(self._hints[node])))
@@ -112,7 +111,7 @@ class Trace:
             return self.divided(-a, -b)
         if a.terms[0][1] < 0:  # towards positive numbers: -n // 8 is -((n + 7) // 8)
             return -self.divided(-a + (b - 1), b)
-        # whole multiples of b leave the division: (4n + 3) // 4 is n
+        # multiples of b leave the division: (4n + 3) // 4 is n
         outside = {p: c // b for p, c in a.terms}
         inside = made(self, {p: c % b for p, c in a.terms}, a.const % b)
         whole_part = made(self, outside, a.const // b)
@@ -148,7 +147,7 @@ class Trace:
         return self._of("%", inside, b, inside.hint % b, 0, b - 1)
 
     def called(self, name: str, *arguments: Any) -> Any:
-        """A function of `vkep.sizes.formulas.CALLS`, of whole numbers to a whole number."""
+        """A function of `vkep.sizes.formulas.CALLS`, from integers to an integer."""
         if not any(a.__class__ is Size for a in arguments):
             return CALLS[name](*arguments)
         value, low, high = CALLS[name](*map(hint, arguments)), 0, _MOST
@@ -170,7 +169,7 @@ class Trace:
     # ---- bounds
 
     def bounds(self, size: Size) -> tuple[int, int]:
-        """Between which values a size lies whatever the run's sizes are."""
+        """The range of a size for all possible sizes of a run."""
         low = high = size.const
         for product, count in size.terms:
             least = most = count
@@ -182,8 +181,8 @@ class Trace:
         return low, high
 
     def _tight_bounds(self, size: Size) -> tuple[int, int]:
-        """As `bounds`, also where terms of both signs meet: 4nn - n is positive, as (n - 2) and its square have no other
-        signs in it.
+        """As `bounds`, also where terms of both signs meet: 4nn - n is positive, since in powers of (n - 2) all its
+        coefficients are positive.
         """
         low, high = self.bounds(size)
         if low > 0 or high < 0 or len(size.terms) < 2:
@@ -209,7 +208,7 @@ class Trace:
 
     def _condition(self, relation: str, terms: Terms, const: int) -> None:
         common = math.gcd(*[count for _, count in terms])
-        if common > 1:  # rounds towards what whole numbers can reach
+        if common > 1:  # rounds to values that integers can reach
             terms, const = tuple([(p, c // common) for p, c in terms]), const // common
         if relation != AT_LEAST and terms[0][1] < 0:
             terms, const = tuple([(p, -c) for p, c in terms]), -const
@@ -246,15 +245,16 @@ class Trace:
 
     @property
     def mark(self) -> int:
-        """A point in time, for `doubt`."""
+        """A position in the record of conditions, for `doubt`."""
         return len(self.conditions)
 
     def doubt(self, mark: int) -> None:
-        """What was decided since the mark ended in a refusal: sizes for which it is decided otherwise may fare better."""
+        """The decisions since the mark led to a refusal: sizes for which they differ may be accepted."""
         self._doubtful += list(self.conditions)[mark:]
 
     def better(self) -> dict[int, int]:
-        """For sizes that a refusal was decided on, values to try instead: what one was compared with, or a larger one."""
+        """For sizes that a refusal depended on, values to try instead: the value that one was compared with, or a
+        larger one."""
         found: dict[int, int] = {}
         for relation, terms, const in self._doubtful:
             [((first, *others), count), *more] = terms
@@ -262,7 +262,7 @@ class Trace:
             if relation == NONZERO and alone and -const // count > 1 and const % count == 0:
                 found[int(self.nodes[first][1][0])] = -const // count
             elif relation == ZERO or (relation == AT_LEAST and count < 0 and const < 1 << 20):
-                # one that was needed by value, or is too small (not beyond what kernels count)
+                # one whose value was needed, or is too small (but not beyond what kernels count)
                 for symbol in self._symbols_of(terms):
                     found.setdefault(symbol, 16 * int(self._hints[self._ids["symbol", (symbol,)]]))
         return found
@@ -287,23 +287,23 @@ class Trace:
         return Formulas.of(self.nodes, self.symbols, [operand(r) for r in results])
 
     def fixed_symbols(self) -> list[int]:
-        """The sizes that lowering needed the value of, by their number."""
+        """The sizes whose value lowering needed, by their number."""
         return [
             k for k in range(self.symbols) if (n := self._ids["symbol", (k,)]) >= 0 and self._low[n] == self._high[n]
         ]
 
     def holds(self) -> Formulas:
-        """Formulas for the conditions: each a number that must relate to 0 as `relations` says."""
+        """Formulas for the conditions: each is a number that must have the relation to 0 in `relations`."""
         return Formulas.of(self.nodes, self.symbols, [("sum", t, c) for _, t, c in self.conditions], self.relations)
 
     @property
     def relations(self) -> tuple[str, ...]:
-        """The conditions, without where they were noted."""
+        """The relations of the conditions."""
         return tuple([relation for relation, _, _ in self.conditions])
 
 
 def operand(value: Any) -> Operand:
-    """A number as nodes refer to it."""
+    """A number in the form that nodes refer to."""
     if value.__class__ is Size:
         return ("sum", value.terms, value.const)
     if value.__class__ is Real:

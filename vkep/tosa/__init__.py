@@ -1,4 +1,4 @@
-"""ONNX to TOSA 1.0: pure; no driver and no converter is needed to make the text."""
+"""Converts ONNX to TOSA 1.0. Pure: neither a driver nor a converter is needed."""
 
 from vkep.tosa.lower import TosaGraph, TosaIsland, TosaPort, lower_nodes
 from vkep.tosa.registry import declared, tosa_operator

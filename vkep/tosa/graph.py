@@ -1,4 +1,5 @@
-"""A TOSA 1.0 graph being built: values, constants, operations, and axes that are reordered only where they must be."""
+"""A TOSA 1.0 graph under construction: values, constants, operations, and axes that are transposed only where
+needed."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ Array = np.ndarray[Any, Any]
 MLIR_TYPES = {
     "float32": "f32", "float16": "f16", "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "bfloat16": "bf16",
 }  # fmt: skip
-#: what TOSA 1.0 graphs that vkep makes may hold (int64 is an extension of TOSA 1.1, unsigned integers only RESCALE's)
+#: the types of the TOSA 1.0 graphs that vkep creates (int64 is an extension of TOSA 1.1, unsigned integers exist only
+#: in RESCALE)
 ELEMENT_TYPES = frozenset({"float32", "float16", "bool", "int8", "int16", "int32"})
 MAX_RANK = 6  # TOSA 1.0, level 8K
 
 
 @dataclass(eq=False)
 class Value:
-    """A result or constant as TOSA sees it. ``shape`` has no rank 0: a scalar is (1,). ``array`` is set for constants."""
+    """A result or constant in TOSA. ``shape`` never has rank 0: a scalar is (1,). ``array`` is set for constants."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +50,8 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """That a float tensor equals ``(ints - zero) * scale``: what QDQ models say of the tensors between their nodes.
+    """A float tensor that equals ``(ints - zero) * scale``: QDQ models declare this for the tensors between their
+    nodes.
 
     ``ints`` is int8 (``zero`` of int8) or an int32 accumulator (``zero`` 0); ``scale`` a number, or one for each entry
     of the logical axis ``axis``.
@@ -62,7 +65,7 @@ class Quantized:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """That a float tensor is a function of int8 integers: ``outputs[i]`` is its value where ``ints`` is i - 128."""
+    """A float tensor that is a function of int8 integers: ``outputs[i]`` is its value where ``ints`` is i - 128."""
 
     ints: TosaTensor
     outputs: Array
@@ -70,7 +73,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class TosaTensor:
-    """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may lie otherwise.
+    """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may be permuted.
 
     Logical axis ``i`` is axis ``perm[i]`` of the value. ``scalar``: of rank 0 in ONNX, over a value of shape (1,).
     ``held`` tells how a type that TOSA 1.0 has not lies in one that it has: "fits" (int64 whose values fit the int32 value),
@@ -109,7 +112,7 @@ class TosaTensor:
 
     @property
     def array(self) -> Array | None:
-        """The content of a constant, in ONNX's axes; None for what the graph computes."""
+        """The content of a constant, in ONNX's axes; None for computed tensors."""
         array = self.value.array
         if array is None:
             return None
@@ -117,7 +120,7 @@ class TosaTensor:
 
 
 class TosaBuilder:
-    """Collects operations. Operator functions (``vkep.tosa.ops``) call its methods; they raise `Decline`."""
+    """Collects operations. Operator functions (``vkep.tosa.ops``) call its methods, and raise `Decline`."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -129,7 +132,7 @@ class TosaBuilder:
         """Raise `Decline` with the reason."""
         raise Decline(reason)
 
-    # ---- rolling back what a declining operator left
+    # ---- undoing the operations of an operator that declines
 
     def mark(self) -> int:
         """The state that `rollback` returns to."""
@@ -154,7 +157,7 @@ class TosaBuilder:
         return TosaTensor(value, tuple(range(len(value.shape))), scalar)
 
     def constant(self, array: Any, dtype: str | None = None) -> TosaTensor:
-        """A constant (any numpy dtype: what TOSA lacks may still be looked at, but not computed with)."""
+        """A constant (any numpy dtype: one that TOSA lacks can be read, but not computed with)."""
         array = np.asarray(array) if dtype is None else np.asarray(array).astype(dtype)
         return self.tensor(
             Value(array.dtype.name, array.shape or (1,), array.reshape(array.shape or (1,))), scalar=array.ndim == 0
@@ -230,7 +233,7 @@ class TosaBuilder:
     def _transposed(self, value: Value, wanted: tuple[int, ...]) -> Value:
         shape = [value.shape[p] for p in wanted]
         long = [p for p in wanted if value.shape[p] != 1]
-        if long == sorted(long):  # only axes of size 1 move: the bytes stay
+        if long == sorted(long):  # only axes of size 1 move: the bytes are unchanged
             return self.op("reshape", [value, self.shape_value(shape)], shape)
         perms = "array<i32: " + ", ".join(map(str, wanted)) + ">"
         return self.op("transpose", [value], shape, perms=perms)
@@ -242,7 +245,7 @@ class TosaBuilder:
 
     @staticmethod
     def permute(tensor: TosaTensor, perm: Sequence[int]) -> TosaTensor:
-        """ONNX's Transpose: costs nothing until someone needs the order."""
+        """ONNX's Transpose: no operation is added until an operator needs the order."""
         if tensor.scalar:
             return tensor
         known = tensor.quantized
@@ -304,12 +307,12 @@ class TosaBuilder:
         return TosaTensor(result, lead.perm, scalar=not shape)
 
     def _widen(self, tensor: TosaTensor, rank: int) -> TosaTensor:
-        """Axes of size 1 in front, up to ``rank``."""
+        """Add axes of size 1 in front, up to ``rank``."""
         missing = rank - len(tensor.perm)
         if not missing:
             return TosaTensor(tensor.value, tensor.perm)
         if tensor.value.array is None and tensor.perm != tuple(range(len(tensor.perm))):
-            # keep the order of the value: the new axes go in front of it
+            # keep the order of the value: the new axes are inserted in front of it
             value = tensor.value
             grown = (1,) * missing + value.shape
             made = self.op("reshape", [value, self.shape_value(grown)], grown)
@@ -352,21 +355,21 @@ class TosaBuilder:
 
     def clamp(self, x: TosaTensor, low: float | int | None, high: float | int | None) -> TosaTensor:
         """Limit to [low, high]; None is no limit. NaN stays."""
-        if x.dtype == "int32":  # TOSA's CLAMP takes int8, int16 and floats
+        if x.dtype == "int32":  # TOSA's CLAMP supports int8, int16 and floats
             x = x if low is None else self.elementwise("maximum", x, self.fill(x, low), attributes=_NAN)
             return x if high is None else self.elementwise("minimum", x, self.fill(x, high), attributes=_NAN)
         kind = np.dtype(x.dtype)
         info = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
         low = float(info.min) if low is None else low
         high = float(info.max) if high is None else high
-        # an infinite limit as it stands: -inf and inf are not cut to the largest finite number
+        # an infinite limit stays infinite: -inf and inf are not clamped to the largest finite number
         low_text, high_text = (number(v, x.dtype) for v in (low, high))
         return self.unary("clamp", x, min_val=low_text, max_val=high_text, nan_mode=PROPAGATE)
 
     # ---- reductions
 
     def reduce(self, name: str, x: TosaTensor, axes: Sequence[int], **attributes: str) -> TosaTensor:
-        """Reduce the logical ``axes``, which stay with size 1."""
+        """Reduce the logical ``axes``, which are kept with size 1."""
         value = x.value
         for axis in sorted(axes):
             p = x.perm[axis]

@@ -1,4 +1,4 @@
-"""Islands of ONNX nodes as TOSA graphs: grown node by node, each accepted or declined with a reason."""
+"""Islands of ONNX nodes as TOSA graphs: built node by node, each accepted or declined with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PORT_TYPES = ELEMENT_TYPES.union(SIGNED, ("int64", "bfloat16"))
 
 @dataclass(frozen=True)
 class TosaPort:
-    """A model value that crosses the island's border."""
+    """A model value at the island's border."""
 
     name: str
     dtype: DType
@@ -45,7 +45,7 @@ class TosaPort:
 
 @dataclass(frozen=True)
 class TosaGraph:
-    """A TOSA function: its text, and the model's values behind its arguments and results, in order."""
+    """A TOSA function: its text, and the model's values of its arguments and results, in order."""
 
     mlir: str
     inputs: tuple[TosaPort, ...]
@@ -53,14 +53,15 @@ class TosaGraph:
     operations: tuple[str, ...]  #: names of the TOSA operations, for reports
     weights: tuple[
         TosaWeight, ...
-    ] = ()  #: arguments behind ``inputs``, which lie on the device for Vulkan's kernels too
+    ] = ()  #: arguments after ``inputs``: weights that Vulkan's kernels also have on the device
 
 
 class TosaIsland:
-    """A region that grows: `add` nodes in topological order, then `finish` with the values that others read."""
+    """A growing region: `add` nodes in topological order, then `finish` with the values that others read."""
 
     def __init__(self, origins: Mapping[str, Node] | None = None) -> None:
-        """``origins`` names constants that a DequantizeLinear made: their integers are read instead, where they can."""
+        """``origins`` names constants computed by a DequantizeLinear: where possible their integers are read
+        instead."""
         self._origins = origins or {}
         self.builder = TosaBuilder()
         self.tensors: dict[str, TosaTensor] = {}
@@ -70,9 +71,9 @@ class TosaIsland:
         self.nodes: list[Node] = []
 
     def add(self, node: Node, spec: Callable[[str], Weight | TosaPort | None]) -> list[TosaPort]:
-        """Take a node in; ``spec`` tells what a value from outside is. Returns what it makes.
+        """Add a node; ``spec`` has the type of a value from outside. Returns its outputs.
 
-        Raises `Decline` with the reason; the island is as before then.
+        Raises `Decline` with the reason; then the island is unchanged.
         """
         mark, before, taken = self.builder.mark(), dict(self.tensors), dict(self.inputs)
         try:
@@ -131,9 +132,8 @@ class TosaIsland:
         return tensor
 
     def finish(self, outputs: Sequence[str], shared: Collection[str] = ()) -> TosaGraph:
-        """The function whose results are the values named, in ONNX's order of axes. Weights whose keys are in ``shared``
-        become arguments where their bytes serve as they are.
-        """
+        """The function whose results are the named values, in ONNX's order of axes. Weights whose keys are in
+        ``shared`` become arguments where their bytes can be used unchanged."""
         arguments = {name: self._arguments[name] for name in self.inputs}
         results: list[Value] = []
         mark = self.builder.mark()
@@ -152,7 +152,7 @@ class TosaIsland:
 
 
 def _copy(b: TosaBuilder, value: Value) -> Value:
-    """A result of its own with the same content, by an operation that no compiler of graphs folds away."""
+    """A separate result with the same content, by an operation that no graph compiler folds away."""
     if value.dtype == "bool":
         return b.op("logical_or", [value, value], value.shape)
     if value.dtype in ("int8", "int16"):
@@ -161,7 +161,7 @@ def _copy(b: TosaBuilder, value: Value) -> Value:
 
 
 def lower_nodes(nodes: Sequence[Node], known: Mapping[str, Weight | TosaPort], outputs: Sequence[str]) -> TosaGraph:
-    """All ``nodes`` as one graph. Raises `Decline` naming the node that TOSA does not take."""
+    """Lower all ``nodes`` as one graph. Raises `Decline` that names the node which TOSA does not support."""
     island = TosaIsland()
     made = dict(known)
     for node in nodes:
@@ -173,7 +173,8 @@ def lower_nodes(nodes: Sequence[Node], known: Mapping[str, Weight | TosaPort], o
 
 
 def flops(ops: Iterable[Op]) -> int:
-    """Multiplications and additions of the sums of products; one for each element of everything else's result."""
+    """Multiplications and additions of sums of products; one operation for each element of every other node's
+    result."""
     return sum(_of(op) for op in ops)
 
 

@@ -39,7 +39,7 @@ def to_mlir(ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]
 
 
 def needed(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
-    """The operations that ``outputs`` follow from, in order."""
+    """The operations that ``outputs`` depend on, in order."""
     wanted = set(outputs)
     kept = []
     for op in reversed(ops):
@@ -50,7 +50,7 @@ def needed(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
 
 
 def type_of(value: Value) -> str:
-    """The type of a value, as MLIR writes it."""
+    """The type of a value in MLIR's notation."""
     if value.is_shape:
         return f"!tosa.shape<{len(value.array) if value.array is not None else 0}>"
     return "tensor<" + "".join(f"{d}x" for d in value.shape) + MLIR_TYPES[value.dtype] + ">"

@@ -1,8 +1,7 @@
-"""How an ONNX operator becomes TOSA: one function each, whose signature is the ONNX schema.
+"""The declarations of ONNX operators for TOSA: one function each, whose signature is the ONNX schema.
 
-    @tosa_operator("Relu", types=FLOATS)
-    def relu(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
-        return b.clamp(x, 0.0, None)
+@tosa_operator("Relu", types=FLOATS) def relu(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
+return b.clamp(x, 0.0, None)
 
 Positional parameters are the inputs (a default of None: optional; ``*inputs``: any number), keyword parameters the
 attributes with ONNX's defaults. The function adds operations to the builder, or raises `Decline` with the reason.
@@ -24,16 +23,16 @@ from vkep.tosa.tables import with_table
 from vkep.tosa.type_legalization import bits_of, shortened, widened
 
 FLOATS = ("float32", "float16")
-#: what TOSA's integer arithmetic takes at full width
+#: the types that TOSA's integer arithmetic supports at full width
 NUMBERS = (*FLOATS, "int32")
 ANY = (*FLOATS, "int32", "int16", "int8", "bool")
 Function = Callable[..., Any]
-_FACTS = ("version", "count")  #: parameters that are no attributes
+_FACTS = ("version", "count")  #: parameters that are not attributes
 
 
 @dataclass(frozen=True)
 class TosaOperator:
-    """A declared operator: from which ONNX versions, types and function."""
+    """A declared operator: ONNX versions, types and function."""
 
     op_type: str
     domain: str
@@ -95,7 +94,7 @@ def tosa_operator(
 
 
 def find(node: Node) -> TosaOperator | None:
-    """The declaration that serves a node, or None."""
+    """The declaration for a node, or None."""
     for operator in _OPERATORS.get((node.domain, node.op_type), ()):
         if operator.accepts_version(node.since_version or operator.since):
             return operator
@@ -108,7 +107,7 @@ def declared() -> list[TosaOperator]:
 
 
 def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None]) -> list[TosaTensor]:
-    """The node's results; its operations are added to the builder. Raises `Decline`; the builder is as before then."""
+    """The node's results; its operations are added to the builder. Raises `Decline`; then the builder is unchanged."""
     operator = find(node)
     if operator is None:
         raise Decline(f"no TOSA lowering of {node.op_type} (version {node.since_version})")
@@ -138,7 +137,7 @@ def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None
         b.rollback(mark)
         raise
     except (ValueError, IndexError, ZeroDivisionError, StopIteration) as error:
-        # shapes that break ONNX's rules: whoever runs the node in the end reports them
+        # shapes that break ONNX's rules: the engine that runs the node reports them
         b.rollback(mark)
         raise Decline(f"its inputs do not fit: {error}") from error
     results: list[TosaTensor] = list(made) if isinstance(made, (tuple, list)) else [made]
@@ -160,7 +159,7 @@ def _with_integers(
     attributes: Mapping[str, Any],
     results: list[TosaTensor],
 ) -> list[TosaTensor]:
-    """The results of moved floats that stand for integers of one scale: those integers, moved alike."""
+    """The results of moving floats that represent integers of one scale: the integers are moved in the same way."""
     data = [t for t in (inputs if operator.signature.variadic else inputs[:1]) if t is not None]
     known = [t.quantized for t in data]
     if any(t.quantized is not None for t in results) or not all(q is not None and q.axis < 0 for q in known):
@@ -196,7 +195,7 @@ def constant_of(tensor: TosaTensor | None, what: str) -> Any:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis from 0 on. Raises `Decline` outside the rank."""
+    """Normalize an axis. Raises `Decline` outside the rank."""
     if not -rank <= axis < rank:
         raise Decline(f"axis {axis} of a tensor of rank {rank}")
     return axis % rank

@@ -1,4 +1,4 @@
-"""Which constants of a graph may be arguments instead: weights that lie on the device already for Vulkan's kernels."""
+"""Selects the constants of a graph that become arguments: weights that Vulkan's kernels already have on the device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vkep.dtypes import DTYPES, DType
 from vkep.graph.weights import Weight
 from vkep.tosa.graph import Op, Value
 
-#: smaller ones stay constants: device memory is handed out in pieces of this many bytes
+#: smaller ones stay constants: device memory is allocated in units of this many bytes
 LEAST_BYTES = 256
-#: types whose bytes are the same in ONNX, in TOSA and in kernels
+#: types with the same bytes in ONNX, in TOSA and in kernels
 _TYPES = ("float32", "float16", "int32", "int16", "int8")
-#: operands that TOSA 1.0 (the operators' argument tables, "Compile Time Constant") wants as constants; of convolutions
-#: also weights and bias, which TOSA lays out otherwise than ONNX and drivers arrange for themselves
+#: operands that TOSA 1.0 (the operators' argument tables, "Compile Time Constant") requires to be constants; also the
+#: weights and bias of convolutions, whose layout differs between TOSA and ONNX and which drivers rearrange
 _CONSTANT = {
     "avg_pool2d": (1, 2),
     "conv2d": (1, 2, 3, 4),
@@ -38,7 +38,7 @@ _CONSTANT = {
 
 @dataclass(frozen=True)
 class TosaWeight:
-    """A weight that is an argument of the graph; ``shape`` as the graph sees the same bytes."""
+    """A weight that is an argument of the graph; ``shape`` is the graph's shape for the same bytes."""
 
     weight: Weight
     dtype: DType
@@ -48,8 +48,8 @@ class TosaWeight:
 def shareable(
     ops: Sequence[Op], results: Collection[Value], weights: Iterable[tuple[Weight, np.ndarray]], keys: Collection[str]
 ) -> list[tuple[Value, TosaWeight]]:
-    """The constants among the operands that are weights named by ``keys`` byte for byte, and that every operation that
-    reads them takes from a tensor. ``weights`` are those that the graph was built from, with their arrays.
+    """The constants among the operands that equal weights in ``keys`` byte for byte, and that every operation that
+    reads them accepts as a tensor. ``weights`` are those that the graph was built from, with their arrays.
     """
     if not keys:
         return []

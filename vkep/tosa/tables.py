@@ -1,7 +1,7 @@
 """Functions of int8 integers as tables: a chain of elementwise operators between DequantizeLinear and QuantizeLinear.
 
-What the chain makes of each of the 256 integers is computed here, by running the very operations that the lowering made;
-`vkep.tosa.ops.quantized` turns that into TOSA's TABLE where a QuantizeLinear ends the chain.
+The chain's result for each of the 256 integers is computed here, by evaluating the operations of the lowering;
+`vkep.tosa.ops.quantized` converts it to TOSA's TABLE where a QuantizeLinear ends the chain.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _number(text: str) -> float:
 def with_table(
     function: Callable[..., Any], inputs: Sequence[TosaTensor | None], attributes: Mapping[str, Any], made: TosaTensor
 ) -> TosaTensor:
-    """``made``, the result of an elementwise operator, with its table where every input is a function of one int8 tensor."""
+    """``made``, the result of an elementwise operator, with its table where every input is a function of one int8
+    tensor."""
     if made.dtype != "float32" or made.table is not None or made.quantized is not None:
         return made
     ints: TosaTensor | None = None
@@ -93,7 +94,7 @@ def with_table(
 
 
 def table_of(x: TosaTensor) -> Table | None:
-    """What a float tensor is as a function of int8 integers, None where it is none."""
+    """The table of a float tensor that is a function of int8 integers, None for others."""
     if x.table is not None or x.quantized is None:
         return x.table
     q = x.quantized

@@ -1,4 +1,4 @@
-"""VGF files: TOSA made into them by the ML SDK's converter, and any of them taken apart into plain data."""
+"""VGF files: created from TOSA by the ML SDK's converter, and any of them decoded into plain data."""
 
 from vkep.vgf.convert import ConvertError, converter_version, mlir_to_vgf
 from vkep.vgf.decode import decode, find_vgf

@@ -15,13 +15,13 @@ from vkep.errors import VkepError
 
 _PROJECT = "ai-ml-sdk-model-converter"
 _LONGEST_MESSAGE = 2000
-#: bytes on disk; a file holds its graph's constants
+#: bytes on disk; a file contains its graph's constants
 CACHE_LIMIT = 1 << 30
 _FLATBUFFER_MARK = b"TOSA"
 
 
 class ConvertError(VkepError):
-    """The converter is missing, or refuses the model: its own words."""
+    """The converter is missing, or refuses the model; the text is the converter's."""
 
 
 @functools.cache
@@ -42,12 +42,12 @@ def converter() -> Path:
 
 @functools.cache
 def converter_version() -> str:
-    """What the converter says of itself. Raises `ConvertError`."""
+    """The converter's version text. Raises `ConvertError`."""
     return _run(["--version"]).decode("utf-8", "replace").strip()
 
 
 class VgfCache(CacheFolder):
-    """Converted files by what they were made from; in vkep's cache folder, ``vgf/``."""
+    """Converted files by a digest of their source; in vkep's cache folder, ``vgf/``."""
 
     what, suffix = "VGF", ".sealed-vgf"
 
@@ -58,10 +58,10 @@ class VgfCache(CacheFolder):
 def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = (), cache: VgfCache | None = None) -> bytes:
     """A VGF file from TOSA 1.0 (MLIR text or bytecode, or a TOSA flatbuffer).
 
-    What was converted before, by the same version of the converter, comes from the disk (``cache``; None: the user's).
-    Raises `ConvertError` with the converter's message for source that it does not take.
+    A file that the same version of the converter has converted before is loaded from the disk (``cache``; None: the
+    user's). Raises `ConvertError` with the converter's message for source that it does not accept.
     """
-    converter()  # a missing converter is an error, whatever the cache holds
+    converter()  # a missing converter is an error, whatever the cache contains
     cache = VgfCache() if cache is None else cache
     digest = hashlib.sha256(f"vkep vgf 1\0{_package_version()}\0{options}\0".encode())
     digest.update(source.encode() if isinstance(source, str) else source)
@@ -90,7 +90,7 @@ def mlir_to_flatbuffer(source: str | bytes) -> bytes:
 def _convert(source: str | bytes, options: tuple[str, ...]) -> bytes:
     data = source.encode() if isinstance(source, str) else source
     with tempfile.TemporaryDirectory(prefix="vkep-vgf-") as folder:
-        # the converter tells a flatbuffer from MLIR by the file's ending
+        # the converter distinguishes a flatbuffer from MLIR by the file's suffix
         source_path = Path(folder) / ("in.tosa" if data[4:8] == _FLATBUFFER_MARK else "in.mlir")
         target = Path(folder) / "out"
         source_path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Taking VGF files apart, with ``vgfpy``: every index and size is checked, so that later code can trust the records."""
+"""Decodes VGF files with ``vgfpy``: every index and size is checked, so that later code can trust the records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _vgfpy() -> Any:
 
 
 def find_vgf(data: bytes) -> list[bytes]:
-    """The VGF files inside ``data``: itself, or those that another container (ExecuTorch's .pte) carries whole."""
+    """The VGF files inside ``data``: itself, or those that another container (ExecuTorch's .pte) contains whole."""
     found, at = [], data.find(MAGIC)
     while at >= 0:
         end = _extent(data, at)
@@ -37,7 +37,7 @@ def find_vgf(data: bytes) -> list[bytes]:
 
 
 def _extent(data: bytes, at: int) -> int | None:
-    """Where the file that starts at ``at`` ends, None where no whole file does."""
+    """The end of the file that starts at ``at``, None where no whole file does."""
     header = data[at : at + 128]
     if len(header) < 128:
         return None
@@ -54,7 +54,7 @@ def decode(data: bytes) -> Vgf:
     """Read a VGF file.
 
     Raises `InvalidVgfError` for a wrong magic, a version that ``vgfpy`` does not read, sections outside the file, and
-    indexes that point nowhere.
+    indexes out of range.
     """
     vgfpy = _vgfpy()
     if len(data) < vgfpy.HeaderSize() or data[:4] != MAGIC:
@@ -78,7 +78,7 @@ def decode(data: bytes) -> Vgf:
         raise InvalidVgfError(f"VGF version {'.'.join(map(str, version))}, which the installed vgfpy does not read")
 
     def section(what: str, name: str, decoder: str) -> Any:
-        """A part of the file, by what the header's and the module's functions call it."""
+        """A part of the file, by its name in the functions of the header and the module."""
         offset, size = getattr(header, f"Get{name}Offset")(), getattr(header, f"Get{name}Size")()
         if offset + size > len(data):
             raise InvalidVgfError(f"{what}: {size} bytes at {offset} are outside the file of {len(data)} (truncated?)")
@@ -92,7 +92,7 @@ def decode(data: bytes) -> Vgf:
         result = _tables(version, modules, resources, sequence, constants)
     except InvalidVgfError:
         raise
-    except Exception as error:  # texts that are no UTF-8, counts beyond the tables: whatever damaged bytes make of it
+    except Exception as error:  # texts that are not UTF-8, counts beyond the tables: any exception for damaged bytes
         raise InvalidVgfError(f"a damaged VGF file: {error}") from error
     _check(result)
     return result
@@ -121,7 +121,7 @@ def _tables(version: tuple[int, int, int], modules: Any, resources: Any, sequenc
 def _made(what: str, create: Callable[[], Any]) -> Any:
     try:
         made = create()
-    except Exception as error:  # whatever the binding raises for bytes that it cannot read
+    except Exception as error:  # any exception of the binding for bytes that it cannot read
         raise InvalidVgfError(f"{what} cannot be read: {error}") from error
     if made is None:
         raise InvalidVgfError(f"{what} cannot be read: its bytes are not what the format says")

@@ -1,4 +1,4 @@
-"""How a resource's elements lie in memory, and what of a file vkep does not run."""
+"""The memory layout of a resource, and the features of a file that vkep does not support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BOUND = (TENSOR, STORAGE_BUFFER, UNIFORM_BUFFER)
 
 
 def dense(resource: Resource) -> tuple[int, ...]:
-    """The shape as Vulkan takes it: a scalar has one dimension."""
+    """The shape in Vulkan: a scalar has one dimension."""
     return resource.shape or (1,)
 
 
@@ -27,8 +27,8 @@ def dense_strides(resource: Resource) -> tuple[int, ...]:
 
 
 def strides_of(resource: Resource) -> tuple[int, ...]:
-    """The strides in bytes where there are gaps between rows, else none. Raises `InvalidVgfError` for strides that no
-    VkTensorARM has (VkTensorDescriptionARM's valid usage): elements lie side by side, rows follow one another.
+    """The strides in bytes where there are gaps between rows, else none. Raises `InvalidVgfError` for strides that
+    VkTensorDescriptionARM's valid usage forbids: elements must be adjacent, and rows must not overlap.
     """
     strides, shape = resource.stride, resource.shape
     if not strides or strides == dense_strides(resource):
@@ -48,7 +48,7 @@ def strides_of(resource: Resource) -> tuple[int, ...]:
 
 
 def has_gaps(resource: Resource) -> bool:
-    """Whether it is a tensor with strides of its own that vkep can bind."""
+    """Whether it is a tensor with explicit strides that vkep can bind."""
     try:
         return resource.descriptor_type in (None, TENSOR) and bool(strides_of(resource))
     except InvalidVgfError:
@@ -56,18 +56,18 @@ def has_gaps(resource: Resource) -> bool:
 
 
 def memory_bytes(resource: Resource) -> int:
-    """Bytes from the first element to behind the last, gaps included."""
+    """Bytes from the first element to the end of the last, including gaps."""
     strides = strides_of(resource)
     return resource.shape[0] * strides[0] if strides else resource.nbytes
 
 
 def memory_shape(resource: Resource) -> tuple[int, ...]:
-    """The shape of a dense tensor over the resource's memory: with gaps, all of it in one dimension."""
+    """The shape of a dense tensor over the resource's memory: with gaps, one dimension."""
     return (memory_bytes(resource) // ITEMSIZE[resource.dtype],) if strides_of(resource) else dense(resource)
 
 
 def to_memory(resource: Resource, array: Array) -> Array:
-    """The memory of a resource that holds ``array``; gaps are zeros."""
+    """The bytes of a resource with the content of ``array``; gaps are zeros."""
     if not strides_of(resource):
         return np.asarray(array, order="C").reshape(dense(resource))
     memory = np.zeros(memory_shape(resource), array.dtype)
@@ -85,7 +85,8 @@ def _view(resource: Resource, memory: Array) -> Array:
 
 
 def check_resource(where: str, resource: Resource, gaps: bool = True) -> None:
-    """Raise `InvalidVgfError` for a resource that vkep does not bind. ``gaps``: the device takes tensors that are not packed."""
+    """Raise `InvalidVgfError` for a resource that vkep does not bind. ``gaps``: the device supports tensors that are
+    not packed."""
     if resource.descriptor_type not in (None, *_BOUND):
         raise InvalidVgfError(
             f"{where} is bound as VkDescriptorType {resource.descriptor_type}; vkep runs tensors and buffers"
@@ -102,7 +103,7 @@ def check_resource(where: str, resource: Resource, gaps: bool = True) -> None:
 
 
 def unsupported(vgf: Vgf) -> list[str]:
-    """A line for each thing that vkep does not run, whatever the device, or that the file leaves to its caller."""
+    """A line for each feature that vkep does not run on any device, or that needs data from the caller."""
     lines: dict[str, None] = {}
     for segment in vgf.segments:
         where = f"segment {segment.name!r}"

@@ -1,4 +1,4 @@
-"""What a VGF file holds, as plain data."""
+"""The content of a VGF file as plain data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TENSOR, STORAGE_BUFFER, UNIFORM_BUFFER = 1000460000, 7, 6
 
 
 class InvalidVgfError(VkepError, ValueError):
-    """The bytes are no VGF file that can be read: what is wrong, and where."""
+    """The bytes are not a valid VGF file: the error and its place."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Resource:
 
 @dataclass(frozen=True)
 class Module:
-    """A module: ``kind`` is "graph" or "compute". ``spirv`` is None for a placeholder and for ``source`` in another language."""
+    """A module: ``kind`` is "graph" or "compute". ``spirv`` is None for a placeholder, and for a module whose
+    ``source`` is in another language."""
 
     name: str
     kind: str
@@ -80,8 +81,8 @@ class Module:
 class Constant:
     """Data of a constant: ``resource`` is its row in the resource table.
 
-    ``sparse_dimension``: along it two of each four elements are 0, a hint to drivers (-1: none); the data is dense all the
-    same.
+    ``sparse_dimension``: along it two of each four elements are 0, a hint to drivers (-1: none); the stored data is
+    dense.
     """
 
     resource: int
@@ -126,7 +127,7 @@ class Vgf:
     outputs: tuple[BindingSlot, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: everything but the code and the constants' bytes."""
+        """For JSON: everything except the code and the constants' bytes."""
         return {
             "version": ".".join(map(str, self.version)),
             "inputs": [vars(s) for s in self.inputs],

@@ -1,4 +1,4 @@
-"""Dispatches in words: kernel, grid, constants, arguments, and where each operand lies."""
+"""Dispatches as plain data: kernel, grid, constants, arguments, and the memory of each operand."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ def symbol(plan: Plan, relocation: Relocation) -> str:
 def _params(arguments: bytes, offset: int, scalars: Sequence[tuple[str, str]]) -> dict[str, int | float]:
     codes = "<" + "".join(SCALAR_CODES[kind] for _, kind in scalars)
     if len(arguments) != offset + struct.calcsize(codes):
-        return {}  # a kernel that is not declared: its block cannot be read
+        return {}  # a kernel that is not declared: its argument block cannot be decoded
     values = struct.unpack_from(codes, arguments, offset)
     return dict(zip((name for name, _ in scalars), values, strict=True))

@@ -1,4 +1,4 @@
-"""The document behind a page: a JSON object that says what a model's nodes became, and what its runs took.
+"""The document of a page: a JSON object with the nodes, plans and run times of a model.
 
 Keys (times in nanoseconds, sizes in bytes, nodes and dispatches by position in their lists):
 
@@ -26,7 +26,7 @@ from vkep.view.graph import GraphDocument
 from vkep.view.memory import slab_buffers
 
 FORMAT = 1
-#: chunks of an arena that are shown, the largest
+#: maximum number of an arena's chunks that are shown, the largest first
 _MOST_CHUNKS = 2000
 
 
@@ -83,8 +83,8 @@ def add_plan(document: dict[str, Any], plan: Plan, report: Mapping[str, Any], gr
 def add_times(
     document: dict[str, Any], samples: Sequence[Sequence[Sequence[float]]], limits: Iterable[float] | None
 ) -> None:
-    """Nanoseconds of each dispatch alone: of each island, in some runs (`InferenceSession.profile`); each dispatch's median
-    counts. ``limits``: the least time of each dispatch on the device.
+    """Add the nanoseconds of each dispatch alone: of each island, in several runs (`InferenceSession.profile`); the
+    median of each dispatch is used. ``limits``: the least time of each dispatch on the device.
     """
     flat = [[ns for island in sample for ns in island] for sample in samples]
     for index, dispatch in enumerate(document["dispatches"]):
@@ -95,7 +95,7 @@ def add_times(
 
 
 def arena_document(snapshot: ArenaSnapshot, what: str) -> dict[str, Any]:
-    """An arena's counters, and its regions with their chunks (the largest, where there are very many)."""
+    """An arena's counters, and its regions with their chunks (only the largest, where there are very many)."""
     every = sorted((c.size for r in snapshot.regions for c in r.chunks), reverse=True)
     least = every[_MOST_CHUNKS] if len(every) > _MOST_CHUNKS else 0
     return {

@@ -1,4 +1,4 @@
-"""The model's graph as plain data: nodes with who runs them, values with their types and shapes."""
+"""The model's graph as plain data: nodes with their delegates, values with their types and shapes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ logger = logging.getLogger("vkep.view")
 
 #: (numpy's name of the element type, sizes) of a value
 Kind = tuple[str, tuple[int, ...]]
-#: weights of at most so many elements take part in shape inference with their values
+#: maximum number of elements of weights whose values take part in shape inference
 _SMALL = 1 << 10
 _LONGEST_ATTRIBUTE = 120
 
 
 def value_kinds(model: Model, feeds: Mapping[str, Kind]) -> dict[str, Kind]:
-    """Types and shapes of the model's values, as far as ONNX tells them from those of its inputs."""
+    """Types and shapes of the model's values, as far as ONNX infers them from those of its inputs."""
     graph = model.graph
     found: dict[str, Kind] = {}
     for name, weight in graph.weights.items():
@@ -32,7 +32,7 @@ def value_kinds(model: Model, feeds: Mapping[str, Kind]) -> dict[str, Kind]:
     found |= feeds
     try:
         inferred = onnx.shape_inference.infer_shapes(_for_inference(model, found), data_prop=True)
-    except Exception as error:  # onnx raises what it likes for models that it does not know whole
+    except Exception as error:  # onnx raises any type for models that it does not fully support
         logger.info("shapes of %s cannot be inferred: %s", model.source, error)
         return found
     for info in (*inferred.graph.value_info, *inferred.graph.output):
@@ -61,7 +61,7 @@ def _for_inference(model: Model, known: Mapping[str, Kind]) -> onnx.ModelProto:
 
 
 class GraphDocument:
-    """Nodes and values as lists; nodes name values by position."""
+    """Nodes and values as lists; nodes refer to values by index."""
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         self.nodes: list[dict[str, Any]] = []
@@ -72,14 +72,13 @@ class GraphDocument:
         self._named: Callable[[str], str] = str
 
     def begin(self, named: Callable[[str], str], kinds: Mapping[str, Kind]) -> None:
-        """A part with names of its own: ``named`` gives a value's name in the whole graph, ``kinds`` are by those. `nodes_of`
-        knows the nodes from here on.
-        """
+        """Begin a part with separate names: ``named`` maps a value's name to its name in the whole graph, which
+        ``kinds`` uses. `nodes_of` finds the nodes from here on."""
         self._named, self._kinds = named, kinds
         self._by_name = {}
 
     def add_model(self, graph: Graph, placements: Sequence[Placement]) -> None:
-        """The nodes of a graph, those that were not planned yet included."""
+        """Add the nodes of a graph, including those that are not planned yet."""
         for what, infos in (("input", graph.inputs), ("output", graph.outputs)):
             for info in infos:
                 self.values[self.value(info.name)]["kind"] = what
@@ -94,7 +93,7 @@ class GraphDocument:
         )
 
     def add_nodes(self, placements: Iterable[Placement]) -> None:
-        """Nodes with their places."""
+        """Add nodes with their places."""
         for placement in placements:
             node = placement.node
             optional = {
@@ -109,14 +108,14 @@ class GraphDocument:
     def add(
         self, name: str, operator: str, where: str, inputs: Sequence[str], outputs: Sequence[str], **optional: object
     ) -> None:
-        """One node; of the keys in ``optional`` those that say something."""
+        """Add one node; keys in ``optional`` are left out where they are empty."""
         self._by_name.setdefault(name, []).append(len(self.nodes))
         values = {"inputs": [self.value(n) for n in inputs], "outputs": [self.value(n) for n in outputs]}
         more = {key: value for key, value in optional.items() if value}
         self.nodes.append({"name": name, "op": operator, "where": where, **values, **more})
 
     def value(self, name: str) -> int:
-        """The position of a value, which is added where it is new."""
+        """The index of a value, which is added where it is new."""
         name = self._named(name)
         if name not in self._value:
             self._value[name] = len(self.values)

@@ -1,4 +1,4 @@
-"""What lies where in a plan's slab, and when."""
+"""The buffers of a plan's slab and their lifetimes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vkep.plan.records import Plan, Range, Space
 
 @dataclass
 class SlabBuffer:
-    """Bytes of a slab that hold one result, from the dispatch that writes it through the last one that reads it."""
+    """Bytes of a slab that hold one result, from the dispatch that writes it to the last one that reads it."""
 
     offset: int
     nbytes: int
@@ -19,12 +19,13 @@ class SlabBuffer:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The first byte after it."""
         return self.offset + self.nbytes
 
 
 def slab_buffers(plan: Plan) -> list[SlabBuffer]:
-    """The buffers of a plan's slab, from the ranges that its dispatches read and write, in the order of their making.
+    """The buffers of a plan's slab, from the ranges that its dispatches read and write, in the order of their first
+    write.
 
     A range that a dispatch writes without reading it is a new buffer, and ends those that it overlaps.
     """

@@ -1,4 +1,4 @@
-"""A page from documents: one HTML file with its libraries, scripts and data inside, which needs no network."""
+"""Creates a page from documents: one HTML file that contains its libraries, scripts and data, and needs no network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkep.cache import write_atomically
 from vkep.view.document import FORMAT
 
 _HERE = Path(__file__).parent
-#: third parties' code, in vendor/ (`python -m tools.view_vendor` fetches and checks it): element id, file
+#: third-party code in vendor/ (`python -m tools.view_vendor` fetches and checks it): element id, file
 LIBRARIES = (("library-d3-dag", "d3-dag.iife.min.js"), ("library-uplot", "uPlot.iife.min.js"))
 STYLES = ("vendor/uPlot.min.css", "page/style.css")
 #: the page's own code, in the order in which it runs; "layout" runs in a worker too
@@ -40,7 +40,7 @@ _FRAME_HEIGHT = 720
 class Page:
     """A page of one run, or of two to compare. Jupyter shows it inline.
 
-    ``documents``: see `vkep.view.document`; the second, where there is one, is what the first is compared with.
+    ``documents``: see `vkep.view.document`; the first is compared with the second, if there is one.
     """
 
     def __init__(self, documents: Sequence[dict[str, Any]]) -> None:
@@ -70,14 +70,14 @@ class Page:
         return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
     def save(self, path: str | Path) -> Path:
-        """Write the file; its absolute path. Raises ``OSError``."""
+        """Write the file; returns its absolute path. Raises ``OSError``."""
         path = Path(path).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.html().encode())
         return path
 
     def open(self, path: str | Path) -> Path:
-        """Write the file, and show it in the browser where there is one (`show`). Raises ``OSError``."""
+        """Write the file, and show it in the browser if there is one (`show`). Raises ``OSError``."""
         path = self.save(path)
         show(path)
         return path
@@ -88,13 +88,14 @@ class Page:
 
 
 def show(path: Path) -> bool:
-    """Open a file in the browser; False where there is none that draws: without a display Python would take one of text."""
+    """Open a file in the browser; False where there is none: without a display Python would start a text browser."""
     drawn = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
     return drawn and webbrowser.open(path.as_uri())
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The first document of a page that was written before, or a JSON file that holds one. Raises ``ValueError``, ``OSError``."""
+    """Read the first document of a page that was written before, or of a JSON file. Raises ``ValueError``,
+    ``OSError``."""
     text = path.read_text(encoding="utf-8")
     found = _DATA.search(text)
     try:
@@ -112,7 +113,7 @@ def _script(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What json does not know: sets, numpy's numbers."""
+    """Convert types that json lacks: sets, numpy's numbers."""
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     if hasattr(value, "item"):

@@ -28,7 +28,7 @@ _TENSOR, _GRAPH_CONSTANT, _GRAPH_INPUT, _GRAPH_OUTPUT = 4163, 4181, 4184, 4185
 
 
 def vgf_document(vgf: Vgf, title: str) -> dict[str, Any]:
-    """What is in the file; it is not run."""
+    """The content of the file; it is not run."""
     document = new_document(title, "a VGF file: nothing was run", "none")
     kinds: dict[str, Kind] = {}
     for number, resource in enumerate(vgf.resources):
@@ -59,7 +59,7 @@ def vgf_document(vgf: Vgf, title: str) -> dict[str, Any]:
 def _add_operations(
     graph: GraphDocument, vgf: Vgf, segment: Segment, where: str, code: bytes, kinds: dict[str, Kind]
 ) -> bool:
-    """The operations of a graph segment; False where its code holds none that are known."""
+    """Add the operations of a graph segment; False where its code contains none that are known."""
     words = list(instructions(parse_words(code)))
     sets = {i.operands[0] for i in words if i.opcode == Op.EXT_INST_IMPORT and _text(i.operands[1:]).startswith("TOSA")}
     constants = {i.operands[1]: i.operands[2] for i in words if i.opcode == Op.CONSTANT}

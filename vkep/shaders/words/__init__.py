@@ -1,8 +1,8 @@
 """SPIR-V for a device that lacks element types: the same module, computing with 32-bit words.
 
-A module that uses 8-, 16- or 64-bit types comes out with capabilities that the device has: `lower.Lowering` gives values of those
-types other types and replaces the instructions that make them, `link.Linker` adds the functions that it calls
-(``shaders/words.comp``). Kernels are written for devices that have the types, and know nothing of this.
+A module that uses 8-, 16- or 64-bit types is rewritten to use only capabilities that the device has: `lower.Lowering`
+gives values of those types other types and replaces the instructions that make them, `link.Linker` adds the functions
+that it calls (``shaders/words.comp``). Kernels are written for devices that have the types.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vkep.shaders.spirv import CAPABILITIES, Op, instructions, parse_words
 from vkep.shaders.words.lower import Lowering
 from vkep.shaders.words.module import Module
 
-#: by capability of SPIR-V, the names of `gpu_shared.capabilities.FEATURE_NAMES` that stand for it; what is not here every
-#: device of Vulkan 1.3 with the required features has
+#: maps a capability of SPIR-V to the names of `gpu_shared.capabilities.FEATURE_NAMES` for it; every device of Vulkan
+#: 1.3 with the required features has capabilities that are not listed
 FEATURES = {
     "Float16": "float16",
     "Float64": "float64",
@@ -42,8 +42,8 @@ FEATURES = {
     ),
 }
 _ALWAYS = frozenset({"Shader", "Matrix", "GroupNonUniform", "PhysicalStorageBufferAddresses"})
-#: by width, the capabilities that a module does without once values of the width are words. A module loses all types of a width
-#: when it loses one, so that values pass between them unchanged.
+#: by bit width, the capabilities that a module no longer needs once values of the width are words. A module loses all
+#: types of a width when it loses one, so that values pass between them unchanged.
 _OF_WIDTH = {
     8: frozenset({"Int8", "StorageBuffer8BitAccess"}),
     16: frozenset({"Int16", "Float16", "StorageBuffer16BitAccess"}),
@@ -53,19 +53,18 @@ _OF_WIDTH = {
 
 @functools.cache
 def code_digest() -> str:
-    """64 hex digits for the code that rewrites modules: what comes of one depends on it beside `fitted`'s arguments."""
+    """64 hex digits for the code that rewrites modules: the result depends on it besides `fitted`'s arguments."""
     return digest_of_files(Path(__file__).parents[1], (".py", ".pyc"))
 
 
 def widths_in_words(features: frozenset[str]) -> tuple[int, ...]:
-    """The widths of types of which a device with ``features`` lacks some: kernels compute with words in their place, which takes
-    more instructions. No operator declines for it.
-    """
+    """The bit widths for which a device with ``features`` lacks a type: kernels then compute with words, which takes
+    more instructions. No operator declines for it."""
     return tuple(width for width, names in _OF_WIDTH.items() if lacking(names, features))
 
 
 def lacking(capabilities: Iterable[str], features: frozenset[str]) -> frozenset[str]:
-    """The capabilities among these that a device with ``features`` has not, or that vkep does not know."""
+    """The capabilities among these that a device with ``features`` lacks, or that vkep does not know."""
     return frozenset(c for c in capabilities if c not in _ALWAYS and FEATURES.get(c) not in features)
 
 
@@ -82,7 +81,8 @@ def capabilities_of(binary: bytes) -> frozenset[str]:
 def fitted(binary: bytes, features: frozenset[str], library: bytes) -> bytes:
     """The module for a device with ``features``; ``library`` is the SPIR-V of ``shaders/words.comp``.
 
-    Raises `InvalidSpirvError` for what is no SPIR-V, and for a module that the device cannot run in words either.
+    Raises `InvalidSpirvError` for bytes that are not SPIR-V, and for a module that the device cannot run in words
+    either.
     """
     missing = lacking(capabilities_of(binary), features)
     widths = [width for width, names in _OF_WIDTH.items() if names & missing]

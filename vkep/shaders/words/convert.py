@@ -1,4 +1,4 @@
-"""Conversions between types of which a device lacks some, and values whose bits become another type's."""
+"""Conversions between types of which a device lacks some, and bit casts between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkep.shaders.words.writer import F32, S32, U32, Writer
 
 
 class Converter(Writer):
-    """Values of one old type as values of another."""
+    """Converts values of one old type to another."""
 
     def converted(self, opcode: int, value: int, from_: Scalar, to: Scalar) -> int:
         """A value converted from one type to another, by 32-bit words."""
@@ -35,7 +35,7 @@ class Converter(Writer):
         return self._from_word(opcode, word, word_type, to)
 
     def _word(self, opcode: int, value: int, from_: Scalar, word: Scalar) -> int:
-        """An integer as one of 32 bits, extended as the opcode says; of a 64-bit one the low word."""
+        """An integer as one of 32 bits, extended by the opcode's rule; for a 64-bit one the low word."""
         if from_.width in (32, 64):
             return self.cast(self._low(value, from_), U32 if from_.width == 64 else from_, word)
         if from_.width not in self.types.widths:
@@ -69,7 +69,7 @@ class Converter(Writer):
         return next(id_ for id_, found in self.types.of.items() if found == scalar)
 
     def _real(self, value: int, from_: Scalar) -> int:
-        """A float of at most 32 bits as float32, a wider one as it is."""
+        """A float of at most 32 bits as float32; a wider one unchanged."""
         if from_.width != 16:
             return value
         if 16 in self.types.widths:
@@ -90,7 +90,7 @@ class Converter(Writer):
             return value if from_.width < 64 else self.emit(tables.F_CONVERT, self.globals.float, value)
         if to.width == 64:
             return self.call("f32_to_f64", value) if 64 in self.types.widths else self._widened(value, to)
-        if from_.width == 64:  # twice rounded where the device has float64 and no float16
+        if from_.width == 64:  # rounded twice where the device has float64 and no float16
             value = self.emit(tables.F_CONVERT, self.globals.float, value)
         return self.call("f32_to_f16", value) if half_lost else self.emit(tables.F_CONVERT, self._native(to), value)
 
@@ -114,7 +114,7 @@ class Converter(Writer):
         integer = tables.S_CONVERT if sign == "s" else tables.U_CONVERT
         return self._from_word(integer, word, word_type, to)
 
-    # ---- the same bits as another type
+    # ---- bit casts
 
     def bits(self, o: tuple[int, ...]) -> None:
         """OpBitcast, or the conversion of a pointer, of or to a type that the device lacks or an address."""

@@ -1,4 +1,4 @@
-"""Taking functions of one SPIR-V module over into another."""
+"""Copies functions of one SPIR-V module into another."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Linker:
         return self._function(found), self._global(self._bodies[found][0].operands[0])
 
     def bodies(self) -> list[Instruction]:
-        """The functions that were asked for, and those that they call."""
+        """The requested functions, and those that they call."""
         made = []
-        for id_ in self._linked:  # grows meanwhile
+        for id_ in self._linked:  # grows during the loop
             made += [self._moved(instruction) for instruction in self._bodies[id_]]
         return made
 

@@ -19,9 +19,9 @@ _ALIGNED = 2
 
 
 class Lowering(Converter):
-    """One module's; `lowered` gives its new bytes.
+    """Lowers one module; `lowered` returns its new bytes.
 
-    Raises `InvalidSpirvError` for an instruction on lost types that nothing here replaces.
+    Raises `InvalidSpirvError` for an instruction on a lost type that has no replacement here.
     """
 
     def __init__(self, module: Module, library: Module, widths: Collection[int]) -> None:
@@ -29,7 +29,7 @@ class Lowering(Converter):
         self.glsl = module.imported("GLSL.std.450")
         self._words: dict[int, tuple[int, int]] = {}  # the halves of 64-bit constants
         self._numbers: dict[int, int] = {}  # integer constants
-        self._gone: set[int] = set()  # ids that no longer are
+        self._gone: set[int] = set()  # ids that no longer exist
 
     def lowered(self) -> bytes:
         """The module in which 32-bit words replace the types that the device lacks."""
@@ -188,7 +188,7 @@ class Lowering(Converter):
         elif scalar.kind == "float":
             self.each(o, arguments, lambda *values: self._half(op, result, values))
         elif result is None:
-            self.out.append(Instruction(op[0], o))  # a comparison: words compare as what they hold
+            self.out.append(Instruction(op[0], o))  # a comparison: words compare like the values in them
         else:
             self.each(o, arguments, lambda *values: self._narrow(op, scalar, result, values))
 
@@ -290,7 +290,7 @@ class Lowering(Converter):
 
 
 def _alignment(operands: Sequence[int]) -> int:
-    """Of a load's or store's memory operands."""
+    """The alignment in a load's or store's memory operands."""
     if operands and operands[0] & _ALIGNED:
         return operands[1]
     return 1

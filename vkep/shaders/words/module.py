@@ -76,7 +76,7 @@ class Module:
 
 
 class Globals:
-    """The types and constants of a module that is written anew: those that SPIR-V wants unique are."""
+    """The types and constants of a module that is being rewritten; those that SPIR-V requires to be unique are."""
 
     _ONCE = frozenset({19, *range(Op.TYPE_BOOL, Op.TYPE_MATRIX + 1), Op.TYPE_POINTER, Op.TYPE_FUNCTION})
 
@@ -94,7 +94,7 @@ class Globals:
         self.pair = first(Op.TYPE_VECTOR, self.uint, 2)
 
     def type(self, opcode: int, *operands: int, id_: int | None = None) -> int:
-        """The id of a type, which is written where it is new (as ``id_``)."""
+        """The id of a type, which is added where it is new (as ``id_``)."""
         key = (opcode, operands)
         if opcode in self._ONCE and key in self._known:
             return self._known[key]
@@ -103,7 +103,7 @@ class Globals:
         return made
 
     def array(self, element: int, length: int) -> int:
-        """An array that lies in no memory with a layout."""
+        """An array that is not in memory with a layout."""
         key = (-1, (element, length))
         if key not in self._known:
             self.type(Op.TYPE_ARRAY, element, self.constant(length))
@@ -120,7 +120,7 @@ class Globals:
 
 
 def operand_ids(instruction: Instruction) -> Iterable[int]:
-    """Positions of the operands that are ids, in the instructions that ``shaders/words.comp`` becomes."""
+    """Positions of the operands that are ids, for the instructions that ``shaders/words.comp`` compiles to."""
     opcode, operands = instruction
     if opcode == 251:  # OpSwitch: a literal before each label
         return (0, 1, *range(3, len(operands), 2))

@@ -1,4 +1,5 @@
-"""Numbers of SPIR-V's instructions (specification 3.52), and the functions that stand for those on 64-bit elements."""
+"""Numbers of SPIR-V's instructions (specification 3.52), and the functions that replace instructions on 64-bit
+elements."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ TYPES_IN = {
 ACCESS_CHAINS = frozenset({65, 66})
 POINTER_CASTS = frozenset({117, 120, BITCAST})  #: OpConvertPtrToU, OpConvertUToPtr, OpBitcast
 CONVERSIONS = frozenset(range(F_TO_U, F_CONVERT + 1))
-#: what moves values of any type
+#: instructions that move values of any type
 PASSED_ON = frozenset(
     {
         1,  # OpUndef
@@ -62,7 +63,7 @@ WITHOUT_RESULT = frozenset(
 )
 #: PackDouble2x32, UnpackDouble2x32
 SAME_WORDS = frozenset({(Op.EXT_INST, 59), (Op.EXT_INST, 65)})
-#: on two words as on one
+#: the same on two words as on one
 BITWISE = frozenset({BITWISE_OR, 198, BITWISE_AND, 200})
 SHIFTS = {SHIFT_LEFT: "i64_shl", SHIFT_RIGHT_UNSIGNED: "u64_shr", SHIFT_RIGHT_SIGNED: "s64_shr"}
 
@@ -128,7 +129,7 @@ _FLOAT_EXTENDED = {
     **dict.fromkeys((40, 80), "f64_max"),
     **dict.fromkeys((43, 81), "f64_clamp"),
 }
-#: by whether the elements are floats, and the opcode (with OpExtInst, the number of the GLSL.std.450 instruction too)
+#: key: whether the elements are floats, and the opcode (with OpExtInst, the number of the GLSL.std.450 instruction too)
 FUNCTIONS: dict[tuple[int, ...], Function] = {
     **{(False, opcode): function for opcode, function in _INT.items()},
     **{(True, opcode): function for opcode, function in _FLOAT.items()},

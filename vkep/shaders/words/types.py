@@ -1,4 +1,4 @@
-"""The types of a module that is lowered, as they were, and which of them change."""
+"""The original types of a module that is lowered, and which of them change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vkep.shaders.spirv import Op
 from vkep.shaders.words.module import Globals, Module
 
-PHYSICAL = 5349  #: the storage class of memory behind buffer addresses
+PHYSICAL = 5349  #: the storage class of memory at buffer addresses
 
 
 class Scalar(NamedTuple):
@@ -43,7 +43,7 @@ Type = Scalar | Vector | Pointer | Aggregate
 
 
 class Types:
-    """What the types of ``module`` were, by id, and what they become where ``widths`` are lost."""
+    """The original types of ``module`` by id, and their replacements where ``widths`` are lost."""
 
     def __init__(self, module: Module, widths: Collection[int]) -> None:
         self.widths = widths
@@ -64,7 +64,7 @@ class Types:
         self.strides, self.offsets = module.strides(), module.offsets()
 
     def parts(self, type_: int | None) -> tuple[Scalar, int] | None:
-        """The scalar of a scalar or vector type, and how many."""
+        """The scalar of a scalar or vector type, and the number of components."""
         found = self.of.get(type_) if type_ is not None else None
         if isinstance(found, Vector):
             scalar = self.of.get(found.element)
@@ -77,19 +77,20 @@ class Types:
         return parts if parts is not None and parts[0].width in self.widths else None
 
     def scattered(self, type_: int) -> bool:
-        """Whether values lie otherwise in memory than their new type says: elements of words, or vectors of 64-bit elements."""
+        """Whether the layout in memory differs from the new type's: elements of words, or vectors of 64-bit
+        elements."""
         lost, found = self.lost(type_), self.of.get(type_)
         if lost is not None:
             return lost[0].width < 32 or lost[1] > 1
         return isinstance(found, Aggregate) and any(self.scattered(member) for member in found.members)
 
     def is_address(self, type_: int | None) -> bool:
-        """Whether a type is a pointer to what lies otherwise: it becomes the address."""
+        """Whether a type is a pointer to data with another layout: it becomes the address."""
         found = self.of.get(type_) if type_ is not None else None
         return isinstance(found, Pointer) and found.storage == PHYSICAL and self.scattered(found.pointee)
 
     def has_layout(self, type_: int) -> bool:
-        """Whether an array or struct is one that memory holds."""
+        """Whether an array or struct has a memory layout."""
         return type_ in self.strides or (type_, 0) in self.offsets
 
     def size(self, type_: int) -> int:
@@ -100,7 +101,7 @@ class Types:
 
 
 def register(scalar: Scalar, globals_: Globals) -> int:
-    """The type that values of a lost scalar type have."""
+    """The type of values of a lost scalar type."""
     if scalar.width == 64:
         return globals_.pair
     return globals_.int if scalar.kind == "int" else globals_.uint

@@ -1,4 +1,4 @@
-"""Writing instructions on words in place of others."""
+"""Writes instructions on words that replace others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ U32, S32, F32 = Scalar("uint", 32), Scalar("int", 32), Scalar("float", 32)
 
 
 class Writer:
-    """What the module becomes, and the old types of its values."""
+    """The rewritten module, and the old types of its values."""
 
     def __init__(self, module: Module, library: Module, widths: Collection[int]) -> None:
         self.module, self.types = module, Types(module, widths)
@@ -23,14 +23,14 @@ class Writer:
         self.out: list[Instruction] = []
         self.new: dict[int, int] = {}  #: types by their old ids
         self.of: dict[int, int] = {}  #: the old type of each value
-        self.made: set[int] = set()  #: ids of other instructions than before
+        self.made: set[int] = set()  #: ids that replace others
 
     def type(self, old: int) -> int:
-        """The type that values of an old type have now."""
+        """The present type for values of an old type."""
         return self.new.get(old, old)
 
     def scalar(self, type_: int) -> Scalar:
-        """The id of a type as the device has it."""
+        """The id of a type that the device has."""
         parts = self.types.parts(type_)
         assert parts is not None
         return parts[0]
@@ -47,7 +47,7 @@ class Writer:
         return self.emit(tables.FUNCTION_CALL, type_, function, *arguments)
 
     def result(self, id_: int, type_: int, value: int) -> None:
-        """What replaces the instruction that made ``id_``."""
+        """Set the replacement of the instruction with the result ``id_``."""
         self.made.add(id_)
         self.out.append(Instruction(tables.COPY_OBJECT, (self.type(type_), id_, value)))
 
@@ -56,7 +56,7 @@ class Writer:
         return self.globals.constant(value)
 
     def register(self, scalar: Scalar) -> int:
-        """The type of values of a scalar type of at most 32 bits, lost or there."""
+        """The type of values of a scalar type of at most 32 bits, lost or not."""
         if scalar.width in self.types.widths:
             return register(scalar, self.globals)
         return {"int": self.globals.int, "uint": self.globals.uint, "float": self.globals.float}[scalar.kind]
@@ -67,7 +67,7 @@ class Writer:
         return value if old == new else self.emit(tables.BITCAST, new, value)
 
     def wrapped(self, value: int, from_: Scalar, to: Scalar) -> int:
-        """32 bits as a value of a lost type of fewer: its low bits, extended."""
+        """32 bits as a value of a lost narrower type: its low bits, extended."""
         if to.kind == "int":
             word, by = self.cast(value, from_, S32), self.number(32 - to.width)
             high = self.emit(tables.SHIFT_LEFT, self.globals.int, word, by)
@@ -76,7 +76,7 @@ class Writer:
         return self.emit(tables.BITWISE_AND, self.globals.uint, word, self.number((1 << to.width) - 1))
 
     def each(self, o: tuple[int, ...], arguments: Sequence[int], compute: Callable[..., int]) -> None:
-        """The result ``o`` of a scalar or vector type, by the elements of its arguments."""
+        """The result ``o`` of a scalar or vector type, computed from the elements of its arguments."""
         parts = self.types.parts(o[0])
         length = parts[1] if parts is not None else 1
         if length == 1:
@@ -94,7 +94,7 @@ class Writer:
         return self.emit(tables.EXTRACT, self.type(found.element), vector, k)
 
     def low_word(self, value: int) -> int:
-        """An index or a number of bits as a uint."""
+        """An index or a bit count as a uint."""
         scalar = self.scalar(self.of[value])
         if scalar.width == 64:
             if 64 in self.types.widths:

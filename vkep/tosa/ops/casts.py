@@ -1,4 +1,4 @@
-"""Casts that mean the same in ONNX and in TOSA."""
+"""Casts with the same meaning in ONNX and in TOSA."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cast_like(
 
 
 def cast_to(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
-    """Raises `Decline` for what TOSA 1.0 cannot say."""
+    """Cast to another type. Raises `Decline` for casts that TOSA 1.0 cannot express."""
     if x.dtype == dtype:
         return x
     if x.dtype == "bfloat16":
@@ -52,7 +52,7 @@ def cast_to(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
     if x.dtype in FLOATS and dtype == "bool":
         equal = b.elementwise("equal", x, b.fill(x, 0), dtype="bool")
         return b.unary("logical_not", equal)
-    if x.dtype in FLOATS and dtype not in FLOATS:  # TOSA rounds, ONNX cuts off
+    if x.dtype in FLOATS and dtype not in FLOATS:  # TOSA rounds, ONNX truncates
         wide = b.elementwise("cast", truncated(b, x), dtype="int32")
         return wide if dtype == "int32" else b.elementwise("cast", wide, dtype=dtype)
     if x.dtype == "bool" and dtype in FLOATS:  # SPIR-V's TOSA set casts booleans to integers only
@@ -67,7 +67,7 @@ def truncated(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
 
 
 def _from_held(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
-    if x.held == "low" and dtype == "int32":  # ONNX does not define the result for numbers out of range
+    if x.held == "low" and dtype == "int32":  # ONNX does not define the result for values out of range
         return replace(x, held="")
     plain = bits_of(b, x)
     if x.held == "bits":

@@ -1,4 +1,4 @@
-"""Convolutions. TOSA wants channels last; see `TosaBuilder.ordered`."""
+"""Convolutions. TOSA requires channels last; see `TosaBuilder.ordered`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Sides = list[tuple[int, int]]
 
 
 def exact(b: TosaBuilder, x: TosaTensor, window: Window) -> tuple[TosaTensor, Sides]:
-    """The input and the (before, after) padding of each spatial axis with which the window ends on the last row read.
+    """The input and the (before, after) padding of each spatial axis such that the window ends on the last row read.
 
-    TOSA takes no remainder: what the last stride leaves over is cut from the padding, then from the rows. A last window that
-    hangs over (ceil_mode) gets more padding.
+    TOSA allows no remainder: rows beyond the last stride are removed from the padding, then from the input. A last
+    window that exceeds the padding (ceil_mode) gets more padding.
     """
     sizes, sides = list(x.shape), []
     rank = len(window.kernel)
@@ -59,7 +59,7 @@ def conv(
 
 @dataclass(frozen=True)
 class Summing:
-    """What a convolution sums, besides its operands: ``dtype`` is the result's, the zero points are the operands'."""
+    """The arithmetic of a convolution: ``dtype`` of the result, zero points of the operands."""
 
     window: Window
     group: int
@@ -69,11 +69,11 @@ class Summing:
 
     @property
     def lifted(self) -> Summing:
-        """Over two axes, the first of size 1, in place of one."""
+        """The same over two axes, the first of size 1, instead of one."""
         return replace(self, window=lift(self.window))
 
     def tail(self, b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor) -> list[Value]:
-        """The operands behind the input and the weights."""
+        """The operands after the input and the weights."""
         return [b.ordered(bias), b.zero_point(x.dtype, self.x_zero), b.zero_point(w.dtype, self.w_zero)]
 
 
@@ -94,7 +94,7 @@ def convolution(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor |
 
 
 def lift(window: Window) -> Window:
-    """A window over one axis as one over two, the first of size 1."""
+    """Convert a window over one axis to one over two, the first of size 1."""
     pads = (0, window.pads[0], 0, window.pads[1])
     return Window((1, *window.kernel), (1, *window.strides), (1, *window.dilations), pads, (1, *window.out))
 
@@ -104,7 +104,7 @@ def _lifted(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
 
 
 def _convolve(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, how: Summing, sides: Sides) -> TosaTensor:
-    """CONV2D, DEPTHWISE_CONV2D or CONV3D; other groups are convolved one by one."""
+    """CONV2D, DEPTHWISE_CONV2D or CONV3D; other groups are convolved separately."""
     spatial, window, group = x.rank - 2, how.window, how.group
     channels, outputs = x.shape[1], w.shape[0]
     attributes = {
@@ -121,7 +121,7 @@ def _convolve(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, ho
         value = b.op(name, [b.ordered(x, order), b.ordered(w, order), *tail], shape, how.dtype, **attributes)
         return b.from_order(value, order)
     if spatial == 2 and group == channels:
-        # ONNX: [C * M, 1, H, W], channel c makes outputs c * M to c * M + M; TOSA: [H, W, C, M]
+        # ONNX: [C * M, 1, H, W], channel c computes outputs c * M to c * M + M; TOSA: [H, W, C, M]
         kernel = b.permute(b.reshape(w, (channels, outputs // channels, *w.shape[2:])), (2, 3, 0, 1))
         value = b.op(
             "depthwise_conv2d", [b.ordered(x, order), b.ordered(kernel), *tail], shape, how.dtype, **attributes
@@ -137,13 +137,13 @@ def _convolve(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, ho
 
 
 def _joined(b: TosaBuilder, parts: Sequence[TosaTensor], order: Sequence[int], shape: Sequence[int]) -> TosaTensor:
-    """The groups' results side by side, channels last."""
+    """The groups' results concatenated, channels last."""
     values: list[Value] = [b.ordered(p, order) for p in parts]
     return b.from_order(b.op("concat", values, shape, axis=f"{len(shape) - 1} : i32"), order)
 
 
 def block_of(b: TosaBuilder, t: TosaTensor, axis: int, start: int, count: int) -> TosaTensor:
-    """``count`` of an axis, cut on the host where the content is known."""
+    """``count`` elements of an axis; a constant is sliced on the host."""
     if t.array is not None:
         return b.constant(np.ascontiguousarray(t.array.take(range(start, start + count), axis)))
     return part_of(b, t, axis, start, count)
@@ -176,7 +176,7 @@ def conv_transpose(
 
 
 def _transposed(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, how: Summing) -> TosaTensor:
-    """TRANSPOSE_CONV2D, over one or two axes, each group by itself."""
+    """TRANSPOSE_CONV2D over one or two axes, each group separately."""
     if x.rank == 3:
         lifted = _transposed(b, _lifted(b, x), _lifted(b, w), bias, how.lifted)
         return b.reshape(lifted, (*lifted.shape[:2], lifted.shape[3]))
@@ -185,7 +185,7 @@ def _transposed(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, 
     window, group = how.window, how.group
     w = _dilated(b, w, window.dilations, how.w_zero)
     kernel = w.shape[2:]
-    sides = []  # out_pad is top, bottom, left, right; negative values cut
+    sides = []  # out_pad is top, bottom, left, right; negative values crop
     for i in range(2):
         full = (x.shape[i + 2] - 1) * window.strides[i] + kernel[i]
         sides.append((-window.pads[i], window.out[i] - full + window.pads[i]))
@@ -212,7 +212,7 @@ def _transposed(b: TosaBuilder, x: TosaTensor, w: TosaTensor, bias: TosaTensor, 
 
 
 def _dilated(b: TosaBuilder, w: TosaTensor, dilations: Sequence[int], zero: int) -> TosaTensor:
-    """Constant weights with the holes of their dilation filled in: TRANSPOSE_CONV2D has none."""
+    """Constant weights with zeros inserted for their dilation, which TRANSPOSE_CONV2D lacks."""
     if all(d == 1 for d in dilations):
         return w
     if w.array is None:

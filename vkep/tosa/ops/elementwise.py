@@ -69,7 +69,7 @@ def dropout(
 
 @pointwise("Round", types=FLOATS, since=11)
 def round_(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
-    """CAST rounds halves to even; from 2**23 on floats have no fractions."""
+    """CAST rounds halves to even; from 2**23 on floats have no fraction."""
     whole = b.elementwise("cast", b.elementwise("cast", x, dtype="int32"), dtype=x.dtype)
     small = b.elementwise(
         "greater", b.fill(x, 2.0**23 if x.dtype == "float32" else 2.0**11), b.unary("abs", x), dtype="bool"
@@ -208,7 +208,7 @@ def pow_(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
 
 
 def _any_power(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
-    """TOSA's POW takes bases above 0: signs, zeros and NaN are put right around it, as C's pow() has them."""
+    """TOSA's POW supports bases above 0: signs, zeros and NaN are handled separately, as in C's pow()."""
     if x.dtype != "float32":
         b.decline("POW of float16: the exponent's rounding is larger than the type's")
     zero, one, nan = (b.fill(x, v) for v in (0, 1, math.nan))
@@ -219,7 +219,7 @@ def _any_power(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     base = x.array
     size = b.unary("abs", x)
     at_zero = same(x, zero)
-    # 1 where the base is 0: what POW makes of 0 is left open
+    # 1 where the base is 0: the result of POW for 0 is undefined
     power = b.elementwise("pow", b.select(at_zero, one, size), y)
     falling = b.elementwise("greater", zero, y, dtype="bool")
     of_zero = b.select(falling, b.fill(x, math.inf), zero)

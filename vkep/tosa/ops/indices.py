@@ -21,7 +21,8 @@ _ROWS = ("float32", "float16", "int32", "int16", "int8")
 
 
 def _rows(b: TosaBuilder, x: TosaTensor, numbers: TosaTensor, count: int, rest: Sequence[int]) -> TosaTensor:
-    """TOSA's GATHER picks rows: values [1, K, C], indices [1, W] to [1, W, C]; here ``x`` in K rows of shape ``rest``."""
+    """TOSA's GATHER selects rows: values [1, K, C], indices [1, W] to [1, W, C]; here ``x`` has K rows of shape
+    ``rest``."""
     width = math.prod(rest)
     table = b.ordered(b.reshape(x, (1, count, width)))
     flat = b.ordered(b.reshape(numbers, (1, max(numbers.size, 1))))
@@ -41,7 +42,8 @@ def gather(b: TosaBuilder, x: TosaTensor, indices: TosaTensor, *, axis: int = 0)
 
 
 def _along(b: TosaBuilder, shape: Sequence[int], indices: TosaTensor, axis: int) -> TosaTensor:
-    """Positions in a flattened tensor of ``shape``: ``indices`` along one axis, their own place along the others."""
+    """Positions in a flattened tensor of ``shape``: ``indices`` along one axis, and each element's own position along
+    the others."""
     steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     numbers = index_of(b, indices, shape[axis])
     places = np.zeros(indices.shape, np.int64)
@@ -71,7 +73,7 @@ def gather_elements(b: TosaBuilder, x: TosaTensor, indices: TosaTensor, *, axis:
 
 
 def _tuples(b: TosaBuilder, shape: Sequence[int], indices: TosaTensor, base: np.ndarray) -> tuple[TosaTensor, int]:
-    """The numbers of rows that index tuples (the last axis) name in a tensor of ``shape``, and how many axes they name."""
+    """The row numbers of index tuples (the last axis) in a tensor of ``shape``, and the number of axes in a tuple."""
     count = indices.shape[-1]
     if count > len(shape):
         b.decline(f"index tuples of {count} for {len(shape)} axes")
@@ -131,7 +133,7 @@ def scatter_elements(
     return _scattered(b, x, _along(b, x.shape, indices, axis_of(axis, x.rank)), updates, 1)
 
 
-# ---- where the extremes are
+# ---- indices of extremes
 
 _EXTREMES = (*FLOATS, "int8", "uint8")
 
@@ -148,13 +150,13 @@ def arg_min(
     b: TosaBuilder, x: TosaTensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
 ) -> TosaTensor:
     x = _ordering(b, x)
-    # the other way round, without integer overflow
+    # in the opposite order, without integer overflow
     turned = b.negate(x) if x.dtype in FLOATS else b.unary("bitwise_not", x)
     return _extreme_at(b, turned, axis, keepdims, select_last_index)
 
 
 def _ordering(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
-    """What orders as ``x`` does and ARGMAX takes: the integers behind quantized floats, uint8 as int8."""
+    """A value with the same order as ``x`` that ARGMAX supports: the integers of quantized floats, uint8 as int8."""
     known = quantized.same_everywhere(x)
     if known is not None:
         return known.ints

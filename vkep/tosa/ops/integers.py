@@ -14,7 +14,7 @@ _COMPARED = (*FLOATS, "int32", "int16", "int8", "bool", "uint8", "uint16", "int6
 
 
 def _same(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> tuple[TosaTensor, TosaTensor]:
-    """Both operands as the floats they are, or as int32: TOSA compares no other integers."""
+    """Both operands as floats if they are floats, or as int32: TOSA compares no other integers."""
     if x.dtype in FLOATS:
         return x, y
     if x.dtype == "uint32":
@@ -31,7 +31,7 @@ def _whole(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
 
 
 def _declare_comparison(op_type: str, since: int, name: str, swapped: bool) -> None:
-    """``swapped``: TOSA has the comparison from the second operand's side."""
+    """``swapped``: TOSA has the comparison with the operands swapped."""
 
     @tosa_operator(op_type, types=_COMPARED, since=since)
     def compare(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:

@@ -109,13 +109,13 @@ def _slice(
 
 
 def reversed_along(b: TosaBuilder, x: TosaTensor, axis: int) -> TosaTensor:
-    """``x`` read backwards along an axis."""
+    """``x`` reversed along an axis."""
     value = b.op("reverse", [x.value], x.value.shape, axis=f"{x.perm[axis]} : i32")
     return TosaTensor(value, x.perm)
 
 
 def _strided(b: TosaBuilder, x: TosaTensor, axis: int, first: int, count: int, step: int) -> TosaTensor:
-    """Every ``step``-th of an axis: whole periods, cut, then the first of each."""
+    """Every ``step``-th element of an axis: crop to whole periods, then take the first of each."""
     if step == 1 or count <= 1:
         return part_of(b, x, axis, first, count)
     wanted = count * step
@@ -174,7 +174,7 @@ def split_2(
 
 
 def _parts(x: TosaTensor, axis: int, count: int) -> list[int]:
-    """The sizes of ``count`` parts of an axis, the last of which may be smaller."""
+    """The sizes of ``count`` parts of an axis; the last one may be smaller."""
     size = x.shape[axis_of(axis, x.rank)]
     each = -(-size // count)
     return [min(each, size - i * each) for i in range(count)]
@@ -301,7 +301,7 @@ def space_to_depth(b: TosaBuilder, x: TosaTensor, *, blocksize: int) -> TosaTens
 def reverse_sequence(
     b: TosaBuilder, x: TosaTensor, lengths: TosaTensor, *, batch_axis: int = 1, time_axis: int = 0
 ) -> TosaTensor:
-    """Whole sequences are reversed where every length is the same; others need a gather, which is not lowered."""
+    """Whole sequences are reversed where all lengths are equal; others need a gather, which is not lowered."""
     wanted = constant_of(lengths, "the lengths").reshape(-1)
     if len(set(wanted.tolist())) != 1:
         b.decline("sequences of different lengths")

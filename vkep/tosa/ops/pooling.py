@@ -1,4 +1,4 @@
-"""Pooling. TOSA wants channels last; see `TosaBuilder.ordered`."""
+"""Pooling. TOSA requires channels last; see `TosaBuilder.ordered`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkep.tosa.type_legalization import flip
 
 
 def _pool(b: TosaBuilder, name: str, x: TosaTensor, window: Window, fill: float, zero: int = 0) -> TosaTensor:
-    """MAX_POOL2D or AVG_POOL2D over one or two axes; ``fill`` is what padding beyond TOSA's limit holds."""
+    """MAX_POOL2D or AVG_POOL2D over one or two axes; ``fill`` is the value of padding beyond TOSA's limit."""
     if any(d != 1 for d in window.dilations):
         b.decline(f"TOSA's {name.upper()} has no dilation")
     if x.rank == 3:
@@ -75,7 +75,7 @@ def average_pool(
     window = a.window(x.shape)
     known = quantized.same_everywhere(x)
     source, whole, inner = x, known.ints if known is not None else None, window
-    if count_include_pad and any(window.pads):  # TOSA leaves padding out of its count: here it is content
+    if count_include_pad and any(window.pads):  # TOSA does not count padding: here it is content
         rank = len(window.kernel)
         given = [(0, 0), (0, 0), *((window.pads[i], window.pads[rank + i]) for i in range(rank))]
         if any(min(side) < 0 for side in given):

@@ -1,4 +1,4 @@
-"""Operators whose inputs and results are integers with scales and zero points of their own."""
+"""Operators whose inputs and results are integers with separate scales and zero points."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Quantized regions: QuantizeLinear and DequantizeLinear (QDQ) around operators, folded into integer TOSA and RESCALE.
 
-A DequantizeLinear says of its float result which integers it stands for (`Quantized`); an operator that knows integers
-works on those and says the same of its own result; the QuantizeLinear after it becomes one RESCALE. The float forms are
-made too, and dropped where nothing reads them. uint8 is held as the int8 that is 128 less, zero point and all.
+A DequantizeLinear annotates its float result with the integers that it represents (`Quantized`); an operator that
+supports integers computes with those and annotates its own result; the QuantizeLinear after it becomes one RESCALE. The
+float operations are added too, and dropped where nothing reads them. uint8 is represented by the int8 that is 128 less,
+as is its zero point.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vkep.tosa.type_legalization import flip
 
 _HALF_LIMIT = 31
 
-#: the attributes of a call from within
+#: the attributes of an internal call
 _DEQUANTIZE, _QUANTIZE = DequantizeAttributes(), QuantizeAttributes()
 
 
@@ -45,7 +46,7 @@ def multiplier_and_shift(scale: float) -> tuple[int, int]:
 
 
 def rescale(b: TosaBuilder, known: Quantized, scale: Array, zero: int, dtype: str, axis: int) -> TosaTensor:
-    """Integers of scale ``known.scale`` as integers of ``scale`` and ``zero``: RESCALE."""
+    """Convert integers of scale ``known.scale`` to integers of ``scale`` and ``zero``: RESCALE."""
     ints = known.ints
     ratio = np.atleast_1d(np.asarray(known.scale, np.float64) / np.asarray(scale, np.float64))
     per_channel = ratio.size > 1
@@ -85,7 +86,7 @@ def _along(array: Array, rank: int, axis: int) -> Array:
 
 
 def described(b: TosaBuilder, known: Quantized, dtype: str = "float32") -> TosaTensor:
-    """The float tensor that the integers stand for, with what they are."""
+    """The float tensor that the integers represent, annotated with them."""
     ints = known.ints
     if ints.array is not None:
         wide = ints.array.astype(np.float64) - known.zero
@@ -165,7 +166,7 @@ def quantize_linear(
 def _quantize(b: TosaBuilder, x: TosaTensor, scales: Array, zeros: Array, where: int, dtype: str) -> TosaTensor:
     zero = int(zeros[0]) if len(set(zeros.tolist())) == 1 else None
     known = x.quantized
-    # RESCALE has zero points of 8 bits only
+    # RESCALE supports zero points of 8 bits only
     fits = zero is not None and (zero == 0 or dtype == "int8")
     if known is not None and fits and (known.zero == 0 or known.ints.dtype != "int16"):
         assert zero is not None
@@ -188,14 +189,14 @@ def _quantize(b: TosaBuilder, x: TosaTensor, scales: Array, zeros: Array, where:
     return b.elementwise("cast", b.clamp(whole, low, high), dtype=dtype)
 
 
-# ---- for the operators that know integers
+# ---- for operators that support integers
 
 
 def product(x: TosaTensor, w: TosaTensor, out_axis: int, w_axis: int) -> tuple[Quantized, Quantized, Array, int] | None:
-    """What a sum of products of two quantized tensors needs: both, the accumulator's scale and its axis.
+    """The operands of a sum of products of two quantized tensors: both, the accumulator's scale and its axis.
 
-    None where they are not quantized in a way that one accumulator can hold: ``x`` has one scale, ``w`` one, or one for
-    each entry of ``w_axis``, which is the result's ``out_axis``.
+    None where one accumulator cannot hold the sum: ``x`` needs one scale, ``w`` one, or one for each entry of
+    ``w_axis``, which is the result's ``out_axis``.
     """
     a, c = x.quantized, w.quantized
     if a is None or c is None or a.axis >= 0 or c.axis not in (-1, w_axis):
@@ -207,7 +208,7 @@ def product(x: TosaTensor, w: TosaTensor, out_axis: int, w_axis: int) -> tuple[Q
 
 
 def bias_of(b: TosaBuilder, bias: TosaTensor | None, scale: Array, count: int) -> TosaTensor | None:
-    """A bias in the accumulator's scale; None where it is no constant."""
+    """A bias in the accumulator's scale; None where it is not constant."""
     if bias is None:
         return b.constant(np.zeros(count, np.int32))
     if bias.array is None:
@@ -219,12 +220,12 @@ def bias_of(b: TosaBuilder, bias: TosaTensor | None, scale: Array, count: int) -
 
 
 def accumulated(b: TosaBuilder, ints: TosaTensor, scale: Array, axis: int) -> TosaTensor:
-    """The float tensor that an int32 accumulator stands for."""
+    """The float tensor that an int32 accumulator represents."""
     return described(b, Quantized(ints, np.asarray(scale, np.float64).reshape(-1), 0, axis))
 
 
 def clamped(b: TosaBuilder, x: TosaTensor, floats: TosaTensor, low: float | None, high: float | None) -> TosaTensor:
-    """A clamp of floats, done on the integers as well."""
+    """A clamp of floats, also computed on the integers."""
     known = x.quantized
     if known is None or known.axis >= 0:
         return floats
@@ -241,7 +242,8 @@ def clamped(b: TosaBuilder, x: TosaTensor, floats: TosaTensor, low: float | None
 
 
 def added(b: TosaBuilder, x: TosaTensor, y: TosaTensor, floats: TosaTensor, name: str = "add") -> TosaTensor:
-    """A sum (or difference) of floats, done on integers as well: both rescaled to a common scale with room in 32 bits."""
+    """A sum (or difference) of floats, also computed on integers: both are rescaled to a common scale that fits 32
+    bits."""
     a, c = same_everywhere(x), same_everywhere(y)
     if a is None or c is None:
         return floats
@@ -249,13 +251,13 @@ def added(b: TosaBuilder, x: TosaTensor, y: TosaTensor, floats: TosaTensor, name
     scale = np.array([common])
     try:
         left, right = (rescale(b, q, scale, 0, "int32", -1) for q in (a, c))
-    except Decline:  # no RESCALE for these scales: the floats stand
+    except Decline:  # no RESCALE for these scales: only the floats are computed
         return floats
     return replace(floats, quantized=Quantized(b.elementwise(name, left, right), scale, 0))
 
 
 def multiplied(b: TosaBuilder, x: TosaTensor, y: TosaTensor, floats: TosaTensor) -> TosaTensor:
-    """A product of floats, done on integers as well, exactly."""
+    """A product of floats, also computed exactly on integers."""
     a, c = same_everywhere(x), same_everywhere(y)
     if a is None or c is None or a.ints.value is c.ints.value:
         return floats
@@ -264,12 +266,12 @@ def multiplied(b: TosaBuilder, x: TosaTensor, y: TosaTensor, floats: TosaTensor)
 
 
 def alike(floats: TosaTensor, known: Quantized, ints: TosaTensor) -> TosaTensor:
-    """Floats that stand for ``ints`` of the same scale and zero point."""
+    """Floats that represent ``ints`` with the same scale and zero point."""
     return replace(floats, quantized=Quantized(ints, known.scale, known.zero))
 
 
 def same_everywhere(x: TosaTensor) -> Quantized | None:
-    """The int8 integers of one scale behind a tensor."""
+    """The int8 integers of a tensor with one scale."""
     known = x.quantized
     return known if known is not None and known.axis < 0 and known.ints.dtype == "int8" else None
 

@@ -17,15 +17,15 @@ def _sum(b: TosaBuilder, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
 
 
 def mean_of(b: TosaBuilder, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
-    """The mean over axes, which stay with size 1."""
+    """The mean over axes, which are kept with size 1."""
     return b.mul(_sum(b, x, axes), b.fill(x, 1 / math.prod(x.shape[a] for a in axes)))
 
 
 def _extreme(b: TosaBuilder, name: str, x: TosaTensor, axes: Sequence[int]) -> TosaTensor:
     """REDUCE_MAX or REDUCE_MIN.
 
-    The emulation layer (0.11) starts them at the largest finite numbers, so that a row of infinities comes out finite:
-    halved before and doubled after, it is infinite again, and every other number as it was.
+    The emulation layer (0.11) starts them at the largest finite numbers, so that a row of infinities has a finite
+    result: with halving before and doubling after, it is infinite again, and every other number is unchanged.
     """
     if x.dtype == "bool":
         return b.reduce("reduce_any" if name == "reduce_max" else "reduce_all", x, axes)
@@ -103,7 +103,7 @@ for _name in _REDUCTIONS:
 
 
 def in_float32(b: TosaBuilder, x: TosaTensor, function: Callable[[TosaBuilder, TosaTensor], TosaTensor]) -> TosaTensor:
-    """Several operations at full precision: float16 is rounded once, at the end."""
+    """Compute several operations in full precision: float16 is rounded once, at the end."""
     return cast_to(b, function(b, cast_to(b, x, "float32")), x.dtype)
 
 

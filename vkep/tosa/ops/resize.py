@@ -21,7 +21,7 @@ _TYPES = (*FLOATS, "int8")
 
 @dataclass(frozen=True)
 class _Axis:
-    """out * d / n + offset / n is the place in the input; ``border`` follows from the sizes."""
+    """out * d / n + offset / n is the position in the input; ``border`` follows from the sizes."""
 
     n: int
     d: int
@@ -49,7 +49,7 @@ class _Axis:
 
 
 def _place(size: int, out: int, scale: Fraction, coordinates: str) -> _Axis:
-    """How ONNX's coordinate_transformation_mode maps ``out`` pixels to ``size``."""
+    """The mapping of ``out`` pixels to ``size`` in ONNX's coordinate_transformation_mode."""
     if coordinates == "half_pixel" or (coordinates == "pytorch_half_pixel" and out > 1):
         n, d, offset = 2 * scale.numerator, 2 * scale.denominator, scale.denominator - scale.numerator
     elif coordinates == "asymmetric" or coordinates == "pytorch_half_pixel" or (out == 1 and size == 1):
@@ -65,7 +65,7 @@ def _place(size: int, out: int, scale: Fraction, coordinates: str) -> _Axis:
 
 
 def _nearest(axis: _Axis, mode: str) -> _Axis:
-    """TOSA rounds halves up: other roundings move the coordinates by halves, and by less than the smallest step."""
+    """TOSA rounds halves up: other roundings shift the coordinates by a half, and by less than the smallest step."""
     if mode == "round_prefer_ceil":
         return axis
     axis = axis.times(4)  # a coordinate is now a multiple of 4 / n
@@ -114,7 +114,7 @@ def _resized(b: TosaBuilder, x: TosaTensor, to: Resized, mode: str, coordinates:
 
 
 def _by_scales(x: TosaTensor, scales: TosaTensor | None, axes: Sequence[int] | None = None) -> Resized:
-    """Given scales are float32: the fractions that they stand for."""
+    """Given scales are float32: find the fractions that they approximate."""
     to = resolve_resize(x.shape, [float(s) for s in constant_of(scales, "the scales").reshape(-1)], None, axes)
     return replace(to, scales=tuple(s.limit_denominator(_LARGEST) for s in to.scales))
 

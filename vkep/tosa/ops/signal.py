@@ -1,7 +1,7 @@
 """Fourier transforms, as products with their matrices.
 
-TOSA has FFT2D and RFFT2D, but the emulation layer (0.11) crashes where a transform's result is read in the same graph, and both
-take powers of two only.
+TOSA has FFT2D and RFFT2D, but the emulation layer (0.11) crashes where a transform's result is read in the same graph,
+and both support only powers of two.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _dft(
 
 
 def _matrix(n: int, rows: int, columns: int, parts: int, inverse: bool) -> np.ndarray:
-    """[rows * parts, columns * 2]: what each point's real (and imaginary) part gives to each coefficient's two."""
+    """[rows * parts, columns * 2]: the contribution of each point's real (and imaginary) part to the two parts of each
+    coefficient."""
     angle = 2 * np.pi / n * (np.outer(np.arange(rows), np.arange(columns)) % n) * (1 if inverse else -1)
     cosine, sine = np.cos(angle), np.sin(angle)
     made = np.stack([np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)], 1)[:, :parts]
