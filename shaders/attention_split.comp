@@ -3,11 +3,11 @@
 // values weighted by them, for attention_join.comp to join; else the one block has all keys and y is stored.
 //
 // Scores count in powers of two: `scale` and `softcap` contain log2(e). KEY_LANES lanes share a key's score, VALUE_LANES lie
-// along a value; UNIT elements (16 bytes, or one where rows are not aligned) are read at once.
+// along a value; UNIT elements (16 bytes, 8 elements of a cache in codes, or one where rows are not aligned) are read at once.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 bias; uvec2 origin; uvec2 sink; uvec2 y; uvec2 stats; \
+#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 bias; uvec2 origin; uvec2 sink; uvec2 k_scale; uvec2 v_scale; uvec2 y; uvec2 stats; \
     uint queries; uint keys; uint row_tiles; uint splits; \
     uint q_batch; uint q_head; uint q_row; uint k_batch; uint k_head; uint k_row; uint v_batch; uint v_head; uint v_row; \
     uint y_head; uint y_row; uint bias_batch; uint bias_head; uint bias_row; float scale; float softcap; int first; int end; }
@@ -28,6 +28,9 @@ layout(constant_id = 13) const uint SOFTCAP = 0;
 layout(constant_id = 14) const uint ORIGIN = 0;
 layout(constant_id = 16) const uint SINK = 0;
 layout(constant_id = 17) const uint PARTIAL = 1;
+layout(constant_id = 19) const uint CODE = 0;  // how keys and values are held: kv_codes.glsl
+layout(constant_id = 20) const uint K_CHANNELS = 0;  // 1: a scale for each feature
+layout(constant_id = 21) const uint V_CHANNELS = 0;
 layout(constant_id = 18) const uint EARLY = 0;  // 1: values are loaded before their weights are known; they are one unit of a lane
 
 const float LOG2_E = 1.44269504089;
@@ -38,11 +41,16 @@ const uint WIDTH = VALUE_LANES * UNIT;
 const uint HELD = BLOCK > SLICES ? BLOCK / SLICES : 1;  // keys of a slice
 const uint ROW_LANES = gl_WorkGroupSize.x / ROWS;
 
+#include "kv_codes.glsl"
+
 TENSOR(T, Elements)
+TENSOR(C, Stored)
 TENSOR(BIAS_T, Biases)
 TENSOR(float, Floats)
 TENSOR(int, Ints)
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Pairs { uvec2 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Words { uint v[]; };
 
 shared float queries_of[ROWS * SIZE];
 shared float powers[ROWS * BLOCK];
@@ -56,13 +64,24 @@ COMBINE_LANES(most_over, float, greater)
 float unit[UNIT];
 
 void unpack(uvec4 raw) {
-    [[unroll]] for (uint i = 0; i < UNIT; i++)
-        unit[i] = UNIT == 8 ? unpackHalf2x16(raw[i / 2 % 4])[i % 2] : uintBitsToFloat(raw[i % 4]);
+    [[unroll]] for (uint i = 0; i < UNIT; i++) {
+        if (CODE == CODE_BFLOAT16) unit[i] = decode(raw[i / 2 % 4] >> i % 2 * 16 & 0xffffu);
+        else if (CODE == CODE_INT4) unit[i] = decode(raw.x >> i * 4);
+        else if (CODE != 0) unit[i] = decode(raw[i / 4 % 4] >> i % 4 * 8 & 255u);
+        else unit[i] = UNIT == 8 ? unpackHalf2x16(raw[i / 2 % 4])[i % 2] : uintBitsToFloat(raw[i % 4]);
+    }
 }
 
-void load(uvec2 address, uint at) {  // `at` in elements
-    if (UNIT == 1) unit[0] = float(Elements(address).v[at]);
-    else unpack(Quads(address).v[at / UNIT]);
+uvec4 raw_at(uvec2 address, uint at) {  // `at` in numbers
+    if (CODE == CODE_INT4) return uvec4(Words(address).v[at / UNIT], 0, 0, 0);
+    if (CODE > CODE_BFLOAT16) return uvec4(Pairs(address).v[at / UNIT], 0, 0);
+    return Quads(address).v[at / UNIT];
+}
+
+void load(uvec2 address, uint at) {
+    if (UNIT != 1) unpack(raw_at(address, at));
+    else if (CODE == 0) unit[0] = float(Stored(address).v[at]);
+    else unit[0] = decode(uint(Stored(address).v[at / PACK]) >> at % PACK * 4);
 }
 
 float acc[ROWS * UNIT];
@@ -91,11 +110,12 @@ void main() {
     if (EARLY == 1)
         if (key0 < key_end)
             [[unroll]] for (uint i = 0; i < HELD; i++)
-                held[i % (EARLY == 1 ? HELD : 1)] = Quads(v_at).v[(v0 + min(key0 + slice + i * SLICES, key_end - 1) * args.v_row + min(value_lane * UNIT, VALUE_SIZE - UNIT)) / UNIT];
+                held[i % (EARLY == 1 ? HELD : 1)] = raw_at(v_at, v0 + min(key0 + slice + i * SLICES, key_end - 1) * args.v_row + min(value_lane * UNIT, VALUE_SIZE - UNIT));
     for (uint e = id; e < ROWS * SIZE; e += gl_WorkGroupSize.x) {
         uint row = min(row0 + e / SIZE, rows - 1), head = kv_head * GROUP + row / args.queries;
         uint at = batch * args.q_batch + head * args.q_head + row % args.queries * args.q_row + e % SIZE;
         queries_of[e] = float(Elements(q_at).v[at]) * args.scale;
+        if (CODE > CODE_BFLOAT16) queries_of[e] *= Floats(operand(args.k_scale, 6)).v[K_CHANNELS == 1 ? kv_head * SIZE + e % SIZE : 0];
     }
     for (uint e = id; e < ROWS * BLOCK; e += gl_WorkGroupSize.x) powers[e] = uintBitsToFloat(0xff800000u);
     barrier();
@@ -143,7 +163,7 @@ void main() {
     uint own_at = (batch * heads + own_head) * args.queries + own_row % args.queries;
     if (PARTIAL == 1) {
         if (row_lane == 0 && row0 + own < rows) {
-            Floats stats = Floats(operand(args.stats, 7));
+            Floats stats = Floats(operand(args.stats, 9));
             stats.v[(own_at * args.splits + split) * 2] = most;
             stats.v[(own_at * args.splits + split) * 2 + 1] = sum;
         }
@@ -186,12 +206,13 @@ void main() {
             if (row < rows && column < VALUE_SIZE) {
                 float total = 0.0;
                 [[unroll]] for (uint p = 0; p < PARTS; p++) total += slices[p * ROWS * WIDTH + e];
+                if (CODE > CODE_BFLOAT16) total *= Floats(operand(args.v_scale, 7)).v[V_CHANNELS == 1 ? kv_head * VALUE_SIZE + column : 0];
                 if (PARTIAL == 1) {
                     uint at = ((batch * heads + head) * args.queries + query) * args.splits + split;
-                    Floats(operand(args.y, 6)).v[at * VALUE_SIZE + column] = total;
+                    Floats(operand(args.y, 8)).v[at * VALUE_SIZE + column] = total;
                 } else {
                     uint at = batch * heads * args.queries * VALUE_SIZE + head * args.y_head + query * args.y_row;
-                    Elements(operand(args.y, 6)).v[at + column] = T(total);
+                    Elements(operand(args.y, 8)).v[at + column] = T(total);
                 }
             }
         }

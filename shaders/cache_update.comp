@@ -1,21 +1,22 @@
 // Keys and values of new tokens join those of the past in a cache [batch, kv heads, room, size], the keys and the queries turned by
 // the angles of the tokens' positions. Rows after the new ones stay as they are in the past; in those that are used, what is no
 // number becomes 0, since attention reads them. With OVER the cache is the past's own memory: only the new rows are written, and
-// what is no number in those after them that are used.
+// what is no number in those after them that are used (0: none is).
 //
 // z of the grid 0: keys, and the queries of the heads that share them, as rows after those of the cache; 1: values. y: a head of
-// keys of a sequence. A lane moves UNIT elements of a row (16 bytes, or one where addresses are not aligned).
+// keys of a sequence. A lane moves UNIT elements of the cache's row (16 bytes, or one where addresses are not aligned).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 past_key; uvec2 past_value; uvec2 cos; uvec2 sin; uvec2 first; uvec2 ids; \
-    uvec2 turned; uvec2 present_key; uvec2 present_value; uvec2 fault; \
+    uvec2 k_scale; uvec2 v_scale; uvec2 turned; uvec2 present_key; uvec2 present_value; uvec2 fault; \
     uint kv_heads; uint tokens; uint old; uint room; uint used; uint table_rows; uint lanes; \
     uint q_batch; uint q_head; uint q_row; uint k_batch; uint k_head; uint k_row; uint v_batch; uint v_head; uint v_row; \
     uint fault_code; }
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "fault.glsl"
+#include "math.glsl"
 
 layout(constant_id = 4) const uint SIZE = 64;
 layout(constant_id = 5) const uint VALUE_SIZE = 64;
@@ -25,9 +26,16 @@ layout(constant_id = 8) const uint INTERLEAVED = 0;
 layout(constant_id = 9) const uint GROUP = 1;
 layout(constant_id = 10) const uint IDS = 0;  // 1: positions are given
 layout(constant_id = 11) const uint OVER = 0;
+layout(constant_id = 12) const uint CODE = 0;  // how the cache holds numbers: kv_codes.glsl
+layout(constant_id = 13) const uint K_CHANNELS = 0;  // 1: a scale for each feature
+layout(constant_id = 14) const uint V_CHANNELS = 0;
+layout(constant_id = 15) const uint CLEAN = 1;  // 0: the cache's type has nothing but numbers
+#include "kv_codes.glsl"
 
 TENSOR(T, Elements)
+TENSOR(C, Stored)
 TENSOR(int, Ints)
+TENSOR(float, Floats)
 TENSOR(int64_t, Longs)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uvec4 v[]; };
 
@@ -35,7 +43,7 @@ layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uve
 uint position_of(uint batch, uint t, int first) {
     int64_t asked = IDS == 1 ? Longs(operand(args.ids, 8)).v[batch * args.tokens + t] : int64_t(first) + int64_t(t);
     if (asked >= 0 && asked < int64_t(args.table_rows)) return uint(asked);
-    note_fault(operand(args.fault, 12), args.fault_code);
+    note_fault(operand(args.fault, 14), args.fault_code);
     return 0;
 }
 
@@ -50,63 +58,77 @@ float turn(Elements x, uint at, uint e, uint position) {
     return float(x.v[at + e]) * cosine + (second ? 1.0 : -1.0) * float(x.v[at + other]) * sine;
 }
 
-bool is_number(T x) {
+bool is_number(C x) {
+    if (CODE == CODE_FLOAT8) return (uint(x) & 127u) != 127u;
+    if (CODE == CODE_BFLOAT16) return (uint(x) & 0x7f80u) != 0x7f80u;
     return !isnan(float(x)) && !isinf(float(x));
 }
 
 void main() {
     bool values = group_id().z == 1;
-    uint size = values ? VALUE_SIZE : SIZE, units = size / UNIT;
-    uint lane = group_id().x * gl_WorkGroupSize.x + gl_LocalInvocationID.x, row = lane / units, e0 = lane % units * UNIT;
+    uint size = values ? VALUE_SIZE : SIZE, width = (size + PACK - 1) / PACK, units = width / UNIT;
+    uint lane = group_id().x * gl_WorkGroupSize.x + gl_LocalInvocationID.x, row = lane / units, u0 = lane % units * UNIT;
     uint kv = group_id().y, batch = kv / args.kv_heads, head = kv % args.kv_heads;
     int first = Ints(operand(args.first, 7)).v[batch];
     if (OVER == 1) first = clamp(first, 0, int(args.room - args.tokens));
 
-    uvec2 present = values ? operand(args.present_value, 11) : operand(args.present_key, 10);
-    uint rows = OVER == 1 ? args.tokens : args.room;
+    uvec2 present = values ? operand(args.present_value, 13) : operand(args.present_key, 12);
+    uint rows = OVER == 1 ? args.tokens : args.room, turning = HALF > 0 && !values ? GROUP * args.tokens : 0;
     if (row < rows) {
-        uint at = OVER == 1 ? uint(first) + row : row, to = (kv * args.room + at) * size + e0;
+        uint at = OVER == 1 ? uint(first) + row : row, to = (kv * args.room + at) * width + u0;
         if (int(at) >= first && at - uint(first) < args.tokens) {
             uint t = at - uint(first);
-            if (values) {
-                uint from = batch * args.v_batch + head * args.v_head + t * args.v_row + e0;
-                [[unroll]] for (uint i = 0; i < UNIT; i++)
-                    Elements(present).v[to + i] = Elements(operand(args.v, 2)).v[from + i];
-            } else {
-                uint from = batch * args.k_batch + head * args.k_head + t * args.k_row;
-                uint position = HALF > 0 ? position_of(batch, t, first) : 0;
-                [[unroll]] for (uint i = 0; i < UNIT; i++)
-                    Elements(present).v[to + i] = T(turn(Elements(operand(args.k, 1)), from, e0 + i, position));
+            uint from = values ? batch * args.v_batch + head * args.v_head + t * args.v_row
+                               : batch * args.k_batch + head * args.k_head + t * args.k_row;
+            uint position = HALF > 0 && !values ? position_of(batch, t, first) : 0;
+            uvec2 new = values ? operand(args.v, 2) : operand(args.k, 1), scales = values ? operand(args.v_scale, 10) : operand(args.k_scale, 9);
+            bool channels = values ? V_CHANNELS == 1 : K_CHANNELS == 1;
+            [[unroll]] for (uint i = 0; i < UNIT; i++) {
+                if (CODE == 0 && values) {
+                    Stored(present).v[to + i] = Stored(new).v[from + u0 + i];
+                    continue;
+                }
+                uint code = 0;
+                [[unroll]] for (uint p = 0; p < PACK; p++) {
+                    uint e = (u0 + i) * PACK + p;
+                    float x = 0.0;
+                    if (e < size) x = values ? float(Elements(new).v[from + e]) : turn(Elements(new), from, e, position);
+                    if (CODE == 0) Stored(present).v[to + i] = C(x);
+                    else code |= encode(x, CODE < CODE_INT8 || e >= size ? 1.0 : Floats(scales).v[channels ? head * size + e : 0]) << (p * 4);
+                }
+                if (CODE != 0) Stored(present).v[to + i] = C(code);
             }
         } else if (OVER == 0) {
             uvec2 past = values ? operand(args.past_value, 4) : operand(args.past_key, 3);
-            uint from = (kv * args.old + row) * size + e0;
-            if (row < args.old && int(row) >= first && row < args.used) {
+            uint from = (kv * args.old + row) * width + u0;
+            if (CLEAN == 1 && row < args.old && int(row) >= first && row < args.used) {
                 [[unroll]] for (uint i = 0; i < UNIT; i++) {
-                    bool number = is_number(Elements(past).v[from + i]);
-                    Elements(present).v[to + i] = number ? Elements(past).v[from + i] : T(0.0);
+                    bool number = is_number(Stored(past).v[from + i]);
+                    Stored(present).v[to + i] = number ? Stored(past).v[from + i] : C(0);
                 }
             } else if (UNIT == 1) {
-                if (row < args.old) Elements(present).v[to] = Elements(past).v[from];
-                else Elements(present).v[to] = T(0.0);
+                if (row < args.old) Stored(present).v[to] = Stored(past).v[from];
+                else Stored(present).v[to] = C(0);
             } else {
                 Quads(present).v[to / UNIT] = row < args.old ? Quads(past).v[from / UNIT] : uvec4(0);
             }
         }
-    } else if (HALF > 0 && !values && row - rows < GROUP * args.tokens) {
+    } else if (row - rows < turning) {
         uint t = (row - rows) % args.tokens, q_head = head * GROUP + (row - rows) / args.tokens;
         uint from = batch * args.q_batch + q_head * args.q_head + t * args.q_row;
-        uint to = ((batch * args.kv_heads * GROUP + q_head) * args.tokens + t) * SIZE + e0;
+        uint to = ((batch * args.kv_heads * GROUP + q_head) * args.tokens + t) * SIZE;
         uint position = position_of(batch, t, first);
-        [[unroll]] for (uint i = 0; i < UNIT; i++)
-            Elements(operand(args.turned, 9)).v[to + i] = T(turn(Elements(operand(args.q, 0)), from, e0 + i, position));
+        [[unroll]] for (uint i = 0; i < UNIT * PACK; i++) {
+            uint e = u0 * PACK + i;
+            if (e < SIZE) Elements(operand(args.turned, 11)).v[to + e] = T(turn(Elements(operand(args.q, 0)), from, e, position));
+        }
     }
-    if (OVER == 1) {
+    if (OVER == 1 && CLEAN == 1) {
         uint after = uint(first) + args.tokens;
         for (uint i = lane; after < args.used && i < (args.used - after) * units; i += args.lanes) {
-            uint to = (kv * args.room + after) * size + i * UNIT;
-            [[unroll]] for (uint k = 0; k < UNIT; k++)
-                if (!is_number(Elements(present).v[to + k])) Elements(present).v[to + k] = T(0.0);
+            uint to = (kv * args.room + after) * width + i * UNIT;
+            [[unroll]] for (uint n = 0; n < UNIT; n++)
+                if (!is_number(Stored(present).v[to + n])) Stored(present).v[to + n] = C(0);
         }
     }
 }

@@ -11,6 +11,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_attention import GPU, Case, check, data, expected
+from tools.fuzz.attention_reference import coded, numbers
 from vkep.dtypes import DTYPES
 from vkep.kernels.attention import AttentionProblem, gains_by_attention
 from vkep.kernels.select import Emission, candidates, choose
@@ -55,6 +56,47 @@ def test_it_is_numpys(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype:
 @pytest.mark.parametrize("keys", [20, 400])
 def test_a_sink_counts_once_however_many_blocks_there_are(gpu: Harness, caps: DeviceCapabilities, keys: int) -> None:
     run(gpu, caps, Case(1, keys, heads=4, kv_heads=2), "float32", np.array([0.5, -1, 3, 9], np.float32))
+
+
+@pytest.mark.parametrize("coding", ["int8", "uint8", "float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 300, size=32, value_size=64, heads=8, kv_heads=2, batch=2),
+        Case(2, 40, size=10, value_size=7, heads=2, kv_heads=1),  # elements one by one
+        Case(1, 90, size=16, value_size=24, heads=2, kv_heads=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("channels", [False, True])
+def test_keys_and_values_in_codes(
+    gpu: Harness, caps: DeviceCapabilities, case: Case, coding: str, channels: bool
+) -> None:
+    rng = np.random.default_rng(7)
+    q, k, v, _ = data(case, "float32", rng)
+    held, scaled = DTYPES[coding].numpy, coding != "bfloat16"
+    channels = channels and scaled
+    codes, numbers_of, scales = [], [], []
+    for t in (k, v):
+        scale = rng.uniform(0.02, 0.05, (case.kv_heads, 1, t.shape[3]) if channels else (1, 1, 1)).astype(np.float32)
+        scale *= 10 if coding == "uint8" else 1
+        codes.append(coded(t, scale, held) if scaled else t.astype(held))
+        numbers_of.append(numbers(codes[-1], scale, t.shape[3]) if scaled else codes[-1].astype(np.float64))
+        scales += [Tensor(scale.reshape(-1))] if scaled else []
+    packs = 2 if coding == "uint8" else 1
+    widths = [-(-t.shape[3] // packs) for t in (k, v)]
+    strides = [(case.kv_heads * case.keys * w, case.keys * w, w) for w in widths]
+    problem = dataclasses.replace(
+        case.problem("float32"),
+        coding=coding,
+        k_strides=strides[0],
+        v_strides=strides[1],
+        k_channels=channels,
+        v_channels=channels,
+    )
+    y = Tensor.empty((case.batch, case.heads, case.queries, case.value_size), np.float32)
+    gpu.compute(problem, caps, [Tensor(q), *map(Tensor, codes), *scales], [y], candidate="split")
+    check(y.array, expected(case, q, *numbers_of, None))
 
 
 def test_keys_past_the_end_are_not_read(gpu: Harness, caps: DeviceCapabilities) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
+from tools.fuzz.attention_reference import coded
 from vkep.kernels.cache_update import CacheUpdateProblem
 
 RNG = np.random.default_rng(17)
@@ -102,6 +104,57 @@ def test_the_new_rows_are_turned_and_what_follows_is_a_number(
             left[:, : max(old - end, 0)] = was[b, :, end:]
             left[:, : max(used - end, 0)] = np.nan_to_num(left[:, : max(used - end, 0)], nan=0)
             np.testing.assert_array_equal(got[b, :, end:], left)
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize(
+    ("cache", "size", "value_size"),
+    [
+        ("int8", 16, 32),
+        ("int8", 7, 5),
+        ("uint8", 32, 16),
+        ("uint8", 7, 6),
+        ("float8_e4m3fn", 16, 8),
+        ("bfloat16", 8, 5),
+    ],
+)
+def test_rows_become_codes(
+    gpu: Harness, caps: DeviceCapabilities, cache: str, size: int, value_size: int, channels: bool, over: bool
+) -> None:
+    batch, kv_heads, length, old, room = 2, 2, 3, 6, 6
+    k, v = (RNG.normal(0, 2, (batch, kv_heads, length, s)).astype(np.float32) for s in (size, value_size))
+    k[0, 0, 0, :2] = 1e4, -1e4  # limited
+    held = np.dtype(getattr(ml_dtypes, cache, None) or cache)
+    packs, scaled = 2 if cache == "uint8" else 1, cache != "bfloat16"
+    channels = channels and scaled
+    past = [
+        RNG.integers(0, 120, (batch, kv_heads, old, -(-s // packs))).astype(np.uint8).astype(held)
+        for s in (size, value_size)
+    ]
+    counts = [kv_heads * s if channels else 1 for s in (size, value_size)]
+    scales = [RNG.uniform(0.5, 1.5, count).astype(np.float32) for count in counts] if scaled else []
+    first = np.array([0, 2], np.int32)
+    problem = CacheUpdateProblem(
+        *(batch, kv_heads, kv_heads, length, size, value_size, old, room, room, (0, 0, 0)),
+        *((kv_heads * length * s, length * s, s) for s in (size, value_size)),
+        "float32",
+        alignment=16,
+        over=over,
+        cache=cache,
+        k_channels=channels,
+        v_channels=channels,
+    )
+    given = [Tensor(k), Tensor(v), *map(Tensor, past if problem.has_past else ()), Tensor(first), *map(Tensor, scales)]
+    made = [Tensor(t.copy()) for t in past] if over else [Tensor.empty(t.shape, held) for t in past]
+    gpu.compute(problem, caps, given, made)
+    for new, was, got, number in zip((k, v), past, made, range(2), strict=True):
+        expected = was.copy()
+        scale = scales[number].reshape(-1, 1, new.shape[3] if channels else 1) if scaled else np.float32(1)
+        codes = coded(new, scale, held) if scaled else new.astype(held)
+        for b in range(batch):
+            expected[b, :, first[b] : first[b] + length] = codes[b]
+        np.testing.assert_array_equal(got.array.view(np.uint8), expected.view(np.uint8))
 
 
 def test_a_position_beside_the_tables_is_noted_and_stays_inside(gpu: Harness) -> None:

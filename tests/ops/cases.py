@@ -58,7 +58,7 @@ def graph_of(
 
 
 @functools.cache
-def _context() -> SharedGpuContext:
+def shared_context() -> SharedGpuContext:
     """One for all: to make one takes longer than most cases."""
     return SharedGpuContext.create({"gpu_shared_context_token": "operators"})
 
@@ -66,7 +66,7 @@ def _context() -> SharedGpuContext:
 def on_vulkan(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
     """The outputs, with every node on Vulkan or folded; `UnsupportedModelError` says what was declined."""
     given = {i.name: values[i.name] for i in model.graph.input}
-    with InferenceSession(model, context=_context(), fallback="error") as session:
+    with InferenceSession(model, context=shared_context(), fallback="error") as session:
         return session.run(None, given)
 
 

@@ -242,3 +242,43 @@ def test_memory_that_two_would_write_or_read_differently_is_refused() -> None:
                 binding.bind_output(name, tensor)
             with pytest.raises(vkep.InvalidInputError, match=told):
                 session.run_with_iobinding(binding)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantized_cache_is_written_in_place(bits: int) -> None:
+    """Bound to its own past, a cache of codes gets the new rows alone."""
+    room, size, held = 24, 16, np.int8 if bits == 8 else np.uint8
+    width = size * bits // 8
+    scales = RNG.uniform(0.02, 0.03, (1, 1, 1, size)).astype(np.float32) * (1 if bits == 8 else 12)
+    names = ["q", "k", "v", "past_k", "past_v", "last", "total", "", "", "", "", "", "k_scale", "v_scale"]
+    given = {"q": (2, 1, 2 * size), "k": (2, 1, size), "v": (2, 1, size)}
+    caches = dict.fromkeys(("past_k", "past_v"), (2, 1, room, width))
+    attributes = {"kv_cache_bit_width": bits, "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+    node = helper.make_node(
+        *("GroupQueryAttention", names, ["y", "new_k", "new_v"]),
+        domain="com.microsoft",
+        num_heads=2,
+        kv_num_heads=1,
+        **attributes,
+    )
+    shapes = given | caches | {"last": (2,), "total": (), "k_scale": scales.shape, "v_scale": scales.shape}
+    kinds = {"last": TensorProto.INT32, "total": TensorProto.INT32}
+    kinds |= dict.fromkeys((*caches, "new_k", "new_v"), helper.np_dtype_to_tensor_dtype(np.dtype(held)))
+    model = model_of([node], shapes, ["y", "new_k", "new_v"], **kinds)
+    past = {n: RNG.integers(0, 100, s).astype(held) for n, s in caches.items()}
+    theirs = on_cpu(onnx.load_from_string(model))
+    with vkep.InferenceSession(model, fallback="error") as session:
+        for last in (np.array([9, 4], np.int32), np.array([10, 5], np.int32)):
+            feeds: dict[str, Array] = {n: RNG.normal(0, 1, s).astype(np.float32) for n, s in given.items()}
+            feeds |= past | {"last": last, "total": np.array(last.max() + 1, np.int32)}
+            feeds |= {"k_scale": scales, "v_scale": scales}
+            made = run_over(session, feeds, {"new_k": "past_k", "new_v": "past_v"})
+            expected = dict(zip(("y", "new_k", "new_v"), theirs.run(None, feeds), strict=True))
+            np.testing.assert_allclose(made["y"], expected["y"], atol=1e-4)
+            for new, old in (("new_k", "past_k"), ("new_v", "past_v")):
+                for b, at in enumerate(last):
+                    np.testing.assert_array_equal(made[new][b, :, at], expected[new][b, :, at])
+                    kept = np.arange(room) != at
+                    np.testing.assert_array_equal(made[new][b][:, kept], past[old][b][:, kept])
+                past[old] = made[new]
+            assert any(source == "cache_update.comp" for source in kernels(session))

@@ -123,6 +123,11 @@ _DIFFERENCES = (
         "these entries are no keys, and the kernels read them",
     ),
     (
+        "DecoderMaskedMultiHeadAttention with beams reads attention_bias of another sequence, where each has its own",
+        "of its own sequence",
+        "the schema's first axis is the batch, beams included",
+    ),
+    (
         "GroupQueryAttention takes sequences (seqlens_k) that are longer than total_sequence_length",
         "a run is refused",
         "total_sequence_length is the longest sequence's; the kernels read so many keys",

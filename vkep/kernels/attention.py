@@ -33,6 +33,7 @@ _LANE_COLUMNS = 8
 #: largest head size: beyond, a subgroup's matrices need too many registers, and scores in memory are faster
 _LARGEST_SIZE = 64
 
+_ONLY_SPLIT = "a sink of each head, or keys and values in codes"
 _OPERANDS = (*(Operand(name) for name in ("q", "k", "v", "bias", "origin")), Operand("y", writes=True))
 _PARAMS = (
     *uints("queries", "keys"),
@@ -143,7 +144,7 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
     """
     if gains_by_split(problem, caps):
         return True
-    if problem.sink:
+    if problem.sink or problem.coding:
         return False
     if is_cpu(caps) or problem.queries < MIN_QUERIES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
         return False
@@ -155,8 +156,8 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
 
 
 def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
-    if problem.sink:
-        return "a sink of each head"
+    if problem.sink or problem.coding:
+        return _ONLY_SPLIT
     if problem.dtype != "float16":
         return f"attention of {problem.dtype}; cooperative matrices take float16"
     if _shape(problem, caps) is None:
@@ -181,7 +182,7 @@ def _cooperative(problem: AttentionProblem, e: Emission) -> KernelCall:
 
 
 def _tiled_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
-    return "a sink of each head" if problem.sink else _no_tile(problem, _tiled_tile(problem, caps))
+    return _ONLY_SPLIT if problem.sink or problem.coding else _no_tile(problem, _tiled_tile(problem, caps))
 
 
 def _tiled(problem: AttentionProblem, e: Emission) -> KernelCall:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vkep.kernels.kernel import KernelCall
+from vkep.kernels.kv_codes import CODES
 from vkep.kernels.launch import ceil_div, element_type
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.sizes import divides
@@ -34,6 +35,9 @@ class AttentionProblem(Problem):
         origin: whether both are counted from a position of each batch, operand ``origin`` (int32 [batch]).
         sink: whether each head has a further score that counts in the softmax alone, operand ``sink`` ([heads]).
         alignment: bytes that divide the addresses of q, k, v and y.
+        coding: the type of the keys' and values' elements where they hold codes (`vkep.kernels.kv_codes`); strides count these.
+            Integers and 8-bit floats are divided by the operands ``k_scale`` and ``v_scale`` (float32: one, or where
+            ``k_channels`` and ``v_channels`` say so one for each head and feature).
 
     Raises `ValueError` for what no kernel can address.
     """
@@ -59,23 +63,41 @@ class AttentionProblem(Problem):
     dtype: str = "float32"
     bias_dtype: str = "float32"
     alignment: int = 1
+    coding: str = ""
+    k_channels: bool = False
+    v_channels: bool = False
 
     def needs(self) -> tuple[Need, ...]:
         keys = (self.batch, self.kv_heads, self.keys)
         q = Need("q", self.dtype, (self.batch, self.heads, self.queries, self.size), (*self.q_strides, 1))
-        k = Need("k", self.dtype, (*keys, self.size), (*self.k_strides, 1))
-        v = Need("v", self.dtype, (*keys, self.value_size), (*self.v_strides, 1))
+        held = self.coding or self.dtype
+        k = Need("k", held, (*keys, ceil_div(self.size, self.packs)), (*self.k_strides, 1))
+        v = Need("v", held, (*keys, ceil_div(self.value_size, self.packs)), (*self.v_strides, 1))
         scores = (self.batch, self.heads, self.queries, self.keys)
         bias = [] if self.bias_strides is None else [Need("bias", self.bias_dtype, scores, self.bias_strides)]
         origin = [Need("origin", "int32", (self.batch,), flat=True)] if self.origin else []
         sink = [Need("sink", self.dtype, (self.heads,), flat=True)] if self.sink else []
-        return (q, k, v, *bias, *origin, *sink)
+        scales = [
+            Need("k_scale", "float32", (self.kv_heads * self.size if self.k_channels else 1,)),
+            Need("v_scale", "float32", (self.kv_heads * self.value_size if self.v_channels else 1,)),
+        ]
+        return (q, k, v, *bias, *origin, *sink, *(scales if self.scaled else ()))
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, (self.batch, self.heads, self.queries, self.value_size), flat=True),)
 
     def placed(self, operands: Mapping[str, Any]) -> AttentionProblem:
         return replace(self, alignment=alignment_of(*(operands[name] for name in "qkvy")))
+
+    @property
+    def packs(self) -> int:
+        """Numbers that an element of the keys or values holds."""
+        return CODES[self.coding][0] if self.coding else 1
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys and values are divided by scales."""
+        return self.coding not in ("", "bfloat16")
 
     @property
     def flops(self) -> int:
@@ -94,6 +116,8 @@ class AttentionProblem(Problem):
         too_long = self.queries > LARGEST_LENGTH or self.keys > LARGEST_LENGTH
         if too_long or any(stride < 0 for stride in self._strides):
             raise ValueError(f"attention: {self}, expected lengths up to {LARGEST_LENGTH}, and no negative stride")
+        if self.coding and self.coding not in CODES:
+            raise ValueError(f"attention: keys and values of {self.coding!r}, expected one of {sorted(CODES)}")
         if self.bias_strides is not None and self.bias_strides[3] > 1:
             raise ValueError(f"attention: a bias with strides {self.bias_strides}, expected dense columns, or one")
 
@@ -104,8 +128,9 @@ class AttentionProblem(Problem):
 
     def in_units(self, elements: int) -> bool:
         """Whether all rows consist of whole groups of ``elements`` elements, and are aligned to a group's bytes."""
-        counts = (self.size, self.value_size, *self.q_strides, *self.k_strides, *self.v_strides, *self.y_strides)
-        unit_bytes = elements * element_type(self.dtype).itemsize
+        kv_strides = [step * self.packs for step in (*self.k_strides, *self.v_strides)]
+        counts = (self.size, self.value_size, *self.q_strides, *kv_strides, *self.y_strides)
+        unit_bytes = 16 if self.coding else elements * element_type(self.dtype).itemsize
         return self.alignment % unit_bytes == 0 and all(divides(elements, count) for count in counts)
 
     @property
@@ -128,11 +153,12 @@ class AttentionProblem(Problem):
 
 
 def attention_params(problem: AttentionProblem) -> dict[str, int | float]:
-    """The arguments that restate a problem. Scores are exponents of two: the factor of the products (or the cap of the scores)
-    contains log2(e).
+    """The arguments that restate a problem: strides in numbers. Scores are exponents of two: the factor of the products (or the
+    cap of the scores) contains log2(e).
     """
     bias = problem.bias_strides
-    strides = {"q": problem.q_strides, "k": problem.k_strides, "v": problem.v_strides}
+    kv = [[step * problem.packs for step in of] for of in (problem.k_strides, problem.v_strides)]
+    strides = {"q": problem.q_strides, "k": kv[0], "v": kv[1]}
     first, end = problem.bounds
     scale, softcap = problem.scale * LOG2_E, 0.0
     if problem.softcap:

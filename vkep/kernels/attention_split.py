@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.attention_problem import AttentionProblem, attention_params, row_reach
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kv_codes import CODES, NUMBERS, scales_of
 from vkep.kernels.launch import (
     SHUFFLE,
     ceil_div,
@@ -35,7 +36,12 @@ _BLOCKS = (256, 128, 64, 32)
 
 def _variants() -> tuple[dict[str, str], ...]:
     types = (("float", "float"), ("float16_t", "float16_t"), ("float16_t", "float"))
-    return tuple({"T": t, "BIAS_T": bias, **extra} for t, bias in types for extra in ({}, SHUFFLE))
+    return tuple(
+        {"T": t, "C": c, "BIAS_T": bias, **extra}
+        for t, bias in types
+        for c in (t, "uint16_t", "uint8_t")
+        for extra in ({}, SHUFFLE)
+    )
 
 
 def _split_reach(call: KernelCall) -> Mapping[str, int]:
@@ -47,22 +53,26 @@ def _split_reach(call: KernelCall) -> Mapping[str, int]:
     last_row = (heads - 1) * call["y_head"] + (call["queries"] - 1) * call["y_row"]
     dense = ((batch - 1) * heads * call["queries"] * call["VALUE_SIZE"] + last_row + call["VALUE_SIZE"]) * size
     columns = {0: 0, 1: call["keys"], 2: 1}[call["BIAS"]]
+    code, packs, held = call["CODE"], 2 if call["CODE"] == NUMBERS["uint8"] else 1, call.size_of("C")
     return {
         "q": row_reach(call, "q", (batch, heads, call["queries"]), call["SIZE"]) * size,
-        "k": row_reach(call, "k", (batch, kv_heads, call["keys"]), call["SIZE"]) * size,
-        "v": row_reach(call, "v", (batch, kv_heads, call["keys"]), call["VALUE_SIZE"]) * size,
+        "k": ceil_div(row_reach(call, "k", (batch, kv_heads, call["keys"]), call["SIZE"]), packs) * held,
+        "v": ceil_div(row_reach(call, "v", (batch, kv_heads, call["keys"]), call["VALUE_SIZE"]), packs) * held,
         "bias": row_reach(call, "bias", (batch, heads, call["queries"]), columns) * call.size_of("BIAS_T"),
         "origin": 4 * batch if call["ORIGIN"] else 0,
         "sink": heads * size if call["SINK"] and not call["PARTIAL"] else 0,
+        "k_scale": 4 * scales_of(code, call["K_CHANNELS"], kv_heads * call["SIZE"]),
+        "v_scale": 4 * scales_of(code, call["V_CHANNELS"], kv_heads * call["VALUE_SIZE"]),
         "y": partial * call["VALUE_SIZE"] if call["PARTIAL"] else dense,
         "stats": 2 * partial if call["PARTIAL"] else 0,
     }
 
 
+_INPUTS = ("q", "k", "v", "bias", "origin", "sink", "k_scale", "v_scale")
 ATTENTION_SPLIT = Kernel(
     "attention_split.comp",
     operands=(
-        *(Operand(name) for name in ("q", "k", "v", "bias", "origin", "sink")),
+        *map(Operand, _INPUTS),
         Operand("y", writes=True),
         Operand("stats", writes=True),
     ),
@@ -87,6 +97,9 @@ ATTENTION_SPLIT = Kernel(
         "SINK": 0,
         "PARTIAL": 1,
         "EARLY": 0,
+        "CODE": 0,
+        "K_CHANNELS": 0,
+        "V_CHANNELS": 0,
         "SUBGROUP_LANES": 32,
     },
     variants=_variants(),
@@ -134,10 +147,15 @@ def _value_lanes(problem: AttentionProblem, unit: int, lanes: int) -> int:
     return min(lanes, ceil_power_of_two(ceil_div(problem.value_size, unit)))
 
 
+def _unit(problem: AttentionProblem) -> int:
+    """Elements that are read at once: 16 bytes, or 8 in codes, whose bytes fill no more registers than 8 numbers do."""
+    return 8 if problem.coding else 16 // element_type(problem.dtype).itemsize
+
+
 def _shared_bytes(problem: AttentionProblem, block: int, lanes: int, caps: DeviceCapabilities) -> int:
-    """Upper bound of the shared memory, for units of 16 bytes or of one element."""
+    """Upper bound of the shared memory, for whole units or units of one element."""
     slices = 0
-    for unit in (1, 16 // element_type(problem.dtype).itemsize):
+    for unit in (1, _unit(problem)):
         value_lanes = _value_lanes(problem, unit, lanes)
         within = max(shuffle_sizes(caps, lanes)[0] or 1, value_lanes)
         slices = max(slices, lanes // within * value_lanes * unit)
@@ -173,7 +191,7 @@ def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
     group = problem.heads // problem.kv_heads
     tiles, splits = ceil_div(group * problem.queries, rows), ceil_div(problem.keys, block)
     total = problem.batch * problem.heads * problem.queries
-    unit = 16 // element_type(problem.dtype).itemsize
+    unit = _unit(problem)
     unit = unit if problem.in_units(unit) else 1
     shuffle, required = shuffle_sizes(e.caps, local)
     key_lanes = 1 if is_cpu(e.caps) else min(16, floor_power_of_two(ceil_div(problem.size, unit)))
@@ -181,6 +199,7 @@ def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
     held = max(1, block // (local // value_lanes))
     early = not is_cpu(e.caps) and unit > 1 and value_lanes * unit >= problem.value_size and held <= _MOST_HELD
     glsl = element_type(problem.dtype).glsl
+    held_as = CODES[problem.coding][1] if problem.coding else glsl
     bias = element_type(problem.bias_dtype).glsl if problem.bias_strides else glsl
     lanes = {"SUBGROUP_LANES": shuffle or 1}
     extra = SHUFFLE if shuffle else {}
@@ -192,7 +211,7 @@ def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
         ATTENTION_SPLIT.call(
             grid=(splits, problem.kv_heads * tiles, problem.batch),
             operands={
-                **{name: e.get(name) for name in ("q", "k", "v", "bias", "origin", "sink")},
+                **{name: e.get(name) for name in _INPUTS},
                 "y": values,
                 "stats": stats,
             },
@@ -212,9 +231,12 @@ def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
                 "SINK": int(problem.sink),
                 "PARTIAL": int(partial),
                 "EARLY": int(early),
+                "CODE": NUMBERS[problem.coding],
+                "K_CHANNELS": int(problem.k_channels),
+                "V_CHANNELS": int(problem.v_channels),
                 **lanes,
             },
-            defines={"T": glsl, "BIAS_T": bias, **extra},
+            defines={"T": glsl, "C": held_as, "BIAS_T": bias, **extra},
             local_size=(local,),
             subgroup_size=required,
             flops=problem.flops,

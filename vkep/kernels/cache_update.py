@@ -9,6 +9,7 @@ from typing import Any
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.indices import noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kv_codes import CODES, NUMBERS, scales_of
 from vkep.kernels.launch import ceil_div, element_type, lanes
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.select import Candidate, Emission, implement
@@ -16,10 +17,14 @@ from vkep.kernels.tiles import STORAGE
 from vkep.sizes import largest
 
 Strides = tuple[int, int, int]
+#: caches of these types hold numbers alone
+_WITHOUT_NAN = ("int8", "uint8")
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     size, kv_heads, head, value = call.size_of("T"), call["kv_heads"], call["SIZE"], call["VALUE_SIZE"]
+    rows, packs = call.size_of("C"), 2 if call["CODE"] == NUMBERS["uint8"] else 1
+    key_row, value_row = ceil_div(head, packs) * rows, ceil_div(value, packs) * rows
     batch, length = call.groups[1] // kv_heads, call["tokens"]
     heads, turns = kv_heads * call["GROUP"], int(call["HALF"] > 0)
 
@@ -32,20 +37,22 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
         "q": turns * new("q", heads, head),
         "k": new("k", kv_heads, head),
         "v": new("v", kv_heads, value),
-        "past_key": batch * kv_heads * call["old"] * head * size,
-        "past_value": batch * kv_heads * call["old"] * value * size,
+        "past_key": batch * kv_heads * call["old"] * key_row,
+        "past_value": batch * kv_heads * call["old"] * value_row,
         "cos": table,
         "sin": table,
         "first": 4 * batch,
         "ids": 8 * batch * length * call["IDS"],
+        "k_scale": 4 * scales_of(call["CODE"], call["K_CHANNELS"], kv_heads * head),
+        "v_scale": 4 * scales_of(call["CODE"], call["V_CHANNELS"], kv_heads * value),
         "turned": turns * batch * heads * length * head * size,
-        "present_key": batch * kv_heads * call["room"] * head * size,
-        "present_value": batch * kv_heads * call["room"] * value * size,
+        "present_key": batch * kv_heads * call["room"] * key_row,
+        "present_value": batch * kv_heads * call["room"] * value_row,
         "fault": 4,
     }
 
 
-_INPUTS = ("q", "k", "v", "past_key", "past_value", "cos", "sin", "first", "ids")
+_INPUTS = ("q", "k", "v", "past_key", "past_value", "cos", "sin", "first", "ids", "k_scale", "v_scale")
 _OUTPUTS = ("turned", "present_key", "present_value")
 CACHE_UPDATE = Kernel(
     "cache_update.comp",
@@ -59,8 +66,21 @@ CACHE_UPDATE = Kernel(
         *(f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "row")),
         "fault_code",
     ),
-    spec={"SIZE": 64, "VALUE_SIZE": 64, "UNIT": 1, "HALF": 0, "INTERLEAVED": 0, "GROUP": 1, "IDS": 0, "OVER": 0},
-    variants=tuple({"T": t} for t in STORAGE.values()),
+    spec={
+        "SIZE": 64,
+        "VALUE_SIZE": 64,
+        "UNIT": 1,
+        "HALF": 0,
+        "INTERLEAVED": 0,
+        "GROUP": 1,
+        "IDS": 0,
+        "OVER": 0,
+        "CODE": 0,
+        "K_CHANNELS": 0,
+        "V_CHANNELS": 0,
+        "CLEAN": 1,
+    },
+    variants=tuple({"T": t, "C": c} for t in STORAGE.values() for c in (t, "uint16_t", "uint8_t")),
     reach=_reach,
 )
 
@@ -70,13 +90,19 @@ class CacheUpdateProblem(Problem):
     """``present_key`` and ``present_value`` [batch, kv heads, room, size and value size] from those of the past
     (``old`` rows; 0: there is none) and ``length`` new tokens: ``k`` and ``v`` of batch, head and row strides
     (elements; the elements of a row are dense), from the row on that ``first`` (int32 [batch]) says. Rows after them
-    are the past's (zero where it has none); in those before row ``used`` values that are not finite become 0.
+    are the past's (zero where it has none); in those before row ``used`` values that are not finite become 0
+    (``used`` 0: they are not looked at).
 
     ``half`` pairs of features of ``k`` and ``q`` are rotated (0: none, and there is no q) by row ``ids`` (int64 [batch,
     length]; without, the cache's row) of the tables ``cos`` and ``sin`` [``table_rows``, half]: (i, i + half), or
     neighbours if ``interleaved``; ``turned`` [batch, heads, length, size] is q. ``fault``: the error's message where
     that row is outside the tables. Elements are float32 or float16. ``alignment`` (bytes) divides the addresses of both
     caches.
+
+    ``cache`` is the element type of the caches where it differs from ``dtype`` (`CODES`). int8, uint8 and float8_e4m3fn
+    hold numbers divided by ``k_scale`` and ``v_scale`` (float32: one, or with ``k_channels`` and ``v_channels`` one for
+    each head and feature [kv heads * size and value size]), rounded to the nearest, ties to even, and clamped to the
+    type's range. An element of uint8 has two numbers of 4 bits, so that a row has half as many elements.
 
     ``over``: the past is in the present's memory, and is not an operand.
     """
@@ -101,6 +127,9 @@ class CacheUpdateProblem(Problem):
     fault: str = ""
     alignment: int = 1
     over: bool = False
+    cache: str = ""
+    k_channels: bool = False
+    v_channels: bool = False
 
     def needs(self) -> tuple[Need, ...]:
         past = (self.batch, self.kv_heads, self.old)
@@ -109,9 +138,12 @@ class CacheUpdateProblem(Problem):
         table = (self.table_rows, self.half)
         tables = [Need(name, self.dtype, table) for name in ("cos", "sin")]
         pasts = [
-            Need("past_key", self.dtype, (*past, self.size)),
-            Need("past_value", self.dtype, (*past, self.value_size)),
+            Need("past_key", self.stored, (*past, self.width(self.size))),
+            Need("past_value", self.stored, (*past, self.width(self.value_size))),
         ]
+        key_scales = self.kv_heads * self.size if self.k_channels else 1
+        value_scales = self.kv_heads * self.value_size if self.v_channels else 1
+        scales = [Need("k_scale", "float32", (key_scales,)), Need("v_scale", "float32", (value_scales,))]
         return (
             *([q] if self.half else ()),
             Need("k", self.dtype, (*new, self.size), (*self.k_strides, 1)),
@@ -120,6 +152,7 @@ class CacheUpdateProblem(Problem):
             *(tables if self.half else ()),
             Need("first", "int32", (self.batch,)),
             *([Need("ids", "int64", (self.batch, self.length), flat=True)] if self.ids else ()),
+            *(scales if self.scaled else ()),
         )
 
     def makes(self) -> tuple[Need, ...]:
@@ -127,9 +160,23 @@ class CacheUpdateProblem(Problem):
         turned = [Need("turned", self.dtype, (self.batch, self.heads, self.length, self.size))] if self.half else []
         return (
             *turned,
-            Need("present_key", self.dtype, (*cache, self.size)),
-            Need("present_value", self.dtype, (*cache, self.value_size)),
+            Need("present_key", self.stored, (*cache, self.width(self.size))),
+            Need("present_value", self.stored, (*cache, self.width(self.value_size))),
         )
+
+    @property
+    def stored(self) -> str:
+        """The type of the caches' elements."""
+        return self.cache or self.dtype
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the caches hold numbers divided by scales."""
+        return self.cache not in ("", "bfloat16")
+
+    def width(self, size: int) -> int:
+        """Elements of a cache's row of so many numbers."""
+        return ceil_div(size, CODES[self.cache][0]) if self.cache else size
 
     @property
     def has_past(self) -> bool:
@@ -148,19 +195,23 @@ class CacheUpdateProblem(Problem):
 
 
 def _no_update(problem: CacheUpdateProblem, caps: DeviceCapabilities) -> str:
+    if problem.cache and problem.cache not in CODES:
+        return f"the cache's element type is {problem.cache}, expected one of {sorted(CODES)}"
     return "" if problem.dtype in STORAGE else f"element type is {problem.dtype}, expected one of {sorted(STORAGE)}"
 
 
 def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
-    unit = 16 // element_type(problem.dtype).itemsize
-    if problem.alignment % 16 or problem.size % unit or problem.value_size % unit:
+    width, value_width = problem.width(problem.size), problem.width(problem.value_size)
+    unit = 16 // element_type(problem.stored).itemsize
+    if problem.alignment % 16 or width % unit or value_width % unit or (problem.cache == "uint8" and problem.size % 2):
         unit = 1
     group = problem.heads // problem.kv_heads
     rows = problem.length if problem.over else problem.room
     turning = group * problem.length if problem.half else 0
-    total = largest((rows + turning) * (problem.size // unit), rows * (problem.value_size // unit))
-    if problem.over and problem.batch != 1:  # rows that only the longest sequences have
-        total = largest(total, ceil_div((problem.used - problem.length) * (problem.size // unit), 16))
+    total = largest((rows + turning) * (width // unit), rows * (value_width // unit))
+    cleans = problem.used != 0 and problem.cache not in _WITHOUT_NAN
+    if problem.over and problem.batch != 1 and cleans:  # rows that only the longest sequences have
+        total = largest(total, ceil_div((problem.used - problem.length) * (width // unit), 16))
     local = lanes(e.caps, total * problem.batch * problem.kv_heads)
     groups = ceil_div(total, local)
     fault, code = noting(e, problem.fault)
@@ -192,8 +243,15 @@ def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
             "GROUP": group,
             "IDS": int(problem.ids),
             "OVER": int(problem.over),
+            "CODE": NUMBERS[problem.cache],
+            "K_CHANNELS": int(problem.k_channels),
+            "V_CHANNELS": int(problem.v_channels),
+            "CLEAN": int(cleans),
         },
-        defines={"T": STORAGE[problem.dtype]},
+        defines={
+            "T": STORAGE[problem.dtype],
+            "C": CODES[problem.cache][1] if problem.cache else STORAGE[problem.dtype],
+        },
         local_size=(local,),
     )
 

@@ -5,7 +5,9 @@ Semantics: ONNX Runtime, docs/ContribOperators.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +42,23 @@ def outputs(b: Builder, *made: Tensor | None) -> list[Tensor]:
             b.decline(f"output {index} is not computed")
         result.append(tensor if tensor is not None else b.full((), 0, _FLOAT32))
     return result
+
+
+def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator function that computes bfloat16 in float32, since no kernel of products stores it."""
+
+    @functools.wraps(function)
+    def lower(b: Builder, *inputs: Tensor | None, **attributes: Any) -> Any:
+        narrow = DTYPES["bfloat16"]
+        if all(t is None or t.dtype is not narrow for t in inputs):
+            return function(b, *inputs, **attributes)
+        wide = [b.cast(t, _FLOAT32) if t is not None and t.dtype is narrow else t for t in inputs]
+        made = function(b, *wide, **attributes)
+        results = made if isinstance(made, list) else [made]
+        results = [b.cast(t, narrow) if t.dtype is _FLOAT32 else t for t in results]
+        return results if isinstance(made, list) else results[0]
+
+    return lower
 
 
 # ---- activations

@@ -1,4 +1,4 @@
-"""ONNX Runtime's attention operators (domain com.microsoft).
+"""ONNX Runtime's attention operators (domain com.microsoft) but for GroupQueryAttention and those that project their input.
 
 Semantics: ONNX Runtime, docs/ContribOperators.md.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
-from vkep.ir.builder import Builder, Operand
+from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
-from vkep.ops.attention import angles, expect_turns, rotated
-from vkep.ops.contrib import MICROSOFT, outputs, wants_output
+from vkep.ops.attention import angles, rotated
+from vkep.ops.contrib import MICROSOFT, in_float32, outputs, wants_output
 from vkep.ops.generators import positions
-from vkep.ops.kv_cache import Rotary, cached
+from vkep.ops.kv_cache import cached
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
     Heads,
@@ -33,7 +33,12 @@ from vkep.sizes import whole
 _INT32 = DTYPES["int32"]
 
 
-@operator("RotaryEmbedding", domain=MICROSOFT, types={"x cos_cache sin_cache": FLOATS, "position_ids": ("int64",)})
+_WITH_BFLOAT16 = (*FLOATS, "bfloat16")
+
+
+@operator(
+    "RotaryEmbedding", domain=MICROSOFT, types={"x cos_cache sin_cache": _WITH_BFLOAT16, "position_ids": ("int64",)}
+)
 def rotary_embedding(
     b: Builder,
     x: Tensor,
@@ -47,8 +52,6 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    if is_packed_batching:
-        b.decline("packed batching")
     flat = x.rank == 3
     if flat:
         width = rotary_embedding_dim or 2 * cos_cache.shape[-1]
@@ -57,7 +60,7 @@ def rotary_embedding(
     elif not rotary_embedding_dim:
         b.expect("cos_cache", cos_cache, (*cos_cache.shape[:1], x.shape[-1] // 2))
     batch, length = x.shape[0], x.shape[2]
-    if position_ids.size == 1 and (batch, length) != (1, 1):  # the first position of every sequence
+    if position_ids.shape == (1,):  # the first position of every sequence
         steps = positions(b, length, np.int64).view((1, length), (0, 1))
         first = b.reshape(position_ids, (1, 1))
         position_ids = b.pointwise("add", steps, first, shape=(batch, length))
@@ -79,8 +82,11 @@ def _packed_parts(b: Builder, t: Tensor, heads: int, count: int) -> list[Tensor]
 
 
 @operator(
-    "MultiHeadAttention", domain=MICROSOFT, types={"query key value bias attention_bias past_key past_value": FLOATS}
+    "MultiHeadAttention",
+    domain=MICROSOFT,
+    types={"query key value bias attention_bias past_key past_value": _WITH_BFLOAT16},
 )
+@in_float32
 def multi_head_attention(
     b: Builder,
     query: Tensor,
@@ -99,8 +105,6 @@ def multi_head_attention(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> list[Tensor]:
-    if cache_indirection is not None:
-        b.decline("a cache reordered for beam search")
     q, k, v = _parts(b, query, key, value, bias, num_heads)
     past = past_key.shape[2] if past_key is not None else 0
     if past_sequence_length is None:
@@ -116,6 +120,8 @@ def multi_head_attention(
         first = b.pointwise("same", past, dtype=_INT32, shape=q.shape[:1])
         _, present_key, present_value = cached(b, (past_key, past_value), (q, k, v), first, room, used)
         k, v = (t.slice(2, 0, used) for t in (present_key, present_value))
+        if cache_indirection is not None and q.shape[2] == 1:
+            k, v = (_of_beams(b, t, cache_indirection, b.full((1,), past, _INT32)) for t in (k, v))
     heads = heads_of(b, q, k)
     mask = position_mask(b, heads, past, bool(unidirectional))
     if key_padding_mask is not None:
@@ -130,7 +136,7 @@ def multi_head_attention(
         heads,
         mask,
         scale=scale or default_scale(q.shape[3]),
-        scores_stage=0 if wants_output(b, 3) else None,
+        scores_stage=2 if wants_output(b, 3) else None,
         merged=True,
     )
     return outputs(b, merge_heads(b, done.y), present_key, present_value, done.scores)
@@ -180,6 +186,8 @@ def decoder_masked_multi_head_attention(
         used = mask_index.shape[1] if mask_index is not None and mask_index.rank == 2 else room
         if attention_bias is not None:
             used = min(used, attention_bias.shape[-1])
+        if wants_output(b, 3) and output_qk:  # it has a column for each key
+            used = min(used, whole(b.number(past_sequence_length, "past_sequence_length")) + 1)
         known = used < room
         b.expect_range("past_sequence_length", past_sequence_length, used - 1 if known else 0, used - 1)
         reach = b.reshape(past_sequence_length, (1,))
@@ -196,7 +204,7 @@ def decoder_masked_multi_head_attention(
         add_padding(b, mask, heads, mask_index, mask_filter_value)
     if attention_bias is not None:
         mask.biases.append(heads.mask_view(b, attention_bias.slice(attention_bias.rank - 1, 0, heads.keys)))
-    scores_stage = 3 if wants_output(b, 3) and output_qk else None
+    scores_stage = 2 if wants_output(b, 3) and output_qk else None
     done = sdpa(
         b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]), scores_stage=scores_stage, merged=True
     )
@@ -286,150 +294,3 @@ def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_va
         counts = b.expr("ne", view, 0, ctype="bool")
     added = b.expr("({0} ? 0.0 : {1})", counts, b.constant(np.array(filter_value, np.float32)), ctype="float")
     mask.biases.append(b.store(added, DTYPES["float32"], shape=(batch, 1, 1, rows, keys)))
-
-
-@operator(
-    "GroupQueryAttention",
-    domain=MICROSOFT,
-    types={
-        "query key value cos_cache sin_cache attention_bias head_sink": FLOATS,
-        "past_key past_value": FLOATS,
-        "seqlens_k": ("int32",),
-        "total_sequence_length": ("int32",),
-    },
-    fixed={
-        "causal": 1,
-        "k_quant_type": "NONE",
-        "qk_norm_epsilon": 1e-6,
-        "sliding_window_cache": 0,
-        "v_quant_type": "NONE",
-    },
-)
-def group_query_attention(
-    b: Builder,
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    past_key: Tensor | None,
-    past_value: Tensor | None,
-    seqlens_k: Tensor,
-    total_sequence_length: Tensor,
-    cos_cache: Tensor | None = None,
-    sin_cache: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    attention_bias: Tensor | None = None,
-    head_sink: Tensor | None = None,
-    *,
-    do_rotary: int = 0,
-    kv_num_heads: int,
-    local_window_size: int = -1,
-    num_heads: int,
-    qk_output: int = 0,
-    rotary_interleaved: int = 0,
-    scale: float = 0.0,
-    smooth_softmax: int = -1,
-    softcap: float = 0.0,
-) -> list[Tensor]:
-    if qk_output:
-        b.decline("scores as an output")
-    q, k, v = _grouped_parts(b, query, key, value, num_heads, kv_num_heads)
-    batch, length = q.shape[0], q.shape[2]
-    shared = (
-        past_key is not None and past_value is not None and k.shape[2] == 0 == v.shape[2]
-    )  # the past of another layer
-    new = 0 if shared else length
-    for name, t in (("keys", k), ("values", v)):
-        b.expect(f"{name} by head", t, (batch, kv_num_heads, new, q.shape[3] if t is k else v.shape[3]))
-    room = past_key.shape[2] if past_key is not None else 0
-    if past_key is not None and past_value is not None:
-        b.expect("past_value", past_value, (*past_key.shape[:3], *past_value.shape[3:]))
-    used = whole(b.number(total_sequence_length, "total_sequence_length"))
-    if used < 1:
-        b.invalid(f"total_sequence_length is {used}, expected 1 or more")
-    if used > room + new:
-        b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {new} new ones")
-    if attention_bias is not None and attention_bias.shape[-1] < used:
-        b.invalid(f"attention_bias has shape {list(attention_bias.shape)}, total_sequence_length is {used}")
-    if not seqlens_k.rank or seqlens_k.size != batch or not set(seqlens_k.shape) <= {1, batch}:
-        b.invalid(f"seqlens_k has shape {list(seqlens_k.shape)}, expected {[batch]}")
-    if used > room:  # the cache grows
-        room = used
-    b.expect_range("seqlens_k", seqlens_k, 0, used - 1)
-    lengths = b.reshape(seqlens_k, (batch,))
-    if do_rotary and (cos_cache is None or sin_cache is None):
-        b.invalid("do_rotary without tables of cos and sin")
-    if length == used:  # a prompt begins at 0 whatever its padding
-        first = b.full((batch,), 0, _INT32)
-    else:
-        position: Operand = b.expr("({0} + {1})", lengths, 1 - length)
-        if length > 1:
-            position = b.require(position, "({0} >= 0)", f"seqlens_k is too small for {length} new tokens")
-        first = b.pointwise("same", position, dtype=_INT32, shape=(batch,)) if length > 1 else lengths
-    rotary = None
-    if do_rotary:
-        assert cos_cache is not None and sin_cache is not None
-        b.expect("position_ids", position_ids, (batch, length))
-        expect_turns(b, q, cos_cache, sin_cache)
-        rotary = Rotary(cos_cache, sin_cache, position_ids, bool(rotary_interleaved))
-    if shared:
-        assert past_key is not None and past_value is not None
-        if rotary is not None:
-            q = _turned(b, q, first, rotary)
-        # numbers, as in `cached`, where what is read holds more than the sequence
-        place = b.reshape(positions(b, room), (1, 1, room, 1))
-        end = b.reshape(lengths, (batch, 1, 1, 1))
-        present_key, present_value = (
-            b.pointwise(
-                "({0} <= {1} || {0} >= {4} || !(isnan({2}) || isinf({2})) ? {2} : {3})",
-                *(place, end, t, b.scalar_like(0, t), used),
-                dtype=t.dtype,
-                shape=t.shape,
-            )
-            for t in (past_key, past_value)
-        )
-    else:
-        q, present_key, present_value = cached(b, (past_key, past_value), (q, k, v), first, room, used, rotary)
-    used_key, used_value = present_key.slice(2, 0, used), present_value.slice(2, 0, used)
-    heads = heads_of(b, q, used_key)
-    offset = b.expr("same", per_batch(b, first))
-    left = local_window_size - 1 if local_window_size > 0 else -1
-    mask = position_mask(b, heads, offset, True, left)
-    mask.may_hide_rows = False  # a query sees itself
-    if attention_bias is not None:
-        bias = attention_bias.slice(attention_bias.rank - 1, 0, used)
-        mask.biases.append(heads.mask_view(b, bias))
-    sink = head_sink
-    if smooth_softmax == 1 and sink is None:  # -1 and 0 are off
-        sink = b.full((num_heads,), 0, q.dtype)
-    done = sdpa(
-        b,
-        q,
-        used_key,
-        used_value,
-        heads,
-        mask,
-        scale=scale or default_scale(q.shape[3]),
-        softcap=softcap,
-        sink=sink,
-        merged=True,
-    )
-    return outputs(b, merge_heads(b, done.y), present_key, present_value)
-
-
-def _turned(b: Builder, q: Tensor, first: Tensor, rotary: Rotary) -> Tensor:
-    """Queries alone, turned by the angles of their positions."""
-    batch, length, places = q.shape[0], q.shape[2], rotary.positions
-    if places is None:
-        steps = positions(b, length).view((1, length), (0, 1))
-        places = b.pointwise("add", steps, b.reshape(first, (batch, 1)), shape=(batch, length))
-    return rotated(b, q, *angles(b, rotary.cos, rotary.sin, places), rotary.interleaved)
-
-
-def _grouped_parts(
-    b: Builder, query: Tensor, key: Tensor | None, value: Tensor | None, num_heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    if key is not None and value is not None:
-        return split_heads(b, query, num_heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
-    every = split_heads(b, query, num_heads + 2 * kv_heads)  # packed: queries, then keys, then values
-    q = every.slice(1, 0, num_heads)
-    return q, every.slice(1, num_heads, kv_heads), every.slice(1, num_heads + kv_heads, kv_heads)

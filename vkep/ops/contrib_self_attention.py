@@ -14,7 +14,7 @@ from vkep.dtypes import DTYPES
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, outputs, wants_output
+from vkep.ops.contrib import MICROSOFT, in_float32, outputs, wants_output
 from vkep.ops.contrib_attention import add_padding
 from vkep.ops.gather import gathered, scatter_nd
 from vkep.ops.qlinear import integer_product
@@ -86,7 +86,12 @@ def _attended(
     return outputs(b, merge_heads(b, done.y), present)
 
 
-@operator("Attention", domain=MICROSOFT, types={"x weights bias past attention_bias": FLOATS, "mask_index": ("int32",)})
+@operator(
+    "Attention",
+    domain=MICROSOFT,
+    types={"x weights bias past attention_bias": (*FLOATS, "bfloat16"), "mask_index": ("int32",)},
+)
+@in_float32
 def attention(
     b: Builder,
     x: Tensor,

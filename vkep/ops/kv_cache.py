@@ -10,6 +10,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cache_update import CacheUpdateProblem, Strides
 from vkep.ops.gather import outside
+from vkep.ops.kv_coding import Coding
 from vkep.ops.sdpa import expect_joins
 
 
@@ -39,17 +40,20 @@ def cached(
     room: int,
     used: int,
     rotary: Rotary | None = None,
+    coding: Coding | None = None,
 ) -> Cached:
     """Append to the caches, which have ``room`` rows: the past's rows up to each sequence's row ``first`` (int32
     [batch]), then ``new`` (queries, keys, values [batch, heads, length, size]), then the past's rows again. In rows
-    before ``used``, which attention reads, values that are not finite become 0."""
+    before ``used``, which attention reads, values that are not finite become 0 (``used`` 0: attention reads no row behind
+    a sequence's own). ``coding``: how the caches hold numbers."""
     q, k, v = new
     (batch, heads, length, size), (past_key, past_value) = q.shape, past
     old = past_key.shape[2] if past_key is not None else 0
     if past_key is not None and past_value is not None:
-        expect_joins(b, past_key, k)
-        expect_joins(b, past_value, v)
-    if old == 0 and room == length and rotary is None:
+        packs = 1 if coding is None else coding.packs
+        expect_joins(b, past_key, k, packs)
+        expect_joins(b, past_value, v, packs)
+    if old == 0 and room == length and rotary is None and coding is None:
         return Cached(q, k, v)
     rows = [_rows(b, t) for t in (new if rotary is not None else (k, v))]
     strides = [_strides(t) for t in rows]
@@ -75,11 +79,16 @@ def cached(
         table_rows=table_rows,
         ids=positions is not None,
         fault=outside(table_rows, 0, "a position", False) if table else "",
+        cache="" if coding is None else coding.dtype.name,
+        k_channels=coding is not None and coding.by_channel(coding.k_scale),
+        v_channels=coding is not None and coding.by_channel(coding.v_scale),
     )
     made = [Tensor.contiguous(DTYPES[need.dtype], need.shape) for need in problem.makes()]
     pasts = [b.contiguous(t) for t in past if t is not None] if problem.has_past else []
     given = [*rows, *pasts, *table, b.contiguous(first)]
-    b.compute(problem, [*given, *([] if positions is None else [b.contiguous(positions)])], made)
+    given += [] if positions is None else [b.contiguous(positions)]
+    given += [] if coding is None else coding.scales
+    b.compute(problem, given, made)
     return Cached(made[0] if rotary is not None else q, *made[-2:])
 
 

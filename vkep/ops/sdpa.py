@@ -20,6 +20,7 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import is_cpu
 from vkep.ops.contraction import matrix_product
 from vkep.ops.generators import positions
+from vkep.ops.kv_coding import Coding
 from vkep.ops.normalization import softmax_over
 from vkep.ops.sdpa_fused import MINUS_INFINITY, fused_attention, sdpa_fused
 from vkep.sizes import serves_others
@@ -203,9 +204,11 @@ def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
     return out
 
 
-def expect_joins(b: Builder, past: Tensor, new: Tensor) -> None:
-    """Raise `InvalidNode` where past and new keys or values [batch, heads, length, size] differ in more than length."""
-    if past.rank != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
+def expect_joins(b: Builder, past: Tensor, new: Tensor, packs: int = 1) -> None:
+    """Raise `InvalidNode` where past and new keys or values [batch, heads, length, size] differ in more than length. An element
+    of the past holds so many numbers.
+    """
+    if past.rank != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != -(-new.shape[3] // packs):
         b.invalid(f"past of shape {list(past.shape)} and new of shape {list(new.shape)} do not join")
 
 
@@ -231,15 +234,22 @@ def sdpa(
     scores_stage: int | None = None,
     sink: Tensor | None = None,
     merged: bool = False,
+    coding: Coding | None = None,
 ) -> Attended:
     """``softmax(softcap(scale * q @ k.T) + mask) @ v`` with q, k, v [batch, heads, length, size] of one type.
 
     ``scores_stage``: also give the scores as products (0), after the soft cap (1), with the mask (2) or as
     probabilities (3). ``sink``: see `Scoring`. ``merged``: the caller passes the result to `merge_heads`; it gets the memory
-    layout for which that is a view, where a kernel can write it. Raises `InvalidNode` where shapes disagree.
+    layout for which that is a view, where a kernel can write it. ``coding``: k and v are such codes. Raises `InvalidNode`
+    where shapes disagree.
     """
     scoring = Scoring(scale, softcap, sink)
     b.expect("the sink", sink, (heads.kv_heads * heads.group,))
+    if coding is not None:
+        codes = fused_attention(b.caps, q, k, v, heads, mask, scoring, merged, coding) if scores_stage is None else None
+        if codes is not None:
+            return Attended(sdpa_fused(b, codes, q, k, v, mask, sink, coding), None)
+        k, v = coding.numbers(b, k, v, q.dtype)
     if v.shape[:3] != k.shape[:3]:
         b.invalid(f"keys of shape {list(k.shape)} and values of shape {list(v.shape)} do not fit together")
     if scores_stage is not None:

@@ -13,6 +13,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.attention import gains_by_attention
 from vkep.kernels.attention_problem import AttentionProblem
+from vkep.ops.kv_coding import Coding
 
 if TYPE_CHECKING:
     from vkep.ops.sdpa import Heads, Mask, Scoring
@@ -43,12 +44,16 @@ def fused_attention(
     mask: Mask,
     scoring: Scoring,
     merged: bool = False,
+    coding: Coding | None = None,
 ) -> FusedAttention | None:
-    """The problem by which one kernel computes `sdpa`; None where there is none, or scores in memory are faster."""
+    """The problem by which one kernel computes `sdpa`; None where there is none, or scores in memory are faster.
+    ``coding``: of k and v.
+    """
     if q.dtype.name not in _FLOATS or 0 in (*q.shape, *k.shape, *v.shape):
         return None
     batch, q_heads, queries, size = q.shape
-    lain = (batch, queries, q_heads, v.shape[3]) if merged else (batch, q_heads, queries, v.shape[3])
+    value_size = v.shape[3] if coding is None else coding.value_size
+    lain = (batch, queries, q_heads, value_size) if merged else (batch, q_heads, queries, value_size)
     y = Tensor.contiguous(q.dtype, lain)
     window = mask.window
     problem = AttentionProblem(
@@ -58,7 +63,7 @@ def fused_attention(
         queries=queries,
         keys=heads.keys,
         size=size,
-        value_size=v.shape[3],
+        value_size=value_size,
         q_strides=_row_strides(q),
         k_strides=_row_strides(k),
         v_strides=_row_strides(v),
@@ -70,6 +75,9 @@ def fused_attention(
         origin=window is not None and window.origin is not None,
         sink=scoring.sink is not None,
         dtype=q.dtype.name,
+        coding="" if coding is None else coding.dtype.name,
+        k_channels=coding is not None and coding.by_channel(coding.k_scale),
+        v_channels=coding is not None and coding.by_channel(coding.v_scale),
     )
     biases = _biases(mask, heads, q.dtype) if gains_by_attention(problem, caps) else None
     if biases is None:
@@ -82,7 +90,14 @@ def fused_attention(
 
 
 def sdpa_fused(
-    b: Builder, fused: FusedAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask, sink: Tensor | None
+    b: Builder,
+    fused: FusedAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    sink: Tensor | None,
+    coding: Coding | None = None,
 ) -> Tensor:
     """The result of `sdpa` [batch, heads, queries, value size], computed by `fused_attention` for the same operands."""
     operands = []
@@ -95,6 +110,7 @@ def sdpa_fused(
         operands.append(_positions(b, mask.window.origin, fused.problem.batch))
     if sink is not None:
         operands.append(b.contiguous(b.cast(sink, q.dtype)))
+    operands += [] if coding is None else coding.scales
     rows = [t if _has_dense_rows(t) else b.copy(t) for t in (q, k, v)]
     b.compute(fused.problem, [*rows, *operands], [fused.y])
     return _by_head(fused.y, fused.merged)

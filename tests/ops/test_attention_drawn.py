@@ -1,0 +1,36 @@
+"""Attention operators with inputs and attributes drawn from tables, against onnxruntime, onnx's evaluator and numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ops.cases import shared_context
+from tools.fuzz.attention import draw, verdict
+from tools.fuzz.attention_calls import MICROSOFT, OPERATORS
+from vkep.kernels import attention_split
+
+#: enough that GroupQueryAttention's cases have each input and attribute
+CASES = dict.fromkeys(OPERATORS, 6) | {"GroupQueryAttention": 20}
+
+
+@pytest.mark.parametrize("way", ["as here", "split"])
+@pytest.mark.parametrize(("name", "index"), [(n, i) for n, count in CASES.items() for i in range(count)])
+def test_a_drawn_call(name: str, index: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = draw(2, index, [name])
+    if way == "split":  # as on a GPU, for a token's attention
+        if case.domain != MICROSOFT or "Group" not in name:
+            pytest.skip("products take it here, and the kernel that splits keys has tests of its own")
+        monkeypatch.setattr(attention_split, "is_cpu", lambda caps: False)
+    result, why = verdict(case, shared_context())
+    assert result in ("equal", "accepted"), f"{result}: {why} in {case.text}"
+
+
+def test_the_draws_have_everything() -> None:
+    cases = [draw(2, index, ["GroupQueryAttention"]) for index in range(CASES["GroupQueryAttention"])]
+    inputs = {name for case in cases for name, value in case.inputs.items() if value is not None}
+    attributes: set[Any] = {name for case in cases for name in case.attributes}
+    assert inputs == set(cases[0].inputs)
+    assert attributes >= {"k_quant_type", "kv_cache_bit_width", "local_window_size", "softcap", "smooth_softmax"}
+    assert attributes >= {"causal", "qk_output", "rotary_interleaved", "scale", "do_rotary"}
