@@ -36,7 +36,7 @@ const uint VALUES_AT = KEYS_AT + BLOCK_K * K_PITCH;
 const uint SCORES_AT = VALUES_AT + BLOCK_K * V_PITCH;
 
 shared uvec4 tile[SHARED_UNITS];
-shared vec4 factors[BLOCK_Q / 4];  // of each row: what its results so far are multiplied by
+shared vec4 factors[BLOCK_Q / 4];  // factors of each row: its results so far are multiplied by them
 
 #define LOWEST uintBitsToFloat(0xff800000u)  // -infinity
 #define LOWEST_FINITE uintBitsToFloat(0xff7fffffu)
@@ -85,8 +85,8 @@ void store_unit(uvec2 address, uint at, uint count, float v[UNIT]) {
     }
 }
 
-// Moves lines of a tensor to shared memory: fetch_NAME loads LINES of them into registers, put_NAME stores these. Lines from `end`
-// on are zero: their loads are clamped to the last line before it.
+// Copies lines of a tensor to shared memory: fetch_NAME loads LINES of them into registers, put_NAME stores these.
+// Lines from `end` on are zero: their loads are clamped to the last line before it.
 #define LINES_IN_REGISTERS(NAME, LINES, COLUMNS, ELEMENTS, PITCH) \
     const uint NAME##_line = (COLUMNS) / UNIT, NAME##_filled = (ELEMENTS + UNIT - 1) / UNIT; \
     const uint NAME##_loads = (LINES * NAME##_line + LANES - 1) / LANES; \
@@ -113,8 +113,8 @@ LINES_IN_REGISTERS(values, BLOCK_K, WIDTH, VALUE_SIZE, V_PITCH)
 const uint SHARES = ROW_LANES / ROWS;  // lanes a row
 const uint OWN_KEYS = BLOCK_K / SHARES;
 
-// Replaces a row's scores (floats from unit `at` of shared memory on) by their powers of two relative to the row's maximum, as
-// elements. Returns the factor for the row's results so far. `whole`: each row sees all of these keys.
+// Replaces a row's scores (floats from unit `at` of shared memory on) by powers of two relative to the row's maximum,
+// as elements. Returns the factor for the row's results so far. `whole`: each row sees all of these keys.
 float next_powers(uint set, uint at, uint row, uint share, uint key, bool whole) {
     uint line = min(query0 + row, args.queries - 1);
     int first = int(query0 + row) + first_key, end = min(keys_end, int(query0 + row) + end_key);
@@ -162,7 +162,7 @@ float last_factor(uint set) {
 }
 
 void main() {
-    query0 = (group_count().x - 1 - group_id().x) * BLOCK_Q;  // under a causal mask the last ones take longest
+    query0 = (group_count().x - 1 - group_id().x) * BLOCK_Q;  // under a causal mask the last ones take the longest
     uint head = group_id().y, batch = group_id().z, kv_head = head / GROUP;
     uint q0 = batch * args.q_batch + head * args.q_head;
     uint k0 = batch * args.k_batch + kv_head * args.k_head;

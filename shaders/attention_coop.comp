@@ -1,8 +1,9 @@
-// Attention in float16 with float32 sums on cooperative matrices: attention.glsl. A subgroup takes SUB_ROWS queries, whose
-// softmax so lies within it, MAT_M rows at a time.
+// Attention in float16 with float32 sums on cooperative matrices: attention.glsl. A subgroup computes SUB_ROWS queries,
+// so that their softmax stays within it, MAT_M rows at a time.
 //
-// Scores leave their matrices through a slice of shared memory, since which lane holds which element is not known, and come
-// back as powers. So do the factors that scale rows: a matrix of them is loaded from a column that is read for all columns.
+// Which lane holds which element of a matrix is not defined, so scores are stored to a slice of shared memory and
+// loaded again as powers. In the same way the factors that scale rows are loaded as a matrix, from a column that is
+// read for all columns.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_cooperative_matrix : require
@@ -38,7 +39,7 @@ layout(constant_id = 17) const uint SUBGROUP_LANES = 32;
 #define T float16_t
 const uint SUBGROUPS = BLOCK_Q / SUB_ROWS;
 const uint LANES = SUBGROUPS * SUBGROUP_LANES;
-#define ROWS MAT_M  // a constant of the same value would take its name
+#define ROWS MAT_M  // a constant of the same value would have the same name
 #define ROW_LANES SUBGROUP_LANES
 #define ROW_SETS (SUB_ROWS / MAT_M)
 const uint DEPTH = (SIZE + MAT_K - 1) / MAT_K * MAT_K;
@@ -76,7 +77,7 @@ uint lane_row() { return gl_SubgroupInvocationID % ROWS; }
 uint lane_share() { return gl_SubgroupInvocationID / ROWS; }
 uint scores_at() { return SCORES_AT + gl_SubgroupID * MAT_M * S_PITCH; }
 
-// Multiplies the i-th rows of matrices by what each row's lanes have; all of the subgroup's rows are MAT_M at a time.
+// Multiplies the i-th rows of matrices by each row's factor in the lanes; MAT_M rows of the subgroup at a time.
 void scale_rows(uint i, float factor) {
     uint at = gl_SubgroupID * SUB_ROWS + i * MAT_M, row = at + lane_row();
     if (lane_share() == 0) factors[row / 4][row % 4] = factor;
@@ -93,7 +94,7 @@ void take_queries() {
             coopMatLoad(queries[i * DEPTH_STEPS + d], tile, QUERIES_AT + (gl_SubgroupID * SUB_ROWS + i * MAT_M) * K_PITCH + d * MAT_K / UNIT,
                         K_PITCH, gl_CooperativeMatrixLayoutRowMajor);
     [[unroll]] for (uint i = 0; i < ROW_MATRICES * VALUE_COLUMNS; i++) results[i] = SUMS(0.0);
-    barrier();  // keys take the queries' place
+    barrier();  // keys replace the queries in shared memory
 }
 
 void add_scores(uint key, bool whole) {
@@ -131,7 +132,7 @@ void add_values() {
     }
 }
 
-// Through the slice of scores, as many columns at a time as it has.
+// Through the slice of scores, as many columns at a time as fit it.
 void store_results() {
     uint y0 = group_id().z * (group_count().y * args.queries * VALUE_SIZE) + group_id().y * args.y_head;
     uvec2 y = operand(args.y, 5);

@@ -1,4 +1,4 @@
-// Joins what attention_split.comp left for blocks of keys: a workgroup a row (a query of a head).
+// Joins the parts that attention_split.comp computed for blocks of keys: one workgroup per row (a query of a head).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

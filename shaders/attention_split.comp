@@ -1,6 +1,7 @@
-// Attention of few queries (a decoder's step): a workgroup takes a block of keys for ROWS rows of one head of keys and values, where a
-// row is a query of a head of its group. With PARTIAL it leaves for each row the greatest score, the sum of its powers and the
-// values weighted by them, for attention_join.comp to join; else the one block has all keys and y is stored.
+// Attention of few queries (a decoder's step): a workgroup processes a block of keys for ROWS rows of one head of keys
+// and values, where a row is a query of a head of its group. With PARTIAL it stores for each row the maximum score, the
+// sum of the powers and the values weighted by them, which attention_join.comp joins; else the only block has all keys
+// and y is stored.
 //
 // Scores count in powers of two: `scale` and `softcap` contain log2(e). KEY_LANES lanes share a key's score, VALUE_LANES lie
 // along a value; UNIT elements (16 bytes, 8 elements of a cache in codes, or one where rows are not aligned) are read at once.
@@ -99,7 +100,7 @@ void main() {
     uint heads = group_count().y / args.row_tiles * GROUP;
     int origin = ORIGIN == 1 ? Ints(operand(args.origin, 4)).v[batch] : 0;
 
-    // The keys of the block that some row sees.
+    // The keys of the block that at least one row sees.
     uint last_query = args.queries - 1;
     int begin = max(int(split * BLOCK), args.first + origin), stop = min(int(min((split + 1) * BLOCK, args.keys)), origin + int(last_query) + args.end);
     uint key0 = uint(max(begin, 0)), key_end = uint(max(stop, int(key0)));
@@ -120,7 +121,7 @@ void main() {
     for (uint e = id; e < ROWS * BLOCK; e += gl_WorkGroupSize.x) powers[e] = uintBitsToFloat(0xff800000u);
     barrier();
 
-    // Scores. All lanes take part in every turn: they combine.
+    // Scores. All lanes take part in every iteration, since they combine values.
     for (uint turn = key0; turn < key_end; turn += gl_WorkGroupSize.x / KEY_LANES) {
         uint key = turn + id / KEY_LANES, lane = id % KEY_LANES, place = batch * args.k_batch + kv_head * args.k_head + min(key, key_end - 1) * args.k_row;
         float scores[ROWS];
@@ -146,7 +147,7 @@ void main() {
     }
     barrier();
 
-    // The greatest score of each row, the powers and their sum.
+    // The maximum score of each row, the powers and their sum.
     uint own = id / ROW_LANES, row_lane = id % ROW_LANES;
     float most = uintBitsToFloat(0xff800000u), sum = 0.0;
     for (uint e = row_lane; e < BLOCK; e += ROW_LANES) most = max(most, powers[own * BLOCK + e]);

@@ -26,7 +26,7 @@ layout(constant_id = 14) const uint LANE_COLUMNS = 8;
 #define UNIT 4
 const uint LANE_ROWS = BLOCK_Q / MICRO_ROWS;
 const uint LANES = LANE_ROWS * LANE_COLUMNS;
-#define ROWS BLOCK_Q  // a constant of the same value would take its name
+#define ROWS BLOCK_Q  // a constant of the same value would have the same name
 #define ROW_LANES LANES
 #define ROW_SETS 1
 const uint DEPTH = (SIZE + UNIT - 1) / UNIT * UNIT;

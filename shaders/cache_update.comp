@@ -21,7 +21,7 @@
 layout(constant_id = 4) const uint SIZE = 64;
 layout(constant_id = 5) const uint VALUE_SIZE = 64;
 layout(constant_id = 6) const uint UNIT = 1;
-layout(constant_id = 7) const uint HALF = 0;  // pairs of features that turn; 0: none does
+layout(constant_id = 7) const uint HALF = 0;  // pairs of features that are rotated; 0: none
 layout(constant_id = 8) const uint INTERLEAVED = 0;
 layout(constant_id = 9) const uint GROUP = 1;
 layout(constant_id = 10) const uint IDS = 0;  // 1: positions are given
@@ -47,7 +47,7 @@ uint position_of(uint batch, uint t, int first) {
     return 0;
 }
 
-// Feature e of the row at `at`, turned.
+// Feature e of the row at `at`, rotated.
 float turn(Elements x, uint at, uint e, uint position) {
     if (e >= 2 * HALF) return float(x.v[at + e]);
     uint pair = INTERLEAVED == 1 ? e / 2 : e % (HALF == 0 ? 1 : HALF);

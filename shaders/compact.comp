@@ -1,4 +1,4 @@
-// The positions of set elements, in order: place[i] is the running count of set elements up to and including i.
+// The positions of nonzero elements, in order: place[i] is the number of nonzero elements up to and including i.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -71,7 +71,7 @@ uvec4 load_b(uint column, uint k) {
         find_tap(tap, at, inside);
     }
     if (WHOLE_K == 0) inside = inside && k < k_end;
-    // Lanes outside load an element inside, so that loads need no branch.
+    // Lanes outside load a valid element, so that loads need no branch.
     at = inside ? at + channel * plane : 0;
     uint spacing = inside ? plane : 0;
     f16vec2 pairs[4];

@@ -39,7 +39,7 @@ void main() {
     float acc[STRIP];
     [[unroll]] for (uint s = 0; s < STRIP; s++) acc[s] = 0.0;
 
-    // Taps outside of the image load an element inside, which is then replaced by zero.
+    // Taps outside of the image load a valid element, which is then replaced by zero.
     int top = int(row0 * STRIDE_H) - int(args.pad_top), left = int(column * args.stride_w) - int(args.pad_left);
     uint column_at[KERNEL_W];
     bool column_valid[KERNEL_W];

@@ -61,7 +61,7 @@ void main() {
             uint v = uint(left + int(i));
             bool valid = row_valid && v < args.width;
             float eight[8];
-            // Taps outside of the image load an element inside, which is then replaced by zero.
+            // Taps outside of the image load a valid element, which is then replaced by zero.
             unpack(x.v[row_at + (v < args.width ? v * args.units : 0)], eight);
             [[unroll]] for (uint s = 0; s < STRIP; s++) {
                 if (i >= s * STRIDE_W && (i - s * STRIDE_W) % DILATION_W == 0 && (i - s * STRIDE_W) / DILATION_W < KERNEL_W) {

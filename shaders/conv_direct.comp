@@ -1,5 +1,5 @@
-// Convolution of any kind in one, two or three dimensions, NC[D]HW, one output element a lane: the fallback for shapes that
-// no faster kernel takes (few channels a group, three dimensions).
+// Convolution of any kind in one, two or three dimensions, NC[D]HW, one output element per lane: the fallback for
+// shapes that no faster kernel supports (few channels per group, three dimensions).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

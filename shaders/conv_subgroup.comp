@@ -55,7 +55,7 @@ void main() {
     uint row0 = tile.x * ROWS, panel = min(tile.y, column_tiles - 1), column0 = panel * COLUMNS;
     Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
 
-    // Past an edge the last pixel or channel is computed and stored again: on such a driver a store under a condition is a
+    // Past an edge the last pixel or channel is computed and stored again: on such a driver a conditional store is a
     // loop over the lanes.
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
         uint pixel = min(row0 + q * LANES + lane, pixels - 1);

@@ -1,4 +1,5 @@
-// Included before args.glsl by kernels on cooperative matrices: extensions, the tile's spec constants, and who loads what.
+// Included before args.glsl by kernels on cooperative matrices: extensions, the tile's spec constants, and the
+// assignment of loads to lanes.
 #ifndef VKEP_COOPERATIVE_GLSL
 #define VKEP_COOPERATIVE_GLSL
 #extension GL_KHR_cooperative_matrix : require
@@ -27,9 +28,10 @@ const uint B_LOADS = TILE_N * TILE_K / 8 / LANES;
 
 const uint K_UNITS = TILE_K / 8;
 const uint PART_K = TILE_K / PARTS;
-// Who loads what of an operand along k: a lane's i-th load is eight halves of one line. Lanes that store to shared memory in one
-// go (eight of them) take lines that lie in different banks. PARTS 2: eight lanes load 128 bytes of one line, which global
-// memory is fastest at; of each pair of loads, one is of the first half of k and one of the second, of lines four apart.
+// The assignment of an operand's loads along k to lanes: a lane's i-th load is eight halves of one line. Lanes that
+// store to shared memory in one go (eight of them) take lines that lie in different banks. PARTS 2: eight lanes load
+// 128 bytes of one line, which global memory is fastest at; of each pair of loads, one is of the first half of k and
+// one of the second, of lines four apart.
 uint k_line_of(uint i) {
     uint lane = gl_LocalInvocationIndex, e = lane + i * LANES;
     if (PARTS == 2) return i / 2 * (LANES / 4) + lane / 32 * 8 + lane / 8 % 4 + i % 2 * 4;

@@ -1,5 +1,6 @@
-// Which tile of a product on cooperative matrices a workgroup computes: tiles are walked in bands of BAND rows, so that a band's
-// operands stay in cache. Include after args.glsl and the declarations of BAND, row0 and column0; the kernel's arguments have m, n.
+// The tile of a product on cooperative matrices that a workgroup computes: tiles are visited in bands of BAND rows, so
+// that a band's operands stay in cache. Include after args.glsl and the declarations of BAND, row0 and column0; the
+// kernel's arguments have m, n.
 #ifndef VKEP_COOPERATIVE_BAND_GLSL
 #define VKEP_COOPERATIVE_BAND_GLSL
 #include "workgroup.glsl"

@@ -1,5 +1,6 @@
-// CropAndResize of com.microsoft: y[r, c, i, j] is x[indices[r], c] at a place of box r, whose corners lie in [0, 1] from the
-// first to the last pixel. NEAREST 1: the nearest pixel (halves away from 0), else the mean of its neighbours by distance.
+// CropAndResize of com.microsoft: y[r, c, i, j] is x[indices[r], c] at a position in box r, whose corners lie in [0, 1]
+// from the first to the last pixel. NEAREST 1: the nearest pixel (halves away from 0), else the mean of its neighbours
+// by distance.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -14,7 +15,7 @@
 
 layout(constant_id = 4) const uint NEAREST = 0;
 
-// The place of sample `at` of `count` on an axis of `size`; the last one is the box's end whatever rounding says.
+// The position of sample `at` of `count` on an axis of `size`; the last one is exactly the box's end, despite rounding.
 float place(float low, float high, uint at, uint count, uint size) {
     float last = float(size - 1u);
     if (count == 1u) return 0.5 * (low + high) * last;

@@ -1,5 +1,5 @@
-// ONNX GridSample over 1 to 3 spatial axes: y[n, c, p] sampled from x[n, c] where grid[n, p] (x first, in [-1, 1]) says.
-// RANK spatial axes; METHOD 0 nearest, 1 linear, 2 cubic (Keys, a = -0.75); PADDING 0 zeros, 1 border, 2 reflection.
+// ONNX GridSample over 1 to 3 spatial axes: y[n, c, p] sampled from x[n, c] at grid[n, p] (x first, in [-1, 1]). RANK
+// spatial axes; METHOD 0 nearest, 1 linear, 2 cubic (Keys, a = -0.75); PADDING 0 zeros, 1 border, 2 reflection.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -34,7 +34,7 @@ float reflect_into(float v, float low, float high) {
     return (v < low) == even ? low + rest : high - rest;
 }
 
-// The element's position on an axis for an integer tap, or -1 where nothing is.
+// The element's position on an axis for an integer tap, or -1 outside.
 int tap_position(int at, int size, float low, float high) {
     if (PADDING == 0u) return at >= 0 && at < size ? at : -1;
     if (PADDING == 1u) return clamp(at, 0, size - 1);
@@ -68,10 +68,10 @@ void main() {
         float size = float(sizes[axis]);
         float low = ALIGN != 0u ? 0.0 : -0.5, high = ALIGN != 0u ? size - 1.0 : size - 0.5;
         at = ALIGN != 0u ? (at + 1.0) * 0.5 * (size - 1.0) : ((at + 1.0) * size - 1.0) * 0.5;
-        if (!(abs(at) <= 4.6116860e18)) at = low;  // what is no place: ONNX Runtime takes the border
+        if (!(abs(at) <= 4.6116860e18)) at = low;  // NaN: ONNX Runtime uses the border
         if (METHOD == 0u) at = roundEven(at);
         if (PADDING == 2u && (at < low || at > high)) at = reflect_into(at, low, high);
-        at = clamp(at, -1e6, 1e6 + size);  // within int, and as far outside as before: taps are clamped one by one
+        at = clamp(at, -1e6, 1e6 + size);  // within the range of int, and still outside: taps are clamped one by one
         int first = METHOD == 0u ? int(at) : int(floor(at)) - (METHOD == 2u ? 1 : 0);
         float fraction = at - floor(at);
         for (int tap = 0; tap < taps; ++tap) {

@@ -1,5 +1,6 @@
-// Inverses of a batch of n x n matrices: Gauss-Jordan elimination with partial pivoting, one lane a matrix, in place in `work`
-// (COMPUTE_T [n, 2n] a matrix: the matrix, and the identity that becomes its inverse). A singular matrix gives no numbers.
+// Inverses of a batch of n x n matrices: Gauss-Jordan elimination with partial pivoting, one lane a matrix, in place in
+// `work` (COMPUTE_T [n, 2n] a matrix: the matrix, and the identity that becomes its inverse). The result of a singular
+// matrix is not finite.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,8 +1,10 @@
-// LinearAttention of com.microsoft: a matrix [key_size, value_size] for each sequence and head takes up one key and value after
-// the other, and each query is a product with it. A lane has one column of one matrix, in `state` (float), from `first` on.
+// LinearAttention of com.microsoft: a matrix [key_size, value_size] for each sequence and head is updated with one key
+// and value after the other, and each query is multiplied by it. A lane has one column of one matrix, in `state`
+// (float), which starts as `first`.
 //
-// DECAY: 0 none, 1 a number a head, 2 a number a row of the matrix, as logarithms. BETA: 0 none, 1 a number a head, 2 one for all
-// heads: what is taken up is then beta times what the matrix does not give for the key already.
+// DECAY: 0 none, 1 a number a head, 2 a number a row of the matrix, as logarithms. BETA: 0 none, 1 a number a head, 2
+// one for all heads: the update is then beta times the difference between the value and the matrix's result for the
+// key.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

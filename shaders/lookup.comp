@@ -1,4 +1,5 @@
-// The place of each element among sorted keys: y[i] = k with keys[k] == x[i], or the number of keys. NaN is a key like others, the last.
+// The index of each element among sorted keys: y[i] = k with keys[k] == x[i], or the number of keys. NaN counts as a
+// key, the last one.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

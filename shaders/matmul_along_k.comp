@@ -1,5 +1,6 @@
-// y[batch] = alpha * a[batch] (m by k) * W[batch] (k by n) for few rows and a W that is dense along k: floats, or codes of 2, 4 or
-// 8 bits in blocks that have a scale each (com.microsoft MatMulNBits). What counts is reading W once, at full width.
+// y[batch] = alpha * a[batch] (m by k) * W[batch] (k by n) for few rows and a W that is dense along k: floats, or codes
+// of 2, 4 or 8 bits in blocks that have a scale each (com.microsoft MatMulNBits). The time is that of reading W once,
+// at full width.
 //
 // K_LANES neighbouring lanes share COLUMNS columns of W: each takes every K_LANES-th unit of WORDS words (WORDS 0: one float),
 // UNROLL units of each column in flight. Lanes add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.
@@ -74,13 +75,13 @@ void load_unit(uint slot, uint at) {  // `at` in units
     }
 }
 
-// Codes are taken out of a word, or its upper half, where they are: each is a code times its place.
+// Codes are extracted from a word, or its upper half, without shifting: each is a code times its place value.
 uvec4 places(uint four) {
     uint first = BITS == 2 ? 1u << (four % 2 * 8) : 1u;
     return BITS == 8 ? uvec4(1, 256, 1, 256) : first * uvec4(1, 1 << BITS % 16, 1 << 2 * BITS % 16, 1 << 3 * BITS % 16);
 }
 
-// Four weights of a unit. A float that is 2**23 and more has its integer in its lowest bits: codes need no conversion.
+// Four weights of a unit. A float of 2**23 and more has its integer in its lowest bits, so codes need no conversion.
 vec4 weights(uint slot, uint four) {
     uint at = slot * LOADED;
     if (WORDS == 0) return vec4(uintBitsToFloat(words[at]), 0.0, 0.0, 0.0);

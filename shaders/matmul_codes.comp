@@ -1,11 +1,12 @@
 // y (m by n) = a (m by k) @ W for few rows and a W of codes of 2, 4 or 8 bits in blocks that have a scale each (com.microsoft
 // MatMulNBits), by dot products of packed bytes.
 //
-// a is brought into shared memory as whole numbers: each 32 elements of a row by the largest of them, in DIGITS signed bytes (two:
-// 16 bits, what float16 rounds to is larger; three: 24 bits, as many as a float32 has). Codes then need no conversion: four are taken
-// out of a word at once, and dot products are exact. K_LANES neighbouring lanes share COLUMNS columns, each taking every
-// K_LANES-th unit of 32 weights. While the workgroup multiplies a slab of K_LANES units, the next one of a and of the weights is on
-// its way in registers. Lanes add up by shuffles, then through shared memory.
+// a is converted to integers in shared memory: each 32 elements of a row are scaled by the largest of them, to DIGITS
+// signed bytes (two: 16 bits, more than the precision of float16; three: 24 bits, the precision of float32). Codes then
+// need no conversion: four are taken out of a word at once, and dot products are exact. K_LANES neighbouring lanes
+// share COLUMNS columns, each taking every K_LANES-th unit of 32 weights. While the workgroup multiplies a slab of
+// K_LANES units, the next one of a and of the weights is on its way in registers. Lanes add up by shuffles, then
+// through shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -85,7 +86,7 @@ void load_unit(uint turn, uint u) {
     }
 }
 
-// Eight lanes bring a unit of a row: each has the four elements that one part of a word meets.
+// Eight lanes load a unit of a row: each has the four elements that one part of a word is multiplied by.
 void load_slab(uint unit0, uint row0) {
     [[unroll]] for (uint i = 0; i < TURNS; i++) {
         uint e = gl_LocalInvocationIndex + i * gl_WorkGroupSize.x, group = e % 8, row = e / 8 / K_LANES, unit = e / 8 % K_LANES;

@@ -47,8 +47,8 @@ uvec4 load_a(uint row, uint k, uint) {
     return units;
 }
 
-// Eight codes, and what makes halves of them, as they are in memory: nothing waits for them before they are staged. They are
-// (codes, codes of 8 bits or the place of the zero point in its byte, scale, zero point).
+// Eight codes, and the values for converting them to float16, as loaded: nothing waits for them before they are staged.
+// They are (codes, codes of 8 bits or the place of the zero point in its byte, scale, zero point).
 uvec4 load_b(uint column, uint k) {
     if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     column = min(column0 + column, args.n - 1);
@@ -67,7 +67,7 @@ uvec4 load_b(uint column, uint k) {
     return raw;
 }
 
-// The lowest bits of a half that is 1024 and more are its integer part: codes need no conversion.
+// The lowest bits of a float16 of 1024 and more are its integer part: codes need no conversion.
 uvec4 halves_of(uvec4 raw) {
     f16vec2 scale = f16vec2(unpackFloat2x16(raw.z).x), zero = f16vec2(1 << (BITS - 1));
     if (ZEROS == 1) zero = f16vec2(BITS == 8 ? raw.w : raw.w >> raw.y & (1u << BITS) - 1);

@@ -1,5 +1,6 @@
-// Batched matrix product in the element types that the fast kernels do not take: integers (sums wrap, as ONNX's do) and
-// double. A lane computes MICRO_M by MICRO_N results from registers. A_T and B_T in memory, ACC_T for sums and result.
+// Batched matrix product in the element types that the fast kernels do not support: integers (sums wrap, as ONNX's do)
+// and double. A lane computes MICRO_M by MICRO_N results from registers. A_T and B_T in memory, ACC_T for sums and
+// result.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

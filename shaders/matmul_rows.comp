@@ -1,5 +1,5 @@
-// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n) for few rows and a b that is not dense along k: what counts is reading b
-// once, at full width. (`matmul_along_k.comp` takes one that is.)
+// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n) for few rows and a b that is not dense along k: the time is
+// that of reading b once, at full width. (`matmul_along_k.comp` is for a b that is dense along k.)
 //
 // A workgroup computes ROWS rows by COLUMN_LANES * WIDTH columns; the lanes of a column share its sum, each taking every
 // SLICES-th step of k, UNROLL of them a turn, and loading a turn while it multiplies the one before. They add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.

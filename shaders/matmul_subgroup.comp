@@ -21,7 +21,7 @@ void main() {
     uint row0 = tile.x * ROWS, panel = min(tile.y, column_tiles - 1), column0 = panel * COLUMNS;
     Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 2));
 
-    // Past an edge the last row or column is computed and stored again: on such a driver a store under a condition is a loop
+    // Past an edge the last row or column is computed and stored again: on such a driver a conditional store is a loop
     // over the lanes.
     uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) row_at[q] = a0 + min(row0 + q * LANES + lane, args.m - 1) * args.a_row;

@@ -1,5 +1,5 @@
-// ONNX MaxRoiPool: y[r, c, ph, pw] is the greatest element of x[image, c] inside one bin of region r, 0 where none is inside.
-// A region is (image, x1, y1, x2, y2); its corners are rounded to pixels, and it holds both of them.
+// ONNX MaxRoiPool: y[r, c, ph, pw] is the maximum of x[image, c] inside one bin of region r, 0 for an empty bin. A
+// region is (image, x1, y1, x2, y2); its corners are rounded to pixels, and it holds both of them.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

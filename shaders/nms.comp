@@ -1,5 +1,6 @@
-// ONNX NonMaxSuppression: a workgroup a (batch, class) pair picks the best live box again and again, and ends those that
-// overlap it by more than iou_threshold. `live` holds the scores that are left; picks are (batch, class, box) int64 rows.
+// ONNX NonMaxSuppression: the workgroup of a (batch, class) pair repeatedly picks the best remaining box, and removes
+// those that overlap it by more than iou_threshold. `live` holds the remaining scores; picks are (batch, class, box)
+// int64 rows.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -16,7 +17,7 @@ TENSOR(vec4, Boxes)
 TENSOR(int64_t, Longs)
 
 const uint NONE = 0xffffffffu;
-#define DEAD uintBitsToFloat(0xff800000u)  // minus infinity: never better than another
+#define DEAD uintBitsToFloat(0xff800000u)  // minus infinity: never selected
 shared float best_score[gl_WorkGroupSize.x];
 shared uint best_box[gl_WorkGroupSize.x];
 

@@ -1,5 +1,5 @@
-// All steps of an RNN, GRU or LSTM in one dispatch: a workgroup carries the state of one sequence in shared memory, SPLIT
-// lanes make a hidden unit together. `gates` holds the inputs' part of every step, [steps, batch, GATES * HIDDEN];
+// All steps of an RNN, GRU or LSTM in one dispatch: a workgroup keeps the state of one sequence in shared memory; SPLIT
+// lanes compute a hidden unit together. `gates` holds the inputs' part of every step, [steps, batch, GATES * HIDDEN];
 // `weights` the recurrence's, [HIDDEN (from), GATES, HIDDEN (to)], so that neighbouring lanes read neighbours.
 // ACTIVATIONS defines act_f, act_g, act_h; one of CELL_RNN, CELL_GRU, CELL_GRU_LINEAR, CELL_LSTM is defined.
 #version 460
@@ -30,7 +30,7 @@ layout(constant_id = 11) const uint INPUT_FORGET = 0;
 TENSOR(T, Elements)
 TENSOR(int, Lengths)
 
-shared float hidden[2u * HIDDEN];  // the state, and the one being made
+shared float hidden[2u * HIDDEN];  // the state, and the next one
 shared float extra[2u * HIDDEN];   // LSTM: the cells; GRU: the update gates, then the reset state
 shared float partial[SPLIT > 1u ? SPLIT * GATES * HIDDEN : 1u];
 
@@ -49,7 +49,7 @@ void add_products(inout float sums[GATES], Elements weights, uint unit, uint par
     }
 }
 
-// All lanes' shares of the sums of every unit, in `partial`. The whole workgroup calls it.
+// All lanes' parts of the sums of every unit, in `partial`. The whole workgroup calls it.
 void share_products(Elements weights, uint lane, uint lanes, uint part, uint from, uint first, uint count) {
     for (uint unit = lane; unit < HIDDEN; unit += lanes) {
         float sums[GATES];

@@ -1,8 +1,8 @@
 // A register-blocked tile of ROWS x (LANE_COLUMNS * lanes) results a subgroup, for drivers that run a subgroup as one
 // CPU vector: each lane holds all ROWS of its own columns, and a row's value is broadcast from the lane that loaded it.
 //
-// Why so: on such a driver a load inside a loop is a gather whatever its address, so an operand value must be loaded by
-// one lane only, and the accumulators must outnumber the loads. Wider (8-byte) loads measured the same.
+// The reason: on such a driver a load inside a loop is a gather whatever its address, so an operand value must be
+// loaded by one lane only, and the accumulators must outnumber the loads. Wider (8-byte) loads measured the same.
 //
 // The workgroup is one full subgroup. Include after vkep.glsl; T is the storage type.
 #ifndef VKEP_REGISTER_TILE_GLSL
@@ -21,8 +21,8 @@ const uint ROW_REGISTERS = (ROWS + LANES - 1) / LANES;  // row r is in lane r % 
 
 TENSOR(T, Elements)
 
-// n / d for n, d < 2**24. A CPU driver divides integer vectors lane by lane; the last step makes up for a division that
-// is not correctly rounded.
+// n / d for n, d < 2**24. A CPU driver divides integer vectors lane by lane; the last step corrects a division that is
+// not correctly rounded.
 uint small_div(uint n, uint d) {
     uint q = uint(float(n) / float(d));
     int r = int(n) - int(q * d);
@@ -42,7 +42,7 @@ float acc[ROWS * LANE_COLUMNS];
 uint row_at[ROW_REGISTERS];    // where this lane's rows begin in the row operand, in elements
 uint column_at[LANE_COLUMNS];  // where this lane's columns begin in the column operand
 #ifdef MASK_ROWS
-bool row_valid[ROW_REGISTERS];  // false: the row's values are zero, whatever is read
+bool row_valid[ROW_REGISTERS];  // false: the row's values are zero, whatever was read
 #define ROW_VALUE(q, value) (row_valid[q] ? (value) : 0.0)
 #else
 #define ROW_VALUE(q, value) (value)
@@ -76,7 +76,7 @@ void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uin
             row_k += row_step;
             column_k += column_step;
         }
-        // Some rows at a time through all the steps: their sums stay in registers, all of them would not fit.
+        // Some rows at a time through all the steps: their sums stay in registers; those of all rows would not fit.
         [[unroll]] for (uint r0 = 0; r0 < ROWS; r0 += BLOCK) {
             [[unroll]] for (uint s = 0; s < UNROLL; s++) {
                 [[unroll]] for (uint i = 0; i < BLOCK; i++) {

@@ -1,5 +1,5 @@
-// ONNX RoiAlign: y[r, c, ph, pw] pools bilinear samples of x[batch_indices[r], c] inside one bin of a region.
-// MAXIMUM 1: the greatest of the weighted neighbours, as ONNX Runtime defines mode "max"; 0: the mean of the samples.
+// ONNX RoiAlign: y[r, c, ph, pw] pools bilinear samples of x[batch_indices[r], c] inside one bin of a region. MAXIMUM
+// 1: the maximum of the weighted neighbours, as ONNX Runtime defines mode "max"; 0: the mean of the samples.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,9 +1,9 @@
 // ScatterElements into y, which holds a copy of the data: y[c with its AXIS coordinate replaced by indices[c]] takes
 // updates[c]. updates and indices are contiguous with shape `dims`, y has strides `strides` and `extent` along AXIS.
 //
-// Duplicates can only meet along AXIS: with a reduction a lane walks the whole of it in order, which needs no atomics and
-// repeats exactly. Without one (PER_UPDATE) a lane takes one update. `dims` then is the full shape, else that with AXIS as 1.
-// Defines: IN_T, COMPUTE_T, REDUCE(old, new).
+// Duplicates can only meet along AXIS: with a reduction a lane applies all updates along it in order, which needs no
+// atomics and is deterministic. Without one (PER_UPDATE) a lane applies one update. `dims` then is the full shape, else
+// that with AXIS as 1. Defines: IN_T, COMPUTE_T, REDUCE(old, new).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

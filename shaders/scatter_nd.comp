@@ -1,8 +1,8 @@
 // ScatterND into y, which holds a copy of the data: y[indices[j] ..., i] takes updates[j, i], with updates [count, inner]
 // and indices [count, KEYS]; extents and strides are those of y's indexed dimensions.
 //
-// With a reduction a lane owns column i and walks all updates in order: duplicates are right, without atomics, and results
-// repeat exactly. With REPLACE a lane takes one update.
+// With a reduction a lane computes column i and applies all updates in order: duplicates are valid, without atomics,
+// and results are deterministic. With REPLACE a lane applies one update.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,5 +1,6 @@
-// Which leaf of each tree a row comes to: leaf[row, tree], from x [rows, features]. A node is three words (feature, missing and
-// mode; the child where its comparison holds; the other child) and a split. A child with its top bit set is a leaf.
+// The leaf of each tree that a row reaches: leaf[row, tree], from x [rows, features]. A node is three words (feature,
+// missing and mode; the child where its comparison holds; the other child) and a split. A child with its top bit set is
+// a leaf.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

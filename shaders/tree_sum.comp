@@ -1,5 +1,5 @@
-// What the leaves that a row came to say of each target: y[row, target] from leaf [rows, trees] and weights [leaves, targets], where
-// a NaN says nothing. A NaN is the result where no leaf says something.
+// The total of the leaves' weights that a row reaches: y[row, target] from leaf [rows, trees] and weights [leaves,
+// targets]. NaN weights are skipped; the result is NaN where all are.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -9,7 +9,7 @@
 #include "fastdiv.glsl"
 #include "workgroup.glsl"
 
-layout(constant_id = 4) const uint MODE = 0;  // 0 the sum, 1 the least, 2 the greatest
+layout(constant_id = 4) const uint MODE = 0;  // 0 the sum, 1 the minimum, 2 the maximum
 
 TENSOR(uint, Words)
 TENSOR(IN_T, Numbers)

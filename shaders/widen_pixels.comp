@@ -26,12 +26,12 @@ void main() {
     uint row = fast_divmod(at / UNITS, args.wide_width, args.wide_width_mul, args.wide_width_shift, wide);
     uint image = fast_divmod(row, args.height, args.height_mul, args.height_shift, h);
     uint plane = args.height * args.width, line = image * CHANNELS * plane + h * args.width;
-    uint left = wide * (UNITS * 8 / PADDED) - args.pad_left;  // wraps: a column before the image is a huge one
+    uint left = wide * (UNITS * 8 / PADDED) - args.pad_left;  // wraps: a column before the image becomes a huge number
     f16vec2 pairs[4];
     [[unroll]] for (uint i = 0; i < 8; i++) {
         uint channel = (unit * 8 + i) % PADDED, column = left + (unit * 8 + i) / PADDED;
         bool inside = channel < CHANNELS && column < args.width;
-        // Lanes outside load an element inside, so that loads need no branch.
+        // Lanes outside load a valid element, so that loads need no branch.
         float16_t value = x.v[line + (inside ? channel * plane + column : 0)];
         pairs[i / 2][i % 2] = inside ? value : float16_t(0.0);
     }

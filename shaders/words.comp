@@ -6,7 +6,7 @@
 #define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; }
 #include "args.glsl"
 
-// ---- memory: elements at any address, read from and written to the words that they lie in
+// ---- memory: elements at any address, read from and written to the words that contain them
 
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Word { uint v; };
 
@@ -154,7 +154,7 @@ uvec2 s64_mod(const uvec2 a, const uvec2 b) {
     return rest != uvec2(0u) && int(rest.y ^ b.y) < 0 ? i64_add(rest, b) : rest;
 }
 
-// From float, towards zero; what is beyond the type becomes its end, NaN becomes 0.
+// From float, towards zero; values out of range are clamped, NaN becomes 0.
 uvec2 f32_to_u64(const float value) {
     uint bits = floatBitsToUint(value), exponent = bits >> 23;  // with the sign
     if (exponent < 127u || exponent > 255u || bits > 0x7f800000u) return uvec2(0u);
@@ -385,7 +385,7 @@ uvec2 s64_to_f64(const uvec2 a) { return whole_to_f64(a.y & 0x80000000u, s64_abs
 uvec2 u32_to_f64(const uint a) { return u64_to_f64(uvec2(a, 0u)); }
 uvec2 s32_to_f64(const int a) { return s64_to_f64(uvec2(uint(a), uint(a >> 31))); }
 
-// The compiler leaves out what is not called.
+// The compiler removes functions that are not called.
 void main() {
     uvec2 a = args.a, b = args.b, y = load_64(args.y);
     float f = uintBitsToFloat(a.x);

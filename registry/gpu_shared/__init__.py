@@ -1,6 +1,6 @@
-"""A GPU runtime that delegates share: one Vulkan device, queue and timeline a context, found by token and group.
+"""A GPU runtime that delegates share: one Vulkan device, queue and timeline per context, identified by token and group.
 
-Importing this package loads neither cffi nor Vulkan; names that need them are loaded at first use.
+Importing this package loads neither cffi nor Vulkan; names that need them are loaded on first use.
 """
 
 from __future__ import annotations

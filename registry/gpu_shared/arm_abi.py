@@ -1,4 +1,4 @@
-"""VK_ARM_tensors and VK_ARM_data_graph, which the ``vulkan`` package does not know: structures, functions, numbers.
+"""VK_ARM_tensors and VK_ARM_data_graph, which the ``vulkan`` package lacks: structures, functions, numbers.
 
 Declared from the Vulkan registry (extensions 461, 508 and 509). Dispatchable handles and pointers to structures of the
 package are ``void *``; the other handles are 64-bit integers, as in the ABI of 64-bit platforms.
@@ -7,7 +7,7 @@ package are ``void *``; the other handles are 64-bit integers, as in the ABI of 
 from __future__ import annotations
 
 EXTENSIONS = ("VK_ARM_tensors", "VK_ARM_data_graph")
-#: switched on with them where the device has them
+#: enabled with them where the device has them
 HELPFUL = (
     "VK_ARM_data_graph_instruction_set_tosa",
     "VK_KHR_synchronization2",

@@ -1,4 +1,5 @@
-"""What a device can do, as a frozen record. Pure: planners read it, and tests make imagined devices with it."""
+"""The capabilities of a device as a frozen record. Pure: planners read it, and tests construct records of imaginary
+devices."""
 
 from __future__ import annotations
 
@@ -68,9 +69,8 @@ class CooperativeMatrixShape:
 
 @dataclass(frozen=True)
 class QueueFamily:
-    """One queue family: its index, its number of queues, what they do (names of `QUEUE_FLAGS`), its timestamps'
-    width.
-    """
+    """One queue family: its index, its number of queues, its operations (names of `QUEUE_FLAGS`), the width of its
+    timestamps."""
 
     index: int
     count: int
@@ -90,8 +90,8 @@ class MemoryHeap:
 class DeviceCapabilities:
     """Properties, limits and features of one device (sizes in bytes). ``features`` are names of `FEATURE_NAMES`.
 
-    For a device that was made, ``features`` and ``extensions`` are what is on; for one that is only listed, what it
-    has.
+    For a created device, ``features`` and ``extensions`` are the enabled ones; for a device that is only listed, the
+    available ones.
     """
 
     name: str
@@ -112,7 +112,7 @@ class DeviceCapabilities:
     max_workgroup_count: tuple[int, int, int] = (65535, 65535, 65535)
     max_shared_memory_bytes: int = 32768
     max_push_constants_size: int = 128
-    #: cores that each run workgroups of their own; None where the driver does not tell
+    #: cores that each run separate workgroups; None where the driver does not report it
     compute_units: int | None = None
     max_buffer_size: int = 2**31
     max_allocation_size: int = 2**31
@@ -134,13 +134,13 @@ class DeviceCapabilities:
         if unknown:
             raise ValueError(f"unknown features {sorted(unknown)}; known: {sorted(FEATURE_NAMES)}")
 
-    def __hash__(self) -> int:  # of what tells devices apart: planners keep what they decided for one, and ask often
+    # hash of the fields that distinguish devices: planners cache decisions by it, and look them up often
+    def __hash__(self) -> int:
         return hash((self.name, self.uuid, self.driver_version, self.device_type))
 
     def has(self, *features: str) -> bool:
-        """True when all the named features are there. Raises ``ValueError`` for a name that is not in
-        `FEATURE_NAMES`.
-        """
+        """Whether all the named features are present. Raises ``ValueError`` for a name that is not in
+        `FEATURE_NAMES`."""
         unknown = set(features) - FEATURE_NAMES
         if unknown:
             raise ValueError(f"unknown features {sorted(unknown)}; known: {sorted(FEATURE_NAMES)}")
@@ -152,7 +152,7 @@ class DeviceCapabilities:
         return sum(heap.size for heap in self.memory_heaps if heap.device_local)
 
     def restricted_to(self, extensions: Iterable[str], features: Iterable[str]) -> DeviceCapabilities:
-        """This device with only these extensions and features on."""
+        """This device with only these extensions and features enabled."""
         features = self.features & frozenset(features)
         return dataclasses.replace(
             self,
@@ -204,9 +204,8 @@ class DeviceCapabilities:
 
     @classmethod
     def generic(cls, **changes: Any) -> DeviceCapabilities:
-        """The least that the project asks of a device: Vulkan 1.3 with the required limits of the specification
-        (section "Required Limits") and the features that every kernel needs. For planning without a device.
-        """
+        """The minimum that vkep requires of a device: Vulkan 1.3 with the required limits of the specification (section
+        "Required Limits") and the features that every kernel needs. For planning without a device."""
         base: dict[str, Any] = {
             "name": "generic Vulkan 1.3 device",
             "max_workgroup_invocations": 128,
@@ -224,9 +223,8 @@ class DeviceCapabilities:
 
     @classmethod
     def for_tests(cls, **changes: Any) -> DeviceCapabilities:
-        """An imagined well-equipped CPU device (subgroups of 8, every scalar type, no cooperative matrices);
-        ``changes`` override.
-        """
+        """An imaginary well-equipped CPU device (subgroups of 8, every scalar type, no cooperative matrices);
+        ``changes`` override."""
         base: dict[str, Any] = {
             "name": "test device",
             "uuid": "00" * 16,
@@ -244,8 +242,8 @@ class DeviceCapabilities:
         return cls(**{**base, **changes})
 
 
-#: without these a device is refused: the runtime's own mechanisms stand on them (all but scalar layout and the 64-bit
-#: integers are mandatory in Vulkan 1.3)
+#: a device without these is refused: the runtime itself needs them (all but scalar layout and the 64-bit integers are
+#: mandatory in Vulkan 1.3)
 REQUIRED_FEATURES = frozenset(
     {
         "buffer_device_address",
@@ -270,9 +268,8 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One line of `list_devices`: the capabilities of the device, and whether a device could be made (empty
-    ``problems``).
-    """
+    """One entry of `list_devices`: the capabilities of the device, and whether a device can be created (empty
+    ``problems``)."""
 
     capabilities: DeviceCapabilities
     problems: tuple[str, ...] = field(default=())
@@ -287,5 +284,5 @@ class DeviceInfo:
 
     @property
     def name(self) -> str:
-        """The name that the driver gives."""
+        """The driver's name of the device."""
         return self.capabilities.name

@@ -1,7 +1,7 @@
 """Command pools, command buffers and timestamp queries.
 
-Recording is lean on purpose: each call is one raw call with structures built once. A pool, and what is allocated from
-it, is used by one thread at a time (Vulkan's rule); each delegate has its own.
+Recording is kept fast: each call is one raw call with structures that are built once. A pool, and what is allocated
+from it, is used by one thread at a time (Vulkan's rule); each delegate has its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CommandPool(DeviceObject):
             flags=vk.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
             queueFamilyIndex=device.queue_family,
         )
-        # closed command buffers come back here: freeing them would need the pool, which its thread may be recording
+        # closed command buffers are returned here: freeing them would need the pool, which its thread may be recording
         # with
         self._free: list[Any] = []
         super().__init__(device, info, label)
@@ -66,8 +66,8 @@ class CommandPool(DeviceObject):
 
 
 class CommandBuffer(Handle):
-    """Made by `CommandPool.allocate`. Record between ``begin`` and ``end``; it keeps the pipelines bound in it alive,
-    and whatever `retain` is given (buffers that are reached by address).
+    """Made by `CommandPool.allocate`. Record between ``begin`` and ``end``. It keeps the pipelines bound in it alive,
+    and the objects passed to `retain` (buffers that kernels access by address).
     """
 
     kind = "command_buffer"
@@ -95,9 +95,8 @@ class CommandBuffer(Handle):
         self.recording = False
 
     def begin(self, *, one_time: bool = False, simultaneous: bool = False) -> CommandBuffer:
-        """Start recording, dropping what was recorded before. ``simultaneous`` lets it be submitted while it still
-        runs.
-        """
+        """Start recording, and discard what was recorded before. ``simultaneous`` allows submitting it while an earlier
+        submit still runs."""
         flags = (vk.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT if one_time else 0) | (
             vk.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT if simultaneous else 0
         )
@@ -109,19 +108,19 @@ class CommandBuffer(Handle):
         return self
 
     def end(self) -> CommandBuffer:
-        """Finish recording. Raises `GpuError` for what recording met (out of memory)."""
+        """Finish recording. Raises `GpuError` for an error of recording (out of memory)."""
         vk.check(self._fn.vkEndCommandBuffer(self.raw), "vkEndCommandBuffer", self.label)
         self.recording = False
         return self
 
     def reset(self) -> None:
-        """Drop what was recorded; the GPU must be done with it."""
+        """Discard what was recorded; the GPU must have finished with it."""
         vk.check(self._fn.vkResetCommandBuffer(self.raw, 0), "vkResetCommandBuffer", self.label)
         self._retained = []
         self.recording = False
 
     def retain(self, *objects: Any) -> None:
-        """Keep objects alive until this is recorded anew, reset or closed."""
+        """Keep objects alive until this is recorded again, reset or closed."""
         self._retained.extend(objects)
 
     def _ready(self) -> Any:
@@ -132,7 +131,8 @@ class CommandBuffer(Handle):
         return self._raw
 
     def bind_pipeline(self, pipeline: ComputePipeline) -> None:
-        """Use this pipeline for the dispatches that follow. Raises as every command of a closed buffer does."""
+        """Use this pipeline for the following dispatches. Raises `ClosedError` for a closed buffer, as every command
+        does."""
         self._bind(self._ready(), 1, pipeline.raw)  # VK_PIPELINE_BIND_POINT_COMPUTE
         self._layout = pipeline.layout
         self._retained.append(pipeline)
@@ -160,9 +160,8 @@ class CommandBuffer(Handle):
         self._dispatch(raw, x, y, z)
 
     def dispatch_indirect(self, buffer: Buffer, offset: int) -> None:
-        """Run the bound pipeline on the grid (3 uint32) that lies in ``buffer`` when the GPU comes to it; whoever writes it
-        keeps to the device's limits.
-        """
+        """Run the bound pipeline on the grid (3 uint32) in ``buffer`` at the time of execution; the writer must respect
+        the device's limits."""
         if self._layout is None:
             raise ValueError(f"{self.label}: dispatch before bind_pipeline")
         if offset % 4 or not 0 <= offset <= buffer.size - 12:
@@ -176,7 +175,7 @@ class CommandBuffer(Handle):
         self._retained.append(pipeline)
 
     def bind_descriptor_sets(self, layout: PipelineLayout, sets: DescriptorSets, *, data_graph: bool = False) -> None:
-        """Bind all sets, from the first on, for compute dispatches or for data graphs."""
+        """Bind all sets, starting with the first, for compute dispatches or for data graphs."""
         point = arm_abi.BIND_POINT_DATA_GRAPH if data_graph else 1
         count = len(sets.sets)
         self._fn.vkCmdBindDescriptorSets(self._ready(), point, layout.raw, 0, count, sets.sets, 0, self._null)
@@ -188,13 +187,12 @@ class CommandBuffer(Handle):
         self._retained.append(session)
 
     def full_barrier(self) -> None:
-        """Everything before, of any stage, is done and seen by everything after (data graphs have no stage bit in the
-        32-bit masks).
-        """
+        """Everything before, in any stage, completes before and is visible to everything after (data graphs have no
+        stage bit in the 32-bit masks)."""
         self.barrier(STAGE_ALL, ACCESS_MEMORY_WRITE, STAGE_ALL, ACCESS_MEMORY_READ | ACCESS_MEMORY_WRITE)
 
     def memory_barrier(self) -> None:
-        """What shaders wrote so far is seen by the dispatches that follow, and these wait for those before them."""
+        """Earlier writes of shaders are visible to the following dispatches, which wait for the earlier ones."""
         self._barrier(self._ready(), 0x800, 0x800, 0, 1, self._compute_barrier, 0, self._null, 0, self._null)
 
     def barrier(self, source_stages: int, source_access: int, target_stages: int, target_access: int) -> None:
@@ -204,13 +202,13 @@ class CommandBuffer(Handle):
         self._barrier(self._ready(), source_stages, target_stages, 0, 1, one, 0, self._null, 0, self._null)
 
     def barrier_before_transfer(self) -> None:
-        """Copies that follow see, and wait for, what shaders and copies wrote."""
+        """The following copies wait for earlier shaders and copies, and see their writes."""
         self.barrier(
             STAGE_COMPUTE | STAGE_TRANSFER, ACCESS_SHADER_WRITE | ACCESS_TRANSFER_WRITE, STAGE_TRANSFER, _TRANSFER
         )
 
     def barrier_after_transfer(self) -> None:
-        """Dispatches and copies that follow see, and wait for, what copies wrote."""
+        """The following dispatches and copies wait for earlier copies, and see their writes."""
         self.barrier(
             STAGE_TRANSFER,
             ACCESS_TRANSFER_WRITE,
@@ -219,15 +217,14 @@ class CommandBuffer(Handle):
         )
 
     def barrier_to_host(self) -> None:
-        """The host, once it has waited for the submit, sees what shaders and copies wrote. (The host's own writes
-        before a submit need no barrier: submitting makes them visible.)
-        """
+        """After waiting for the submit the host sees the writes of shaders and copies. (The host's own writes before a
+        submit need no barrier: submitting makes them visible.)"""
         self.barrier(
             STAGE_COMPUTE | STAGE_TRANSFER, ACCESS_SHADER_WRITE | ACCESS_TRANSFER_WRITE, STAGE_HOST, ACCESS_HOST_READ
         )
 
     def barrier_all(self) -> None:
-        """Everything before is done and seen by everything after, the host's reads included."""
+        """Everything before completes before and is visible to everything after, including reads of the host."""
         writes = ACCESS_SHADER_WRITE | ACCESS_TRANSFER_WRITE
         self.barrier(
             STAGE_COMPUTE | STAGE_TRANSFER, writes, STAGE_ALL | STAGE_HOST, _SHADER | _TRANSFER | ACCESS_HOST_READ
@@ -263,7 +260,7 @@ class CommandBuffer(Handle):
         self._retained.append(pool)
 
     def write_timestamp(self, pool: QueryPool, index: int, stage: int = STAGE_ALL) -> None:
-        """Note the time when the commands so far have passed ``stage``."""
+        """Write the time at which the commands so far have passed ``stage``."""
         if not 0 <= index < pool.count:
             raise ValueError(f"{self.label}: query {index} of a pool of {pool.count}")
         self._fn.vkCmdWriteTimestamp(self._ready(), stage, pool.raw, index)
@@ -295,7 +292,7 @@ class QueryPool(DeviceObject):
         self.device.fn.vkResetQueryPool(self.device.raw, self.raw, 0, self.count)
 
     def results(self, first: int = 0, count: int | None = None, *, wait: bool = True) -> list[int] | None:
-        """Timestamps in ticks (see `nanoseconds`); None when ``wait`` is False and they are not all there yet."""
+        """Timestamps in ticks (see `nanoseconds`); None when ``wait`` is False and they are not all available yet."""
         count = self.count - first if count is None else count
         if first < 0 or count < 1 or first + count > self.count:
             raise ValueError(f"{self.label}: queries {first} to {first + count} of a pool of {self.count}")
@@ -309,5 +306,5 @@ class QueryPool(DeviceObject):
         return [value & self._mask for value in room]
 
     def nanoseconds(self, first: int, second: int) -> float:
-        """Time from one tick value to a later one; a counter that wrapped once between them is fine."""
+        """Time from one tick value to a later one; the counter may have wrapped once between them."""
         return ((second - first) & self._mask) * self.device.capabilities.timestamp_period_ns

@@ -3,7 +3,7 @@
 Keys, modes and defaults are those of the ExecuTorch RFC "Unified Vulkan and VGF GPU backend path" (pytorch/executorch
 issue 19298, phases 1 and 2). A compile spec is a key and bytes; values are UTF-8 text, integers in decimal.
 
-Sync modes say what happens at the boundary between two delegates' regions, on one context:
+Sync modes define the synchronization at the boundary between two delegates' regions, on one context:
 
 ``timeline``
     The next region's submit waits, on the GPU, for the previous region's timeline value. The host never blocks at a
@@ -39,7 +39,7 @@ MAX_INT = 2**63 - 1
 
 
 class ContextMode(str, Enum):
-    """How a delegate gets its context. Members compare equal to their text."""
+    """How a delegate obtains its context. Members compare equal to their text."""
 
     DISABLED = "disabled"  #: a private context, the registry is not asked
     LOOKUP_ONLY = "lookup_only"  #: use a registered context; its absence is an error
@@ -51,7 +51,7 @@ class ContextMode(str, Enum):
 
 
 class SyncMode(str, Enum):
-    """What is waited for between regions of different delegates (see the module's text)."""
+    """The synchronization between regions of different delegates (see the module's docstring)."""
 
     TIMELINE = "timeline"
     QUEUE_WAIT_IDLE = "queue_wait_idle"
@@ -62,7 +62,7 @@ class SyncMode(str, Enum):
 
 
 class Prefer(str, Enum):
-    """Which delegate's partitioner is tried first."""
+    """The delegate whose partitioner is tried first."""
 
     AUTO = "auto"
     VGF_FIRST = "vgf_first"
@@ -73,7 +73,7 @@ class Prefer(str, Enum):
 
 
 class CompileSpec(NamedTuple):
-    """One compile spec: what is stored beside a delegate's bytes."""
+    """One compile spec, which is stored with a delegate's bytes."""
 
     key: str
     value: bytes
@@ -99,12 +99,12 @@ class SharedGpuCompileSpec:
 
     @classmethod
     def disabled(cls) -> SharedGpuCompileSpec:
-        """The spec of a delegate that shares nothing (what absent compile specs parse to)."""
+        """The spec of a delegate that shares nothing (the result of parsing no compile specs)."""
         return cls(mode=ContextMode.DISABLED)
 
     @property
     def enabled(self) -> bool:
-        """False when the delegate keeps a context of its own."""
+        """False when the delegate has a private context."""
         return self.mode is not ContextMode.DISABLED
 
     @property
@@ -125,7 +125,7 @@ def make_shared_gpu_compile_specs(
     min_partition_size: int = DEFAULT_MIN_PARTITION_SIZE,
     prefer: Prefer | str = Prefer.AUTO,
 ) -> list[CompileSpec]:
-    """Build the shared compile specs that go to every delegate of one program (RFC, phase 1).
+    """Build the shared compile specs for every delegate of one program (RFC, phase 1).
 
     Raises ``TypeError`` and ``ValueError`` like `SharedGpuCompileSpec`.
     """
@@ -149,9 +149,9 @@ def parse_shared_gpu_compile_spec(
     mapping; values are bytes or text, or an ``int`` where the key is a number. ``load_options`` is a mapping of the
     same keys.
 
-    Keys without the ``gpu_shared_`` prefix belong to others and are ignored. With no shared key at all, sharing is
-    disabled; otherwise missing keys take the RFC's defaults (token ``default``, ``lookup_or_create``, ``timeline``,
-    group 0, least partition 3, ``auto``).
+    Keys without the ``gpu_shared_`` prefix are ignored. With no shared key at all, sharing is disabled; otherwise
+    missing keys take the RFC's defaults (token ``default``, ``lookup_or_create``, ``timeline``, group 0, minimum
+    partition size 3, ``auto``).
 
     Raises ``ValueError`` for an unknown key with the prefix, a duplicate within one source, or a value that is not
     allowed; ``TypeError`` for a wrong type.
@@ -274,7 +274,7 @@ def _check_prefer(key: str, value: Any, where: str = "") -> Prefer:
     return _check_choice(Prefer, key, value, where)
 
 
-#: key -> (field of SharedGpuCompileSpec, checker): the one table from which parsing and building derive
+#: key -> (field of SharedGpuCompileSpec, checker): the only table that parsing and building use
 _FIELDS: dict[str, tuple[str, Any]] = {
     CONTEXT_TOKEN: ("token", _check_token),
     CONTEXT_MODE: ("mode", _check_mode),

@@ -32,7 +32,7 @@ _contexts: weakref.WeakSet[SharedGpuContext] = weakref.WeakSet()
 
 def _on_exit() -> None:
     for context in list(_contexts):
-        if not context.users:  # others are closed by who uses them, or go with the process
+        if not context.users:  # others are closed by their users, or end with the process
             context.close()
 
 
@@ -40,9 +40,8 @@ at_exit(_on_exit)
 
 
 def as_spec(spec: SpecLike) -> SharedGpuCompileSpec:
-    """A parsed spec from whatever a caller has: itself, compile specs, a mapping of options, or None (sharing
-    disabled).
-    """
+    """The parsed spec of a caller's argument: a spec, compile specs, a mapping of options, or None (sharing
+    disabled)."""
     return spec if isinstance(spec, SharedGpuCompileSpec) else parse_shared_gpu_compile_spec(spec)
 
 
@@ -68,13 +67,13 @@ class SharedGpuContext:
         group_id: int = 0,
         sync_mode: SyncMode | str = SyncMode.TIMELINE,
     ) -> None:
-        """Prefer `create` and `from_handles`; this takes a device and a timeline over."""
+        """Prefer `create` and `from_handles`; this constructor takes ownership of a device and a timeline."""
         self.token, self.group_id = token, group_id
         self.sync_mode = SyncMode(sync_mode)
         self._device, self._timeline = device, timeline
         self._owns_timeline = True
         self._generation = vk.generation
-        self._lock = threading.RLock()  # re-entrant: finalisers of users may run while it is held
+        self._lock = threading.RLock()  # re-entrant: finalizers of users may run while it is held
         self._users: dict[int, str] = {}
         self._resources = ResourceStore()
         self._closing = self._closed = False
@@ -99,12 +98,12 @@ class SharedGpuContext:
         queue_family: int | str | None = None,
         validation: bool | None = None,
     ) -> SharedGpuContext:
-        """Make instance, device and timeline, all owned.
+        """Create instance, device and timeline, all owned.
 
-        ``spec`` names the context (token, group, sync mode); it is not registered here. ``device`` chooses as in
+        ``spec`` names the context (token, group, sync mode); it is not registered here. ``device`` selects as in
         `gpu_shared.instance.select_device`. ``layer_paths`` are folders with manifests of ``extra_instance_layers``
-        (see `gpu_shared.layers`). Raises `DriverNotFoundError`, `DeviceNotFoundError`,
-        `ContextIncompatibleError`, `GpuError`; nothing is left behind then.
+        (see `gpu_shared.layers`). Raises `DriverNotFoundError`, `DeviceNotFoundError`, `ContextIncompatibleError`,
+        `GpuError`; then nothing is left allocated.
         """
         parsed = as_spec(spec)
         instance = Instance(
@@ -146,15 +145,15 @@ class SharedGpuContext:
         group_id: int = 0,
         sync_mode: SyncMode | str = SyncMode.TIMELINE,
     ) -> SharedGpuContext:
-        """Wrap handles that the application made (int, ctypes or cffi; API 1.3), owned by separate flags.
+        """Wrap handles that the application created (int, ctypes or cffi; API 1.3), owned by separate flags.
 
-        ``extensions`` and ``features`` are what the application switched on at vkCreateDevice (features by Vulkan's
+        ``extensions`` and ``features`` are those that the application enabled in vkCreateDevice (features by Vulkan's
         field names or ours, see `gpu_shared.capabilities.FEATURE_NAMES`). Without ``timeline_semaphore`` the context
-        makes and owns one; with it, only the context may signal it from then on. The application keeps the handles
+        creates and owns one; with it, only the context may signal it from then on. The application keeps the handles
         alive while the context lives, and holds `with_locked_queue` around its own submits to the same queue.
 
         Raises ``ValueError`` for null handles, `ContextIncompatibleError` naming the features or queue flags that the
-        runtime misses.
+        runtime lacks.
         """
         spec = SharedGpuCompileSpec(token=token, group_id=group_id, sync_mode=sync_mode)  # type: ignore[arg-type]  # checks them
         wrapped = Instance.borrow(instance, owned=owns_instance)
@@ -216,17 +215,18 @@ class SharedGpuContext:
 
     @property
     def is_valid(self) -> bool:
-        """Whether new users may come: not closed or closing, not another process's, the device not lost."""
+        """Whether new users are accepted: it is neither closed nor closing, belongs to this process, and its device is
+        not lost."""
         return not (self._closing or self._generation != vk.generation or self._device.closed or self._timeline.lost)
 
     @property
     def forked(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
+        """Whether it belongs to the parent of this forked process."""
         return self._generation != vk.generation
 
     @property
     def closed(self) -> bool:
-        """Whether it has been torn down (a deferred `close` has not)."""
+        """Whether it has been destroyed (false after a deferred `close`)."""
         return self._closed
 
     def check_usable(self) -> None:
@@ -271,28 +271,27 @@ class SharedGpuContext:
 
     @property
     def capabilities(self) -> DeviceCapabilities:
-        """What the device can do."""
+        """The device's capabilities."""
         return self._device.capabilities
 
     @property
     def enabled_extensions(self) -> frozenset[str]:
-        """The device extensions that are on."""
+        """The enabled device extensions."""
         return self._device.extensions
 
     @property
     def validation_messages(self) -> list[ValidationMessage]:
-        """What the validation layers said on this context's instance."""
+        """The messages of the validation layers on this context's instance."""
         return list(self._device.instance.messages)
 
     def has_extension(self, name: str) -> bool:
-        """Whether the device extension is on."""
+        """Whether the device extension is enabled."""
         return name in self._device.extensions
 
     def require(
         self, extensions: Iterable[str] = (), features: Iterable[str] = (), queue_flags: Iterable[str] = ()
     ) -> None:
-        """Raise `ContextIncompatibleError` saying exactly which device extensions, features and queue flags are
-        missing.
+        """Raise `ContextIncompatibleError` that names the missing device extensions, features and queue flags.
 
         ``features`` are names of `gpu_shared.capabilities.FEATURE_NAMES`, ``queue_flags`` of `QUEUE_FLAGS`; others
         raise ``ValueError``.
@@ -315,18 +314,20 @@ class SharedGpuContext:
             )
 
     def memory_budget(self) -> tuple[HeapBudget, ...]:
-        """Bytes in use and allowed in each heap, as the driver says now."""
+        """Bytes in use and allowed in each heap, as the driver reports them."""
         return memory_budget(self.device)
 
     # ---- using it ----
 
     def create_command_pool(self, *, label: str = "command pool") -> CommandPool:
-        """A command pool for one delegate: pools are never shared, they are for one thread at a time."""
+        """Create a command pool for one delegate: pools are never shared, since only one thread may use one at a
+        time."""
         return CommandPool(self.device, label=label)
 
     @steady
     def lease(self, name: str, sync_mode: SyncMode | str | None = None, *, copies_only: bool = False) -> DelegateLease:
-        """A delegate's stay on this context. ``sync_mode`` defaults to the context's; ``copies_only``: see `DelegateLease`."""
+        """Create a delegate's lease on this context. ``sync_mode`` defaults to the context's; ``copies_only``: see
+        `DelegateLease`."""
         mode = self.sync_mode if sync_mode is None else SyncMode(sync_mode)
         return DelegateLease(self, name, mode, copies_only=copies_only)
 
@@ -383,14 +384,14 @@ class SharedGpuContext:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Names of the leases and shared resources that are alive."""
+        """Names of the live leases and shared resources."""
         return tuple(self._users.values())
 
     @steady
     def close(self) -> None:
-        """Let no new user in; tear down now, or when the last lease and shared resource end. Idempotent.
+        """Refuse new users; destroy now, or when the last lease and shared resource end. Idempotent.
 
-        In a forked child it does nothing: the objects are the parent's.
+        In a forked child it does nothing: the objects belong to the parent.
         """
         if self._generation != vk.generation:
             return
@@ -400,7 +401,7 @@ class SharedGpuContext:
 
     def _tear_down(self) -> None:
         logger.debug("context %s: closed", self.label)
-        self._device.instance.close()  # and its children, the device and all that is on it
+        self._device.instance.close()  # and its children, the device and everything on it
 
     def __enter__(self) -> SharedGpuContext:
         self._check_open()

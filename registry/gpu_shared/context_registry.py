@@ -1,4 +1,4 @@
-"""The process-wide registry by which delegates find one another's context."""
+"""The process-wide registry in which delegates find the context of other delegates."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ CreateFunction = Callable[[], "SharedGpuContext"]
 
 
 class SharedGpuContextRegistry:
-    """Contexts by ``(token, group_id)``, held weakly: delegates hold them strongly, so the last user's end destroys
-    the device.
+    """Contexts by ``(token, group_id)``, held weakly: delegates hold them strongly, so the end of the last user
+    destroys the device.
 
-    A context that is gone, closed or lost is a stale entry: it is erased when it is met. Thread-safe; no lock is held
-    while a context is being made, so different keys are made in parallel. A creation that fails leaves nothing
-    behind: the threads that waited for it get the same error, and the next call tries anew.
+    A context that is deleted, closed or lost is a stale entry, which is erased when it is found. Thread-safe; no lock
+    is held while a context is created, so different keys are created in parallel. A creation that fails leaves nothing:
+    the threads that waited for it get the same error, and the next call tries again.
     """
 
     _instance: ClassVar[SharedGpuContextRegistry | None] = None
     _instance_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
-        """A registry of its own, for tests; everyone else uses `get`."""
+        """A separate registry, for tests; otherwise use `get`."""
         self._lock = threading.Lock()
         self._contexts: dict[Key, weakref.ref[SharedGpuContext]] = {}
         self._creating: dict[Key, InFlight[SharedGpuContext]] = {}
@@ -54,30 +54,29 @@ class SharedGpuContextRegistry:
             return self._find(_key(spec))
 
     def lookup_or_create(self, spec: KeyLike, create_fn: CreateFunction) -> SharedGpuContext:
-        """The live context of this key, else the one that ``create_fn`` makes: racing threads create once and share it.
+        """The live context of this key, else the result of ``create_fn``: racing threads create it once and share it.
 
-        A failed creation raises its error in every thread that waited. ``create_fn`` must not ask for its own key
+        A failed creation raises its error in every thread that waited. ``create_fn`` must not request its own key
         (``RuntimeError``).
         """
         return self._create(_key(spec), create_fn, reuse=True)
 
     def create(self, spec: KeyLike, create_fn: CreateFunction) -> SharedGpuContext:
-        """Make and register a context (mode ``create_only``). Raises `ContextExistsError`, before creating, when the
-        key has one.
-        """
+        """Create and register a context (mode ``create_only``). Raises `ContextExistsError`, before creating, when the
+        key has one."""
         return self._create(_key(spec), create_fn, reuse=False)
 
     def is_making(self, spec: KeyLike) -> bool:
-        """Whether a context is being made under the key now."""
+        """Whether a context is being created under the key now."""
         with self._lock:
             return _key(spec) in self._creating
 
     def register_context(self, spec: KeyLike | None, context: SharedGpuContext) -> None:
-        """Register a context that the application made; None takes the context's own key. The application holds it
+        """Register a context that the application created; None takes the context's own key. The application holds it
         strongly.
 
-        Raises `ContextExistsError` when the key has a live context or one is being made; ``ValueError`` for a context
-        that is closed.
+        Raises `ContextExistsError` when the key has a live context or one is being created; ``ValueError`` for a
+        context that is closed.
         """
         key = context.key if spec is None else _key(spec)
         _check_made(context, key)
@@ -87,9 +86,7 @@ class SharedGpuContextRegistry:
             self._contexts[key] = weakref.ref(context)
 
     def unregister_context(self, spec: KeyLike) -> SharedGpuContext:
-        """Take a context back: new delegates no longer find it, those that hold it keep it. Raises
-        `ContextNotFoundError`.
-        """
+        """Remove a context: new delegates no longer find it, existing users keep it. Raises `ContextNotFoundError`."""
         key = _key(spec)
         with self._lock:
             context = self._find(key)
@@ -107,17 +104,17 @@ class SharedGpuContextRegistry:
         features: Iterable[str] = (),
         queue_flags: Iterable[str] = (),
     ) -> SharedGpuContext:
-        """The context that a delegate's spec asks for, in any mode, with what the delegate needs.
+        """The context of a delegate's spec, in any mode, with the extensions that the delegate needs.
 
-        ``create_fn`` defaults to `SharedGpuContext.create` with the spec and ``extensions``. ``disabled`` makes a
-        private context that no one else finds.
+        ``create_fn`` defaults to `SharedGpuContext.create` with the spec and ``extensions``. ``disabled`` creates a
+        private context that other delegates do not find.
 
         Raises `ContextNotFoundError` (``lookup_only``), `ContextExistsError` (``create_only``),
-        `ContextIncompatibleError` saying what a found context's device misses, and whatever ``create_fn`` raises.
+        `ContextIncompatibleError` that names what the device of a found context lacks, and the errors of ``create_fn``.
         """
         extensions = tuple(extensions)
         if create_fn is None:
-            from gpu_shared.context import SharedGpuContext  # loads cffi: only when a context is really made
+            from gpu_shared.context import SharedGpuContext  # loads cffi: only when a context is created
 
             def make() -> SharedGpuContext:
                 return SharedGpuContext.create(spec, extra_device_extensions=extensions)
@@ -144,7 +141,7 @@ class SharedGpuContextRegistry:
             return [key for key in list(self._contexts) if self._find(key) is not None]
 
     def clear_for_testing(self) -> None:
-        """Forget all entries; contexts that someone holds live on."""
+        """Forget all entries; contexts with strong references live on."""
         with self._lock:
             self._contexts.clear()
 
@@ -183,7 +180,7 @@ class SharedGpuContextRegistry:
             else:
                 if reuse and made.is_valid:
                     return made
-            # create_only goes on to see what there is now; a context that was closed meanwhile is stale
+            # create_only continues with the present entry; a context that was closed meanwhile is stale
         try:
             context = create_fn()
             _check_made(context, key)
@@ -199,7 +196,7 @@ class SharedGpuContextRegistry:
         return context
 
     def _after_fork_in_child(self) -> None:
-        # the lock may have been held by a thread that does not exist here
+        # a thread that does not exist in this process may have held the lock
         self._lock = threading.Lock()
         self._creating = {}
 

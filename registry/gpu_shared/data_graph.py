@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphResource:
-    """A tensor that the graph reads or writes: where it is bound, its VkFormat and shape; strides in bytes (none: dense)."""
+    """A tensor that the graph reads or writes: its binding, VkFormat and shape; strides in bytes (none: dense)."""
 
     set: int
     binding: int
@@ -54,16 +54,16 @@ def check_data_graphs(device: Device) -> None:
 
 
 def takes_cache(device: Device) -> bool:
-    """Whether data graph pipelines are made with a VkPipelineCache: the emulation layers (0.11) refuse one."""
+    """Whether data graph pipelines accept a VkPipelineCache: the emulation layers (0.11) do not."""
     return not set(EMULATION_LAYERS) & set(device.instance.layers)
 
 
 class DataGraphPipeline(Handle):
     """The graph ``entry_point`` of a SPIR-V module, compiled by the driver.
 
-    ``resources`` are its inputs and outputs, ``constants`` what the module names as constants; ``cache`` may know it from
-    before (the emulation layers take none: `takes_cache`). Raises
-    `ContextIncompatibleError`, and `GpuError` where the driver refuses the module.
+    ``resources`` are its inputs and outputs, ``constants`` those that the module declares; ``cache`` is a driver's
+    cache (the emulation layers accept none: `takes_cache`). Raises `ContextIncompatibleError`, and `GpuError` where the
+    driver refuses the module.
     """
 
     kind = "data_graph_pipeline"
@@ -129,7 +129,7 @@ class DataGraphPipeline(Handle):
             reaper=device.reaper,
         )
         self.layout = layout
-        self._module = module  # some drivers read it again when a session is made
+        self._module = module  # some drivers read it again when a session is created
 
 
 #: (size, alignment, memory type bits) to a buffer and an offset in it, or None
@@ -137,10 +137,10 @@ Allocate = Callable[[int, int, int], "tuple[Buffer, int] | None"]
 
 
 class DataGraphSession(Handle):
-    """What one execution at a time of a pipeline needs: the session object and its memory.
+    """The objects for one execution at a time of a pipeline: the session and its memory.
 
-    ``allocate`` gives memory that outlives the session and stays its owner's; where it gives None, or without it, the session
-    has an allocation of its own.
+    ``allocate`` returns memory that outlives the session and belongs to its owner; where it returns None, or without
+    it, the session allocates separately.
     """
 
     kind = "data_graph_session"
@@ -201,7 +201,7 @@ class DataGraphSession(Handle):
                     continue
                 given = allocate(need.size, need.alignment, need.memoryTypeBits) if allocate is not None else None
                 if given is None:
-                    # at offset 0 of an allocation of its own: aligned to whatever the driver asks
+                    # at offset 0 of a separate allocation: aligned for any requirement
                     buffer, offset = (
                         Buffer(device, need.size, memory_types=need.memoryTypeBits, label=f"{label} memory"),
                         0,

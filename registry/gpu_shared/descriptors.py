@@ -1,4 +1,4 @@
-"""Descriptor sets, for pipelines that bind their resources: data graphs, and shaders made by others."""
+"""Descriptor sets, for pipelines that bind their resources: data graphs, and foreign shaders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_shared.tensors import ArmTensor
 
 STORAGE_BUFFER, UNIFORM_BUFFER, TENSOR = 7, 6, arm_abi.DESCRIPTOR_TYPE_TENSOR
-_ALL_STAGES = 0x7FFFFFFF  # what a data graph pipeline asks for (VUID-VkDataGraphPipelineCreateInfoARM-layout)
+_ALL_STAGES = 0x7FFFFFFF  # required for a data graph pipeline (VUID-VkDataGraphPipelineCreateInfoARM-layout)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DescriptorSetLayout(DeviceObject):
 
 
 class DescriptorSets(DeviceObject):
-    """One set for each layout, from a pool of its own that goes with them.
+    """One set for each layout, from a separate pool that is destroyed with them.
 
     ``write`` a set before a command buffer that binds it is recorded; never while the GPU may use it.
     """
@@ -83,9 +83,9 @@ class DescriptorSets(DeviceObject):
         self._bound: dict[tuple[int, int], Any] = {}
 
     def write(self, index: int, resources: Mapping[int, ArmTensor | BufferRange]) -> None:
-        """Bind a resource to each binding named of set ``index``; they are kept alive.
+        """Bind a resource to each named binding of set ``index``; they are kept alive.
 
-        Raises ``ValueError`` for a binding that the layout lacks or a resource of another kind than its type.
+        Raises ``ValueError`` for a binding that the layout lacks or a resource whose type does not match.
         """
         fn, layout = self.device.fn, self._layouts[index]
         keep: list[Any] = []

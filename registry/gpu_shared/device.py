@@ -1,4 +1,4 @@
-"""A logical device with one compute queue, made here or borrowed from the application."""
+"""A logical device with one compute queue, created here or borrowed from the application."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_shared.waiting import until_done
 Selector = int | str | DeviceInfo | DeviceCapabilities | None
 
 
-#: one re-entrant lock a queue in the process, so that two contexts borrowing one queue exclude each other
+#: one re-entrant lock for each queue in the process, so that two contexts on one borrowed queue exclude each other
 _queue_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _queue_locks_guard = threading.Lock()
 
@@ -42,17 +42,18 @@ def _lock_of(queue: Any) -> Any:
 
 
 class Device(Handle):
-    """A VkDevice with every feature on that the runtime knows and the hardware has.
+    """A VkDevice with every available feature enabled that the runtime knows.
 
-    ``select`` chooses the physical device (see `select_device`); ``extensions`` are switched on besides those in
-    `query.WANTED_EXTENSIONS`, ``feature_structs`` (`vk.Struct`) join the ``pNext`` chain for features the runtime
-    does not know. Data graphs and tensors (`gpu_shared.arm_abi.EXTENSIONS`) are on where the device has them, by itself or
-    by a layer. ``queue_family`` is None (the first with compute), ``"dedicated"`` (compute without graphics) or an
-    index.
+    ``select`` chooses the physical device (see `select_device`); ``extensions`` are enabled in addition to those in
+    `query.WANTED_EXTENSIONS`, ``feature_structs`` (`vk.Struct`) join the ``pNext`` chain for features that the runtime
+    does not know. Data graphs and tensors (`gpu_shared.arm_abi.EXTENSIONS`) are enabled where the device has them, by
+    itself or by a layer. ``queue_family`` is None (the first with compute), ``"dedicated"`` (compute without graphics)
+    or an index.
 
-    Raises `DeviceNotFoundError`, `ContextIncompatibleError` naming what the device misses, `GpuError`.
+    Raises `DeviceNotFoundError`, `ContextIncompatibleError` naming what the device lacks, `GpuError`.
 
-    ``fn`` holds its functions, ``queue`` the raw VkQueue, guarded by ``queue_lock``; ``capabilities`` says what is on.
+    ``fn`` holds its functions, ``queue`` the raw VkQueue, guarded by ``queue_lock``; ``capabilities`` has the enabled
+    features.
     """
 
     kind = "device"
@@ -135,10 +136,10 @@ class Device(Handle):
     ) -> Device:
         """Wrap an application's device (handles as int, ctypes or cffi).
 
-        ``extensions`` and ``features`` are what the application switched on (features by the names of
+        ``extensions`` and ``features`` are those that the application enabled (features by the names of
         `capabilities.FEATURE_NAMES` or by Vulkan's field names). The device is destroyed at the end only when
-        ``owned``. Raises ``ValueError`` for a null handle or a queue family that is not there,
-        `ContextIncompatibleError` when the runtime's required features are not on.
+        ``owned``. Raises ``ValueError`` for a null handle or a queue family that does not exist,
+        `ContextIncompatibleError` when the runtime's required features are not enabled.
         """
         physical = vk.handle("VkPhysicalDevice", physical_device)
         raw, raw_queue = vk.handle("VkDevice", device), vk.handle("VkQueue", queue)
@@ -191,12 +192,12 @@ class Device(Handle):
             with lock:
                 if owned:
                     vk.check(fn.vkDeviceWaitIdle(raw), "vkDeviceWaitIdle", capabilities.name)
-                else:  # it has queues that are not ours to wait for
+                else:  # it has queues that vkep must not wait for
                     vk.check(fn.vkQueueWaitIdle(queue), "vkQueueWaitIdle", capabilities.name)
 
         destroy = (lambda: fn.vkDestroyDevice(raw, vk.ffi.NULL)) if owned else None
         super().__init__(raw, parent=instance, destroy=destroy, label=label or capabilities.name)
-        # the plain finaliser would not wait for the GPU
+        # the ordinary finalizer would not wait for the GPU
         siblings, serial = self._finalizer.detach()[2][1:]
         self._finalizer = weakref.finalize(self, _finish, self._native, siblings, serial, reaper, wait_idle)
         self._finalizer.atexit = False
@@ -216,12 +217,12 @@ class Device(Handle):
 
     @property
     def extensions(self) -> frozenset[str]:
-        """Names of the device extensions that are on."""
+        """Names of the enabled device extensions."""
         return self.capabilities.extensions
 
     @property
     def features(self) -> frozenset[str]:
-        """Names of the features that are on (see `capabilities.FEATURE_NAMES`)."""
+        """Names of the enabled features (see `capabilities.FEATURE_NAMES`)."""
         return self.capabilities.features
 
     @property
@@ -230,7 +231,8 @@ class Device(Handle):
         return self.capabilities.queue_families[self.queue_family]
 
     def collect(self) -> int:
-        """Destroy what was closed or collected and the GPU is done with; returns how many objects."""
+        """Destroy objects that were closed or garbage-collected and that the GPU has finished with; returns their
+        number."""
         self.check_usable()
         return self.reaper.collect()
 
@@ -246,11 +248,11 @@ class Device(Handle):
         self.reaper.collect()
 
     def wait_to_free(self) -> None:
-        """Wait for the queue where something is to be given back then. Raises as `Timeline.wait_to_free`."""
+        """Wait for the queue before something is freed. Raises as `Timeline.wait_to_free`."""
         until_done(self.wait_idle)
 
     def set_name(self, object_type: int, raw: Any, label: str) -> None:
-        """Give a raw object a name that validation messages and debuggers show (nothing without debug utils)."""
+        """Set a raw object's name in validation messages and debuggers (no effect without debug utils)."""
         if not self.instance.debug_names:
             return
         info = vk.make(
@@ -262,9 +264,9 @@ class Device(Handle):
         self.instance.fn.vkSetDebugUtilsObjectNameEXT(self.raw, info.ptr)
 
     def close(self) -> None:
-        """Close everything made on the device, wait for the GPU, destroy the device. Idempotent.
+        """Close everything created on the device, wait for the GPU, destroy the device. Idempotent.
 
-        Where a numpy array still lies on a mapped buffer, the device is destroyed when the last such array goes.
+        While a numpy array refers to a mapped buffer, the device is kept; it is destroyed with the last such array.
         """
         if self._generation != vk.generation:
             super().close()
@@ -286,14 +288,14 @@ def _graph_features() -> list[vk.Struct]:
 def _finish(
     native: Native, siblings: dict[int, Any] | None, serial: int, reaper: Reaper, wait_idle: Callable[[], None]
 ) -> None:
-    """The end of a device: also the finaliser, when no Python object refers to it any more."""
+    """The end of a device: also the finalizer, when no Python object refers to it any more."""
     if siblings is not None:
         siblings.pop(serial, None)
     if native.generation != vk.generation:
         return
     try:
         until_done(wait_idle)
-    except GpuError:  # what is in use cannot be destroyed: it stays until the process ends
+    except GpuError:  # objects in use cannot be destroyed: they stay until the process ends
         logger.exception("the device is not closed: nobody knows whether it is idle")
         return
     reaper.finished = True

@@ -1,7 +1,7 @@
 """Exceptions of the shared GPU runtime. Pure: importable without Vulkan.
 
-Bad arguments raise ``ValueError`` or ``TypeError`` where they are given; the classes here are for what a caller cannot
-foresee: the driver, the device and the state of shared contexts.
+Bad arguments raise ``ValueError`` or ``TypeError`` where they are passed; the classes here are for errors that a caller
+cannot foresee: those of the driver, the device and shared contexts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any
 
 
 class PicklableError(Exception):
-    """An error that passes between processes as it is, whatever its constructor takes: a pool that cannot read an answer ends,
-    or waits for ever.
-    """
+    """An error that can be pickled whatever arguments its constructor has: a process pool that cannot unpickle an error
+    ends, or waits for ever."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)
@@ -53,7 +52,8 @@ class DeviceLostError(GpuError):
 
 
 class OutOfDeviceMemoryError(GpuError):
-    """Device memory is exhausted. ``asked``, ``budget`` and ``used`` are bytes of its heap (-1: not known)."""
+    """Device memory is exhausted. ``asked`` are the requested bytes, ``budget`` and ``used`` those of the heap (-1: not
+    known)."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DriverNotFoundError(GpuError):
 
 
 class DeviceNotFoundError(GpuError):
-    """No device matches the selection. The message lists the devices that are there."""
+    """No device matches the selection. The message lists the available devices."""
 
 
 class ContextNotFoundError(GpuError):
@@ -95,7 +95,7 @@ class ContextNotFoundError(GpuError):
 
 
 class ContextExistsError(GpuError):
-    """``create_only`` or a registration met a live context under the key ``(token, group_id)``."""
+    """``create_only`` or a registration found a live context under the key ``(token, group_id)``."""
 
     def __init__(self, token: str, group_id: int, hint: str = "") -> None:
         self.token, self.group_id = token, group_id
@@ -107,9 +107,8 @@ class ContextExistsError(GpuError):
 
 
 class ContextIncompatibleError(GpuError):
-    """A context's device misses what a user of it needs: ``extensions``, ``features`` and ``queue_flags`` name what
-    is missing.
-    """
+    """A context's device lacks something that a user of it needs: ``extensions``, ``features`` and ``queue_flags`` name
+    what is missing."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class ContextIncompatibleError(GpuError):
 
 
 class ForkedProcessError(GpuError):
-    """A GPU object was used in a process that was forked after the object (or the driver's state) was made."""
+    """A GPU object was used in a process that was forked after the object (or the driver's state) was created."""
 
     def __init__(self, label: str = "") -> None:
         super().__init__(

@@ -1,11 +1,12 @@
-"""Memory and semaphores that another owner made: another Vulkan device of the same physical device, or the host.
+"""Memory and semaphores of another owner: another Vulkan device of the same physical device, or the host.
 
-Memory comes as an opaque file descriptor (VK_KHR_external_memory_fd) or as host memory (VK_EXT_external_memory_host),
-timeline semaphores as opaque file descriptors (VK_KHR_external_semaphore_fd). The extensions are switched on where the
-device has them; `can_import_memory` and `can_import_semaphore` tell what the driver really does.
+Memory is imported as an opaque file descriptor (VK_KHR_external_memory_fd) or as host memory
+(VK_EXT_external_memory_host), timeline semaphores as opaque file descriptors (VK_KHR_external_semaphore_fd). The
+extensions are enabled where the device has them; `can_import_memory` and `can_import_semaphore` report what the driver
+supports.
 
-A descriptor is duplicated: the caller's stays the caller's to close, at any time. No ownership transfer between queue
-families is recorded for imported buffers: order and visibility come from the semaphores.
+A descriptor is duplicated: the caller may close its own at any time. No ownership transfer between queue families is
+recorded for imported buffers: order and visibility come from the semaphores.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_shared.device import Device
 
 OPAQUE_FD, HOST_ALLOCATION = "opaque_fd", "host_allocation"
-#: kind of memory -> (the device extension it takes, VkExternalMemoryHandleTypeFlagBits)
+#: kind of memory -> (the device extension it needs, VkExternalMemoryHandleTypeFlagBits)
 MEMORY_KINDS = {
     OPAQUE_FD: ("VK_KHR_external_memory_fd", 0x1),
     HOST_ALLOCATION: ("VK_EXT_external_memory_host", 0x80),
@@ -44,7 +45,7 @@ def can_import_memory(device: Device, kind: str = OPAQUE_FD) -> bool:
 
 
 def can_export_memory(device: Device) -> bool:
-    """Whether the device lets others import its buffers' memory, by opaque file descriptors."""
+    """Whether other devices can import the device's buffer memory by opaque file descriptors."""
     extension, _bit = _kind(OPAQUE_FD)
     return extension in device.extensions and bool(_memory_features(device, OPAQUE_FD) & _EXPORTABLE)
 
@@ -61,7 +62,7 @@ def exported_buffer(device: Device, size: int, *, label: str = "exported buffer"
 
 
 def memory_descriptor(buffer: Buffer) -> int:
-    """A new file descriptor for the memory of an `exported_buffer`, the caller's to close or to hand to an import."""
+    """A new file descriptor for the memory of an `exported_buffer`; the caller closes it or passes it to an import."""
     device = buffer.device
     info = vk.make("VkMemoryGetFdInfoKHR", memory=buffer.memory, handleType=_OPAQUE_FD_BIT)
     out = vk.out("int")
@@ -81,7 +82,7 @@ def can_import_semaphore(device: Device) -> bool:
 
 
 def host_alignment(device: Device) -> int:
-    """What the address and the size of imported host memory are multiples of."""
+    """The alignment of the address and the size of imported host memory, in bytes."""
     host = vk.make("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
     properties = vk.make("VkPhysicalDeviceProperties2", pNext=host)
     device.instance.fn.vkGetPhysicalDeviceProperties2(device.physical_device, properties.ptr)
@@ -92,9 +93,9 @@ def host_alignment(device: Device) -> int:
 class MemorySource:
     """What to import: a file descriptor, or a host address.
 
-    size: bytes of the whole allocation (``VkMemoryAllocateInfo.allocationSize`` where Vulkan exported it).
-    memory_type: of an exported allocation; None: the type that a device-local buffer takes here, which is what an exporter
-        with the same driver uses that chooses alike.
+    size: bytes of the whole allocation (``VkMemoryAllocateInfo.allocationSize`` where Vulkan exported it). memory_type:
+        of an exported allocation; None: the type of a device-local buffer here, which an exporter with the same driver
+        and the same choice also uses.
     dedicated: whether the exporter's was a dedicated allocation for its buffer.
     """
 
@@ -106,13 +107,13 @@ class MemorySource:
 
 
 class ImportedBuffer(Buffer):
-    """A buffer over memory that another owner made; ``size`` is rounded down to what the driver aligns buffers to.
+    """A buffer over memory of another owner; ``size`` is rounded down to what the driver aligns buffers to.
 
-    Closing it lets go of the memory; the exporter's own reference is not touched. Imported host memory must stay until it is
-    closed and the GPU is done.
+    Closing it releases the memory; the exporter's own reference is not touched. Imported host memory must stay valid
+    until the buffer is closed and the GPU has finished.
 
-    Raises `ContextIncompatibleError` where the device does not import the kind, ``ValueError`` for a size, address or
-    descriptor that cannot be, `GpuError` where the driver refuses it.
+    Raises `ContextIncompatibleError` where the device does not import the kind, ``ValueError`` for an impossible size,
+    address or descriptor, `GpuError` where the driver refuses it.
     """
 
     kind = "imported buffer"
@@ -165,7 +166,7 @@ class ImportedBuffer(Buffer):
             fn.vkDestroyBuffer(raw_device, raw, vk.ffi.NULL)
             fn.vkFreeMemory(raw_device, memory, vk.ffi.NULL)
 
-        # Deliberately not Buffer's: the memory is there already.
+        # Deliberately does not call Buffer's: the memory exists already.
         Handle.__init__(self, raw, parent=device, destroy=destroy, label=label, reaper=device.reaper)
         self._mapped = None
         if pointer is not None:  # as in Buffer: the views hold the memory
@@ -175,10 +176,10 @@ class ImportedBuffer(Buffer):
 
 
 class ImportedSemaphore(Handle):
-    """A timeline semaphore that another device made, from an opaque file descriptor.
+    """A timeline semaphore of another device, from an opaque file descriptor.
 
-    `Timeline.enqueue` has the queue wait for a value of it or signal one. Raises `ContextIncompatibleError` where the device
-    does not import such, `GpuError` where the driver refuses the descriptor.
+    `Timeline.enqueue` makes the queue wait for a value of it or signal one. Raises `ContextIncompatibleError` where the
+    device does not import such, `GpuError` where the driver refuses the descriptor.
     """
 
     kind = "imported semaphore"
@@ -242,7 +243,7 @@ def _check_source(device: Device, source: MemorySource) -> None:
 
 
 def _create(device: Device, size: int, bit: int, label: str) -> tuple[Any, Any, int]:
-    """(buffer, its requirements, its size): the largest that an allocation of ``size`` bytes holds."""
+    """(buffer, its requirements, its size): the largest buffer that fits an allocation of ``size`` bytes."""
     fn, raw_device = device.fn, device.raw
     requirements = vk.out("VkMemoryRequirements")
     usable = size
@@ -306,9 +307,8 @@ def _duplicate(descriptor: int, label: str) -> int:
 
 
 def _take_back(copy: int, original: int) -> None:
-    """Close a duplicate that an import refused. It passes to the driver only with success, but drivers are seen to close it in
-    some failures too: only what is still the same file is closed.
-    """
+    """Close a duplicate that an import refused. Only success transfers it to the driver, but some drivers close it in
+    some failures too: so it is closed only if it still refers to the same file."""
     if copy >= 0:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(copy), os.fstat(original)):

@@ -1,14 +1,14 @@
 """The base of every GPU object: parents, closing, garbage collection, live counts.
 
-An object is two things. The `Handle` is what Python code holds: it refers strongly to its parent, so that a device
-outlives what was made on it, and knows its children weakly, so that closing a parent closes them first. Behind it a
-`Native` stands for the Vulkan object itself. Natives form a tree of their own, because garbage collection may
-finalise a cycle in any order: a native is destroyed only when it is retired, when every timeline has passed the last
-submit that could use it, and when its own children are gone.
+An object has two parts. Python code holds the `Handle`: it refers strongly to its parent, so that a device outlives the
+objects created on it, and weakly to its children, so that closing a parent closes them first. The `Native` represents
+the Vulkan object itself. Natives form a separate tree, because garbage collection may finalize a cycle in any order: a
+native is destroyed only when it is retired, when every timeline has passed the last submit that could use it, and when
+its own children are destroyed.
 
 Closing (and garbage collection, the safety net) retires a native. Retiring only appends to the device's queue of
-retired natives, which is safe in a finaliser; `Reaper.collect` destroys what is due. It runs at each close and each
-submit.
+retired natives, which is safe in a finalizer; `Reaper.collect` destroys those that are due. It runs at each close and
+each submit.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpu_shared")
 
 _serials = itertools.count()
-#: natives that exist; set operations on it are single steps, so no lock is needed (and a finaliser must take none)
+#: existing natives; set operations on it are atomic, so no lock is needed (and a finalizer must take none)
 _live: set[Native] = set()
-_tree_lock = threading.RLock()  # re-entrant: a finaliser may run inside a section that holds it
+_tree_lock = threading.RLock()  # re-entrant: a finalizer may run inside a section that holds it
 
 
 def _after_fork_in_child() -> None:
     global _tree_lock
     _tree_lock = threading.RLock()
-    _live.clear()  # they are the parent's
+    _live.clear()  # they belong to the parent process
 
 
 if hasattr(os, "register_at_fork"):
@@ -50,13 +50,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def live_counts() -> dict[str, int]:
-    """How many Vulkan objects of each kind exist in this process (made here and not yet destroyed), for leak tests."""
+    """How many Vulkan objects of each kind exist in this process (created here and not yet destroyed), for leak
+    tests."""
     settle()
     return dict(sorted(Counter(native.kind for native in list(_live)).items()))
 
 
 class Progress(Protocol):
-    """What the reaper asks of a timeline."""
+    """The interface of a timeline that the reaper uses."""
 
     submitted: int
     lost: DeviceLostError | None
@@ -89,16 +90,16 @@ class Native:
             _live.add(self)
 
     def retire(self) -> None:
-        """Hand over for destruction. Callable from a finaliser: it takes no lock that others hold for long."""
+        """Queue for destruction. Callable from a finalizer: it takes no lock that others hold for long."""
         if self.generation != vk.generation or sys.is_finalizing():
-            return  # the parent process's object, or the interpreter is being torn down
+            return  # an object of the parent process, or the interpreter is exiting
         if self.reaper is None:
             self.bury()
         else:
             self.reaper.retire(self)
 
     def bury(self) -> None:
-        """Destroy now, or when the last child has gone."""
+        """Destroy now, or with the last child."""
         with _tree_lock:
             if self.dead:
                 return
@@ -128,10 +129,10 @@ class Reaper:
         self.timelines: tuple[Progress, ...] = ()
         self.retired: deque[tuple[tuple[tuple[Progress, int], ...], Native]] = deque()
         self.lock = threading.RLock()
-        self.finished = False  # the device is idle for good: nothing needs to be waited for
+        self.finished = False  # the device is idle for good: no wait is needed
 
     def add_timeline(self, timeline: Progress) -> None:
-        """Wait for this timeline, too, before an object is destroyed."""
+        """Also wait for this timeline before an object is destroyed."""
         with self.lock:
             self.timelines = (*self.timelines, timeline)
 
@@ -141,23 +142,22 @@ class Reaper:
             self.timelines = tuple(t for t in self.timelines if t is not timeline)
 
     def mark_lost(self, error: DeviceLostError) -> None:
-        """The device stopped: every timeline on it fails from now on, and nothing needs to be waited for."""
-        # one of its own: the other's traceback refers to whatever was running, and so to the device
+        """The device is lost: every timeline on it fails from now on, and no wait is needed."""
+        # a separate exception: the other's traceback refers to the code that was running, and so to the device
         known = DeviceLostError(error.call, error.result, error.label, error.hint)
         for timeline in self.timelines:
             if timeline.lost is None:
                 timeline.lost = known
 
     def retire(self, native: Native) -> None:
-        """Destroy the object once every timeline has passed what is submitted now."""
+        """Destroy the object once every timeline has passed what has been submitted."""
         self.retired.append((tuple((t, t.submitted) for t in self.timelines), native))
         if self.finished:
             self.collect(block=False)
 
     def collect(self, block: bool = True) -> int:
-        """Destroy what is due; returns how many. With ``block=False`` it leaves the work to a thread that is already
-        at it.
-        """
+        """Destroy the objects that are due; returns their number. With ``block=False`` it leaves the work to a thread
+        that is already doing it."""
         total = 0
         while self.retired:
             if not self.lock.acquire(blocking=block):
@@ -167,7 +167,7 @@ class Reaper:
             finally:
                 self.lock.release()
             total += done
-            # once finished, look again after the release: another thread may have appended and found the lock taken
+            # check again after the release: another thread may have appended and found the lock taken
             if not done and not self.finished:
                 break
         return total
@@ -177,7 +177,7 @@ class Reaper:
         while self.retired:
             values, native = self.retired[0]
             if not self.finished and not all(timeline.passed(value) for timeline, value in values):
-                break  # in order of retirement: later ones wait for no less
+                break  # in order of retirement: later ones wait at least as long
             self.retired.popleft()
             native.bury()
             count += 1
@@ -187,14 +187,14 @@ class Reaper:
 class Handle:
     """Base of GPU objects: ``raw``, ``label``, ``close()``, usable in ``with``.
 
-    ``close`` is idempotent and safe at any time: children close first, and the Vulkan object is destroyed when the
-    GPU is done with the submits that could use it. After it, any use raises `ClosedError`; in a forked child any use
-    raises `ForkedProcessError` (and ``close`` does nothing).
+    ``close`` is idempotent and safe at any time: children close first, and the Vulkan object is destroyed once the GPU
+    has finished the submits that could use it. After it, any use raises `ClosedError`; in a forked child any use raises
+    `ForkedProcessError` (and ``close`` does nothing).
     """
 
     kind: ClassVar[str] = "object"
     _native: Native
-    _finalizer: Any  #: weakref.finalize; a subclass may put another in its place
+    _finalizer: Any  #: weakref.finalize; a subclass may replace it
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Handle:
             siblings[serial] = weakref.ref(self)
         self._finalizer = weakref.finalize(self, _finalize, self._native, siblings, serial)
         self._finalizer.atexit = (
-            False  # threads may still use it: instances close at the end, and their children with them
+            False  # threads may still use it: instances are closed at exit, and their children with them
         )
 
     @property
@@ -259,14 +259,14 @@ class Handle:
             self._finalizer.detach()
             return
         finalizer = self._finalizer.detach()
-        if finalizer is None:  # closed already, or another thread is at it
+        if finalizer is None:  # already closed, or another thread is closing it
             return
         self._closed = True
         self._close_children()
         self._before_retire()
         _, _, (native, siblings, serial), _ = finalizer
         _finalize(native, siblings, serial)
-        self.parent = None  # a closed object that someone still holds keeps no device alive
+        self.parent = None  # a closed object that is still referenced keeps no device alive
         if native.reaper is not None:
             native.reaper.collect()
 
@@ -278,7 +278,7 @@ class Handle:
                 child.close()
 
     def _before_retire(self) -> None:
-        """Let go of what keeps the native alive (a mapping's view, say)."""
+        """Release what keeps the native alive (such as a mapping's view)."""
 
     def __enter__(self) -> Any:
         self.check_usable()
@@ -294,12 +294,13 @@ class Handle:
 
 
 class DeviceObject(Handle):
-    """An object that Vulkan's ``vkCreate<name>`` makes on a device from one structure, and ``vkDestroy<name>`` ends."""
+    """An object that Vulkan's ``vkCreate<name>`` creates on a device from one structure, and ``vkDestroy<name>``
+    destroys."""
 
     vulkan_name: ClassVar[str]
 
     def __init__(self, device: Device, info: vk.Struct, label: str) -> None:
-        """Raises what `vk.check` raises of the call."""
+        """Raises the errors of the call; see `vk.check`."""
         create, device_raw = f"vkCreate{self.vulkan_name}", device.raw
         out = vk.out(f"Vk{self.vulkan_name}")
         vk.check(getattr(device.fn, create)(device_raw, info.ptr, vk.ffi.NULL, out), create, label)

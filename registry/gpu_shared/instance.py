@@ -18,7 +18,8 @@ from gpu_shared.layers import EMULATION_LAYERS, LAYERS_OWN_ERRORS, layer_search
 logger = logging.getLogger("gpu_shared.validation")
 
 VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
-#: set to 1: every instance made without an explicit ``validation`` turns on core and synchronization validation
+#: with the value 1 every instance created without an explicit ``validation`` enables core and synchronization
+#: validation
 VALIDATION_VARIABLE = "VKEP_VALIDATION"
 DEVICE_VARIABLE = "VKEP_DEVICE"
 DEFAULT_ORDER = ("discrete", "integrated", "virtual", "cpu", "other")
@@ -46,9 +47,8 @@ validation_log: list[ValidationMessage] = []
 
 
 def validation_wanted() -> bool:
-    """What the environment variable VKEP_VALIDATION asks for. Raises ``ValueError`` for a value that is neither 0 nor
-    1.
-    """
+    """The value of the environment variable VKEP_VALIDATION. Raises ``ValueError`` for a value that is neither 0 nor
+    1."""
     value = os.environ.get(VALIDATION_VARIABLE, "").strip().lower()
     if value in ("", "0", "false", "off", "no"):
         return False
@@ -60,11 +60,11 @@ def validation_wanted() -> bool:
 class Instance(Handle):
     """A Vulkan 1.3 instance.
 
-    ``layers`` are instance layers in order, outermost first, ``layer_paths`` folders with manifests to look for them
-    besides the loader's own; ``validation`` (None: as VKEP_VALIDATION says) adds the
-    Khronos layer with core and synchronization checks and collects its messages in ``messages``; with the emulation layers
-    on, the error that these make themselves (`gpu_shared.layers.LAYERS_OWN_ERRORS`) goes to ``excused``. Raises
-    `DriverNotFoundError`, and `GpuError` naming a layer or extension that is not installed.
+    ``layers`` are instance layers in order, outermost first, ``layer_paths`` folders with manifests in addition to the
+    loader's own; ``validation`` (None: the value of VKEP_VALIDATION) adds the Khronos layer with core and
+    synchronization checks and collects its messages in ``messages``; with the emulation layers, their own error
+    (`gpu_shared.layers.LAYERS_OWN_ERRORS`) goes to ``excused``. Raises `DriverNotFoundError`, and `GpuError` naming a
+    layer or extension that is not installed.
     """
 
     kind = "instance"
@@ -92,7 +92,7 @@ class Instance(Handle):
         available: set[str] = set()
         if (
             layers or extensions or apple
-        ):  # asking makes the loader open every driver, for nothing where nothing is wanted
+        ):  # listing makes the loader open every driver, which is not needed where no layer is wanted
             with layer_search(layer_paths):
                 available = _check_layers(layers)
         flags, chain = 0, []
@@ -195,13 +195,13 @@ class Instance(Handle):
         return list(found)
 
     def devices(self) -> list[DeviceInfo]:
-        """What is there, in the driver's order."""
+        """The devices, in the driver's order."""
         found = (query.capabilities(self.fn, raw, index) for index, raw in enumerate(self.physical_devices()))
         return [DeviceInfo(one, tuple(device_problems(one))) for one in found]
 
 
 def device_problems(capabilities: DeviceCapabilities) -> Iterable[str]:
-    """Why the runtime cannot use a device; nothing when it can."""
+    """Why the runtime cannot use a device; empty when it can."""
     if capabilities.api_version < query.API_1_3:
         yield f"Vulkan {'.'.join(map(str, capabilities.api_version))}, 1.3 is needed"
     missing = REQUIRED_FEATURES - capabilities.features
@@ -263,10 +263,9 @@ _process_ends = False
 
 
 def _keep_driver_loaded() -> None:
-    """With the last instance the loader would unload the driver. NVIDIA's (580) does not bear that: threads that used
-    it crash when they end later (their thread-local destructors are gone), and after some tens of reloads it cannot
-    be loaded again.
-    """
+    """The loader unloads the driver with the last instance. NVIDIA's driver (580) does not support that: threads that
+    used it crash when they end later (their thread-local destructors are unloaded), and after some tens of reloads it
+    cannot be loaded again."""
     global _anchor
     if _anchor is not None or _process_ends:
         return
@@ -278,7 +277,7 @@ def _keep_driver_loaded() -> None:
 
 
 def _on_exit() -> None:
-    """At the process's end no anchor is needed."""
+    """No anchor is needed at the process's exit."""
     global _process_ends
     _process_ends = True
 
@@ -314,13 +313,13 @@ def _check_layers(layers: Sequence[str]) -> set[str]:
         except GpuError:
             if layer != vk.ffi.NULL:
                 raise
-            continue  # no driver at all: vkCreateInstance says it better
+            continue  # no driver at all: the error of vkCreateInstance is better
         names.update(vk.text(item.extensionName) for item in extensions)
     return names
 
 
 def _message_callback(messages: list[ValidationMessage], excused: list[ValidationMessage] | None = None) -> Any:
-    """``excused`` takes what the emulation layers do wrong; None: they are off, and nothing is excused."""
+    """``excused`` takes the emulation layers' own errors; None: the layers are not used, and no error is excused."""
 
     def on_message(severity: int, types: int, data: Any, user: Any) -> int:
         name = _SEVERITIES.get(int(severity), "error")
@@ -331,7 +330,7 @@ def _message_callback(messages: list[ValidationMessage], excused: list[Validatio
             excused.append(message)
             return 0
         logger.log(_LOG_LEVELS[name], "%s: %s", message.message_id, message.text)
-        if "validation" in kinds or "performance" in kinds:  # the loader's own chatter is "general"
+        if "validation" in kinds or "performance" in kinds:  # the loader's own messages are "general"
             messages.append(message)
             validation_log.append(message)
         return 0
@@ -340,7 +339,7 @@ def _message_callback(messages: list[ValidationMessage], excused: list[Validatio
 
 
 def _named(data: Any) -> bool:
-    """Whether a message is of an object with a name: all of this runtime's shader modules and pipelines have one."""
+    """Whether a message is about an object with a name: all of this runtime's shader modules and pipelines have one."""
     return any(data.pObjects[i].pObjectName for i in range(data.objectCount))
 
 

@@ -1,7 +1,8 @@
-"""Instance layers that need no environment of the user's: the ML emulation layers, and how the loader finds them.
+"""Instance layers that need no environment variables of the user: the ML emulation layers, and how the loader finds
+them.
 
-Arm's ML emulation layers give VK_ARM_tensors and VK_ARM_data_graph to any Vulkan 1.3 device, by compute shaders. The
-package ``ai-ml-emulation-layer-for-vulkan`` carries their libraries with manifests that name them without a path, for
+Arm's ML emulation layers provide VK_ARM_tensors and VK_ARM_data_graph on any Vulkan 1.3 device, by compute shaders. The
+package ``ai-ml-emulation-layer-for-vulkan`` contains their libraries with manifests that name them without a path, for
 users who set LD_LIBRARY_PATH; `emulation_layers` writes manifests with absolute paths instead.
 """
 
@@ -18,8 +19,8 @@ from pathlib import Path
 
 #: Graph above Tensor: the first calls the second for its tensors
 EMULATION_LAYERS = ("VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation")
-#: what the emulation layers (0.11) do wrong themselves, below the application: their compute pipelines read push constants
-#: that their pipeline layouts do not have
+#: an error of the emulation layers (0.11) themselves, below the application: their compute pipelines read push
+#: constants that their pipeline layouts lack
 LAYERS_OWN_ERRORS = frozenset({"VUID-VkComputePipelineCreateInfo-layout-00703"})
 _PACKAGE, _PROJECT = "emulation_layer", "ai-ml-emulation-layer-for-vulkan"
 _SEARCH_VARIABLE = "VK_ADD_LAYER_PATH"
@@ -35,15 +36,16 @@ class LayerSet:
 
 
 class LayersMissing(Exception):
-    """The emulation layers are not installed, or not for this platform; the text says which and what to do."""
+    """The emulation layers are not installed, or not available for this platform; the text says which and what to
+    do."""
 
 
 @contextlib.contextmanager
 def layer_search(folders: Sequence[str | os.PathLike[str]]) -> Iterator[None]:
     """While inside, the loader also looks for layer manifests in ``folders``.
 
-    The loader asks the environment (VK_ADD_LAYER_PATH) at each call that lists or loads layers and has no other way to
-    be told; so the variable is set for that call only, and put back.
+    The loader reads the environment (VK_ADD_LAYER_PATH) at each call that lists or loads layers, and has no other
+    interface for it; so the variable is set for that call only, and restored.
     """
     if not folders:
         yield

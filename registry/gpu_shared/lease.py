@@ -1,4 +1,4 @@
-"""A delegate's stay on a shared context."""
+"""A delegate's lease on a shared context."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class DelegateLease:
     """One delegate on one context: holds the context alive and owns a command pool (used by one thread at a time).
 
     Made by `SharedGpuContext.lease`. `submit` applies the sync mode at the boundary to another delegate's region (see
-    `gpu_shared.compile_spec`). With ``copies_only`` what it submits is no region: copies that begin and end with barriers
-    against shaders and copies, so that nobody waits at them. Logs init, execute and destroy at debug level to the logger
-    ``gpu_shared.delegate``.
+    `gpu_shared.compile_spec`). With ``copies_only`` its submits are not regions: copies that begin and end with
+    barriers against shaders and copies, so that no other delegate waits for them. Logs init, execute and destroy at
+    debug level to the logger ``gpu_shared.delegate``.
     """
 
     def __init__(self, context: SharedGpuContext, name: str, sync_mode: SyncMode, *, copies_only: bool = False) -> None:
@@ -43,7 +43,7 @@ class DelegateLease:
             context._remove_user(self._token)
             raise
         self._finalizer = weakref.finalize(self, _end, context, self._token, self._pool, name, self._generation)
-        self._finalizer.atexit = False  # its owner may still use it in a finaliser of its own
+        self._finalizer.atexit = False  # its owner may still use it in its own finalizer
         self._executions = 0
         self._last_value = 0
         logger.debug("[%s] init: context=%s sync_mode=%s", name, context.label, sync_mode)
@@ -72,11 +72,11 @@ class DelegateLease:
 
     @property
     def closed(self) -> bool:
-        """Whether the lease was given back."""
+        """Whether the lease was released."""
         return self._context is None
 
     def allocate(self, label: str = "") -> CommandBuffer:
-        """A command buffer of this delegate's pool."""
+        """Allocate a command buffer of this delegate's pool."""
         return self.command_pool.allocate(label or f"{self.name} command buffer")
 
     def prepare(self, command_buffers: Sequence[CommandBuffer]) -> PreparedSubmit:
@@ -84,11 +84,11 @@ class DelegateLease:
         return PreparedSubmit(self.context.timeline, command_buffers)
 
     def submit(self, prepared: PreparedSubmit, wait_value: int | None = None) -> int:
-        """Send one region of this delegate; returns the timeline value that it signals.
+        """Submit one region of this delegate; returns the timeline value that it signals.
 
         In the mode ``timeline`` the GPU first waits for the last region, where another delegate submitted since; in
-        ``queue_wait_idle`` this call returns when the queue is idle; in ``none`` nothing is added. ``wait_value``
-        asks for a wait of the caller's own, in any mode.
+        ``queue_wait_idle`` this call returns when the queue is idle; in ``none`` nothing is added. ``wait_value`` adds
+        a wait, in any mode.
         """
         context = self.context
         if prepared.timeline is not context.timeline:
@@ -99,7 +99,7 @@ class DelegateLease:
             else:
                 if self.sync_mode is SyncMode.TIMELINE:
                     last = context.timeline.last_region
-                    if last != self._last_value:  # someone else's, since this delegate's last region
+                    if last != self._last_value:  # another delegate's, after this delegate's last region
                         wait_value = last
                 value = self._last_value = prepared.submit(wait_value)
             self._executions += 1
@@ -110,7 +110,7 @@ class DelegateLease:
         return value
 
     def joined(self, value: int) -> None:
-        """A region of this delegate went with another delegate's submit, which signals ``value``."""
+        """Record that a region of this delegate was part of another delegate's submit, which signals ``value``."""
         self._last_value = value
         self._executions += 1
         if logger.isEnabledFor(logging.DEBUG):
@@ -126,9 +126,8 @@ class DelegateLease:
 
     @steady
     def close(self) -> None:
-        """End the stay: the pool goes when the GPU is done with it, the context when this was its last user.
-        Idempotent.
-        """
+        """Release the lease: the pool is destroyed once the GPU has finished with it, the context if this was its last
+        user. Idempotent."""
         self._finalizer()
         self._context = self._pool = None
 

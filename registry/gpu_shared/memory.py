@@ -1,6 +1,6 @@
-"""Buffers: a VkBuffer with memory of its own, an address, and where the host can see it a mapping.
+"""Buffers: a VkBuffer with separate memory, an address, and a mapping where the host can access it.
 
-Each buffer is one vkAllocateMemory, so callers take few large ones and divide them (an arena); a driver may allow as
+Each buffer is one vkAllocateMemory, so callers create few large ones and divide them (an arena); a driver may allow as
 few as 4096 allocations.
 """
 
@@ -58,9 +58,8 @@ class HeapBudget:
 
 
 def memory_budget(device: Device) -> tuple[HeapBudget, ...]:
-    """What this process may use of each heap, and uses, as the driver says (VK_EXT_memory_budget) or else the heaps'
-    sizes.
-    """
+    """The memory that this process may use and uses in each heap, as the driver reports (VK_EXT_memory_budget), or else
+    the heaps' sizes."""
     device.check_usable()
     exact = "VK_EXT_memory_budget" in device.extensions
     properties = vk.make("VkPhysicalDeviceMemoryProperties2")
@@ -104,15 +103,14 @@ class Buffer(Handle):
     coherent: the host writes, the GPU reads) or ``"download"`` (host-visible, cached: the GPU writes, the host
     reads).
 
-    ``memory_types`` limits the memory types (bits) where something else is to be bound to the same memory. ``exported``: other
-    devices and APIs may import it, by file descriptors (`gpu_shared.external.memory_descriptor`).
+    ``memory_types`` limits the memory types (bits) where another resource will be bound to the same memory.
+    ``exported``: other devices and APIs may import it, by file descriptors (`gpu_shared.external.memory_descriptor`).
 
-    ``address`` is the device address (int), ``mapped`` a writable memoryview of all bytes or None where the host
-    cannot see them. An array made on ``mapped`` keeps the memory: it is freed when the last one goes, even after
-    ``close()``.
+    ``address`` is the device address (int), ``mapped`` a writable memoryview of all bytes or None where the host cannot
+    see them. An array over ``mapped`` keeps the memory alive: it is freed with the last one, even after ``close()``.
 
-    Raises ``ValueError`` for a size below 1 or an unknown kind, `OutOfDeviceMemoryError` with what was asked and what
-    there is.
+    Raises ``ValueError`` for a size below 1 or an unknown kind, `OutOfDeviceMemoryError` with the requested and the
+    available bytes.
     """
 
     kind = "buffer"
@@ -185,7 +183,8 @@ class Buffer(Handle):
 
     @property
     def memory(self) -> Any:
-        """The raw VkDeviceMemory (``memory_size`` bytes of type ``memory_type``), to bind a tensor to as well."""
+        """The raw VkDeviceMemory (``memory_size`` bytes of type ``memory_type``), for binding a tensor to it as
+        well."""
         self.check_usable()
         return self._memory
 
@@ -197,7 +196,7 @@ class Buffer(Handle):
 
     @property
     def coherent(self) -> bool:
-        """Whether `flush` and `invalidate` have nothing to do."""
+        """Whether `flush` and `invalidate` have no effect."""
         return bool(self.property_flags & HOST_COHERENT)
 
     def flush(self) -> None:
@@ -222,7 +221,7 @@ class Buffer(Handle):
 
 def _check_limits(device: Device, size: int, label: str) -> None:
     capabilities = device.capabilities
-    # maxMemoryAllocationSize is no bound: drivers grant more, and a refusal is reported
+    # maxMemoryAllocationSize is not a limit: drivers allow more, and a refusal is reported
     limit = capabilities.max_buffer_size
     if size > limit:
         raise OutOfDeviceMemoryError(
@@ -235,9 +234,9 @@ def _check_limits(device: Device, size: int, label: str) -> None:
 
 
 def _allocate(device: Device, size: int, type_index: int, heap: int, label: str, exported: Any = None) -> Any:
-    """``exported``: the buffer whose own memory this is to be, for others to import."""
+    """``exported``: the buffer for whose dedicated, exportable memory this is."""
     heap_size = device.capabilities.memory_heaps[heap].size
-    result = vk.VK_ERROR_OUT_OF_DEVICE_MEMORY  # larger than the heap: invalid to ask the driver
+    result = vk.VK_ERROR_OUT_OF_DEVICE_MEMORY  # larger than the heap: it is invalid to call the driver
     out = vk.out("VkDeviceMemory")
     if size <= heap_size:
         flags = vk.make("VkMemoryAllocateFlagsInfo", flags=vk.MEMORY_ALLOCATE_DEVICE_ADDRESS)

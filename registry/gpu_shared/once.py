@@ -1,4 +1,4 @@
-"""Something being made by one thread while others may wait for it."""
+"""An object that one thread creates while others may wait for it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ T = TypeVar("T")
 
 
 class InFlight(Generic[T]):
-    """The making of one object. The maker calls `done` or `failed`; the others call `result`, and get the same object
-    or the same error.
-    """
+    """The creation of one object. The creating thread calls `done` or `failed`; the others call `result`, and get the
+    same object or the same error."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -20,18 +19,18 @@ class InFlight(Generic[T]):
         self._future: Future[T] = Future()
 
     def done(self, value: T) -> None:
-        """Give the value to all who wait."""
+        """Give the value to all waiting threads."""
         self._future.set_result(value)
 
     def failed(self, error: BaseException) -> None:
-        """Raise the error in all who wait."""
+        """Raise the error in all waiting threads."""
         self._future.set_exception(error)
 
     def check_not_maker(self) -> None:
-        """Raise ``RuntimeError`` when the maker itself would wait here: it would wait for ever."""
+        """Raise ``RuntimeError`` when the creating thread itself would wait here, which would never end."""
         if not self._future.done() and self._maker == threading.get_ident():
             raise RuntimeError(f"{self._what} is asked for while this same thread is making it")
 
     def result(self) -> T:
-        """Wait for the maker; its object, or its error raised."""
+        """Wait for the creating thread; returns its object, or raises its error."""
         return self._future.result()

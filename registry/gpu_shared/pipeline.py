@@ -1,6 +1,4 @@
-"""Compute pipelines, and what they are made of. Kernels take addresses through push constants: there are no
-descriptors.
-"""
+"""Compute pipelines and their parts. Kernels receive addresses through push constants: there are no descriptors."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ SPIRV_MAGIC = b"\x03\x02\x23\x07"
 
 
 class ShaderModule(DeviceObject):
-    """SPIR-V on a device. Raises ``ValueError`` for bytes that are no little-endian SPIR-V."""
+    """SPIR-V on a device. Raises ``ValueError`` for bytes that are not little-endian SPIR-V."""
 
     kind = "shader_module"
     vulkan_name = "ShaderModule"
@@ -39,8 +37,7 @@ class ShaderModule(DeviceObject):
 
 class PipelineLayout(DeviceObject):
     """A layout of ``push_bytes`` bytes of push constants for the compute stage (a multiple of 4) and of descriptor
-    sets, none for our own kernels.
-    """
+    sets, which vkep's own kernels do not have."""
 
     kind = "pipeline_layout"
     vulkan_name = "PipelineLayout"
@@ -71,9 +68,8 @@ class PipelineLayout(DeviceObject):
 
 
 class PipelineCache(DeviceObject):
-    """The driver's pipeline cache, begun from ``initial`` bytes of an earlier `data` (a driver ignores what is not
-    its own).
-    """
+    """The driver's pipeline cache, initialized with the ``initial`` bytes of an earlier `data` (a driver ignores
+    another driver's)."""
 
     kind = "pipeline_cache"
     vulkan_name = "PipelineCache"
@@ -86,9 +82,8 @@ class PipelineCache(DeviceObject):
 
     @staticmethod
     def compatible(device: Device, data: bytes) -> bool:
-        """Whether the header (specification, "Pipeline Cache Header") names this device and driver; a safety against
-        files of other machines, which drivers should, but do not all, reject themselves.
-        """
+        """Whether the header (specification, "Pipeline Cache Header") names this device and driver: a protection
+        against files of other machines, which drivers should reject themselves, but some do not."""
         if len(data) < 32:
             return False
         properties = vk.out("VkPhysicalDeviceProperties")
@@ -103,7 +98,7 @@ class PipelineCache(DeviceObject):
         )
 
     def data(self) -> bytes:
-        """The cache's bytes, to keep on disk."""
+        """The cache's bytes, for saving to disk."""
         fn, raw = self.device.fn, self.raw
         size = vk.out("size_t")
         while True:
@@ -114,7 +109,7 @@ class PipelineCache(DeviceObject):
             )
             room = vk.ffi.new("char[]", max(size[0], 1))
             result = fn.vkGetPipelineCacheData(self.device.raw, raw, size, room)
-            if vk.check(result, "vkGetPipelineCacheData", self.label) == 0:  # not VK_INCOMPLETE: it grew meanwhile
+            if vk.check(result, "vkGetPipelineCacheData", self.label) == 0:  # not VK_INCOMPLETE: it has grown meanwhile
                 return bytes(vk.ffi.buffer(room, size[0]))
 
 

@@ -1,4 +1,4 @@
-"""Asking the driver: a physical device's properties, limits, features, memory and queues, as `DeviceCapabilities`."""
+"""Queries the driver: a physical device's properties, limits, features, memory and queues, as `DeviceCapabilities`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITHOUT_VARIABLE = "VKEP_WITHOUT"
 API_1_2 = (1, 2, 0)
 API_1_3 = (1, 3, 0)
 
-#: feature structure -> (what must be there for it: an API version or an extension, {Vulkan field: our name})
+#: feature structure -> (its requirement: an API version or an extension, {Vulkan field: our name})
 FEATURE_STRUCTS: dict[str, tuple[tuple[int, int, int] | str, dict[str, str]]] = {
     "VkPhysicalDeviceVulkan11Features": (API_1_2, {"storageBuffer16BitAccess": "storage_16bit"}),
     "VkPhysicalDeviceVulkan12Features": (
@@ -82,9 +82,9 @@ CORE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("shaderEngineCount", "shaderArraysPerEngineCount", "computeUnitsPerShaderArray"),
     ),
 }
-#: what a device has without switching it on
+#: features that a device has without enabling them
 PROPERTY_FEATURES = frozenset({"subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle"})
-#: extensions that are switched on where the device has them
+#: extensions that are enabled where the device has them
 WANTED_EXTENSIONS = (
     "VK_KHR_cooperative_matrix",
     "VK_KHR_shader_bfloat16",
@@ -108,9 +108,8 @@ _SUBGROUP_OPERATIONS = {0x4: "subgroup_arithmetic", 0x8: "subgroup_ballot", 0x10
 
 
 def feature_names(names: Iterable[str]) -> frozenset[str]:
-    """Our names from a mix of ours and Vulkan's field names (``shaderFloat16``); Vulkan features that have no name
-    here are left out. Raises ``TypeError`` for a single string.
-    """
+    """Our names for a mix of ours and Vulkan's field names (``shaderFloat16``); Vulkan features without a name here are
+    left out. Raises ``TypeError`` for a single string."""
     if isinstance(names, str):
         raise TypeError(f"features is the text {names!r}, expected a collection of names")
     vulkan_names = dict(CORE_FEATURES)
@@ -120,9 +119,9 @@ def feature_names(names: Iterable[str]) -> frozenset[str]:
 
 
 def switched_off() -> frozenset[str]:
-    """Features that the environment variable VKEP_WITHOUT (names with commas between) has every device do without.
+    """Features that the environment variable VKEP_WITHOUT (names with commas between) disables on every device.
 
-    Raises ``ValueError`` for a name that is no feature, or one of a feature that every device needs.
+    Raises ``ValueError`` for a name that is not a feature, or one of a feature that every device needs.
     """
     names = frozenset(name.strip() for name in os.environ.get(WITHOUT_VARIABLE, "").split(",")) - {""}
     optional = FEATURE_NAMES - REQUIRED_FEATURES
@@ -139,7 +138,7 @@ def version(number: int) -> tuple[int, int, int]:
 
 
 def device_extensions(physical: Any) -> frozenset[str]:
-    """Names of the extensions that the physical device offers (layers' own aside)."""
+    """Names of the extensions that the physical device offers (without those of layers)."""
     found = vk.enumerate_all(
         vk.lib.vkEnumerateDeviceExtensionProperties,
         (physical, vk.ffi.NULL),
@@ -152,8 +151,8 @@ def device_extensions(physical: Any) -> frozenset[str]:
 def feature_chain(
     api: tuple[int, int, int], extensions: frozenset[str], only: frozenset[str] | None = None
 ) -> tuple[vk.Struct, dict[str, vk.Struct]]:
-    """A VkPhysicalDeviceFeatures2 chain of all structures that a device of this version with these extensions
-    understands, and its parts by name. With ``only``, those features are set to true.
+    """A VkPhysicalDeviceFeatures2 chain of all structures that a device of this version with these extensions supports,
+    and its parts by name. With ``only``, those features are set to true.
     """
     parts: dict[str, vk.Struct] = {"VkPhysicalDeviceFeatures2": vk.make("VkPhysicalDeviceFeatures2")}
     for struct, (need, _) in FEATURE_STRUCTS.items():
@@ -175,7 +174,7 @@ def _fields(parts: dict[str, vk.Struct]) -> Iterable[tuple[Any, str, str]]:
 
 
 def capabilities(instance_fn: vk.Functions, physical: Any, index: int = 0) -> DeviceCapabilities:
-    """Everything that the device offers. Raises `GpuError`."""
+    """Query the capabilities of a physical device. Raises `GpuError`."""
     basic = vk.out("VkPhysicalDeviceProperties")
     instance_fn.vkGetPhysicalDeviceProperties(physical, basic)
     api = version(basic.apiVersion)

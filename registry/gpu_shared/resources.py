@@ -1,4 +1,4 @@
-"""Objects that a context holds once for all its users, by key, with a count of references."""
+"""Objects that a context holds once for all its users, by key, with reference counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Entry(Generic[T]):
-    """An object in a `ResourceStore`, made or being made, and the number of its users."""
+    """An object in a `ResourceStore`, created or being created, and the number of its users."""
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
@@ -28,16 +28,16 @@ class Entry(Generic[T]):
 
 
 class ResourceStore:
-    """Entries by key. Thread-safe; no lock is held while an object is made or closed."""
+    """Entries by key. Thread-safe; no lock is held while an object is created or closed."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # re-entrant: finalisers of references may run while it is held
+        self._lock = threading.RLock()  # re-entrant: finalizers of references may run while it is held
         self._entries: dict[Hashable, Entry[Any]] = {}
 
     def acquire(self, key: Hashable, factory: Callable[[], T]) -> Entry[T]:
-        """The entry of ``key`` with one more user, its object made by ``factory`` when there is none.
+        """The entry of ``key`` with one more user; its object is created by ``factory`` if there is none.
 
-        A failing factory leaves nothing behind; those who waited get its error.
+        A failing factory leaves no entry; waiting threads get its error.
         """
         with self._lock:
             entry: Entry[T] | None = self._entries.get(key)
@@ -56,11 +56,11 @@ class ResourceStore:
                 entry.making.failed(error)
                 raise
         else:
-            entry.making.result()  # a failed entry is out of the store: its count matters no more
+            entry.making.result()  # a failed entry is not in the store: its count no longer matters
         return entry
 
     def drop(self, entry: Entry[Any]) -> None:
-        """One user less; the last one's leaving calls the object's ``close()``, where it has one."""
+        """Remove one user; with the last one the object's ``close()`` is called, if it has one."""
         with self._lock:
             entry.count -= 1
             if entry.count or self._entries.get(entry.key) is not entry:
@@ -74,15 +74,15 @@ class ResourceStore:
 class SharedResource(Generic[T]):
     """One user's reference to a shared object (made by `SharedGpuContext.shared_resource`).
 
-    ``value`` until `release` (idempotent; also at garbage collection, and by ``with``); the last release closes the
-    object. It holds the context alive.
+    ``value`` is valid until `release` (idempotent; also at garbage collection, and by ``with``); the last release
+    closes the object. It keeps the context alive.
     """
 
     def __init__(self, context: SharedGpuContext, entry: Entry[T]) -> None:
         self._entry: Entry[T] | None = entry
         token = context._add_user(f"resource {entry.key!r}")
         self._finalizer = weakref.finalize(self, _release, context, entry, token, vk.generation)
-        # at exit users end first, in their own order; what is left goes with the process
+        # at exit users end first, in their own order; the rest ends with the process
         self._finalizer.atexit = False
 
     @property
@@ -95,7 +95,7 @@ class SharedResource(Generic[T]):
 
     @steady
     def release(self) -> None:
-        """Give the reference back; the last one closes the resource. Idempotent."""
+        """Release the reference; the last release closes the object. Idempotent."""
         self._finalizer()
         self._entry = None
 

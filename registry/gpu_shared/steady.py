@@ -1,10 +1,11 @@
-"""Work that no exception cuts short, and ends of objects that no exception skips.
+"""Work that no asynchronous exception interrupts, and finalizers that no exception skips.
 
-A signal's handler may raise between any two bytecodes of the main thread, `PyThreadState_SetAsyncExc` in any other: also within
-a ``finally``, a ``with`` statement's ``__exit__`` written in Python, or a finaliser. What changes shared state therefore runs in
-threads of this module (`steady`), which handle no signals and which no other code reaches; the caller waits; where its wait is
-cut short the work goes on to its end. What must also hold in the caller's thread uses single steps of the interpreter: a lock in
-a ``with`` statement, `UseCount`, and `on_end`, whose weak reference calls a function written in C.
+A signal handler may raise between any two bytecodes of the main thread, `PyThreadState_SetAsyncExc` in any other: also
+within a ``finally``, an ``__exit__`` method written in Python, or a finalizer. Code that changes shared state therefore
+runs in threads of this module (`steady`), which handle no signals and which no other code can reach. The caller waits;
+if its wait is interrupted the work still completes. Code that must hold in the caller's thread uses atomic steps of the
+interpreter: a lock in a ``with`` statement, `UseCount`, and `on_end`, whose weak reference calls a function written in
+C.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 logger = logging.getLogger("gpu_shared")
 
-#: seconds that the interpreter's end waits for work in other threads
+#: seconds that the interpreter's exit waits for work in other threads
 _PATIENCE = 30.0
 _FORK_PATIENCE = 2.0  #: and a fork
 
 
 class Abandoned(BaseException):
-    """Raised inside work whose caller no longer waits, by `check_wanted`."""
+    """Raised by `check_wanted` inside work whose caller no longer waits."""
 
 
 class UseCount:
-    """Counts users of an object, each by a ``with`` statement on `hold`. A user is a view of a byte array, which cannot change
-    its size meanwhile: the interpreter ends the view in one step, also where the frame that has it goes.
-    """
+    """Counts users of an object, each by a ``with`` statement on `hold`. A user is a view of a byte array, which
+    cannot be resized meanwhile: the interpreter releases the view in one step, also when the frame that holds it is
+    deleted."""
 
     __slots__ = ("_bytes",)
 
@@ -47,7 +48,7 @@ class UseCount:
         self._bytes = bytearray(1)
 
     def hold(self) -> memoryview:
-        """One user, until the view is released or gone."""
+        """A user, until the view is released or deleted."""
         return memoryview(self._bytes)
 
     @property
@@ -61,7 +62,7 @@ class UseCount:
         return False
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until there is no user; False where one is left after ``seconds``."""
+        """Wait until there is no user; returns False where one is left after ``seconds``."""
         ends = None if seconds is None else time.monotonic() + seconds
         pause = 0.0001
         while self.held:
@@ -72,7 +73,7 @@ class UseCount:
         return True
 
 
-# ---- work in threads of its own
+# ---- work in separate threads
 
 
 class _Task:
@@ -89,13 +90,13 @@ class _Task:
         self.nested = _here.task is not None
 
     def begin(self) -> None:
-        """Hand it to its worker. Who is interrupted here must abandon it: it may have begun."""
+        """Pass it to its worker. A caller that is interrupted here must abandon it: it may have begun."""
         assert self.worker is not None
         self.worker.tasks.put(self)
 
 
 class _Worker:
-    """The handle of a thread that waits for tasks. The thread ends when the handle goes while it is idle."""
+    """The handle of a thread that waits for tasks. The thread ends when the handle is deleted while it is idle."""
 
     __slots__ = ("__weakref__", "tasks")
 
@@ -106,13 +107,14 @@ class _Worker:
 
 class _Here(threading.local):
     task: _Task | None = None
-    in_run = False  #: whether this thread uses what is closed only once it has let go: it must not stop before
+    #: whether this thread uses objects that are closed only after it releases them: it must not stop before
+    in_run = False
 
 
 _here = _Here()
 _idle: deque[_Worker] = deque()
 _working = UseCount()
-_gate = threading.Lock()  #: held while the process forks: no work begins
+_gate = threading.Lock()  #: held during a fork: no work begins
 _exiting = False
 
 
@@ -129,15 +131,15 @@ def _serve(tasks: SimpleQueue[Any], _handle: weakref.ref[_Worker]) -> None:
                 task.result = task.context.run(task.work)
             except BaseException as error:
                 task.error = error
-            if task.abandoned:  # asked after the result is there: one of both threads drops it
+            if task.abandoned:  # checked after the result is set: one of the two threads drops it
                 task.result = None
             _here.task = None
             work, task.work = task.work, _nothing
-            del work  # what it refers to goes in this thread, before the caller continues
+            del work  # the objects that it refers to are deleted in this thread, before the caller continues
             ended = task.ended
             if task.worker is not None:
                 _idle.append(task.worker)
-            del task  # before the caller goes on: its result is the caller's alone
+            del task  # before the caller continues: its result belongs to the caller alone
             ended.release()
 
 
@@ -146,19 +148,19 @@ def _nothing() -> None:
 
 
 def _task(work: Callable[[], Any]) -> _Task | None:
-    """A task for a worker of its own; None where no worker can be started."""
+    """A task for a separate worker; None where no worker can be started."""
     try:
         worker = _idle.pop()
     except IndexError:
         try:
             worker = _Worker()
-        except RuntimeError:  # no more threads, or the interpreter ends
+        except RuntimeError:  # no more threads, or the interpreter exits
             return None
     return _Task(work, worker)
 
 
 class Started(Generic[T]):
-    """Work that runs beside the caller, who must be such work itself. `result` waits for it."""
+    """Work that runs concurrently with its caller, which must be such work itself. `result` waits for it."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         task = _task(work)
@@ -167,7 +169,7 @@ class Started(Generic[T]):
         self._task = task or _done_here(work)
 
     def result(self) -> T:
-        """What the work returned, or its error raised."""
+        """The work's result, or its error raised."""
         with self._task.ended:
             pass
         if self._task.error is not None:
@@ -186,9 +188,9 @@ def _done_here(work: Callable[[], Any]) -> _Task:
 
 
 def run_steady(work: Callable[[], T]) -> T:
-    """``work()`` in a thread that no signal interrupts; inside such a thread, at once. Where the wait is cut short the work goes
-    on, and its result is dropped: what must not be lost ends with its last reference (`on_end`).
-    """
+    """Call ``work()`` in a thread that no signal interrupts; inside such a thread, directly. If the wait is interrupted
+    the work continues, and its result is dropped: a result that must not be lost must free itself with its last
+    reference (`on_end`)."""
     if _here.task is not None:
         return work()
     if _exiting:
@@ -204,11 +206,11 @@ def run_steady(work: Callable[[], T]) -> T:
             pass
     except BaseException:
         task.abandoned = True
-        task.result = None  # a traceback may keep the task by its frames, and must not keep the result
+        task.result = None  # a traceback may keep the task alive by its frames, and must not keep the result alive
         raise
     if task.error is not None:
         if not _here.in_run:
-            park_at_exit()  # the error is perhaps the end's doing
+            park_at_exit()  # the error may be caused by the exit
         try:
             raise task.error
         finally:
@@ -217,7 +219,7 @@ def run_steady(work: Callable[[], T]) -> T:
 
 
 def steady(function: F) -> F:
-    """A function whose calls run as `run_steady` says."""
+    """Decorates a function so that its calls run by `run_steady`."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -229,52 +231,50 @@ def steady(function: F) -> F:
 
 
 def check_wanted() -> None:
-    """Raise `Abandoned` where nobody waits for the work that calls it: its caller was interrupted, or the interpreter ends."""
+    """Raise `Abandoned` where no caller waits for the work: it was interrupted, or the interpreter exits."""
     task = _here.task
     if task is not None and (task.abandoned or _exiting):
         raise Abandoned
 
 
-# ---- ends of objects
+# ---- finalizers
 
 _ends: dict[int, End] = {}  #: those that have not run, oldest first
-_due: deque[End] = deque()  #: their owners have gone
+_due: deque[End] = deque()  #: those whose owners are deleted
 _bell: SimpleQueue[Any] = SimpleQueue()
 _ending = threading.RLock()
 _ender_started = False
 
 
 class End(weakref.ref[Any]):
-    """What is done when an object goes, or when this is called: once. Made by `on_end`."""
+    """A finalizer, which runs once: when its owner is deleted, or when this object is called. Created by `on_end`."""
 
     work: Callable[[], None]
     at_exit: bool
     ring: weakref.ref[Any]
 
     def __call__(self) -> None:
-        """Do it now, in this thread, unless it is done."""
+        """Run it now, in this thread, unless it has run."""
         if _ends.pop(id(self), None) is not None:
             work, self.work = self.work, _nothing
             work()
 
     @property
     def alive(self) -> bool:
-        """Whether it is still to be done."""
+        """Whether it has not run yet."""
         return id(self) in _ends
 
     def detach(self) -> None:
-        """Never do it."""
+        """Cancel it."""
         _ends.pop(id(self), None)
 
 
 def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: bool = True) -> End:
-    """Do ``work(*arguments)`` when the last reference to ``owner`` goes, soon after, in another thread; with ``at_exit`` also at
-    the interpreter's end, the newest first. ``work`` must not refer to the owner.
-    """
+    """Call ``work(*arguments)`` when the last reference to ``owner`` is deleted, soon after, in another thread; with
+    ``at_exit`` also at the interpreter's exit, the newest first. ``work`` must not refer to the owner."""
     global _ender_started
-    ring = weakref.ref(
-        owner, _bell.put
-    )  # the newest reference is called first: what is due is noted before the bell rings
+    # the newest reference is called first: it adds the work to the queue before the other one wakes the worker
+    ring = weakref.ref(owner, _bell.put)
     end = End(owner, _due.append)
     end.work, end.at_exit, end.ring = functools.partial(work, *arguments), at_exit, ring
     _ends[id(end)] = end
@@ -282,13 +282,13 @@ def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: b
         _ender_started = True
         try:
             _thread.start_new_thread(_end_what_is_due, (_bell,))
-        except RuntimeError:  # no more threads, or the interpreter ends: whoever calls `settle` does its work
+        except RuntimeError:  # no more threads, or the interpreter exits: the caller of `settle` does the work
             logger.debug("no thread to end what nobody refers to any more")
     return end
 
 
 def _end_what_is_due(bell: SimpleQueue[Any]) -> None:
-    _here.task = _Task(_nothing, None)  # what it calls runs here
+    _here.task = _Task(_nothing, None)  # its calls run in this thread
     while True:
         bell.get()
         with _working.hold():
@@ -296,7 +296,7 @@ def _end_what_is_due(bell: SimpleQueue[Any]) -> None:
 
 
 def settle() -> None:
-    """Do what is to be done for objects that have gone, and wait where another thread is at it. Hold no lock."""
+    """Run the pending finalizers of deleted objects, or wait for a thread that is running them. Hold no lock."""
     if _here.task is None:
         if _due:
             run_steady(settle)
@@ -311,27 +311,29 @@ def settle() -> None:
                 logger.exception("ending what nobody refers to any more")
 
 
-# ---- the interpreter's end, and forks
+# ---- the interpreter's exit, and forks
 
 _last: list[Callable[[], None]] = []
 
 
 def at_exit(work: Callable[[], None]) -> None:
-    """Have ``work()`` called at the interpreter's end, after all that `on_end` promises."""
+    """Call ``work()`` at the interpreter's exit, after all finalizers of `on_end`."""
     _last.append(work)
 
 
 def set_in_run(value: bool) -> None:
-    """Say that this thread uses what others wait for until it lets go, or no more."""
+    """Mark that this thread uses objects that others wait for, or no longer does."""
     _here.in_run = value
 
 
 def park_at_exit() -> None:
-    """Never return where a daemon thread calls at the interpreter's end: what it would use is gone, and so will the thread be."""
+    """Block forever in a daemon thread at the interpreter's exit: the objects that it would use are deleted, and the
+    thread will be terminated."""
     if not _exiting and threading.main_thread().is_alive():
         return
     thread = threading.current_thread()
-    if thread.daemon and not isinstance(thread, threading._DummyThread):  # others may be waited for by who made them
+    # the thread that created it may wait for another thread
+    if thread.daemon and not isinstance(thread, threading._DummyThread):
         forever = _thread.allocate_lock()
         forever.acquire()
         forever.acquire()
@@ -339,7 +341,8 @@ def park_at_exit() -> None:
 
 @atexit.register
 def _exit() -> None:
-    """End everything while Python still runs: the drivers' own exit handlers would find threads inside them."""
+    """Run all finalizers while Python still runs: the drivers' own exit handlers would find threads inside the
+    driver."""
     global _exiting
     _exiting = True
     if not _working.wait(_PATIENCE):
@@ -355,7 +358,7 @@ def _exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The child has none of the threads, and what was to end is the parent's."""
+    """The child has none of the threads, and the pending finalizers belong to the parent."""
     global _here, _working, _gate, _bell, _ending, _ender_started
     _here, _working, _gate = _Here(), UseCount(), threading.Lock()
     _bell, _ending, _ender_started = SimpleQueue(), threading.RLock(), False
@@ -365,7 +368,7 @@ def _after_fork_in_child() -> None:
 
 
 def _before_fork() -> None:
-    """The driver's state is copied as it is: wait until no work is within it."""
+    """The fork copies the driver's state as it is: wait until no work is inside the driver."""
     if _here.task is None:
         _gate.acquire()
         _working.wait(_FORK_PATIENCE)

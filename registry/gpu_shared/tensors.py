@@ -25,8 +25,8 @@ class ArmTensor(Handle):
     """A tensor with a view of all of it, bound to ``buffer`` at byte ``offset``: both see the same bytes.
 
     ``format`` is a VkFormat of one component, ``shape`` has at least one dimension, none of them 0. ``strides`` are in
-    bytes, none: dense; others need the feature tensor_non_packed. The buffer is kept alive. Raises ``ValueError`` for a
-    format, shape or place that cannot be, `GpuError` where the driver wants other memory than the buffer's.
+    bytes, none: dense; others need the feature tensor_non_packed. The buffer is kept alive. Raises ``ValueError`` for
+    an impossible format, shape or offset, `GpuError` where the driver requires another memory type than the buffer's.
     """
 
     kind = "tensor"
@@ -75,7 +75,7 @@ class ArmTensor(Handle):
             fn.vkDestroyTensorViewARM(raw_device, view, null)
             fn.vkDestroyTensorARM(raw_device, raw, null)
 
-        # a child of the buffer: whatever the order of closing, its memory is freed after the tensor
+        # a child of the buffer: in any order of closing, its memory is freed after the tensor
         super().__init__(raw, parent=buffer, destroy=destroy, label=label, reaper=device.reaper)
 
     def _bind(self, device: Device, raw: int, label: str) -> None:

@@ -1,4 +1,4 @@
-"""The timeline of a queue, and submits prepared once and sent many times.
+"""The timeline of a queue, and submits that are prepared once and repeated.
 
 A timeline is a timeline semaphore (Vulkan 1.2, "Timeline Semaphores") whose value each submit raises by one. Device
 lost is sticky on it: the first call that reports it marks the timeline, and every later submit or wait raises the
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 
 class TimelineState:
-    """What outlives the `Timeline` object: retired natives still ask how far it has come."""
+    """The state that outlives the `Timeline` object: retired natives still check its progress."""
 
     def __init__(self, raw: Any, device_raw: Any, functions: vk.Functions, start: int, reaper: Reaper) -> None:
         self.raw, self._device_raw, self._functions, self._reaper = raw, device_raw, functions, reaper
-        self.submitted = start  #: highest value that a submit has promised
-        self.last_region = start  #: of those, the last that was no copy on its own
-        self.completed = start  #: highest value seen
+        self.submitted = start  #: highest value that a submit will signal
+        self.last_region = start  #: of those, the last that is a region, not copies
+        self.completed = start  #: highest value read so far
         self.lost: DeviceLostError | None = None
         self.destroyed = False
-        self.unsure = False  #: whether a submit is under way, or was cut short: what it promised may never be signalled
+        self.unsure = False  #: whether a submit is in progress, or was interrupted: its value may never be signalled
 
     def refresh(self) -> int:
-        """Ask the device for the counter. Raises `GpuError`."""
+        """Read the counter from the device. Raises `GpuError`."""
         out = vk.out("uint64_t")
         result = self._functions.vkGetSemaphoreCounterValue(self._device_raw, self.raw, out)
         if result < 0:
             self.fail(result, "vkGetSemaphoreCounterValue")
-        # a lost device may report the maximum (specification, "Lost Device")
+        # a lost device may return the maximum (specification, "Lost Device")
         self.completed = max(self.completed, min(out[0], self.submitted))
         return self.completed
 
     def passed(self, value: int) -> bool:
-        """Whether the GPU is done with ``value`` (or will never touch anything again). Never raises."""
+        """Whether the GPU has finished with ``value`` (or will never access anything again). Never raises."""
         if value <= self.completed or self.destroyed or self.lost is not None:
             return True
         try:
@@ -52,7 +52,7 @@ class TimelineState:
             return self.lost is not None
 
     def fail(self, result: int, call: str) -> None:
-        """Raise for a failed call; remember a lost device."""
+        """Raise for a failed call, and record a lost device."""
         try:
             vk.check(result, call, "timeline")
         except DeviceLostError as error:
@@ -60,16 +60,16 @@ class TimelineState:
             raise
 
     def raise_lost(self) -> None:
-        """Raise `DeviceLostError` where the device was lost."""
+        """Raise `DeviceLostError` if the device is lost."""
         lost = self.lost
         if lost is not None:
             raise DeviceLostError(lost.call, lost.result, lost.label, lost.hint) from lost
 
 
 class Timeline(Handle):
-    """A timeline semaphore of ``device``. ``borrowed`` takes an existing VkSemaphore (timeline type), which stays the
-    caller's: it counts on from the semaphore's value, and only submits through this object may signal it from then
-    on.
+    """A timeline semaphore of ``device``. ``borrowed`` takes an existing VkSemaphore (timeline type), which the caller
+    still owns: counting continues at the semaphore's value, and from then on only submits through this object may
+    signal it.
     """
 
     kind = "timeline"
@@ -94,9 +94,10 @@ class Timeline(Handle):
             state.destroyed = True
             reaper.remove_timeline(state)
             if owned:
-                # Mesa's queue thread still touches a semaphore that a submit waited for, after its last value is signalled
+                # Mesa's queue thread still accesses a semaphore that a submit waited for, after its last value is
+                # signalled
                 with queue_lock:
-                    fn.vkQueueWaitIdle(queue)  # a lost device is done with it, too
+                    fn.vkQueueWaitIdle(queue)  # a lost device has finished with it, too
                 fn.vkDestroySemaphore(device_raw, raw, vk.ffi.NULL)
 
         reaper.add_timeline(state)
@@ -106,12 +107,12 @@ class Timeline(Handle):
 
     @property
     def submitted(self) -> int:
-        """The value that the last submit signals (0: none yet)."""
+        """The value that the latest submit signals (0: none yet)."""
         return self._state.submitted
 
     @property
     def last_region(self) -> int:
-        """The value that the last submit signals that was a delegate's region, not copies on their own (0: none yet)."""
+        """The value of the latest submit that was a delegate's region, not copies (0: none yet)."""
         return self._state.last_region
 
     @property
@@ -123,7 +124,7 @@ class Timeline(Handle):
 
     @property
     def lost(self) -> bool:
-        """Whether the device was lost."""
+        """Whether the device is lost."""
         return self._state.lost is not None
 
     def wait(self, value: int | None = None, timeout_s: float | None = None) -> None:
@@ -167,24 +168,22 @@ class Timeline(Handle):
             state.completed = value
 
     def wait_to_free(self, value: int) -> None:
-        """Wait for ``value`` where something is to be given back then: a lost device is done with it, and a call that fails is
-        made again. Raises `GpuError` where it goes on failing: what is in use must stay then.
-        """
+        """Wait for ``value`` before something is freed: a lost device has finished with it, and a failed call is
+        repeated. Raises `GpuError` where it keeps failing: the objects in use must stay then."""
         until_done(lambda: self.wait(value))
 
     def _keep_promise(self) -> None:
-        """Where an exception of a signal's handler cut a submit short, before or after the call: send an empty one, whose value
-        is above the one in doubt.
-        """
+        """Where an exception of a signal handler interrupted a submit, before or after the call: submit an empty one,
+        whose value is above the doubtful one."""
         with self.device.queue_lock:
             if self._state.unsure:
                 self.enqueue(self)
 
     def enqueue(self, semaphore: Handle, *, wait: int | None = None, signal: int | None = None) -> int:
-        """Put a wait for a value of another timeline semaphore into the queue, or a signal of one, in order with the
-        submits around it; the host does not block. Returns the value of this timeline that is reached then.
+        """Enqueue a wait for a value of another timeline semaphore, or a signal of one, in order with the other
+        submits; the host does not block. Returns the value of this timeline that is reached then.
 
-        Raises `DeviceLostError`, `GpuError`, `ClosedError`. A value that nobody signals stops the queue.
+        Raises `DeviceLostError`, `GpuError`, `ClosedError`. A value that is never signalled stops the queue.
         """
         state, device, ffi = self._state, self.device, vk.ffi
         state.raise_lost()
@@ -223,8 +222,8 @@ class Timeline(Handle):
 class PreparedSubmit:
     """A VkSubmitInfo built once for a list of command buffers on a queue, signalling ``timeline``.
 
-    It keeps its command buffers alive. A command buffer must not be sent again while the GPU still runs it, unless it
-    was begun with ``simultaneous=True``.
+    It keeps its command buffers alive. A command buffer must not be submitted again while the GPU still runs it, unless
+    it was begun with ``simultaneous=True``.
     """
 
     def __init__(self, timeline: Timeline, command_buffers: Sequence[CommandBuffer]) -> None:
@@ -256,7 +255,7 @@ class PreparedSubmit:
         self._null_fence = ffi.NULL
 
     def submit(self, wait_value: int | None = None, *, region: bool = True) -> int:
-        """Send to the queue; returns the timeline value that it signals. ``region``: see `Timeline.last_region`.
+        """Submit to the queue; returns the timeline value that it signals. ``region``: see `Timeline.last_region`.
 
         With ``wait_value`` the GPU first waits for that value of the timeline, with all memory effects. Raises
         `DeviceLostError` (sticky), `GpuError`, `ClosedError`.
@@ -265,7 +264,7 @@ class PreparedSubmit:
         if self._reaper.retired:
             self._reaper.collect(block=False)
         with self._lock:
-            if state.lost is not None:  # perhaps since another thread had the lock
+            if state.lost is not None:  # possibly since another thread had the lock
                 state.raise_lost()
             if self.timeline._closed or self._generation != vk.generation:
                 self.timeline.check_usable()
@@ -284,7 +283,7 @@ class PreparedSubmit:
             value = state.submitted + 1
             self._signal_value[0] = value
             state.unsure = True
-            state.submitted = value  # before the call: what is retired meanwhile waits for this submit
+            state.submitted = value  # before the call: objects that are retired meanwhile wait for this submit
             result = self._submit(self._queue, 1, self._info, self._null_fence)
             if result < 0:
                 state.submitted, state.unsure = value - 1, False

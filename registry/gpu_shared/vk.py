@@ -1,5 +1,5 @@
-"""The one module that uses the package ``vulkan``: raw functions, structures that keep what they point at alive, results as
-exceptions.
+"""The only module that uses the package ``vulkan``: raw functions, structures that keep the objects they point to
+alive, results as exceptions.
 
 Importing this module loads nothing. The first use of ``vk.ffi``, ``vk.lib``, a ``vk.VK_*`` constant or any function
 here loads the Vulkan loader, and raises `DriverNotFoundError` where there is none.
@@ -28,7 +28,7 @@ from gpu_shared.errors import (
     OutOfHostMemoryError,
 )
 
-#: missing from the ``vulkan`` package (its headers are 1.3.275), or -1 there where a uint64 is asked for
+#: missing from the ``vulkan`` package (its headers are 1.3.275), or -1 there where Vulkan expects a uint64
 WHOLE_SIZE = 2**64 - 1
 UINT64_MAX = 2**64 - 1
 BUFFER_USAGE_SHADER_DEVICE_ADDRESS = 0x20000
@@ -64,7 +64,7 @@ SCOPES = {1: "device", 2: "workgroup", 3: "subgroup", 5: "queue_family"}
 
 _load_lock = threading.Lock()
 _loaded: _Loaded | None = None
-#: counts forks: a handle made under another generation belongs to another process
+#: number of forks: a handle created under another number belongs to another process
 generation = 0
 _used_in_generation: int | None = None
 
@@ -78,13 +78,12 @@ def _after_fork_in_child() -> None:
 
 
 def _skip_exit_handlers() -> None:
-    """Have a forked child end without the exit handlers of the parent's drivers, which join threads that are not there (Mesa's):
-    Python's own end is complete by then.
-    """
+    """Make a forked child end without the exit handlers of the parent's drivers, which join threads that do not exist
+    there (Mesa's): Python's own exit is complete by then."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # glibc: its handlers get the status, and the last one registered is the first
+    if hasattr(libc, "on_exit"):  # glibc: its handlers receive the status, and the last one registered runs first
         libc.on_exit(libc._exit, None)
-        libc.on_exit(libc.fcloseall, None)  # what C has buffered
+        libc.on_exit(libc.fcloseall, None)  # C's buffered output
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
@@ -119,15 +118,14 @@ def load() -> _Loaded:
 
 
 def _package_types() -> Any:
-    """The ``vulkan`` package's cffi instance. The package itself would bring 20 000 lines of wrappers that are not called
-    here, which takes 15 ms: the module with the types is imported alone.
-    """
+    """The ``vulkan`` package's cffi instance. Importing the package itself would load 20 000 lines of wrappers that are
+    not used here, which takes 15 ms: only the module with the types is imported."""
     package = importlib.util.find_spec("vulkan")
     if package is None or not package.submodule_search_locations:
         raise DriverNotFoundError("importing the Python package 'vulkan'", hint="install it: pip install vulkan")
     path = Path(next(iter(package.submodule_search_locations))) / "_vulkancache.py"
     spec = importlib.util.spec_from_file_location("gpu_shared._vulkan_types", path)
-    if spec is None or spec.loader is None or not path.is_file():  # a release that keeps them elsewhere
+    if spec is None or spec.loader is None or not path.is_file():  # a release that has them elsewhere
         return importlib.import_module("vulkan").ffi
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -147,7 +145,7 @@ def __getattr__(name: str) -> Any:
 
 
 def mark_used() -> None:
-    """Note that this process has initialised the driver; raises `ForkedProcessError` when an ancestor by fork had."""
+    """Record that this process has initialized the driver; raises `ForkedProcessError` when an ancestor by fork had."""
     global _used_in_generation
     if _used_in_generation is not None and _used_in_generation != generation:
         raise ForkedProcessError("the Vulkan driver (it was opened before the fork)")
@@ -177,7 +175,7 @@ def result_name(result: int) -> str:
 
 
 def check(result: int, call: str, label: str = "", hint: str = "") -> int:
-    """Pass a VkResult on when it is no error (negative); otherwise raise the `GpuError` that fits."""
+    """Return a VkResult that is not an error (negative); otherwise raise the matching `GpuError`."""
     if result >= 0:
         return result
     name = result_name(result)
@@ -196,7 +194,7 @@ def check(result: int, call: str, label: str = "", hint: str = "") -> int:
 
 
 class Struct:
-    """A C structure with everything that it points at. Keep it referenced until the call that reads it returns.
+    """A C structure with everything that it points to. Keep it referenced until the call that reads it returns.
 
     ``ptr`` is the pointer to pass; fields are read through ``s.ptr.field``.
     """
@@ -304,7 +302,7 @@ def chain(*structs: Struct) -> Struct:
 class Functions:
     """The functions of one instance or device, fetched by name at first use (a device's skip the loader's trampoline).
 
-    A test may set an attribute to a function of its own. Raises `GpuError` for a function that the driver lacks.
+    A test may replace an attribute by its own function. Raises `GpuError` for a function that the driver lacks.
     """
 
     def __init__(self, raw: Any, loader: str, label: str) -> None:
@@ -334,9 +332,9 @@ def device_functions(raw: Any, label: str = "device") -> Functions:
 def enumerate_all(
     function: Any, arguments: tuple[Any, ...], item: str, call: str, *, template: Struct | None = None
 ) -> Any:
-    """The two-call idiom: the count, then the items (a cffi array that owns them; VK_INCOMPLETE asks again).
+    """The two-call idiom: the count, then the items (a cffi array that owns them; on VK_INCOMPLETE it is repeated).
 
-    ``template`` initialises each item of a structure with ``sType``. Functions that return void are fine.
+    ``template`` initialises each item of a structure with ``sType``. Functions that return void are supported.
     """
     ffi = load().ffi
     while True:
@@ -347,13 +345,13 @@ def enumerate_all(
         if result == 0:  # not VK_INCOMPLETE
             if count[0] == len(items):
                 return items
-            fewer = ffi.new(f"{item}[]", count[0])  # not a slice: it would not keep the array alive
+            fewer = ffi.new(f"{item}[]", count[0])  # not a slice, which would not keep the array alive
             ffi.memmove(fewer, items, ffi.sizeof(fewer))
             return fewer
 
 
 def out(type_name: str) -> Any:
-    """A fresh place for an output: ``vk.out("VkBuffer")[0]`` after the call."""
+    """A new place for an output: ``vk.out("VkBuffer")[0]`` after the call."""
     return load().ffi.new(type_name + " *")
 
 

@@ -1,4 +1,4 @@
-"""Waits before something is given back that the GPU may use."""
+"""Waits before memory or objects are freed that the GPU may use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 
-#: seconds before each try of `until_done`
+#: seconds before each repetition in `until_done`
 _PAUSES = (0.0, 0.0, 0.001, 0.01, 0.1, 1.0)
 
 
 def until_done(wait: Callable[[], None]) -> None:
-    """Call ``wait`` until it returns: where it found no memory for itself it has waited for nothing. A lost device is done.
-    Raises the last `GpuError` where it goes on failing: what is in use must stay then.
-    """
+    """Call ``wait`` until it succeeds: a wait that failed for lack of memory has waited for nothing. A lost device has
+    finished. Raises the last `GpuError` where it keeps failing: the objects in use must stay then."""
     failed: GpuError
     for pause in _PAUSES:
         time.sleep(pause)
