@@ -151,6 +151,11 @@ class DeviceCapabilities:
         """Size of all device-local heaps."""
         return sum(heap.size for heap in self.memory_heaps if heap.device_local)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Size of all heaps."""
+        return sum(heap.size for heap in self.memory_heaps)
+
     def restricted_to(self, extensions: Iterable[str], features: Iterable[str]) -> DeviceCapabilities:
         """This device with only these extensions and features enabled."""
         features = self.features & frozenset(features)

@@ -58,9 +58,12 @@ class Room:
 
 
 class Rooms:
-    """As many rooms as runs may overlap."""
+    """As many rooms as runs may overlap. ``most_bytes``: of device memory that a plan and one run of it may take (None: all that
+    the device has).
+    """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, most_bytes: int | None = None) -> None:
+        self.most_bytes = most_bytes
         self._rooms = [Room() for _ in range(count)]
         self._turns = itertools.count()
 

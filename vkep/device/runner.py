@@ -20,7 +20,7 @@ from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import Weight
 from vkep.plan.layout import Layout, laid_out
-from vkep.plan.memory import too_large
+from vkep.plan.memory import check_bytes, too_large
 from vkep.plan.records import Plan, Port
 from vkep.plan.sized import PlanSizes
 
@@ -61,6 +61,8 @@ class PlanRunner:
         self._layout: Layout | None = None
         self._rooms = rooms or Rooms(2)
         self._closed = False
+        if sizes is None:
+            self._check_bytes(plan.ports, plan.activation_bytes)
         shaders = None if progress is None else functools.partial(progress, "shaders")
         bytes_ = None if progress is None else functools.partial(progress, "weights")
 
@@ -115,7 +117,9 @@ class PlanRunner:
 
     def at(self, sizes: Sequence[int]) -> SizedRunner:
         """Return a runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
-        return SizedRunner(self, self._places.numbers(sizes))
+        numbers = self._places.numbers(sizes)
+        self._check_bytes(numbers.ports, 0)  # temporary buffers come with the layout
+        return SizedRunner(self, numbers)
 
     def recording(self, held: ExitStack) -> RecordedPlan:
         """Return a recording for one run, locked until ``held`` closes. Waits while ``concurrency`` runs are in
@@ -170,6 +174,12 @@ class PlanRunner:
                 )
             return recorded
 
+    def _check_bytes(self, ports: Sequence[Port], temporary: int) -> None:
+        """Raises as `check_bytes`."""
+        most = self._rooms.most_bytes or self._delegate.capabilities.memory_bytes
+        weights = sum(constant.nbytes for constant in self.plan.constants)
+        check_bytes(most, weights, temporary, sum(port.nbytes for port in ports))
+
     def _layout_for(self, numbers: RunNumbers) -> Layout:
         """Where the buffers lie: unchanged, unless these sizes need more memory."""
         sizes, layout = self._places.sizes, self._layout
@@ -181,7 +191,9 @@ class PlanRunner:
                 dispatch = next(k for k, _, buffer, _ in sizes.places if buffer == largest)
                 raise too_large(self.plan.dispatches[dispatch].label, needed[largest], self._delegate.piece)
             with self._delegate.lock:
-                layout = self._layout = laid_out(sizes, numbers.values, self._layout, self._delegate.piece)
+                layout = laid_out(sizes, numbers.values, self._layout, self._delegate.piece)
+                self._check_bytes(numbers.ports, layout.nbytes)
+                self._layout = layout
         return layout
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class EpOptions:
         ONNX Runtime converts nodes to channels last (`vkep.placement.channels_last`). kernels: "compile": nodes on
         Vulkan are fused; "registry": each stays a node of ONNX Runtime, run by a kernel of the registry (a node without
         a kernel is fused individually).
-    plan_cache_size, concurrency, check_data: as `vkep.SessionOptions`.
+    plan_cache_size, concurrency, check_data, max_run_bytes: as `vkep.SessionOptions`.
     enable_graph_capture: replay whole runs with bound inputs and outputs.
     arena: the ``arena.*`` options, as texts.
     """
@@ -53,6 +53,7 @@ class EpOptions:
     plan_cache_size: int = 16
     concurrency: int = 2
     check_data: bool = True
+    max_run_bytes: int | None = None
     enable_graph_capture: bool = False
     arena: Mapping[str, str] = field(default_factory=dict)
 
@@ -117,7 +118,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "io": ("device", "host"),
     "kernels": ("compile", "registry"),
 }
-_LEAST = {"group_id": 0, "min_partition_size": 1, "plan_cache_size": 1, "concurrency": 1}
+_LEAST = {"group_id": 0, "min_partition_size": 1, "plan_cache_size": 1, "concurrency": 1, "max_run_bytes": 1}
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -168,4 +169,5 @@ def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOp
         plan_cache_size=options.plan_cache_size,
         concurrency=options.concurrency,
         check_data=options.check_data,
+        max_run_bytes=options.max_run_bytes,
     )

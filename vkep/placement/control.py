@@ -22,6 +22,8 @@ from vkep.placement.inlined import Inlined, NeedsContent, instantiate, make_node
 
 #: maximum number of nodes of an unrolled loop; the session executes longer ones
 MAX_UNROLLED_NODES = 512
+#: the same for all loops of a model together, including nested ones
+MAX_TOTAL_UNROLLED = 1 << 14
 
 Known = Weight | ValueSpec | HostValue
 
@@ -42,16 +44,17 @@ def is_control(node: Node) -> bool:
     return not node.domain and node.op_type in ("If", "Loop", "Scan") and bool(node.bodies)
 
 
-def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
-    """The steps for a control-flow node whose inputs are ``known``. Raises `Decline` for nodes that only the CPU can
-    run."""
+def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int) -> Expansion:
+    """The steps for a control-flow node whose inputs are ``known``. A loop is unrolled to at most ``most`` and
+    `MAX_UNROLLED_NODES` nodes. Raises `Decline` for nodes that only the CPU can run."""
     lists = [v for name in node.reads if isinstance(v := known[name], (ListValue, NoValue))]
     for name in node.reads:
         if isinstance(known[name], HostValue) and known[name] not in lists:
             raise Decline(f"{name!r} is no tensor")
     if node.op_type == "If":
         return _expand_if(node, known)
-    expansion = _expand_loop(node, known, opsets) if node.op_type == "Loop" else _expand_scan(node, known, opsets)
+    expand_it = _expand_loop if node.op_type == "Loop" else _expand_scan
+    expansion = expand_it(node, known, opsets, min(most, MAX_UNROLLED_NODES))
     if not isinstance(expansion, HostDriven):
         return expansion
     if lists or not all(v.is_tensor for body in node.bodies.values() for v in body.outputs):
@@ -94,7 +97,7 @@ def loop_value(body: Graph, place: int, number: int | bool) -> np.ndarray:
     return np.full(shape, number, np.bool_ if place else np.int64)
 
 
-def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
+def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int) -> Expansion:
     body = node.bodies["body"]
     limit_name, start_name, *initial = (*node.inputs, *("",) * max(0, 2 - len(node.inputs)))
     start = known[start_name] if start_name else None
@@ -117,12 +120,12 @@ def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, in
     else:
         return HostDriven("its number of steps is computed", limit_name)
     trips = max(trips, 0)
-    if trips * max(len(body.nodes), 1) > MAX_UNROLLED_NODES:
+    if trips * max(len(body.nodes), 1) > most:
         return HostDriven(f"{trips} steps of {len(body.nodes)} nodes")
     return _Unrolled(node, body, opsets).loop(trips, initial)
 
 
-def _expand_scan(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> Expansion:
+def _expand_scan(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int) -> Expansion:
     batched = node.since_version < 9  # version 8: every value has a batch axis in front, and the first input lengths
     if batched and node.inputs[0]:
         raise Decline("sequence_lens, which only version 8 of Scan has")
@@ -130,7 +133,7 @@ def _expand_scan(node: Node, known: Mapping[str, Known], opsets: Mapping[str, in
     scan = ScanShape.of(node, len(inputs))
     shapes = [_shape(known[name])[batched:] for name in inputs]
     trips, batch = scan.trips(shapes), _shape(known[inputs[0]])[0] if batched else 1
-    if batch * trips * max(len(scan.body.nodes), 1) > MAX_UNROLLED_NODES:
+    if batch * trips * max(len(scan.body.nodes), 1) > most:
         reason = f"{trips} steps of {len(scan.body.nodes)} nodes"
         if batched:
             raise Decline(f"{reason} for each of {batch} (Scan of version 8)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -17,6 +17,7 @@ from vkep.errors import Decline, VkepError
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.graph.windows import slice_span
+from vkep.ir.infer import infer
 
 #: Operators whose result is not a function of their inputs.
 _IMPURE = {
@@ -30,8 +31,29 @@ _IMPURE = {
 }
 #: Operators that are constants by their own functions, which cover more than the reference does.
 _MADE = {"HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
+#: Operators whose work, or temporary memory, far exceeds their operands and results.
+_COSTLY = {"Attention", "DeformConv", "LinearAttention", "MaxRoiPool", "NonMaxSuppression", "RoiAlign"}
 #: Larger results are not folded: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
+#: After results of so many bytes in total, plus so many times the bytes of the model's weights, no further nodes are folded.
+MAX_TOTAL_BYTES, MAX_TOTAL_OF_WEIGHTS = 4 << 30, 8
+#: Nodes of more work (about two seconds) are not folded: elements for numpy's loops and for Python loops of the reference
+#: implementation, multiplications for matrix products.
+_MOST_WORK = {"plain": 1 << 31, "product": 1 << 36, "slow": 1 << 22}
+#: operators whose results are no larger than their broadcast operands, computed by numpy's loops
+_NAMES = """
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh BatchNormalization BitShift BitwiseAnd BitwiseNot
+    BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Cos Cosh CumSum DepthToSpace DequantizeLinear Div Elu
+    Equal Erf Exp Flatten Floor Gelu Greater GreaterOrEqual Hardmax HardSigmoid Identity IsInf IsNaN
+    LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Max Mean Min Mod Mul Neg NonZero Not Or Pow PRelu
+    QuantizeLinear Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
+    ReduceProd ReduceSum ReduceSumSquare RegexFullMatch Relu Reshape Round Selu Shape Sigmoid Sign Sin Sinh Size
+    Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze StringConcat StringNormalizer Sub Sum Tan Tanh
+    TopK Transpose Trilu Unique Unsqueeze Where Xor
+"""
+_PLAIN = frozenset(_NAMES.split())
+#: others that numpy's loops compute; ONNX's shape inference gives the size of their results
+_TOLD = frozenset({"Gather", "GatherND", "MatMul", "Gemm", "Einsum"})
 _GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
 
 
@@ -41,7 +63,12 @@ class FoldError(VkepError):
 
 def can_fold(node: Node) -> bool:
     """Whether a node of constant inputs may be computed when the model is planned."""
-    return node.schema is not None and node.op_type not in _IMPURE | _MADE and not node.captures and not _has_body(node)
+    return (
+        node.schema is not None
+        and node.op_type not in _IMPURE | _MADE | _COSTLY
+        and not node.captures
+        and not _has_body(node)
+    )
 
 
 def fold_weights(
@@ -66,10 +93,15 @@ def fold_weights(
     return made
 
 
+def total_limit(known: Iterable[object]) -> int:
+    """The most bytes that folding may add to what is known."""
+    return MAX_TOTAL_BYTES + MAX_TOTAL_OF_WEIGHTS * sum(value.nbytes for value in known if isinstance(value, Weight))
+
+
 def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> list[np.ndarray | None]:
     """The node's outputs; None for an absent one. Raises `FoldError`."""
     try:
-        _check_size(node, inputs)
+        _check_cost(node, inputs, opsets)
         quick = _quick(node, inputs)
     except (TypeError, ValueError, LookupError, Decline) as error:
         raise FoldError(f"{node.title}: {error}") from error
@@ -140,20 +172,35 @@ def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None
     return None
 
 
-def _check_size(node: Node, inputs: Sequence[np.ndarray | None]) -> None:
-    """Raise `FoldError` before more than `MAX_FOLDED_BYTES` of memory are allocated."""
+def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> None:
+    """Raise `FoldError` before memory is taken for more than `MAX_FOLDED_BYTES`, or time for more than `_MOST_WORK`."""
     arrays = [array for array in inputs if array is not None]
     if not arrays or node.domain:
         return
+    given = sum({id(array): array.size for array in arrays}.values())
+    kind, work = "plain", 0
     if node.op_type in _SIZED_BY_CONTENT:
         count = _SIZED_BY_CONTENT[node.op_type](*arrays)
-    else:  # number of elements that each operand is repeated over, where operands are
+    elif node.op_type in _PLAIN:  # number of elements that each operand is repeated over, where operands are
         try:
             count = math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
         except ValueError:
-            return
-    if count * 4 > MAX_FOLDED_BYTES and count > sum(array.size for array in arrays):
+            count = given
+    else:
+        known = {name: ArrayWeight(name, a) for name, a in zip(node.inputs, inputs, strict=True) if a is not None}
+        specs = [spec for name, spec in zip(node.outputs, infer(node, known, opsets), strict=True) if name]
+        if None in specs:
+            raise FoldError(f"{node.title}: how large its results are cannot be told")
+        count = sum(math.prod(spec.shape) for spec in specs if spec is not None)
+        kind = "plain" if node.op_type in _TOLD else "slow"
+        if node.op_type in ("MatMul", "Gemm"):  # along one of A's two last dimensions
+            kind, work = "product", count * max(arrays[0].shape[-2:], default=1)
+        elif node.op_type == "Einsum":  # numpy goes through all combinations of its labels
+            kind, work = "product", math.prod(array.size for array in arrays)
+    if count * 4 > MAX_FOLDED_BYTES and count > given:
         raise FoldError(f"{node.title}: would be {count} elements")
+    if max(work, count + given) > _MOST_WORK[kind]:
+        raise FoldError(f"{node.title}: would take {max(work, count + given)} steps")
 
 
 def _product(shape: np.ndarray) -> int:
@@ -170,6 +217,7 @@ def _padded(x: np.ndarray, pads: np.ndarray) -> int:
 
 #: number of elements that a node computes from a few numbers
 _SIZED_BY_CONTENT: dict[str, Callable[..., int]] = {
+    "Concat": lambda *parts: sum(part.size for part in parts),
     "ConstantOfShape": _product,
     "Expand": lambda x, shape: x.size * _product(shape),
     "Tile": lambda x, repeats, *_: x.size * _product(repeats),

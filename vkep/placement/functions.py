@@ -18,7 +18,7 @@ from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.infer import shape_of
 from vkep.ir.program import ValueSpec
 from vkep.ir.tensor import Tensor
-from vkep.placement.control import HostDriven, expand, is_control
+from vkep.placement.control import MAX_UNROLLED_NODES, HostDriven, expand, is_control
 from vkep.placement.fold import FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.inlined import NeedsContent
@@ -103,7 +103,7 @@ def _expanded(
     missing = [n for n in inner.reads if n not in known]
     if missing:
         raise Decline(f"{inner.op_type} in its function body reads the absent {missing[0]!r}")
-    expansion = expand(inner, known, versions)
+    expansion = expand(inner, known, versions, MAX_UNROLLED_NODES)
     if isinstance(expansion, HostDriven):
         raise Decline(f"{inner.op_type} in its function body: {expansion.reason}")
     if isinstance(expansion, NeedsContent):

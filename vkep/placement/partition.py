@@ -37,9 +37,9 @@ from vkep.ir.program import (
 )
 from vkep.ir.tensor import Tensor
 from vkep.passes.island import Island
-from vkep.placement.control import Expansion, HostDriven, expand, is_control
+from vkep.placement.control import MAX_TOTAL_UNROLLED, Expansion, HostDriven, expand, is_control
 from vkep.placement.data_dependent import parts
-from vkep.placement.fold import FoldError, can_fold
+from vkep.placement.fold import FoldError, can_fold, total_limit
 from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.graph_islands import GraphIslands
 from vkep.placement.growing import Growing
@@ -134,6 +134,8 @@ class _Partitioner:
         self.needs: dict[str, None] = {}  #: the values whose content the deferred nodes need
         self.asks_inputs = ""  #: why a node needs the content of an input of the program
         self.placements: list[Placement] = []
+        self.may_fold = total_limit(known.values())  #: bytes of further results
+        self.may_unroll = MAX_TOTAL_UNROLLED  #: nodes of unrolled loops
         self.numbers: dict[str, SizesWeight] = {}  #: inputs and outputs of steps that depend on sizes
 
     def place(self) -> Policy | None:
@@ -254,7 +256,7 @@ class _Partitioner:
 
     def _expansion(self, node: Node) -> Expansion:
         if is_control(node):
-            return expand(node, self.known, self.opsets)
+            return expand(node, self.known, self.opsets, self.may_unroll)
         return (
             numbered(node, self.opsets) if gives_texts(node, self.opsets) else dissolve(node, self.known, self.opsets)
         )
@@ -276,6 +278,7 @@ class _Partitioner:
             self.lists.update(expansion.values)
             folds = not expansion.nodes and not expansion.values
             self.placements.append(Placement(node, "folded" if folds else "inlined"))
+            self.may_unroll -= len(expansion.nodes)
             for inner in expansion.nodes:
                 self._place(inner)
         elif isinstance(expansion, HostDriven):
@@ -294,7 +297,7 @@ class _Partitioner:
                 return False
             name = node.outputs[0]
             results: Sequence[Weight | None] | None = [shape_of(node, name, inputs[0].shape)]
-        elif all(isinstance(v, Weight) for v in inputs) and can_fold(node):
+        elif self.may_fold > 0 and all(isinstance(v, Weight) for v in inputs) and can_fold(node):
             weights = [v if isinstance(v := self.known.get(n), Weight) else None for n in node.inputs]
             try:
                 results = fold_with_sizes(node, weights, self.opsets)
@@ -305,6 +308,7 @@ class _Partitioner:
         if results is None:
             return False
         self.known.update({r.name: r for r in results if r is not None})
+        self.may_fold -= sum(r.nbytes for r in results if r is not None)
         self.placements.append(Placement(node, "folded"))
         return True
 

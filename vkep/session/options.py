@@ -66,10 +66,13 @@ class SessionOptions(OrtSessionOptions):
     initializers: arrays to use in place of the model's initializers, by name.
     unknown_attributes: "warn": attributes that no engine knows are ignored with a warning where ONNX Runtime does so
         (`vkep.graph.unchecked`); "error": such a model is refused. On other operators they are an error always.
-    max_nodes: maximum number of nodes of a model after its functions are inlined; a small file may expand to any
-    number. progress: called while shaders are compiled and weights uploaded. enable_profiling, profile_file_prefix: see
-    `InferenceSession.end_profiling`. free_dimensions: sizes of the model's symbolic dimensions, by name; with all of
-    them the model is planned when it is opened.
+    max_nodes: maximum number of nodes of a model after its functions are inlined; a small file may expand to any number.
+    max_run_bytes: maximum device memory of each part of a run: its weights, temporary buffers, inputs and outputs together.
+        More raise `OutOfDeviceMemoryError` before memory is allocated. None: the size of all memory heaps of the device.
+    progress: called while shaders are compiled and weights uploaded.
+    enable_profiling, profile_file_prefix: see `InferenceSession.end_profiling`.
+    free_dimensions: sizes of the model's symbolic dimensions, by name; with all of them the model is planned when it is
+        opened.
 
     Attributes of ``onnxruntime.SessionOptions`` without an effect here (threads, optimization level ...) may be set and
     are kept; one that neither has raises ``AttributeError``.
@@ -95,6 +98,7 @@ class SessionOptions(OrtSessionOptions):
     initializers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     unknown_attributes: str = "warn"
     max_nodes: int = 250_000
+    max_run_bytes: int | None = None
     progress: Progress | None = None
     enable_profiling: bool = False
     profile_file_prefix: str = "vkep_profile"
@@ -113,6 +117,8 @@ class SessionOptions(OrtSessionOptions):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
+        if self.max_run_bytes is not None and (not isinstance(self.max_run_bytes, int) or self.max_run_bytes < 1):
+            raise ValueError(f"max_run_bytes is {self.max_run_bytes!r}, expected an integer of at least 1, or None")
         for name, (kinds, expected) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kinds):
