@@ -1,5 +1,6 @@
 // y[block] (m by n) = a[block] (m by k) @ b[owners[block]] (n by k, transposed); one subgroup a tile (register_tile.glsl). All
-// operands lie densely; workgroup z is the block, and one whose owner is beyond the groups is left as it is.
+// operands lie densely, but b where PACKED: in panels of COLUMNS columns, k by COLUMNS. Workgroup z is the block, and one whose
+// owner is beyond the groups is left as it is.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -7,6 +8,8 @@
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "register_tile.glsl"
+
+layout(constant_id = 7) const uint PACKED = 0;
 
 TENSOR(uint, Words)
 
@@ -21,11 +24,14 @@ void main() {
     // Past an edge the last row or column is computed and stored again, as in matmul_subgroup.comp.
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++)
         row_at[q] = (block * args.m + min(row0 + q * LANES + lane, args.m - 1)) * args.k;
-    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
-        column_at[c] = (owner * args.n + min(column0 + c * LANES + lane, args.n - 1)) * args.k;
+    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
+        uint column = min(c * LANES + lane, args.n - 1 - column0);
+        column_at[c] = PACKED == 1 ? (owner * column_tiles * COLUMNS + column0) * args.k + column
+                                   : (owner * args.n + column0 + column) * args.k;
+    }
     clear_tile();
     uint a_k = 0, b_k = 0;
-    multiply(a, a_k, 1, b, b_k, 1, args.k);
+    multiply(a, a_k, 1, b, b_k, PACKED == 1 ? COLUMNS : 1, args.k);
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         uint row = min(row0 + r, args.m - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {

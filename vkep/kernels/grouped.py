@@ -5,11 +5,15 @@ that looks up a block's matrix (``shaders/grouped_tiled.comp``, ``shaders/groupe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, is_cpu, lanes
+from vkep.kernels.matmul import pack_panels
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tiles import (
@@ -102,9 +106,10 @@ def block_of(rows: int, groups: int, caps: DeviceCapabilities) -> int:
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n, k, size, blocks = call["m"], call["n"], call["k"], call.size_of("T"), call.groups[2]
+    panel = call["LANE_COLUMNS"] * call["LOCAL_X"] if call.spec.get("PACKED") else 1
     return {
         "a": blocks * m * k * size,
-        "b": call["groups"] * n * k * size,
+        "b": call["groups"] * ceil_div(n, panel) * panel * k * size,
         "owners": 4 * blocks,
         "y": blocks * m * n * size,
     }
@@ -124,7 +129,7 @@ GROUPED_SUBGROUP = Kernel(
     "grouped_subgroup.comp",
     operands=_OPERANDS,
     params=_SIZES,
-    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4},
+    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4, "PACKED": 0},
     variants=tuple({"T": t} for t in STORAGE.values()),
     reach=_reach,
 )
@@ -142,6 +147,7 @@ class GroupedProductProblem(Problem):
     k: int
     groups: int
     dtype: str
+    b_constant: bool = False  #: b holds weights, which may be repacked
     alignment: int = 1  #: bytes, of a and b
 
     def needs(self) -> tuple[Need, ...]:
@@ -158,11 +164,8 @@ class GroupedProductProblem(Problem):
     def flops(self) -> int:
         return 2 * self.blocks * self.m * self.n * self.k
 
-    def placed(self, operands: Mapping[str, object]) -> GroupedProductProblem:
-        return GroupedProductProblem(
-            *(self.blocks, self.m, self.n, self.k, self.groups, self.dtype),
-            alignment=alignment_of(operands["a"], operands["b"]),
-        )
+    def placed(self, operands: Mapping[str, Any]) -> GroupedProductProblem:
+        return replace(self, alignment=alignment_of(operands["a"], operands["b"]))
 
 
 def _no_type(problem: GroupedProductProblem) -> str:
@@ -170,7 +173,7 @@ def _no_type(problem: GroupedProductProblem) -> str:
 
 
 def _no_subgroup(problem: GroupedProductProblem, caps: DeviceCapabilities) -> str:
-    return _no_type(problem) or no_subgroup_tile(problem.m, problem.n, problem.blocks, caps, False)
+    return _no_type(problem) or no_subgroup_tile(problem.m, problem.n, problem.blocks, caps, problem.b_constant)
 
 
 def _params(problem: GroupedProductProblem) -> dict[str, int]:
@@ -178,12 +181,22 @@ def _params(problem: GroupedProductProblem) -> dict[str, int]:
 
 
 def _subgroup(problem: GroupedProductProblem, e: Emission) -> KernelCall:
-    tile = subgroup_tile(problem.m, problem.n, problem.blocks, e.caps, False, e.target.tuned)
+    packed, b = problem.b_constant, e["b"]
+    tile = subgroup_tile(problem.m, problem.n, problem.blocks, e.caps, packed, e.target.tuned)
+    if packed:
+        groups, n, k = problem.groups, problem.n, problem.k
+        tag = f"grouped-{groups}-{n}-{k}-{tile.columns}"
+
+        def panels(flat: np.ndarray) -> np.ndarray:
+            matrices = flat.reshape(-1)[: groups * n * k].reshape(groups, n * k)
+            return np.stack([pack_panels(matrix, k, n, 1, k, tile.columns) for matrix in matrices])
+
+        b = e.target.prepack(b, panels, tag)
     return GROUPED_SUBGROUP.call(
         grid=tile_grid(ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns), problem.blocks, e.caps),
-        operands=e.operands,
+        operands={**e.operands, "b": b},
         params=_params(problem),
-        spec=tile.spec,
+        spec={**tile.spec, "PACKED": int(packed)},
         defines={"T": STORAGE[problem.dtype]},
         local_size=(tile.lanes,),
         subgroup_size=tile.required_subgroup_size,

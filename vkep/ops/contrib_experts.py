@@ -117,7 +117,9 @@ def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = 
         y = matrix_product(b, x, dense.transpose((0, 2, 1)))
     else:
         (blocks, rows, k), (experts, n, _) = x.shape, dense.shape
-        y = b.result(GroupedProductProblem(blocks, rows, n, k, experts, x.dtype.name), x, dense, owners)
+        dense = b.contiguous(dense)
+        constant = dense.storage.is_constant
+        y = b.result(GroupedProductProblem(blocks, rows, n, k, experts, x.dtype.name, constant), x, dense, owners)
         if bias is not None:
             bias = gathered(b, bias, b.pointwise("min({0}, {1})", owners, experts - 1))
     return y if bias is None else b.pointwise("add", y, b.reshape(bias, (bias.shape[0], 1, bias.shape[1])))
