@@ -174,3 +174,15 @@ def _mixture(x: Array, r: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> 
         for e in np.argsort(-scores[i])[:2]:
             out[i] += scores[i, e] * (w2[e] @ np.maximum(w1[e] @ row + b1[e], 0) + b2[e])
     return out
+
+
+@pytest.mark.parametrize(("groups", "kept", "summed", "k"), [(1, 1, 2, 3), (4, 2, 2, 3), (4, 3, 9, 1), (2, 1, 1, 4)])
+def test_routing_by_groups(groups: int, kept: int, summed: int, k: int) -> None:
+    inputs = {"logits": normal(3, 5, 8), "bias": normal(8)}
+    attributes = {"n_group": groups, "topk_group": kept, "group_topk": summed, "top_k": k, "router_sentinel": -7.5}
+    check("MoEGroupRouter", inputs, **attributes, **MS)
+
+
+def test_all_scores_of_a_router() -> None:
+    inputs = {"x": normal(5, 256), "bias": normal(8), "w": normal(8, 256)}
+    check("MoEGroupRouter", inputs, outputs=("", "scores", "weights"), top_k=2, rtol=1e-4, **MS)

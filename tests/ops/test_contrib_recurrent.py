@@ -75,3 +75,49 @@ def test_refused(changes: dict[str, Any], attributes: dict[str, Any], told: str)
     given = {n: v for n, v in inputs.items() if v is not None}
     with pytest.raises(VkepError, match=told):
         on_vulkan(model_of("LinearAttention", inputs, outputs=("y", "n"), domain="com.microsoft", **rest), given)
+
+
+def _delta_inputs(tokens: int, heads: tuple[int, int], options: str) -> dict[str, Array | None]:
+    """By letters: s(tarts), d(ecay a row), g(ate parameters), p(acked queries, keys and values)."""
+    (q, v), size, wide = heads, 6, 5
+    batch = 3 if "s" in options else 2
+    keys, values = normal(tokens, q, size), normal(tokens, v, wide)
+    keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+    queries = normal(tokens, q, size)
+    if "p" in options:
+        queries = np.concatenate([t.reshape(tokens, -1) for t in (queries, keys, values)], -1)
+    return {
+        "q": queries,
+        "k": None if "p" in options else keys,
+        "v": None if "p" in options else values,
+        "starts": np.array([0, 1, 5, tokens], np.int32) if "s" in options else None,
+        "decay": -np.abs(normal(tokens, v, size) if "d" in options else normal(tokens, v)),
+        "beta": np.abs(normal(tokens, v)),
+        "first": normal(batch, v, wide, size),
+        "a_log": normal(v) if "g" in options else None,
+        "bias": normal(v) if "g" in options else None,
+    }
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("options", "attributes"),
+    [
+        ("", {}),
+        ("s", {"qk_l2_norm": 1}),
+        ("dp", {"scale": 0.3}),
+        ("sg", {"gate_activation": "softplus", "beta_activation": "sigmoid"}),
+        ("dg", {"gate_activation": "sigmoid", "gate_lower_bound": -2.0}),
+        ("", {"update_rule": "gated"}),
+        ("", {"update_rule": "linear"}),
+    ],
+)
+def test_gated_delta_net(heads: tuple[int, int], options: str, attributes: dict[str, Any]) -> None:
+    inputs = _delta_inputs(8, heads, options)
+    if attributes.get("update_rule") == "linear":
+        inputs["decay"] = inputs["beta"] = None
+    elif attributes.get("update_rule") == "gated":
+        inputs["beta"] = None
+    last = max(k for k, value in enumerate(inputs.values()) if value is not None)
+    inputs = dict(list(inputs.items())[: last + 1])
+    check("GatedDeltaNet", inputs, outputs=("y", "next"), rtol=1e-4, atol=1e-5, **attributes, **MS)

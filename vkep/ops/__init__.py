@@ -11,6 +11,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     contrib_experts,
     contrib_fused,
     contrib_grouped_attention,
+    contrib_hashes,
     contrib_positions,
     contrib_qlinear,
     contrib_quantized,

@@ -18,6 +18,8 @@ from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, activated, channels_first, channels_last, outputs
 from vkep.ops.convolution import conv_, conv_transpose
 from vkep.ops.gather import gathered
+from vkep.ops.generators import positions
+from vkep.ops.packed import Packed, with_history
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
 
@@ -129,6 +131,71 @@ def causal_conv_with_state(
         y = b.pointwise("({0} / (1.0 + exp(-{0})))", y)
     present = whole.slice(2, steps, reach)
     return outputs(b, *((t.transpose((0, 2, 1)) for t in (y, present)) if channels_last else (y, present)))
+
+
+@operator(
+    "VarlenCausalConvWithState",
+    domain=MICROSOFT,
+    types={"x weight bias first": SINGLE, "starts capture_count": ("int32",)},
+    fixed={"delta_offset": 0, "group_size": 1},
+)
+def varlen_causal_conv_with_state(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor,
+    starts: Tensor,
+    bias: Tensor | None,
+    first: Tensor,
+    capture_count: Tensor | None = None,
+    *,
+    activation: str = "none",
+    dilation: int = 1,
+    state_update_capacity: int = 0,
+) -> list[Tensor]:
+    """The same for sequences that lie one after the other, without padding: [tokens, channels]."""
+    if activation not in ("none", "silu", "swish"):
+        b.invalid(f"activation is {activation!r}, expected 'none', 'silu' or 'swish'")
+    if x.rank != 2 or weight.rank != 3 or dilation < 1 or not x.shape[0]:
+        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(weight.shape)}, dilation {dilation}")
+    tokens, channels = x.shape
+    taps = weight.shape[2]
+    reach = (taps - 1) * dilation
+    packed = Packed.of(b, starts, tokens)
+    b.expect("weight", weight, (channels, 1, taps))
+    b.expect("bias", bias, (channels,))
+    b.expect("initial_state", first, (packed.batch, channels, reach))
+    table = with_history(b, x, first.transpose((0, 2, 1)))
+    rows = [
+        packed.rows(b, table, packed.owner, b.expr(f"({{0}} - {k * dilation})", packed.place), reach, (tokens,))
+        for k in range(1, taps)
+    ]
+    by_tap = b.reshape(weight, (channels, taps)).transpose((1, 0))
+    total = b.expr("mul", x, by_tap.slice(0, taps - 1, 1))
+    for k, row in enumerate(rows, 1):
+        total = b.expr("({0} + {1} * {2})", total, row, by_tap.slice(0, taps - 1 - k, 1))
+    if bias is not None:
+        total = b.expr("add", total, bias)
+    if activation != "none":
+        total = b.expr("({0} / (1.0 + exp(-{0})))", total)
+    y = b.store(total, x.dtype, shape=x.shape)
+    each = b.reshape(positions(b, packed.batch), (packed.batch, 1))
+    last = b.expr(f"({{0}} - {reach} + {{1}})", b.reshape(packed.lengths, (packed.batch, 1)), positions(b, reach))
+    state = packed.rows(b, table, each, last, reach, (packed.batch, reach)) if reach else first.transpose((0, 2, 1))
+    update = None
+    if state_update_capacity:
+        if capture_count is None:
+            b.invalid(f"state_update_capacity is {state_update_capacity}, without capture_count")
+        b.expect("capture_count", capture_count, (packed.batch,))
+        slot = b.reshape(positions(b, state_update_capacity), (1, state_update_capacity))
+        shape = (packed.batch, state_update_capacity)
+        found = packed.rows(b, table, each, slot, reach, shape)
+        count, length, slots = (
+            b.reshape(t, (*t.shape, 1, 1) if t is not slot else (1, *shape[1:], 1))
+            for t in (capture_count, packed.lengths, slot)
+        )
+        kept = b.expr("({1} < {2} && {1} < {3} ? {0} : 0.0)", found, slots, count, length, ctype="float")
+        update = b.store(kept, x.dtype, shape=found.shape)
+    return outputs(b, y, state.transpose((0, 2, 1)), update)
 
 
 @operator("WordConvEmbedding", domain=MICROSOFT, types={"words": ("int32",), "w bias table": ("float32",)})

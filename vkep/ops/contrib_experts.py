@@ -1,4 +1,4 @@
-"""Mixtures of experts (domain com.microsoft: MoE, QMoE).
+"""Mixtures of experts (domain com.microsoft: MoE, QMoE, MoEGroupRouter).
 
 Each token goes through the ``k`` experts that its router scores highest. Where few tokens choose (a step of decoding), the chosen
 experts' weights are gathered, and only those are read; else tokens lie in the order of their experts, in blocks of one expert.
@@ -14,11 +14,12 @@ from vkep.dtypes import DTYPES, DType
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.grouped import GroupedProductProblem, GroupRowsProblem, block_of
+from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, unpacked_codes
-from vkep.ops.contrib_fused import SILU, gated_parts
+from vkep.ops.contrib import MICROSOFT, outputs, unpacked_codes, wants_output
+from vkep.ops.contrib_fused import SIGMOID, SILU, gated_parts
 from vkep.ops.elementwise import gelu
-from vkep.ops.gather import elements_at, gather_, gathered
+from vkep.ops.gather import elements_at, gather_, gathered, scatter_elements_
 from vkep.ops.normalization import softmax_over
 from vkep.ops.reduction import reduce_axes, top_k_of
 from vkep.ops.registry import FLOATS, operator
@@ -310,3 +311,51 @@ def qmoe(
     first = Matrices(fc1, fc1_bias, fc1_scales, fc1_zeros, widths[0])
     second = Matrices(fc2, fc2_bias, fc2_scales, fc2_zeros, widths[1])
     return mixture(b, a, x, router, first, second, third, router_weights, max(a.block_size, 0))
+
+
+@operator(
+    "MoEGroupRouter", domain=MICROSOFT, types={"logits": SINGLE, "expert_bias": ("float32",), "projection": SINGLE}
+)
+def moe_group_router(
+    b: Builder,
+    logits: Tensor,
+    expert_bias: Tensor,
+    projection: Tensor | None = None,
+    *,
+    group_topk: int = 2,
+    n_group: int = 1,
+    router_sentinel: float = -1e4,
+    top_k: int,
+    topk_group: int = 1,
+) -> list[Tensor]:
+    """Of each token the best experts of the best groups: the logarithms of their sigmoids, and a number where another is."""
+    experts = expert_bias.size
+    if projection is not None:
+        b.expect("projection_weight", projection, (experts, logits.shape[-1]))
+        wide, matrix = b.cast(logits, _FLOAT32), b.cast(projection, _FLOAT32)
+        logits = matrix_product(b, wide, matrix.transpose((1, 0)))
+    if not experts or not logits.rank or logits.shape[-1] != experts or n_group < 1 or experts % n_group:
+        b.invalid(f"logits of shape {list(logits.shape)} for {experts} experts in {n_group} groups")
+    if min(top_k, topk_group, group_topk) < 1 or topk_group > n_group or top_k > experts // n_group * topk_group:
+        b.invalid(f"{top_k} experts of {topk_group} groups, of {experts} in {n_group} groups")
+    tokens, dtype = logits.size // experts, logits.dtype
+    scores = b.pointwise(SIGMOID, b.cast(b.reshape(logits, (tokens, experts)), _FLOAT32))
+    biased = b.pointwise("add", scores, b.reshape(expert_bias, (experts,)))
+    if not wants_output(b, 0):
+        return outputs(b, None, biased, scores)
+    ranked = biased
+    if topk_group < n_group:
+        each = experts // n_group
+        best, _ = top_k_of(b, b.reshape(biased, (tokens, n_group, each)), min(group_topk, each), 2, 1)
+        _, groups = top_k_of(b, reduce_axes(b, "sum", best, [2], False), topk_group, 1, 1)
+        open_ = scatter_elements_(
+            b, b.full((tokens, n_group), 0, _FLOAT32), groups, b.full(groups.shape, 1, _FLOAT32), 1, "none"
+        )
+        lowest = b.full((), float("-inf"), _FLOAT32)
+        spread = b.reshape(open_, (tokens, n_group, 1))
+        held = b.expr("({0} != 0.0 ? {1} : {2})", spread, b.reshape(biased, (tokens, n_group, each)), lowest)
+        ranked = b.reshape(b.store(held, _FLOAT32, shape=(tokens, n_group, each)), (tokens, experts))
+    _, chosen = top_k_of(b, ranked, top_k, 1, 1)
+    logarithms = b.pointwise("log(max({0}, 1e-20))", elements_at(b, scores, chosen, 1, "an expert"))
+    made = scatter_elements_(b, b.full((tokens, experts), router_sentinel, _FLOAT32), chosen, logarithms, 1, "none")
+    return outputs(b, b.cast(made, dtype), biased, scores)

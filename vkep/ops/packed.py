@@ -1,0 +1,68 @@
+"""Sequences that lie one after the other in one tensor, without padding: where each of a batch's tokens belongs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkep.dtypes import DTYPES
+from vkep.ir.builder import Builder, Operand
+from vkep.ir.tensor import Tensor
+from vkep.ops.gather import gathered
+from vkep.ops.generators import positions
+from vkep.ops.movement import concat
+from vkep.ops.reduction import reduce_axes
+
+_INT32 = DTYPES["int32"]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """``tokens`` tokens of ``batch`` sequences: sequence i has those from ``starts[i]`` to ``starts[i + 1]``.
+
+    ``owner`` and ``place`` (int32 [tokens]) are each token's sequence, and its position in that; ``lengths`` int32 [batch].
+    """
+
+    tokens: int
+    batch: int
+    starts: Tensor
+    owner: Tensor
+    place: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, b: Builder, starts: Tensor, tokens: int) -> Packed:
+        """From running sums of lengths (int32 [batch + 1]). Raises `InvalidNode` for another shape, and a run with a sum that is
+        out of range `InvalidInputError`.
+        """
+        if starts.rank != 1 or starts.size < 2 or starts.dtype is not _INT32:
+            b.invalid(f"running sums of lengths are {starts.dtype} {list(starts.shape)}, expected int32 [batch + 1]")
+        b.expect_range("a sum of lengths", starts, 0, tokens)
+        batch = starts.size - 1
+        ends = starts.slice(0, 1, batch)
+        token = b.reshape(positions(b, tokens), (tokens, 1))
+        before = b.store(b.expr("({0} >= {1} ? 1 : 0)", token, ends, ctype="int"), _INT32, shape=(tokens, batch))
+        count = reduce_axes(b, "sum", before, [1], keepdims=False)
+        owner = b.pointwise("min({0}, {1})", count, batch - 1)
+        place = b.pointwise("({0} - {1})", positions(b, tokens), gathered(b, starts, owner))
+        lengths = b.pointwise("({0} - {1})", ends, starts.slice(0, 0, batch))
+        return cls(tokens, batch, starts, owner, place, lengths)
+
+    def rows(
+        self, b: Builder, table: Tensor, owner: Operand, place: Operand, history: int, shape: tuple[int, ...]
+    ) -> Tensor:
+        """Of `with_history`'s table the rows of sequences ``owner`` at positions ``place``, in the broadcast ``shape`` of both;
+        those below 0 are of the ``history`` tokens before the sequence.
+        """
+        start = gathered(b, self.starts, b.store(b.expr("same", owner), _INT32, shape=shape))
+        earlier = b.expr(f"({self.tokens} + {{0}} * {history} + {history} + {{1}})", owner, place, ctype="int")
+        at = b.expr("({0} < {3} ? {1} : {2} + {0})", place, earlier, start, 0, ctype="int")
+        rows = table.shape[0]
+        inside = b.expr("clamp({0}, {1}, {2})", at, 0, max(rows - 1, 0))
+        return gathered(b, table, b.store(inside, _INT32, shape=shape))
+
+
+def with_history(b: Builder, rows: Tensor, history: Tensor) -> Tensor:
+    """The tokens' rows [tokens, ...] and behind them each sequence's earlier ones [batch, history, ...], in one table."""
+    if not history.size:
+        return rows
+    return concat(b, rows, b.reshape(history, (history.shape[0] * history.shape[1], *history.shape[2:])), axis=0)
