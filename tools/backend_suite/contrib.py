@@ -29,31 +29,22 @@ input that has some. vkep's own tests hold each against onnxruntime, or against 
 | operator | ONNX Runtime | vkep |
 |---|---|---|
 """
-_GRAPHS = "a search that calls subgraphs: ONNX Runtime runs it, and vkep the subgraphs"
-_ORDERED = "tensors in cuBLASLt's tiled orders, for Turing's and Ampere's int8 cores"
+_GRAPHS = (
+    "a search whose kernel calls the model's subgraphs step by step and ends where its data say so; the provider interface has "
+    "no helper for it. ONNX Runtime's CPU kernel runs the search, and vkep each step's subgraph"
+)
+_ORDERED = "int8 tensors in cuBLASLt's tiled orders, for Turing's and Ampere's int8 cores"
 _DEVICES = "several devices that exchange tensors (NCCL)"
-_NOT_YET = "not written yet"
 #: why vkep has no kernel
 REASONS = {
     "ATen": "calls PyTorch",
     **dict.fromkeys(("AllGather", "AllReduce", "AllToAll", "ShardedMoE"), _DEVICES),
-    "AttnLSTM": "a recurrent cell with Bahdanau's attention in each step, which no exporter writes any more",
     **dict.fromkeys(("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"), _GRAPHS),
-    "BifurcationDetector": "a comparison of two short lists of tokens on the host, for aggressive decoding",
-    "DecoderAttention": "queries, keys and values by flags that a run computes: " + _NOT_YET,
-    "DecoderMaskedSelfAttention": "its buffer of keys lies in the order of one CUDA kernel",
-    "DynamicQuantizeLSTM": "activations are quantised in every step: " + _NOT_YET,
-    "DynamicTimeWarping": "a path through a table, one cell after the other, whose length is data: " + _NOT_YET,
-    "GatedDeltaNet": "a recurrence: " + _NOT_YET,
     "GatherPacked": "weights in ONNX Runtime's packed-weight formats",
-    "LongformerAttention": "windows and global tokens in one attention: " + _NOT_YET,
     "MatMulFpQ4": "weights in a layout private to ONNX Runtime's CPU library",
-    "MatMulNBitsMlp": "what ONNX Runtime's WebGPU optimizer makes of nodes that vkep runs",
-    "MatMulNBitsQkv": "what ONNX Runtime's WebGPU optimizer makes of nodes that vkep runs",
-    "MaxpoolWithMask": "for ONNX Runtime's internal use; a zero of the mask ends the window's row",
-    "MoEGroupRouter": _NOT_YET,
-    "NGramHashMapping": _NOT_YET,
-    "PagedAttention": "a cache in pages: " + _NOT_YET,
+    "MaxpoolWithMask": "for ONNX Runtime's internal use: its kernel reads the mask of channel c from element "
+    "c * size % channels on, and a zero ends the window's row",
+    "PagedAttention": "a cache in pages: not written yet",
     **dict.fromkeys(
         (
             "DequantizeWithOrder", "QOrderedAttention", "QOrderedGelu", "QOrderedLayerNormalization",
@@ -62,11 +53,9 @@ REASONS = {
         _ORDERED,
     ),
     "ShrunkenGather": "Gather for training builds of ONNX Runtime; it has no schema in the others",
-    "SparseAttention": "a mask of blocks by lists of columns: " + _NOT_YET,
-    "SparseToDenseMatMul": "a sparse tensor as an input of a run",
+    "SparseToDenseMatMul": "a sparse tensor as an input of a run: a session takes dense ones, and ONNX Runtime makes sparse "
+    "initializers dense before",
     "Tokenizer": "strings",
-    "VarlenCausalConvWithState": "sequences one after the other in one tensor: " + _NOT_YET,
-    "VarlenNGramHashMapping": _NOT_YET,
 }  # fmt: skip
 
 

@@ -124,9 +124,10 @@ operator("SimplifiedLayerNormalization", domain=MICROSOFT, types={"x": FLOATS, "
 )
 
 
-def _with_skip(
+def with_skip(
     b: Builder, x: Tensor, skip: Tensor, bias: Tensor | None, epsilon: float, **factors: Tensor | None
 ) -> Tensor:
+    """``x`` plus ``skip`` plus ``bias``. Raises `InvalidNode` where they, or a norm's ``factors``, do not fit."""
     if x.rank not in (2, 3):
         b.invalid(f"the input has shape {list(x.shape)}, expected 2 or 3 axes")
     b.expect("skip", skip, x.shape, *([(1, *x.shape[1:]), x.shape[1:]] if x.rank == 3 else []))
@@ -151,7 +152,7 @@ def skip_layer_normalization(
     *,
     epsilon: float = 1e-12,
 ) -> list[Tensor]:
-    total = _with_skip(b, x, skip, bias, epsilon, gamma=gamma, beta=beta)
+    total = with_skip(b, x, skip, bias, epsilon, gamma=gamma, beta=beta)
     stats = {"mean": wants_output(b, 1), "inv_std": wants_output(b, 2)}
     out, mean, inv_std = row_norm(b, total, gamma, beta, epsilon=epsilon, **stats)
     return outputs(b, out, mean, inv_std, total)
@@ -161,7 +162,7 @@ def skip_layer_normalization(
 def skip_simplified_layer_normalization(
     b: Builder, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
 ) -> list[Tensor]:
-    total = _with_skip(b, x, skip, bias, epsilon, gamma=gamma)
+    total = with_skip(b, x, skip, bias, epsilon, gamma=gamma)
     out, _, inv_std = row_norm(b, total, gamma, epsilon=epsilon, rms=True, inv_std=wants_output(b, 2))
     return outputs(b, out, None, inv_std, total)
 

@@ -17,6 +17,7 @@ from vkep.ops.generators import positions
 from vkep.ops.kv_cache import cached
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
+    Attended,
     Heads,
     Mask,
     default_scale,
@@ -175,18 +176,45 @@ def decoder_masked_multi_head_attention(
     """
     if query.rank != 3 or query.shape[1] != 1 or key is None or value is None:
         b.decline(f"queries of shape {list(query.shape)}; the kernels take one token, apart from its key and value")
-    q, k, v = _parts(b, query, key, value, bias, num_heads)
-    if past_key is None or past_value is None:  # of an encoder
-        present_key, present_value, reach = None, None, None
-    else:
-        if past_sequence_length is None or past_sequence_length.size != 1 or not past_present_share_buffer:
-            b.decline("buffers without their length, or of no room")
+    parts = _parts(b, query, key, value, bias, num_heads)
+    if past_key is not None and not past_present_share_buffer:
+        b.decline("buffers of no room")
+    stage = 2 if wants_output(b, 3) and output_qk else None
+    caches = None if past_key is None or past_value is None else (past_key, past_value)
+    mask = mask_index, mask_filter_value
+    done, *present = one_token(
+        b, parts, caches, past_sequence_length, cache_indirection, mask, attention_bias, scale, stage
+    )
+    return outputs(b, merge_heads(b, done.y), *present, done.scores)
+
+
+def one_token(
+    b: Builder,
+    parts: tuple[Tensor, Tensor, Tensor],
+    caches: tuple[Tensor, Tensor] | None,
+    past_sequence_length: Tensor | None,
+    cache_indirection: Tensor | None,
+    mask_index: tuple[Tensor | None, float],
+    attention_bias: Tensor | None,
+    scale: float,
+    scores_stage: int | None = None,
+) -> tuple[Attended, Tensor | None, Tensor | None]:
+    """What a query [batch, heads, 1, size] attends to, and the buffers of keys and values with the new ones. Without buffers the
+    keys are all there are.
+    """
+    q, k, v = parts
+    present_key = present_value = reach = None
+    if caches is not None:
+        if past_sequence_length is None or past_sequence_length.size != 1:
+            b.decline("buffers without their length")
+        past_key, past_value = caches
+        padding = mask_index[0]
         room, batch = past_key.shape[2], q.shape[0]
         b.expect("past_value", past_value, past_key.shape)
-        used = mask_index.shape[1] if mask_index is not None and mask_index.rank == 2 else room
+        used = padding.shape[1] if padding is not None and padding.rank == 2 else room
         if attention_bias is not None:
             used = min(used, attention_bias.shape[-1])
-        if wants_output(b, 3) and output_qk:  # it has a column for each key
+        if scores_stage is not None:  # they have a column for each key
             used = min(used, whole(b.number(past_sequence_length, "past_sequence_length")) + 1)
         known = used < room
         b.expect_range("past_sequence_length", past_sequence_length, used - 1 if known else 0, used - 1)
@@ -200,15 +228,14 @@ def decoder_masked_multi_head_attention(
     mask = Mask()
     if reach is not None:
         mask.conditions.append(b.expr("({0} <= {1})", heads.key_index(b), reach, ctype="bool"))
-    if mask_index is not None:
-        add_padding(b, mask, heads, mask_index, mask_filter_value)
+    if mask_index[0] is not None:
+        add_padding(b, mask, heads, mask_index[0], mask_index[1])
     if attention_bias is not None:
         mask.biases.append(heads.mask_view(b, attention_bias.slice(attention_bias.rank - 1, 0, heads.keys)))
-    scores_stage = 2 if wants_output(b, 3) and output_qk else None
     done = sdpa(
         b, q, k, v, heads, mask, scale=scale or default_scale(q.shape[3]), scores_stage=scores_stage, merged=True
     )
-    return outputs(b, merge_heads(b, done.y), present_key, present_value, done.scores)
+    return done, present_key, present_value
 
 
 def _of_beams(b: Builder, buffer: Tensor, indirection: Tensor, length: Tensor) -> Tensor:

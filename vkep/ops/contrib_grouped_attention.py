@@ -98,7 +98,7 @@ def group_query_attention(
         b.invalid("q_norm_weight and k_norm_weight: one is missing")
     dtype = query.dtype
     wide = _FLOAT32 if dtype.name == "bfloat16" else dtype  # no kernel computes with bfloat16
-    q, k, v = _parts(b, query, key, value, num_heads, kv_num_heads)
+    q, k, v = grouped_parts(b, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
         epsilons = (e if e is not None else qk_norm_epsilon for e in (q_norm_epsilon, k_norm_epsilon))
         q, k = (_normed(b, t, w, e) for t, w, e in zip((q, k), (q_norm_weight, k_norm_weight), epsilons, strict=True))
@@ -187,7 +187,7 @@ def group_query_attention(
     )
 
 
-def _parts(
+def grouped_parts(
     b: Builder, query: Tensor, key: Tensor | None, value: Tensor | None, num_heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [batch, heads, length, size]."""

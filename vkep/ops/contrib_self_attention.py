@@ -1,5 +1,6 @@
 """ONNX Runtime's attention operators that project their input themselves, or take sequences without their padding (domain
-com.microsoft): Attention, QAttention, PackedAttention, PackedMultiHeadAttention; and what takes padding away and puts it back.
+com.microsoft): Attention, QAttention, DecoderAttention, DecoderMaskedSelfAttention, PackedAttention, PackedMultiHeadAttention;
+and what takes padding away and puts it back.
 
 Semantics: ONNX Runtime, docs/ContribOperators.md.
 """
@@ -15,7 +16,7 @@ from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, in_float32, outputs, wants_output
-from vkep.ops.contrib_attention import add_padding
+from vkep.ops.contrib_attention import add_padding, one_token
 from vkep.ops.gather import gathered, scatter_nd
 from vkep.ops.qlinear import integer_product
 from vkep.ops.registry import FLOATS, operator
@@ -165,6 +166,133 @@ def qattention(
     product = b.store(value, bias.dtype, shape=total.shape)
     parts = _split(b, product, sizes, num_heads)
     return _attended(b, parts, mask_index, past, None, scale, mask_filter_value, bool(unidirectional))
+
+
+@operator(
+    "DecoderMaskedSelfAttention",
+    domain=MICROSOFT,
+    types={
+        "x weights bias past attention_bias": FLOATS,
+        "mask_index past_sequence_length beam_width cache_indirection": ("int32",),
+    },
+)
+def decoder_masked_self_attention(
+    b: Builder,
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    mask_index: Tensor | None,
+    past: Tensor,
+    attention_bias: Tensor | None,
+    past_sequence_length: Tensor,
+    beam_width: Tensor | None = None,
+    cache_indirection: Tensor | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+) -> list[Tensor]:
+    """One new token of each sequence. The buffer of keys lies as ONNX Runtime's CUDA provider has it: [batch, heads, size / n,
+    room, n] for n elements of 16 bytes.
+    """
+    if do_rotary or not past_present_share_buffer:
+        b.decline("rotary embedding, or buffers of no room")
+    if x.rank != 3 or x.shape[1] != 1 or past.rank != 5 or past.shape[0] != 2:
+        b.invalid(f"an input of shape {list(x.shape)}, a past of {list(past.shape)}; expected one token, and [2, ...]")
+    sizes = _sizes(b, x, weights, None)
+    b.expect("bias", bias, (sum(sizes),))
+    q, k, v = _split(b, b.pointwise("add", matrix_product(b, x, weights), bias), sizes, num_heads)
+    each = 16 // x.dtype.itemsize
+    _, batch, heads, room, size = past.shape
+    b.expect("past", past, (2, *k.shape[:2], room, k.shape[3]))
+    if size % each:
+        b.invalid(f"heads of {size}, expected a multiple of {each}")
+    keys, values = (b.reshape(past.slice(0, part, 1), past.shape[1:]) for part in range(2))
+    groups = b.reshape(keys, (batch, heads, size // each, room, each))
+    plain = b.reshape(groups.transpose((0, 1, 3, 2, 4)), keys.shape)
+    done, present_key, present_value = one_token(
+        *(b, (q, k, v), (plain, values), past_sequence_length, cache_indirection, (mask_index, mask_filter_value)),
+        attention_bias,
+        scale,
+    )
+    assert present_key is not None and present_value is not None
+    present = b.empty(past.dtype, past.shape)
+    laid = b.reshape(present_key, (batch, heads, room, size // each, each)).transpose((0, 1, 3, 2, 4))
+    for index, t in enumerate((b.reshape(laid, keys.shape), present_value)):
+        part = present.slice(0, index, 1)
+        b.copy(t, out=part.view(part.shape[1:], part.strides[1:]))
+    return outputs(b, merge_heads(b, done.y), present)
+
+
+@operator(
+    "DecoderAttention",
+    domain=MICROSOFT,
+    types={
+        "query key q_weight kv_weight bias key_cache value_cache": FLOATS,
+        "key_padding_mask static_kv use_past has_layer_state has_key_padding_mask": ("bool",),
+    },
+)
+def decoder_attention(
+    b: Builder,
+    query: Tensor,
+    key: Tensor,
+    q_weight: Tensor,
+    kv_weight: Tensor,
+    bias: Tensor,
+    key_padding_mask: Tensor | None,
+    key_cache: Tensor | None,
+    value_cache: Tensor | None,
+    static_kv: Tensor,
+    use_past: Tensor,
+    has_layer_state: Tensor,
+    has_key_padding_mask: Tensor,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+) -> list[Tensor]:
+    """Of the query itself, or of a key (``static_kv``), and of a cache (``use_past`` and ``has_layer_state``); sequences lie
+    [length, batch, features].
+    """
+    crossed, masked = (
+        bool(b.number(static_kv, "static_kv")),
+        bool(b.number(has_key_padding_mask, "has_key_padding_mask")),
+    )
+    cached = bool(b.number(use_past, "use_past")) and bool(b.number(has_layer_state, "has_layer_state"))
+    if query.rank != 3 or key.rank != 3:
+        b.invalid(f"a query of shape {list(query.shape)}, a key of {list(key.shape)}; expected 3 axes")
+    hidden = query.shape[2]
+    b.expect("q_weight", q_weight, (hidden, hidden))
+    b.expect("kv_weight", kv_weight, (hidden, 2 * hidden))
+    b.expect("bias", bias, (3 * hidden,))
+    b.expect("key", key, (key.shape[0], *query.shape[1:]))
+
+    def projected(t: Tensor, matrix: Tensor, first: int) -> Tensor:
+        rows = b.pointwise("add", matrix_product(b, t, matrix), bias.slice(0, first, matrix.shape[1]))
+        return rows.transpose((1, 0, 2))
+
+    q = split_heads(b, projected(query, q_weight, 0), num_heads)
+    if cached and (key_cache is None or value_cache is None):
+        b.invalid("a cache is asked for, and missing")
+    if cached and crossed:
+        k, v = key_cache, value_cache
+    else:
+        both = projected(key if crossed else query, kv_weight, hidden)
+        k, v = (split_heads(b, both.slice(2, part * hidden, hidden), num_heads) for part in range(2))
+        if cached:
+            k, v = joined(b, key_cache, k), joined(b, value_cache, v)
+    assert k is not None and v is not None
+    heads = heads_of(b, q, k)
+    mask = Mask(may_hide_rows=masked)
+    if masked:
+        if key_padding_mask is None:
+            b.invalid("key_padding_mask is asked for, and missing")
+        b.expect("key_padding_mask", key_padding_mask, (heads.batch, heads.keys))
+        hidden_keys = b.reshape(key_padding_mask, (heads.batch, 1, 1, 1, heads.keys))
+        mask.conditions.append(b.expr("not", hidden_keys))
+    done = sdpa(b, q, k, v, heads, mask, scale=default_scale(q.shape[3]))
+    return outputs(b, merge_heads(b, done.y).transpose((1, 0, 2)), k, v)
 
 
 # ---- sequences without their padding

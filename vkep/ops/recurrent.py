@@ -41,14 +41,14 @@ def _widened(b: Builder, *tensors: Tensor | None) -> list[Any]:
     return [b.cast(t, _FLOAT32) if t is not None and t.dtype.name == "bfloat16" else t for t in tensors]
 
 
-def _step_rows(inputs: Tensor, step: int) -> Tensor:
+def step_rows(inputs: Tensor, step: int) -> Tensor:
     """The inputs' part of one step: [batch, gates * hidden]."""
     return rows_of(inputs, step, 0, inputs.shape[1])
 
 
 def _rnn_steps(layer: Layer, d: int, f: Activation, inputs: Tensor, r: Tensor, h: Tensor) -> Tensor:
     for t in layer.order(layer.directions[d]):
-        value = sum_of(layer.b, _step_rows(inputs, t), recurrence(layer.b, h, r))
+        value = sum_of(layer.b, step_rows(inputs, t), recurrence(layer.b, h, r))
         h = layer.emit(f(layer.b, value), h, t, d)
     return h
 
@@ -95,7 +95,7 @@ def _gru_steps(
     f, g = functions
     gated, last = r if linear else r.slice(0, 0, 2 * hidden), r.slice(0, 2 * hidden, hidden)
     for t in layer.order(layer.directions[d]):
-        xz, xr, xh = (gate(_step_rows(inputs, t), k, hidden) for k in range(3))
+        xz, xr, xh = (gate(step_rows(inputs, t), k, hidden) for k in range(3))
         product = recurrence(b, h, gated)
         hz, hr = (None if product is None else gate(product, k, hidden) for k in range(2))
         z, reset = f(b, sum_of(b, xz, hz)), f(b, sum_of(b, xr, hr))
@@ -155,6 +155,34 @@ def _gru_biases(
     return added, rows_of(bias, d, 5 * hidden, hidden)
 
 
+def lstm_step(
+    layer: Layer,
+    t: int,
+    d: int,
+    functions: Sequence[Activation],
+    parts: Sequence[Tensor],
+    peepholes: Tensor | None,
+    h: Tensor,
+    c: Tensor,
+    input_forget: bool,
+) -> tuple[Tensor, Tensor]:
+    """The states after step ``t`` of direction ``d``, from what is added to its gates [batch, 4 * hidden]."""
+    b, hidden = layer.b, layer.hidden
+    f, g, h_of = functions
+
+    def watched(cell: Tensor, index: int) -> Expr | None:
+        if peepholes is None:
+            return None
+        return b.expr("mul", cell, peepholes.slice(0, index * hidden, hidden))
+
+    i_, o_, f_, c_ = ([gate(part, k, hidden) for part in parts] for k in range(4))
+    i = f(b, sum_of(b, *i_, watched(c, 0)))
+    forget = b.expr("(1.0 - {0})", i) if input_forget else f(b, sum_of(b, *f_, watched(c, 2)))
+    new_c = layer.keep(b.expr("({0} * {1} + {2} * {3})", forget, c, i, g(b, sum_of(b, *c_))), c, t)
+    o = f(b, sum_of(b, *o_, watched(new_c, 1)))
+    return layer.emit(b.expr("mul", o, h_of(b, b.expr("same", new_c))), h, t, d), new_c
+
+
 def _lstm_steps(
     layer: Layer,
     d: int,
@@ -166,24 +194,9 @@ def _lstm_steps(
     c: Tensor,
     input_forget: bool,
 ) -> tuple[Tensor, Tensor]:
-    b, hidden = layer.b, layer.hidden
-    f, g, h_of = functions
-
-    def watched(cell: Tensor, index: int) -> Expr | None:
-        if peepholes is None:
-            return None
-        return b.expr("mul", cell, peepholes.slice(0, index * hidden, hidden))
-
     for t in layer.order(layer.directions[d]):
-        product = recurrence(b, h, r)
-        both = [t_ for t_ in (_step_rows(inputs, t), product) if t_ is not None]
-        i_, o_, f_, c_ = ([gate(part, k, hidden) for part in both] for k in range(4))
-        i = f(b, sum_of(b, *i_, watched(c, 0)))
-        forget = b.expr("(1.0 - {0})", i) if input_forget else f(b, sum_of(b, *f_, watched(c, 2)))
-        new_c = layer.keep(b.expr("({0} * {1} + {2} * {3})", forget, c, i, g(b, sum_of(b, *c_))), c, t)
-        o = f(b, sum_of(b, *o_, watched(new_c, 1)))
-        h = layer.emit(b.expr("mul", o, h_of(b, b.expr("same", new_c))), h, t, d)
-        c = new_c
+        parts = [part for part in (step_rows(inputs, t), recurrence(layer.b, h, r)) if part is not None]
+        h, c = lstm_step(layer, t, d, functions, parts, peepholes, h, c, input_forget)
     return h, c
 
 

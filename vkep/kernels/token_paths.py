@@ -1,0 +1,138 @@
+"""Walks through tables and lists of tokens, whose length is data: time warping, and where predictions leave a source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import floor_power_of_two
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
+
+WARP_TRACE = Kernel(
+    "warp_trace.comp",
+    operands=(Operand("x"), Operand("trace", writes=True)),
+    params=uints("rows", "columns"),
+    spec={"ROOM": 64},
+    reach=lambda call: dict.fromkeys(("x", "trace"), 4 * call["rows"] * call["columns"]),
+)
+WARP_PATH = Kernel(
+    "warp_path.comp",
+    operands=(Operand("trace"), Operand("path", writes=True), Operand("count", writes=True)),
+    params=uints("rows", "columns"),
+    reach=lambda call: {
+        "trace": 4 * call["rows"] * call["columns"],
+        "path": 8 * (call["rows"] + call["columns"]),
+        "count": 8,
+    },
+)
+BIFURCATION = Kernel(
+    "bifurcation.comp",
+    operands=(
+        *(Operand(name) for name in ("source", "current", "start", "predicted")),
+        *(Operand(name, writes=True) for name in ("tokens", "found", "fault")),
+    ),
+    params=uints("sources", "currents", "predictions", "shortest", "longest", "fault_code"),
+    reach=lambda call: {
+        "source": 8 * call["sources"],
+        "current": 8 * call["currents"],
+        "start": 8,
+        "predicted": 8 * call["predictions"],
+        "tokens": 8 * (call["currents"] + call["predictions"]),
+        "found": 16,
+        "fault": 4,
+    },
+)
+
+
+@dataclass(frozen=True)
+class WarpProblem(Problem):
+    """The cheapest path through ``x`` [rows, columns] (float32) from its first cell to its last, by steps to the next row, the
+    next column or both: ``count`` (int64 [1]) cells, at the end of ``path`` (int32 [2, rows + columns]: rows, columns).
+    """
+
+    rows: int
+    columns: int
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", "float32", (self.rows, self.columns), flat=True),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return Need("path", "int32", (2, self.rows + self.columns)), Need("count", "int64", (1,))
+
+
+def _too_high(problem: WarpProblem, caps: DeviceCapabilities) -> str:
+    most = caps.max_shared_memory_bytes // 12 - 1
+    return f"{problem.rows} rows, a workgroup keeps {most}" if problem.rows > most else ""
+
+
+def _warped(problem: WarpProblem, e: Emission) -> list[KernelCall]:
+    trace = e.target.scratch("uint32", (problem.rows, problem.columns))
+    params = {"rows": problem.rows, "columns": problem.columns}
+    local = floor_power_of_two(min(256, e.caps.max_workgroup_invocations, max(problem.rows, 1)))
+    return [
+        WARP_TRACE.call(
+            grid=(1,),
+            operands={"x": e["x"], "trace": trace},
+            params=params,
+            spec={"ROOM": problem.rows + 1},
+            local_size=(local,),
+            flops=3 * problem.rows * problem.columns,
+        ),
+        WARP_PATH.call(
+            grid=(1,), operands={"trace": trace, "path": e["path"], "count": e["count"]}, params=params, local_size=(1,)
+        ),
+    ]
+
+
+implement(WarpProblem, Candidate("by anti-diagonals", _warped, when=_too_high))
+
+
+@dataclass(frozen=True)
+class BifurcationProblem(Problem):
+    """Of int64 tokens: ``tokens`` [currents + predictions] begin with ``current`` [currents] and those of ``predicted``
+    [predictions] up to the first that is not the ``source``'s [sources] from ``start`` [1] on. ``found`` [2] is their number,
+    and the end in the source of the longest n-gram that they end in, of ``shortest`` to ``longest`` tokens: -1 where that is not
+    there, or twice.
+    """
+
+    sources: int
+    currents: int
+    predictions: int
+    shortest: int
+    longest: int
+
+    def needs(self) -> tuple[Need, ...]:
+        predicted = (Need("predicted", "int64", (self.predictions,)),) if self.predictions else ()
+        return (
+            Need("source", "int64", (self.sources,)),
+            Need("current", "int64", (self.currents,)),
+            Need("start", "int64", (1,)),
+            *predicted,
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return Need("tokens", "int64", (self.currents + self.predictions,)), Need("found", "int64", (2,))
+
+
+def _bifurcation(problem: BifurcationProblem, e: Emission) -> KernelCall:
+    reason = f"prev_suffix_match_idx leaves another number of source tokens than {problem.predictions - 1}"
+    fault, code = e.target.fault(reason) if problem.predictions else (None, 0)
+    names = ("source", "current", "start", "predicted", "tokens", "found")
+    return BIFURCATION.call(
+        grid=(1,),
+        operands={**{name: e.get(name) for name in names}, "fault": fault},
+        params={
+            "sources": problem.sources,
+            "currents": problem.currents,
+            "predictions": problem.predictions,
+            "shortest": problem.shortest,
+            "longest": problem.longest,
+            "fault_code": code,
+        },
+        local_size=(1,),
+    )
+
+
+implement(BifurcationProblem, Candidate("one lane", _bifurcation))
