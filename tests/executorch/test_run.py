@@ -15,8 +15,10 @@ import pytest
 
 from tests.executorch.cases import GIVEN, NO_GRAPHS, SPECIAL, calls, given
 from tests.vgf.harness import need_vgf
+from vkep.device.runner import PlanRunner
 from vkep.errors import InvalidInputError
 from vkep.executorch import Program, Runtime
+from vkep.session import planner
 
 Load = Callable[..., Program]
 PROGRAMS = sorted(p.stem for p in GIVEN.glob("*.pte"))
@@ -97,6 +99,23 @@ def test_a_plan_for_each_signature(load: Load) -> None:
         assert got.shape == (rows, 4)
     with pytest.raises(InvalidInputError, match=r"got shape \[7, 8\], expected float32 at most \[6, 8\]"):
         program.execute([np.zeros((7, 8), np.float32)])
+
+
+def test_few_plans_for_images_of_any_size(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[PlanRunner] = []
+
+    def counted(*args: Any, **options: Any) -> PlanRunner:
+        made.append(PlanRunner(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(planner, "PlanRunner", counted)
+    source = SPECIAL.parent / "cnn_dynamic" / "vulkan.pte"
+    sizes, program = [(8, 8), (10, 12), (24, 16), (14, 22), (20, 10), (12, 12), (24, 24)], load(source)
+    images = [np.random.default_rng(h).normal(size=(1, 3, h, w)).astype(np.float32) for h, w in sizes]
+    results = [program.execute([image])[0] for image in images]
+    assert len(made) == 2  # of the first size, and of all
+    for image, result in zip(images[1::3], results[1::3], strict=True):
+        np.testing.assert_allclose(result, load(source).execute([image])[0], rtol=1e-4, atol=1e-5)
 
 
 # ---- the interface of executorch.runtime

@@ -110,6 +110,16 @@ OTHERS = {
 GIVEN = "<int64 two = {2}, int64[2] flat = {0, -1}, int64[2] heads = {2, 0}>"
 
 
+def test_an_identity_is_no_copy() -> None:
+    model = parsed(
+        f"{HEAD} g (float[a,b,p,d] c, float[a,b,q,d] r) => (n) {{ m = Concat<axis=2>(c, r) n = Identity(m) }}"
+    )
+    with vkep.InferenceSession(model, fallback="error") as session:
+        past = session.device_tensor(rows(ROOM)).leading((BATCH, HEADS, 4, SIZE))
+        step(session, {"r": rows(2)}, {"c": past})
+        assert kernels(session) == ["pointwise.comp"]
+
+
 @pytest.mark.parametrize("what", OTHERS)
 def test_every_model_takes_leading_elements(what: str) -> None:
     body = OTHERS[what]

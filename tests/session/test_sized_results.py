@@ -85,6 +85,23 @@ CASES: dict[str, tuple[str, int, list[dict[str, tuple[int, ...]]]]] = {
             for b, n in ((2, 8), (3, 9), (1, 17), (4, 33), (2, 1), (5, 64))
         ],
     ),
+    "images resized by any factor": (
+        """g (float[n,2,h,w] x) => (float[n,2,p,q] a, float[n,2,r,s] b, float[n,2,t,u] c, float[n,2,v,z] d) {
+            none = Constant <value_floats: floats = []> ()
+            twice = Constant <value_floats: floats = [1.0, 1.0, 2.0, 3.0]> ()
+            more = Constant <value_floats: floats = [1.0, 1.0, 1.5, 0.5]> ()
+            a = Resize <mode: string = "nearest"> (x, none, twice)
+            b = Resize <mode: string = "linear", coordinate_transformation_mode: string = "asymmetric"> (x, none, more)
+            c = Resize <mode: string = "cubic", antialias: int = 1> (x, none, more)
+            sizes = Shape(x)
+            factors = Constant <value_ints: ints = [1, 1, 2, 4]> ()
+            larger = Mul(sizes, factors)
+            d = Resize <mode: string = "linear", coordinate_transformation_mode: string = "pytorch_half_pixel">
+                (x, none, none, larger)
+        }""",
+        19,
+        [{"x": (1, 2, h, w)} for h, w in ((8, 6), (12, 10), (7, 9), (20, 4), (2, 31), (1, 6))],
+    ),
     "recurrences of any length": (
         """g (float[l,n,4] x, float[1,9,4] w, float[1,9,3] r) => (float[l,1,n,3] y, float[1,n,3] z) {
             y, z = GRU <hidden_size: int = 3> (x, w, r)

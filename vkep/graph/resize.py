@@ -10,7 +10,10 @@ from fractions import Fraction
 import numpy as np
 
 from vkep.errors import Decline, InvalidNode
-from vkep.sizes import is_size
+from vkep.sizes import hint, is_size
+
+#: whole numbers below it are float32's
+_EXACT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ def resolve_resize(
     elif scales is not None:
         _check_count("scales", scales, chosen)
         for a, scale in zip(chosen, scales, strict=True):
-            if scale == 1 and is_size(shape[a]):
+            if is_size(shape[a]) and (exact := _exactly(scale)) is not None and shape[a] * exact.numerator < _EXACT:
+                out[a], factors[a] = shape[a] * exact.numerator // exact.denominator, exact
                 continue
             # ONNX does not define the type: float32, as in ONNX Runtime (onnx infers shapes in float64: 10 by 0.7 is 6)
             length = float(np.float32(shape[a]) * np.float32(scale))
@@ -75,9 +79,19 @@ def resolve_roi(rank: int, roi: Sequence[float], axes: Sequence[int] | None = No
 
 
 def _ratio(size: int, length: int) -> Fraction:
-    if (is_size(size) or is_size(length)) and size == length:
-        return Fraction(1)
+    if is_size(size) or is_size(length):
+        ratio = Fraction(hint(size), hint(length))
+        if not is_size(rest := size * ratio.denominator - length * ratio.numerator) and rest == 0:
+            return ratio  # whatever the length is
+        if size == length:
+            return Fraction(1)
     return Fraction(int(size), int(length))
+
+
+def _exactly(scale: float) -> Fraction | None:
+    """The scale of an axis whose length float32 gives exactly, up to `_EXACT` / the numerator."""
+    found = Fraction(float(scale)) if math.isfinite(scale) and scale > 0 else None
+    return found if found is not None and max(found.numerator, found.denominator) < 1 << 12 else None
 
 
 def _chosen(axes: Sequence[int] | None, rank: int) -> list[int]:

@@ -32,7 +32,7 @@ from vkep.kernels.launch import (
 from vkep.kernels.pad import unit_defines, value_words
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import room_for
+from vkep.sizes import largest, room_for, serves_others
 
 
 def axis_defines(dtype: str, out: str) -> dict[str, str]:
@@ -101,6 +101,8 @@ COORDINATES = (
     "tf_crop_and_resize",
     "tf_half_pixel_for_nn",
 )
+#: those in which an output's place follows from its number and the scale alone
+_FREE = ("half_pixel", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
 #: ONNX's modes, and "outwards": up where the axis shrinks, else down, as in ONNX Runtime before Resize had the
 #: attribute
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "outwards")
@@ -261,9 +263,30 @@ class ResizeProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.out_shape),)
 
+    def is_free(self, axis: int) -> bool:
+        """Whether the axis is of any length, on which neither the coordinates of its outputs nor their weights depend."""
+        free = self.mode.coordinates in _FREE and not self.mode.exclude_outside
+        return free and serves_others(self.shape[axis])
+
+    def samples(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """`interpolation_table` of a changed axis; the first position of an output that takes the extrapolation value is -1."""
+        coordinates, outside = self.sampled(axis)
+        length = LIMIT if self.is_free(axis) else int(self.shape[axis])  # the kernel stays within the axis
+        scale = self.scales[axis]
+        if self.mode.mode == "nearest":
+            at = nearest_positions(coordinates, length, self.mode.nearest, scale).astype(np.int32)[:, None]
+            return at, np.ones(at.shape, np.float32)
+        positions, weights = interpolation_table(coordinates, length, scale, self.mode)
+        positions[outside, 0] = -1
+        return positions, weights
+
     def sampled(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """For a changed axis: float64 source coordinates, and the outputs that take the extrapolation value instead of
         an element."""
+        if self.is_free(axis):  # for more outputs than there are at hand
+            count = room_for(self.out_shape[axis])
+            at = source_coordinates(count, count, self.scales[axis], self.mode.coordinates)
+            return at, np.zeros(count, bool)
         length, out_length = int(self.shape[axis]), int(self.out_shape[axis])
         at = source_coordinates(length, out_length, self.scales[axis], self.mode.coordinates, self.span(axis))
         return at, (at < 0) | (at > length - 1) if self.crops else np.zeros(len(at), bool)
@@ -281,6 +304,8 @@ def _copy(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
 def _takes_nearest(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
     if problem.mode.mode != "nearest":
         return f"{problem.mode.mode} interpolation"
+    if any(map(problem.is_free, problem.changed)):
+        return "its table of offsets is one for each size"
     return beyond_rank(len(problem.runs))
 
 
@@ -328,22 +353,22 @@ def _shrunk_first(problem: ResizeProblem) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _takes_axes(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
-    if problem.mode.mode == "nearest":
+    kind = element_type(problem.dtype)
+    if problem.mode.mode == "nearest" and not any(map(problem.is_free, problem.changed)):
         return "no interpolation"
-    if element_type(problem.dtype).itemsize == 8:
+    if problem.mode.mode == "nearest" and kind.kind != "float" and kind.itemsize >= 4:
+        return f"{problem.dtype!r} has numbers that float32 has not"
+    if kind.itemsize == 8:
         return f"{problem.mode.mode} interpolation of {problem.dtype!r} has no kernel (it computes in float32)"
-    largest = max(math.prod(shape) for _, shape in _shrunk_first(problem))
-    return f"{largest} elements between two axes; the kernels take fewer than 2**31" if largest >= LIMIT else ""
+    most = largest(*[math.prod(shape) for _, shape in _shrunk_first(problem)])
+    return f"{most} elements between two axes; the kernels take fewer than 2**31" if most >= LIMIT else ""
 
 
 def _axes(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
     calls, source, source_type = [], e["x"], problem.dtype
     steps = _shrunk_first(problem)
     for n, (d, shape) in enumerate(steps):
-        coordinates, outside = problem.sampled(d)
-        before = problem.shape[d]
-        positions, weights = interpolation_table(coordinates, int(before), problem.scales[d], problem.mode)
-        positions[outside, 0] = -1
+        before, (positions, weights) = problem.shape[d], problem.samples(d)
         last = n == len(steps) - 1
         target_type = problem.dtype if last else "float32"
         target = e["y"] if last else e.target.scratch("float32", shape)

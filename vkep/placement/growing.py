@@ -34,11 +34,14 @@ class Growing:
             if isinstance(value := known.get(source), ValueSpec) and value.room
         }
         self._parts: dict[str, _Part] = {}
-        made = {n.outputs[0]: n for n in nodes if _joins(n)} if self._past else {}
-        for output in self._past:
-            if output in made:
-                found = enumerate(made[output].inputs)
-                self._parts |= {name: _Part(made[output], k) for k, name in found if name in made}
+        made = {name: n for n in nodes for name in n.outputs} if self._past else {}
+        for output, source in list(self._past.items()):
+            while output in made and made[output].op_type == "Identity":
+                output = made[output].inputs[0]
+                self._past[output] = source
+            if output in made and _joins(made[output]):
+                found = [(k, name) for k, name in enumerate(made[output].inputs) if name in made and _joins(made[name])]
+                self._parts |= {name: _Part(made[output], k) for k, name in found}
 
     def place(self, node: Node, tensor: Callable[[str], Tensor]) -> Place | None:
         """Where the result of a node may lie; None: anywhere. ``tensor`` gives that of an input."""
