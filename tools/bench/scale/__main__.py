@@ -26,17 +26,17 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True)
     one = commands.add_parser("measure", help="measure rates on this machine and write them to a file")
-    one.add_argument("--model", default="mobilenetv2", help="of the catalog, with a batch axis (tools/models)")
-    one.add_argument("--float16", action="store_true")
+    served(one)
     one.add_argument("--batch", type=int, default=8)
     one.add_argument("--workers", type=int, default=2)
-    one.add_argument("--clients", type=int, default=64)
-    one.add_argument("--wait-ms", type=float, default=5.0)
-    one.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    one.add_argument("--threads", type=int, default=0, help="processors of each lavapipe worker; 0: all")
-    one.add_argument("--gpus", action="store_true", help="a GPU for each worker (as Ray counts them)")
+    one.add_argument("--replicas", type=int, default=1, help="of the service, on one GPU")
     one.add_argument("--transport", action="store_true", help="a job's inputs come through Ray's object store")
     one.add_argument("--out", default="rates.json")
+    one = commands.add_parser("service", help="a service's rates by rows of a run and replicas on a GPU")
+    served(one)
+    one.add_argument("--batches", type=int, nargs="+", default=[8])
+    one.add_argument("--replicas", type=int, nargs="+", default=[1])
+    one.add_argument("--out", default="service.json")
     one = commands.add_parser("plan", help="print a capacity plan")
     one.add_argument("rates", type=Path)
     one.add_argument("--gpus", type=int, nargs="+", default=[100, 10_000])
@@ -61,6 +61,21 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def served(one: argparse.ArgumentParser) -> None:
+    """Arguments of what measures a service."""
+    one.add_argument(
+        "--model", default="mobilenetv2", help="of the catalog, with a batch axis (tools/models), or an .onnx file"
+    )
+    one.add_argument("--float16", action="store_true")
+    one.add_argument("--clients", type=int, default=64)
+    one.add_argument("--processes", type=int, default=1, help="that the clients run in")
+    one.add_argument("--wait-ms", type=float, default=5.0)
+    one.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    one.add_argument("--threads", type=int, default=0, help="processors of each lavapipe worker; 0: all")
+    one.add_argument("--gpus", action="store_true", help="a GPU for each worker (as Ray counts them)")
+    one.add_argument("--haproxy", action="store_true", help="HAProxy as Serve's proxy")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; its exit status."""
     arguments = parser().parse_args(argv)
@@ -74,10 +89,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(capacity.table(rates, [capacity.plan(rates, gpus, site) for gpus in arguments.gpus]))
         return 0
-    if arguments.command == "measure":
+    if arguments.command in ("measure", "service"):
         from tools.bench.scale import measure
 
-        return measure.main(arguments)
+        return (measure.main if arguments.command == "measure" else measure.service)(arguments)
     if arguments.command == "generate":
         from tools.bench.scale import generate
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,10 +66,12 @@ async def ask(
 
     async def client(session: aiohttp.ClientSession, number: int) -> None:
         count = 0
+        sent: Mapping[str, Array] = {}
         while time.monotonic() < until:
             feeds, right = make(number * 1_000_003 + count)
             count += 1
-            body, headers = request_of(feeds)
+            if feeds is not sent:
+                sent, (body, headers) = feeds, request_of(feeds)
             first = next(iter(feeds.values()))
             while True:
                 started = time.monotonic()
@@ -98,3 +102,31 @@ async def ask(
         done = await asyncio.gather(*(client(session, number) for number in range(clients)), return_exceptions=True)
     heard.unanswered = sum(isinstance(one, BaseException) for one in done)
     return heard
+
+
+def ask_from(
+    processes: int, url: str, clients: int, seconds: float, feeds: Mapping[str, Array], *, warm_s: float = 3.0
+) -> Heard:
+    """``clients``, spread over ``processes``, ask with the same feeds for ``seconds``, after ``warm_s`` that do not count.
+
+    One process of Python sends about a thousand requests a second, so it would be the limit of a fast service.
+    """
+    start = time.time() + 2.0 + warm_s  # processes import first
+    shares = [len(range(at, clients, processes)) for at in range(min(processes, clients))]
+    with ProcessPoolExecutor(len(shares), multiprocessing.get_context("spawn")) as pool:
+        tasks = [pool.submit(_share, url, share, start, warm_s, seconds, dict(feeds)) for share in shares]
+        found = [task.result() for task in tasks]
+    whole = Heard()
+    for one in found:
+        whole.seconds += one.seconds
+        whole.unanswered += one.unanswered
+        whole.rows += one.rows
+        for status, count in one.statuses.items():
+            whole.statuses[status] = whole.statuses.get(status, 0) + count
+    return whole
+
+
+def _share(url: str, clients: int, start: float, warm_s: float, seconds: float, feeds: Mapping[str, Array]) -> Heard:
+    """One process of `ask_from`."""
+    asyncio.run(ask(url, clients, max(0.1, start - time.time()), lambda number: (feeds, None)))
+    return asyncio.run(ask(url, clients, seconds, lambda number: (feeds, None)))

@@ -13,17 +13,24 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @contextlib.contextmanager
-def cluster(slots: int, threads: int) -> Iterator[None]:
-    """A Ray instance; ``threads``: processors that lavapipe uses in each worker (0: all), so that workers stand for devices."""
+def cluster(slots: int, threads: int, gpus: int | None = None, *, haproxy: bool = False) -> Iterator[None]:
+    """A Ray instance of ``slots`` processors.
+
+    Args:
+        threads: processors that lavapipe uses in each worker (0: all), so that workers stand for devices.
+        gpus: GPUs of the instance; None: as Ray counts them.
+        haproxy: Serve's proxies are HAProxy and not Python.
+    """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
-    if threads:
-        os.environ["LP_NUM_THREADS"] = str(threads)
+    os.environ.update(environment(threads))
+    if haproxy:
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     import ray
 
     ray.init(
         address="local",
         num_cpus=slots,
+        num_gpus=gpus,
         include_dashboard=False,
         object_store_memory=512 << 20,
         logging_level="error",
@@ -33,6 +40,13 @@ def cluster(slots: int, threads: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Variables of processes that import this repository, and whose lavapipe uses so many processors (0: all)."""
+    there = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = dict.fromkeys([str(ROOT), str(ROOT / "registry"), *filter(None, there)])
+    return {"PYTHONPATH": os.pathsep.join(paths), **({"LP_NUM_THREADS": str(threads)} if threads else {})}
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
     import vkep.ray
 
     resources: dict[str, Any] = {} if arguments.gpus else {"ray_actor_options": {"num_cpus": 1}}
-    with cluster(slots=4, threads=arguments.threads), serving() as port:
+    with cluster(4, arguments.threads, 1 if arguments.gpus else None), serving() as port:
         serve.run(
             vkep.ray.generation(
                 arguments.folder, num_gpus=int(arguments.gpus), max_sequences=arguments.clients, **resources
@@ -74,5 +74,5 @@ def main(arguments: argparse.Namespace) -> int:
         many, first_of_many = asyncio.run(ask(url, arguments.clients, 3, *shape))
     print(f"1 client: {one:.1f} tokens/s, first after {first_of_one * 1000:.0f} ms")
     print(f"{arguments.clients} clients: {many:.1f} tokens/s, first after {first_of_many * 1000:.0f} ms")
-    print(f"quotient: {many / one:.1f}")
+    print(f"quotient: {many / one:.1f}", flush=True)
     return 0

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tools.bench.scale.capacity import Rates
-from tools.bench.scale.clients import Array, ask
-from tools.bench.scale.cluster import ROOT, cluster, serving
+from tools.bench.scale.clients import Array, Heard, ask_from
+from tools.bench.scale.cluster import cluster, environment, serving
 from tools.models.catalog import Options, build_model
 
 TINY = '<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) { y = Mul(x, x) }'
@@ -42,25 +43,33 @@ with vkep.InferenceSession(path) as session:
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure and write the rates."""
-    options = Options(dynamic=True, float16=arguments.float16)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        path.write_bytes(with_rows(build_model(arguments.model, options)).SerializeToString())
+    with model_file(arguments) as path:
         rates = measure(path, arguments)
     print(rates)
     rates.write(Path(arguments.out))
     return 0
 
 
+@contextlib.contextmanager
+def model_file(arguments: argparse.Namespace) -> Iterator[Path]:
+    """The file that ``--model`` names, or that its name in the catalog stands for."""
+    if arguments.model.endswith(".onnx"):
+        yield Path(arguments.model)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        options = Options(dynamic=True, float16=arguments.float16)
+        path.write_bytes(with_rows(build_model(arguments.model, options)).SerializeToString())
+        yield path
+
+
 def bare(path: Path, batch: int, seconds: float, threads: int) -> tuple[float, str]:
     """Rows a second of a session in a loop, and the device's name."""
-    import json
-
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "registry")])}
-    if threads:
-        environment["LP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-c", _BARE, str(path), str(batch), str(seconds)]
-    rate, name = json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    variables = {**os.environ, **environment(threads)}
+    rate, name = json.loads(
+        subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
+    )
     return float(rate), str(name)
 
 
@@ -71,29 +80,30 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
     batch, workers, seconds = arguments.batch, arguments.workers, arguments.seconds
     alone, device = bare(path, batch, seconds, arguments.threads)
     graph = onnx.load(path, load_external_data=False).graph
-    rows = {value.name: row_of(value) for value in graph.input}
+    rows = input_rows(graph)
     nbytes = sum(row.nbytes for row in (*rows.values(), *map(row_of, graph.output)))
     resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
-    with cluster(slots=max(4, workers + 2), threads=arguments.threads):
+    gpus = workers if arguments.gpus else None
+    with cluster(max(4, workers + 2), arguments.threads, gpus, haproxy=arguments.haproxy):
         data, start = job(path, rows, batch, workers, int(alone * seconds), arguments.transport, resources)
         with serving() as port:
-            service = serve_one(str(path), rows, batch, port, arguments, resources)
+            service = serve_one(str(path), rows, batch, arguments.replicas, port, arguments, resources)
             proto = onnx.parser.parse_model(TINY).SerializeToString()
             row = {"x": np.zeros(4, np.float32)}
-            tiny = serve_one(proto, row, batch, port, arguments, {"num_cpus": 0.1})
+            tiny = serve_one(proto, row, batch, 1, port, arguments, {"num_cpus": 0.1})
     # the machine may be busier at one time than at another: before and after are taken together
     alone = (alone + bare(path, batch, seconds, arguments.threads)[0]) / 2
     return Rates(
-        arguments.model + (" float16" if arguments.float16 else ""),
+        Path(arguments.model).stem + (" float16" if arguments.float16 else ""),
         device,
         batch,
         workers,
         alone,
         data,
-        service[0],
-        service[1],
-        service[2],
-        tiny[1],
+        service.rows / seconds,
+        len(service.seconds) / seconds,
+        service.percentile_ms(99),
+        len(tiny.seconds) / seconds,
         start,
         nbytes,
     )
@@ -106,6 +116,11 @@ def with_rows(proto: Any) -> Any:
             if dim.dim_param == "sequence":
                 dim.dim_value = SEQUENCE
     return proto
+
+
+def input_rows(graph: Any) -> dict[str, Array]:
+    """A row of zeros of each input."""
+    return {value.name: row_of(value) for value in graph.input}
 
 
 def row_of(value: Any) -> Array:
@@ -176,23 +191,62 @@ def serve_one(
     model: Any,
     row: Mapping[str, Array],
     batch: int,
+    replicas: int,
     port: int,
     arguments: argparse.Namespace,
     resources: dict[str, Any],
-) -> tuple[float, float, float]:
-    """Rows and requests a second of one replica, and the 99th percentile in milliseconds, with requests of one row."""
+) -> Heard:
+    """What clients hear of replicas that share the resources of one worker, with requests of one row."""
     from ray import serve
 
     import vkep.ray
 
-    options = {"rows": batch, "wait_ms": arguments.wait_ms}
-    application = vkep.ray.deployment(model, name="rate", options=options, ray_actor_options=resources)
+    application = vkep.ray.deployment(
+        model,
+        name="rate",
+        num_replicas=replicas,
+        options={"rows": batch, "wait_ms": arguments.wait_ms},
+        ray_actor_options={name: amount / replicas for name, amount in resources.items()},
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=2,
+    )
     serve.run(application, name="rate")
     feeds = {name: one[None] for name, one in row.items()}
     url = f"http://127.0.0.1:{port}/v2/models/model/infer"
-    asyncio.run(ask(url, arguments.clients, min(3.0, arguments.seconds), lambda number: (feeds, None)))
-    heard = asyncio.run(ask(url, arguments.clients, arguments.seconds, lambda number: (feeds, None)))
+    heard = ask_from(arguments.processes, url, arguments.clients, arguments.seconds, feeds)
     serve.delete("rate")
     if set(heard.statuses) != {200}:
         print(f"statuses: {heard.statuses}", file=sys.stderr)
-    return heard.rows / arguments.seconds, len(heard.seconds) / arguments.seconds, heard.percentile_ms(99)
+    return heard
+
+
+def service(arguments: argparse.Namespace) -> int:
+    """Print a service's rates for each size of a run and each number of replicas on a GPU, beside the bare loop's."""
+    import onnx
+
+    resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
+    seconds = arguments.seconds
+    found: list[dict[str, Any]] = []
+    with model_file(arguments) as path:
+        row = input_rows(onnx.load(path, load_external_data=False).graph)
+        alone = {batch: bare(path, batch, seconds, arguments.threads)[0] for batch in arguments.batches}
+        print("| rows of a run | replicas | bare loop, rows/s | service, rows/s | quotient | p50 ms | p99 ms |")
+        print("|---|---|---|---|---|---|---|", flush=True)
+        with (
+            cluster(4, arguments.threads, 1 if arguments.gpus else None, haproxy=arguments.haproxy),
+            serving() as port,
+        ):
+            for batch in arguments.batches:
+                for replicas in arguments.replicas:
+                    heard = serve_one(str(path), row, batch, replicas, port, arguments, resources)
+                    rate, p50, p99 = heard.rows / seconds, heard.percentile_ms(50), heard.percentile_ms(99)
+                    print(
+                        f"| {batch} | {replicas} | {alone[batch]:.1f} | {rate:.1f} | {rate / alone[batch]:.2f} | "
+                        f"{p50:.1f} | {p99:.1f} |",
+                        flush=True,
+                    )
+                    found.append(
+                        {"batch": batch, "replicas": replicas, "bare": alone[batch], "service": rate, "p99_ms": p99}
+                    )
+    Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
