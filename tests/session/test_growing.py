@@ -189,6 +189,21 @@ def test_leading_elements_that_are_no_input() -> None:
             session.run_with_iobinding(binding)
 
 
+def test_values_in_onnx_runtimes_words() -> None:
+    model = parsed(f"{HEAD} g (float[a,b,p,d] c, float[a,b,q,d] r) => (n) {{ n = Concat<axis=2>(c, r) }}")
+    new = rows(2)
+    with vkep.InferenceSession(model, fallback="error") as session:
+        value = vkep.OrtValue.of(session.device_tensor(rows(ROOM)).leading((BATCH, HEADS, 4, SIZE)))
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("c", value)
+        binding.bind_cpu_input("r", new)
+        binding.bind_ortvalue_output("n", value)
+        session.run_with_iobinding(binding)
+        [made] = binding.get_outputs()
+        assert made.shape() == [BATCH, HEADS, 6, SIZE] and value.shape() == [BATCH, HEADS, 4, SIZE]
+        np.testing.assert_array_equal(made.numpy(), np.concatenate((value.numpy(), new), 2))
+
+
 def test_what_leading_elements_are() -> None:
     model = parsed(f"{HEAD} g (float[a,b] x) => (float[a,b] y) {{ y = Neg(x) }}")
     x = RNG.normal(size=(5, 6)).astype(np.float32)

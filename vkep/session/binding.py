@@ -121,8 +121,14 @@ class IOBinding:
         """
         if not self._as_values:
             return list(self.results)
-        pairs = zip(self.outputs, self.results, strict=False)
-        return [(self._as_values[n] or OrtValue.of(r)) if n in self._as_values else r for n, r in pairs]
+        return [self._given(name, result) for name, result in zip(self.outputs, self.results, strict=False)]
+
+    def _given(self, name: str, result: Any) -> Any:
+        if name not in self._as_values:
+            return result
+        bound = self._as_values[name]
+        # leading elements of a tensor are as many as the run made
+        return OrtValue.of(result) if bound is None or getattr(result, "room", ()) else bound
 
     def copy_outputs_to_cpu(self) -> list[Array]:
         """The bound outputs of the last run as arrays."""
