@@ -128,7 +128,8 @@ class IOBinding:
             return result
         bound = self._as_values[name]
         # leading elements of a tensor are as many as the run made
-        return OrtValue.of(result) if bound is None or getattr(result, "room", ()) else bound
+        leading = isinstance(result, DeviceTensor) and bool(result.room)
+        return OrtValue.of(result) if bound is None or leading else bound
 
     def copy_outputs_to_cpu(self) -> list[Array]:
         """The bound outputs of the last run as arrays."""
