@@ -1,6 +1,6 @@
 """Rates of prompts and answers of language models: vkep, ONNX Runtime's CPU provider and llama.cpp in one run.
 
-    python -m tools.bench --generate [FOLDER ...] [--prompt 512] [--answer 64] [--sequences 1] [--runs 3] [--json FILE]
+    python -m tools.bench --generate [FOLDER ...] [--prompt 512] [--answer 64] [--sequences 1] [--runs 3] [--no-cpu] [--json FILE]
         [--llama-bench PROGRAM --gguf FILE ...]
 
 Without a folder, one is made: 4 layers of 512 in int4, a vocabulary of 32000. Prompts are random tokens. ONNX Runtime's caches
@@ -113,7 +113,7 @@ def measure(given: argparse.Namespace) -> list[Rate]:
     found: list[Rate] = []
     for folder in folders:
         found += bench_folder(folder, {}, given.prompt, given.answer, given.sequences, given.runs)
-        if given.sequences == 1:
+        if given.sequences == 1 and not given.no_cpu:
             found += on_cpu(folder, given.prompt, given.answer, given.runs)
     for gguf in given.gguf:
         found += by_llama_bench(given.llama_bench, gguf, given.prompt, given.answer, given.runs)
@@ -132,6 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer (64)")
     parser.add_argument("--sequences", type=int, default=1, help="answers at once, by vkep alone (1)")
     parser.add_argument("--runs", type=int, default=3, help="measured runs (3)")
+    parser.add_argument("--no-cpu", action="store_true", help="without ONNX Runtime's CPU provider")
     parser.add_argument(
         "--made", type=Path, default=Path("models") / "language-int4", help="where the made folder lies"
     )

@@ -24,9 +24,10 @@ from tools.models.builder import Array, GraphBuilder
 
 MICROSOFT = "com.microsoft"
 BLOCK = 32
-#: weights of a matrix above which codes of 4 bits are drawn and not computed
-LARGE = 1 << 22
-PRECISIONS = ("fp32", "fp16", "int4")
+#: float32; float16; weights of 4 bits in a model of float32, and of float16
+PRECISIONS = ("fp32", "fp16", "int4", "int4-fp16")
+#: most numbers that a weight draws: a larger one repeats them along its last axis, so that large models are made in seconds
+DRAWN = 1 << 22
 #: ids of the tokens that are no bytes
 PAD, BEGIN, END = 256, 257, 258
 TEMPLATE = (
@@ -96,36 +97,26 @@ class _Writer(GraphBuilder):
     """Adds what language models have to the graph."""
 
     def __init__(self, name: str, language: Language, precision: str) -> None:
-        super().__init__(name, float16=precision == "fp16")
-        self.language, self.packed = language, precision == "int4"
+        super().__init__(name, float16=precision.endswith("fp16"))
+        self.language, self.packed = language, precision.startswith("int4")
 
     def contrib(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
         return self.add_many(op, *inputs, outputs=outputs, domain=MICROSOFT, **attributes)
 
     def product(self, x: str, name: str, n_in: int, n_out: int, bias: bool = False) -> str:
         """``x @ W``, in 4 bits where the model is."""
-        deviation = 1.5 * n_in**-0.5
-        packable = self.packed and n_in % BLOCK == 0
-        if packable and n_in * n_out > LARGE:
-            codes, scales = self._codes(name, n_in, n_out, deviation)
-        else:
-            weight = self.weight(f"{name}.weight", (n_in, n_out), deviation)
-            if packable:
-                codes, scales = packed(weight.T)
-        if packable:
+        drawn = min(n_out, max(1, DRAWN // n_in))
+        weight = self.weight(f"{name}.weight", (n_in, drawn), 1.5 * n_in**-0.5)
+        if self.packed and n_in % BLOCK == 0:
+            codes, scales = packed(weight.T)
+            codes, scales = np.resize(codes, (n_out, *codes.shape[1:])), np.resize(scales, n_out * (n_in // BLOCK))
             stored = [self._stored(f"{name}.codes", codes), self.constant(f"{name}.scales", scales)]
             [x] = self.contrib("MatMulNBits", x, *stored, K=n_in, N=n_out, bits=4, block_size=BLOCK, accuracy_level=0)
         else:
-            x = self.add("MatMul", x, self.constant(f"{name}.weight", weight))
+            x = self.add("MatMul", x, self.constant(f"{name}.weight", np.resize(weight.T, (n_out, n_in)).T))
         if not bias:
             return x
         return self.add("Add", x, self.constant(f"{name}.bias", self.weight(f"{name}.bias", (n_out,), 0.1)))
-
-    def _codes(self, name: str, n_in: int, n_out: int, deviation: float) -> tuple[Array, Array]:
-        """`packed` of weights whose codes are drawn as they are, evenly: a model of 8 billion takes seconds, not half an hour."""
-        codes = np.frombuffer(self.random(f"{name}.codes").bytes(n_in * n_out // 2), np.uint8)
-        scales = np.full(n_out * n_in // BLOCK, deviation / 4.61, np.float32)  # of -8 to 7 the deviation is 4.61
-        return codes.reshape(n_out, n_in // BLOCK, BLOCK // 2), scales
 
     def _stored(self, name: str, array: Array) -> str:
         self.initializers[name] = onnx.numpy_helper.from_array(array, name)
@@ -191,7 +182,9 @@ def language_model(language: Language, precision: str = "fp32") -> onnx.ModelPro
     w = _Writer(language.kind, language, precision)
     ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
     mask = w.input("attention_mask", ["batch", "total"], TensorProto.INT64)
-    table = w.weight("embeddings.weight", (language.vocabulary, language.hidden), 1.0)
+    drawn = min(language.vocabulary, max(1, DRAWN // language.hidden))
+    table = w.weight("embeddings.weight", (drawn, language.hidden), 1.0)
+    table = np.resize(table, (language.vocabulary, language.hidden))
     x = w.add("Gather", w.constant("embeddings.weight", table), ids)
     if language.embedding_scale != 1:
         x = w.add("Mul", x, w.constant("embedding_scale", language.embedding_scale))
