@@ -142,7 +142,8 @@ def guarded() -> Iterator[Guards]:
 
         size, block, staging = 1, None, None
 
-        def __init__(self, delegate: Any, ports: Sequence[Port], room: Sequence[int], staging: Any) -> None:
+        def __init__(self, delegate: Any, ports: Sequence[Port], room: Sequence[int | None], staging: Any) -> None:
+            self.room = [p.nbytes for p in ports]
             if staging is not None or "llvmpipe" not in delegate.capabilities.name:
                 raise RuntimeError(f"{delegate.capabilities.name} does not run shaders on host addresses")
             memories = [guards.new(p.nbytes, f"{'input' if p.is_input else 'output'} {p.name!r}") for p in ports]
@@ -153,6 +154,9 @@ def guarded() -> Iterator[Guards]:
 
         def result(self, k: int) -> np.ndarray[Any, Any]:
             return self.views[k].copy()
+
+        def use(self, which: Sequence[int]) -> None:
+            pass
 
         def close(self) -> None:
             self.views = []

@@ -24,22 +24,28 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class HostPorts:
-    """A dense region of all input (or output) ports.
+    """A dense region of the input (or output) ports that the host binds.
 
     On unified memory the host maps the device memory itself; otherwise the GPU copies to or from a staging block.
     """
 
     def __init__(
-        self, delegate: VulkanDelegate, ports: Sequence[Port], room: Sequence[int], staging: StagingArena | None
+        self,
+        delegate: VulkanDelegate,
+        ports: Sequence[Port],
+        room: Sequence[int | None],
+        staging: StagingArena | None,
     ) -> None:
-        """``room``: the largest bytes of each port; `fit` must succeed before use."""
+        """``room``: the largest bytes of each port, None where the host does not bind it; `fit` must succeed before use."""
         self.room, self._offsets, size = tuple(room), list[int](), 0
         for nbytes in room:
             self._offsets.append(size)
-            size += align(max(nbytes, 1))
+            size += 0 if nbytes is None else align(max(nbytes, 1))
         self.size = max(size, 1)
         self.views: list[Array] = [np.empty(0, np.uint8)] * len(ports)
         self._fitted: list[Port | None] = [None] * len(ports)  # the ports that the views are for
+        self._used: Sequence[int] | None = None
+        self.spans: Spans = ()  #: see `use`
         self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
         self.staging: DeviceBlock | None = None
         try:
@@ -57,24 +63,33 @@ class HostPorts:
 
     def fit(self, ports: Sequence[Port]) -> bool:
         """Set the ports that the memory is viewed as; False where one of them is larger than its room."""
-        if any(port.nbytes > room for port, room in zip(ports, self.room, strict=True)):
+        if any(room is not None and port.nbytes > room for port, room in zip(ports, self.room, strict=True)):
             return False
-        for k, port in enumerate(ports):
-            if self._fitted[k] is not port:
+        for k, (port, room) in enumerate(zip(ports, self.room, strict=True)):
+            if self._fitted[k] is not port and room is not None:
                 offset = self._offsets[k]
                 self.views[k] = (
                     self._raw[offset : offset + port.nbytes].view(DTYPES[port.dtype].numpy).reshape(port.shape)
                 )
                 self._fitted[k] = port
-        used = [
-            (offset, min(room, 1 << max(p.nbytes - 1, 4095).bit_length()))
-            for p, offset, room in zip(ports, self._offsets, self.room, strict=True)
-            if p.nbytes
-        ]
-        #: ranges to copy between the host and the device: (byte, bytes), rounded up so that few different copies are
-        #: recorded
-        self.spans: Spans = tuple(used) if 2 * sum(n for _, n in used) < self.size else ((0, self.size),)
+        self._used = None
         return True
+
+    def use(self, which: Sequence[int]) -> None:
+        """Set the ``spans`` that a run copies between the host and the device: those of the ports ``which`` that it binds to the
+        host. Lengths are rounded up, so that few different copies are recorded.
+        """
+        if which == self._used:
+            return
+        spans: list[tuple[int, int]] = []
+        for k in which:
+            port, room = self._fitted[k], self.room[k]
+            if port is not None and room and port.nbytes:
+                spans.append((self._offsets[k], min(room, 1 << max(port.nbytes - 1, 4095).bit_length())))
+        first, end = (spans[0][0], sum(spans[-1])) if spans else (0, 0)
+        dense = 2 * sum(nbytes for _, nbytes in spans) >= end - first
+        self.spans = ((first, end - first),) if spans and dense else tuple(spans)
+        self._used = list(which)
 
     def copy(self, commands: CommandBuffer, down: bool) -> None:
         """Record the copy of the ports' ranges from (for results: to) the staging block."""
@@ -92,7 +107,6 @@ class HostPorts:
 
     def close(self) -> None:
         """Free its memory; the runs that use it must have ended."""
-        """Free the ports' memory."""
         self.views, self._raw = [], np.empty(0, np.uint8)
         if self.staging is not None:
             self.staging.free()

@@ -56,11 +56,12 @@ class RecordedPlan:
         self._ports: Sequence[Port] = self.plan.ports
         self._inputs = [i for i, p in enumerate(self._ports) if p.is_input]
         self._outputs = [i for i, p in enumerate(self._ports) if not p.is_input]
+        self._which = (self._inputs, self._outputs)
         self._held: list[Any] = []
         self._submits: dict[tuple[str, bool, bool, Spans, Spans], PreparedSubmit] = {}
         self._main: CommandBuffer | None = None
         self._sides: dict[tuple[str, Spans], CommandBuffer] = {}
-        self._host: tuple[HostPorts, HostPorts] | None = None
+        self._host: list[HostPorts | None] = [None, None]  # of the inputs and outputs that a run bound to the host
         self._making = RLock()  # of the results of a run, which may have been interrupted
         self._closed = False
         self._staged: list[int] = []  # addresses of the latest staged run
@@ -111,25 +112,20 @@ class RecordedPlan:
                 self._fault.reasons = dict(numbers.faults)
             self._table.set(numbers)
             self._ports = numbers.ports
-            fits = self._host is None or self._host_fits()
-        if not fits:
-            self._drop_host()
+            held = [(k, ports) for k, ports in enumerate(self._host) if ports is not None]
+            grown = [k for k, ports in held if not ports.fit([self._ports[i] for i in self._which[k]])]
+        for k in grown:
+            self._drop_host(k)
         self._numbers = numbers
 
-    def _host_fits(self) -> bool:
-        whiches = (self._inputs, self._outputs)
-        return all(
-            held.fit([self._ports[i] for i in which]) for held, which in zip(self._host or (), whiches, strict=True)
-        )
-
     @steady
-    def _drop_host(self) -> None:
+    def _drop_host(self, side: int) -> None:
         with self._making:
             self._drop_sides()
-            for ports in self._host or ():
+            ports, self._host[side] = self._host[side], None
+            if ports is not None:
                 self._held.remove(ports)
                 ports.close()
-            self._host = None
 
     def _drop_sides(self) -> None:
         """Close the command buffers that copy ports; the GPU has finished with them."""
@@ -184,12 +180,12 @@ class RecordedPlan:
                 commands.barrier_to_host()
             elif name == "download":
                 commands.barrier_before_transfer()
-                self._host_ports[1].copy(commands, down=True)
+                self._hosted(1).copy(commands, down=True)
                 commands.barrier_to_host()
             else:
                 commands.barrier_before_transfer()
                 if name == "upload":
-                    self._host_ports[0].copy(commands, down=False)
+                    self._hosted(0).copy(commands, down=False)
                 else:
                     self._table.send(commands, name)
                 commands.barrier_after_transfer()
@@ -199,29 +195,43 @@ class RecordedPlan:
 
     def _spans(self, name: str) -> Spans:
         """The ranges of the host's ports that a side command buffer copies."""
-        which = ("upload", "download").index(name) if name in ("upload", "download") else None
-        return () if which is None or self._host is None else self._host[which].spans
+        if name not in ("upload", "download"):
+            return ()
+        ports = self._host[("upload", "download").index(name)]
+        return () if ports is None else ports.spans
 
-    @property
-    def _host_ports(self) -> tuple[HostPorts, HostPorts]:
-        return self._host or self._make_host_ports()
+    def _hosted(self, side: int) -> HostPorts:
+        """The host's memory of the inputs (0) or outputs (1), which `_host_ports` made."""
+        ports = self._host[side]
+        assert ports is not None
+        return ports
+
+    def _host_ports(self, side: int, which: Sequence[int]) -> HostPorts:
+        """The host's memory of the inputs (0) or outputs (1), for a run that binds those of the positions ``which`` to it."""
+        ports = self._host[side]
+        if ports is None or any(ports.room[k] is None for k in which):
+            ports = self._make_host_ports(side, which)
+        ports.use(which)
+        return ports
 
     @steady
-    def _make_host_ports(self) -> tuple[HostPorts, HostPorts]:
+    def _make_host_ports(self, side: int, which: Sequence[int]) -> HostPorts:
         with self._making:
             self._check_wanted()
-            if self._host is None:
-                first = self._ports_of(self._inputs, self._staging[0])
-                self._host = (first, self._ports_of(self._outputs, self._staging[1]))
-            return self._host
+            before = self._host[side]
+            bound = set(which) | {k for k, room in enumerate(before.room if before else ()) if room is not None}
+            self._drop_host(side)
+            made = self._host[side] = self._ports_of(self._which[side], bound, self._staging[side])
+            return made
 
-    def _ports_of(self, which: Sequence[int], staging: StagingArena | None) -> HostPorts:
+    def _ports_of(self, which: Sequence[int], bound: set[int], staging: StagingArena | None) -> HostPorts:
         ports = [self._ports[i] for i in which]
         grown = self._places.sizes is not None and any(
             p.nbytes > self.plan.ports[i].nbytes for i, p in zip(which, ports, strict=True)
         )
         room = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
-        made = HostPorts(self._delegate, ports, room, staging)
+        wanted = [nbytes if k in bound else None for k, nbytes in enumerate(room)]
+        made = HostPorts(self._delegate, ports, wanted, staging)
         self._held.append(made)
         return made
 
@@ -255,25 +265,29 @@ class RecordedPlan:
         self._wait()
         self._reading = [tensor for tensor in inputs if isinstance(tensor, DeviceTensor)]
         addresses = [0] * len(self.plan.ports)
-        up = down = False
-        for k, tensor in enumerate(inputs):
-            if isinstance(tensor, DeviceTensor):
-                addresses[self._inputs[k]] = tensor.address
-            else:
-                ports = self._host_ports[0]
-                copy(ports.views[k], tensor)
+        up: list[int] = []
+        down: list[int] = []
+        for bound, which, host in ((inputs, self._inputs, up), (outputs, self._outputs, down)):
+            for k, tensor in enumerate(bound):
+                if isinstance(tensor, DeviceTensor):
+                    addresses[which[k]] = tensor.address
+                else:
+                    host.append(k)
+        if up:
+            ports = self._host_ports(0, up)
+            for k in up:
+                given = inputs[k]
+                assert not isinstance(given, DeviceTensor)
+                copy(ports.views[k], given)
                 addresses[self._inputs[k]] = ports.addresses[k]
-                up = True
-        for k, target in enumerate(outputs):
-            if isinstance(target, DeviceTensor):
-                addresses[self._outputs[k]] = target.address
-            else:
-                addresses[self._outputs[k]] = self._host_ports[1].addresses[k]
-                down = True
+        if down:
+            ports = self._host_ports(1, down)
+            for k in down:
+                addresses[self._outputs[k]] = ports.addresses[k]
         what, self._staged = self._table.bind(addresses), addresses
         staged = not self._delegate.unified
         self._unsure = True
-        return (what, up and staged, down and staged)
+        return (what, bool(up) and staged, bool(down) and staged)
 
     def _wait(self) -> None:
         """Wait until the recording and its memory are free: a run with bound outputs returns before it ends."""
@@ -325,10 +339,10 @@ class RecordedPlan:
         results: list[Array | DeviceTensor] = []
         for k, target in enumerate(outputs):
             if target is None:
-                results.append(self._host_ports[1].result(k))
+                results.append(self._hosted(1).result(k))
             else:
                 if not isinstance(target, DeviceTensor):
-                    copy(target, self._host_ports[1].views[k])
+                    copy(target, self._hosted(1).views[k])
                 results.append(target)
         return results
 
@@ -419,7 +433,7 @@ class RecordedPlan:
             self._fault, self._checks = None, []
             self._submits.clear()
             self._sides.clear()
-            self._host, self._main, self._traced = None, None, None
+            self._host, self._main, self._traced = [None, None], None, None
             held, self._held = self._held, []
             for thing in reversed(held):
                 thing.free() if isinstance(thing, DeviceBlock) else thing.close()

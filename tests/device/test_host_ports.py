@@ -1,0 +1,81 @@
+"""What a run copies between the host and a device whose memory the host does not see."""
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import vkep
+from vkep.device.delegate import VulkanDelegate
+
+Array = np.ndarray[Any, Any]
+MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[N] large, float[4] small) => (float[N] moved, float[4] doubled) {
+    sum = ReduceSum <keepdims = 1> (large)
+    moved = Add (large, large)
+    doubled = Add (small, sum)
+}
+"""
+
+
+@pytest.fixture
+def session() -> Iterator[vkep.InferenceSession]:
+    """A session that stages what the host binds."""
+    with (
+        mock.patch.object(VulkanDelegate, "unified", mock.PropertyMock(return_value=False)),
+        vkep.InferenceSession(onnx.parser.parse_model(MODEL).SerializeToString(), fallback="error") as made,
+    ):
+        yield made
+
+
+def copied(session: vkep.InferenceSession) -> list[int]:
+    """The bytes that each prepared submit copies."""
+    [recording] = [r for island in session.islands() for r in island.runner.recordings]
+    return [sum(n for spans in key[3:] for _, n in spans) for key in recording._submits]
+
+
+def bound(session: vkep.InferenceSession, large: vkep.DeviceTensor, small: Array) -> Array:
+    binding = session.io_binding()
+    binding.bind_input("large", large)
+    binding.bind_cpu_input("small", small)
+    binding.bind_output("moved", session.empty_device_tensor(large.shape, "float32"))
+    binding.bind_output("doubled", device="cpu")
+    session.run_with_iobinding(binding)
+    doubled = binding.results[1]
+    assert isinstance(doubled, np.ndarray)
+    return doubled
+
+
+def test_tensors_on_the_device_are_not_copied(session: vkep.InferenceSession) -> None:
+    large, small = np.ones(1 << 18, np.float32), np.arange(4, dtype=np.float32)
+    there = session.device_tensor(large)
+    for _ in range(2):
+        np.testing.assert_array_equal(bound(session, there, small), small + (1 << 18))
+    assert max(copied(session)) <= 64
+
+
+def test_a_run_may_bind_more_to_the_host_than_the_one_before(session: vkep.InferenceSession) -> None:
+    large, small = np.ones(1 << 18, np.float32), np.arange(4, dtype=np.float32)
+    there = session.device_tensor(large)
+    for _ in range(2):  # what the first pass makes serves the second
+        np.testing.assert_array_equal(bound(session, there, small), small + (1 << 18))
+        moved, doubled = session.run(None, {"large": 3 * large, "small": small})
+        np.testing.assert_array_equal(moved, 6 * large)
+        np.testing.assert_array_equal(doubled, small + 3 * (1 << 18))
+    assert min(copied(session)) <= 64 < large.nbytes < max(copied(session))
+
+
+def test_the_host_memory_of_a_size_that_grows(session: vkep.InferenceSession) -> None:
+    small = np.arange(4, dtype=np.float32)
+    for size in (1 << 10, 1 << 12, 1 << 15, 1 << 11):
+        large = np.arange(size, dtype=np.float32)
+        moved, doubled = session.run(None, {"large": large, "small": small})
+        np.testing.assert_array_equal(moved, 2 * large)
+        np.testing.assert_allclose(doubled, small + large.sum(), rtol=1e-5)
+        there = session.device_tensor(large)
+        np.testing.assert_allclose(bound(session, there, small), small + large.sum(), rtol=1e-5)
