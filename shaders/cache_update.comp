@@ -16,7 +16,6 @@
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "fault.glsl"
-#include "math.glsl"
 
 layout(constant_id = 4) const uint SIZE = 64;
 layout(constant_id = 5) const uint VALUE_SIZE = 64;

@@ -1,5 +1,5 @@
 // How a cache of keys and values holds numbers where its elements are none of the kernel's own floats: `CODE`, a spec constant of
-// the shader that includes this, and `math.glsl` before it. Integers and 8-bit floats are numbers divided by a scale.
+// the shader that includes this. Integers and 8-bit floats are numbers divided by a scale.
 #ifndef KV_CODES_GLSL
 #define KV_CODES_GLSL
 const uint CODE_BFLOAT16 = 1;

@@ -38,11 +38,11 @@ class Chooser:
         """
         session = self._sessions.get(choice)
         if session is None:
-            model = chooser(self._decoder.element, choice, self._decoder.vocabulary)
+            model = chooser(self._decoder.element, choice)
             session = self._sessions[choice] = InferenceSession(model, context=self._decoder.session.context)
         binding = session.io_binding()
         binding.bind_input("logits", logits)
-        if choice.reads_settings:
+        if not choice.greedy:
             settings = [settings_of(s, chance) for s, chance in zip(each, chances, strict=True)]
             binding.bind_cpu_input("settings", np.array(settings, np.float32))
         if choice.penalty:

@@ -13,15 +13,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from vkep.errors import InvalidInputError
+from vkep.kernels.choose_token import SETTINGS
+from vkep.ops.choose_token import GENERATION
 
 Array = np.ndarray[Any, Any]
 
-#: logits further below the best one than this (after the temperature) are never chosen: their probability is below e^-32
-_RANGE = 32.0
-#: each round of a search divides the interval that contains a threshold by `_LEVELS` + 1
-_LEVELS, _ROUNDS = 15, 5
-#: columns of the per-sequence settings that are an input of each run
-_COLUMNS = ("temperature", "top_k", "top_p", "min_p", "penalty", "chance")
 #: token ids that a penalty reads are padded to a multiple of this, so that few shapes occur
 _PADDED = 64
 
@@ -98,147 +94,54 @@ def padded(seen: Sequence[Sequence[int]]) -> Array:
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of the choosing graph that a batch's settings need."""
+    """What a batch's settings require of the graph that chooses."""
 
     sample: bool
-    top_k: bool
-    top_p: bool
     penalty: bool
     never: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
-        """The options that the settings of a batch need together; ``never`` are tokens that are not chosen."""
-        hot = [s for s in each if s.temperature]
-        penalty = any(s.repetition_penalty != 1 for s in each)
-        return cls(bool(hot), any(s.top_k for s in hot), any(s.top_p < 1 for s in hot), penalty, never)
+        """What the settings of a batch require together; ``never`` are tokens that are not chosen."""
+        return cls(any(s.temperature for s in each), any(s.repetition_penalty != 1 for s in each), never)
 
     @property
     def greedy(self) -> bool:
-        """Whether every sequence takes its most probable token."""
+        """Whether every sequence takes the most probable token."""
         return not (self.sample or self.penalty or self.never)
 
-    @property
-    def reads_settings(self) -> bool:
-        """Whether the graph has the input ``settings``."""
-        return self.sample or self.penalty
 
+def chooser(element: int, choice: Choice) -> onnx.ModelProto:
+    """Return the graph that chooses from the last logits of each sequence.
 
-def chooser(element: int, choice: Choice, vocabulary: int = 0) -> onnx.ModelProto:
-    """The graph that chooses from the last logits of each sequence.
-
-    Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; where ``choice`` asks for them
-    ``settings`` float32 [batch, 6] and ``seen`` int64 [batch, count]. Outputs: ``tokens`` int64 [batch, 1], for the
-    next step, and ``chosen`` int32 [batch], for the host. Where some tokens are never chosen, the size of the
-    ``vocabulary`` is needed.
-
-    Nothing is sorted: the thresholds of top-k and top-p are searched for by counting, several levels a round.
+    Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; unless ``choice`` is greedy ``settings`` float32
+    [batch, 6], and with its penalty ``seen`` int64 [batch, count]. Outputs: ``tokens`` int64 [batch, 1], the next step's input,
+    and ``chosen`` int32 [batch], for the host.
     """
-    g = _Graph()
-    g.input("logits", element, ["batch", "length", "vocabulary"])
-    last = g.add("Slice", "logits", g.ints(-1), g.ints(2**31 - 1), g.ints(1))
-    x = g.add("Cast", g.add("Squeeze", last, g.ints(1)), to=TensorProto.FLOAT)
-    column: dict[str, str] = {}
-    if choice.reads_settings:
-        g.input("settings", TensorProto.FLOAT, ["batch", len(_COLUMNS)])
-        for place, name in enumerate(_COLUMNS):
-            column[name] = g.add("Slice", "settings", g.ints(place), g.ints(place + 1), g.ints(1))
-    if choice.penalty:
-        g.input("seen", TensorProto.INT64, ["batch", "count"])
-        old = g.add("GatherElements", x, "seen", axis=1)
-        weak, strong = g.add("Mul", old, column["penalty"]), g.add("Div", old, column["penalty"])
-        new = g.add("Where", g.add("Less", old, g.number(0)), weak, strong)
-        x = g.add("ScatterElements", x, "seen", new, axis=1)
-    if choice.never:
-        hidden = np.zeros((1, vocabulary), np.float32)
-        hidden[0, list(choice.never)] = -np.inf
-        x = g.add("Add", x, g.constant(hidden))
-    token = g.add("ArgMax", x, axis=1, keepdims=1)
-    if choice.sample:
-        token = _sampled(g, x, token, column, choice)
-    g.add("Identity", token, out="tokens")
-    g.add("Cast", g.add("Squeeze", token, g.ints(1)), to=TensorProto.INT32, out="chosen")
-    g.output("tokens", TensorProto.INT64, ["batch", 1])
-    g.output("chosen", TensorProto.INT32, ["batch"])
-    return g.model("chooser")
-
-
-def _sampled(g: _Graph, x: str, best: str, column: dict[str, str], choice: Choice) -> str:
-    """The first token at which the running sum of the remaining probabilities exceeds the random number."""
-    greedy = g.add("Equal", column["temperature"], g.number(0))
-    heat = g.add("Where", greedy, g.number(1), column["temperature"])
-    z = g.add("Div", g.add("Sub", x, g.add("ReduceMax", x, g.ints(1), keepdims=1)), heat)
-    p = g.add("Exp", z)
-    lowest = g.add("Max", g.add("Log", column["min_p"]), g.number(-_RANGE))
-
-    def left(level: str) -> str:
-        return g.add("Where", g.add("GreaterOrEqual", z, level), p, g.number(0))
-
-    if choice.top_k:
-        every = g.add("Where", g.add("Equal", column["top_k"], g.number(0)), g.number(np.inf), column["top_k"])
-        kept = _threshold(g, z, g.number(1), every)
-        lowest = g.add("Max", lowest, kept)
-    if choice.top_p:
-        q = left(kept if choice.top_k else g.number(-_RANGE))
-        wanted = g.add("Mul", column["top_p"], g.add("ReduceSum", q, g.ints(1), keepdims=1))
-        wanted = g.add("Where", g.add("Equal", column["top_p"], g.number(1)), g.number(np.inf), wanted)
-        lowest = g.add("Max", lowest, _threshold(g, z, g.add("Unsqueeze", q, g.ints(1)), wanted))
-    sums = g.add("CumSum", left(g.add("Min", lowest, g.number(0))), g.ints(1, scalar=True))
-    total = g.add("Slice", sums, g.ints(-1), g.ints(2**31 - 1), g.ints(1))
-    wanted = g.add("Mul", column["chance"], total)
-    place = g.add("ArgMax", g.add("Cast", g.add("Greater", sums, wanted), to=TensorProto.INT32), axis=1, keepdims=1)
-    # the most probable one, where rounding keeps the sum below the random number
-    none = g.add("GreaterOrEqual", wanted, total)
-    return g.add("Where", g.add("Or", greedy, none), best, place)
-
-
-def _threshold(g: _Graph, z: str, weights: str, wanted: str) -> str:
-    """The highest level of ``z`` [batch, vocabulary], within the search's last step, such that ``weights`` (a number,
-    or [batch, 1, vocabulary]) of the elements at or above it sum to ``wanted`` [batch, 1] or more; the lowest level
-    where no such level exists."""
-    high = g.add("Unsqueeze", z, g.ints(1))
-    lowest, width = g.constant(np.full((1, 1), -_RANGE, np.float32)), _RANGE
-    for _ in range(_ROUNDS):
-        width /= _LEVELS + 1
-        steps = g.constant(np.arange(1, _LEVELS + 1, dtype=np.float32)[None] * np.float32(width))
-        levels = g.add("Unsqueeze", g.add("Add", lowest, steps), g.ints(2))
-        above = g.add("Where", g.add("GreaterOrEqual", high, levels), weights, g.number(0))
-        enough = g.add("GreaterOrEqual", g.add("ReduceSum", above, g.ints(2), keepdims=0), wanted)
-        count = g.add("ReduceSum", g.add("Where", enough, g.number(width), g.number(0)), g.ints(1), keepdims=1)
-        lowest = g.add("Add", lowest, count)
-    return lowest
-
-
-class _Graph:
-    """Writes the nodes of a small graph."""
-
-    def __init__(self) -> None:
-        self._nodes: list[onnx.NodeProto] = []
-        self._weights: dict[str, onnx.TensorProto] = {}
-        self._ports: tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]] = ([], [])
-
-    def input(self, name: str, element: int, shape: Sequence[int | str]) -> None:
-        self._ports[0].append(helper.make_tensor_value_info(name, element, shape))
-
-    def output(self, name: str, element: int, shape: Sequence[int | str]) -> None:
-        self._ports[1].append(helper.make_tensor_value_info(name, element, shape))
-
-    def add(self, op: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        name = out or f"v{len(self._nodes)}"
-        self._nodes.append(helper.make_node(op, inputs, [name], **attributes))
-        return name
-
-    def constant(self, value: Array) -> str:
-        name = f"c{len(self._weights)}"
-        self._weights[name] = numpy_helper.from_array(value, name)
-        return name
-
-    def ints(self, value: int, scalar: bool = False) -> str:
-        return self.constant(np.array(value if scalar else [value], np.int64))
-
-    def number(self, value: float) -> str:
-        return self.constant(np.array(value, np.float32))
-
-    def model(self, name: str) -> onnx.ModelProto:
-        graph = helper.make_graph(self._nodes, name, *self._ports, list(self._weights.values()))
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    inputs = [helper.make_tensor_value_info("logits", element, ["batch", "length", "vocabulary"])]
+    weights: dict[str, Array] = {}
+    if choice.greedy:
+        weights = {name: np.array([value], np.int64) for name, value in (("from", -1), ("to", 2**31 - 1), ("axis", 1))}
+        nodes = [
+            helper.make_node("Slice", ["logits", "from", "to", "axis"], ["row"], name="row"),
+            helper.make_node("ArgMax", ["row"], ["place"], name="place", axis=2, keepdims=0),
+            helper.make_node("Identity", ["place"], ["tokens"], name="tokens"),
+            helper.make_node("Squeeze", ["place", "axis"], ["flat"], name="flat"),
+            helper.make_node("Cast", ["flat"], ["chosen"], name="chosen", to=TensorProto.INT32),
+        ]
+    else:
+        inputs.append(helper.make_tensor_value_info("settings", TensorProto.FLOAT, ["batch", len(SETTINGS)]))
+        if choice.penalty:
+            inputs.append(helper.make_tensor_value_info("seen", TensorProto.INT64, ["batch", "count"]))
+        if choice.never:
+            weights["never"] = np.array(choice.never, np.int64)
+        names = ["logits", "settings", "seen" if choice.penalty else "", "never" if choice.never else ""]
+        nodes = [helper.make_node("ChooseToken", names, ["tokens", "chosen"], name="choose", domain=GENERATION)]
+    outputs = [
+        helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", 1]),
+        helper.make_tensor_value_info("chosen", TensorProto.INT32, ["batch"]),
+    ]
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "chooser", inputs, outputs, tensors)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(GENERATION, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)

@@ -4,6 +4,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     arithmetic,
     attention,
     casts,
+    choose_token,
     contraction,
     contrib,
     contrib_attention,

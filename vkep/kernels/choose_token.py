@@ -1,0 +1,122 @@
+"""The next token of each sequence, from its logits and settings: ``shaders/choose_token.comp``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import floor_power_of_two, grid, is_cpu
+from vkep.kernels.problem import Need, Problem, extent
+from vkep.kernels.select import Candidate, Emission, implement
+from vkep.kernels.tiles import STORAGE
+
+#: settings of a sequence, in order
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "penalty", "chance")
+_BINS = 1024
+_LANES, _LANES_CPU = 1024, 32
+#: sums of so many numbers below 2**13 fit 32 bits
+_LARGEST_VOCABULARY = 1 << 19
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    rows, vocabulary = call.groups[0] * call.groups[1], call["vocabulary"]
+    changed = call["CHANGED"]
+    return {
+        "x": extent((rows, vocabulary), (call["x_row"], 1)) * call.size_of("T"),
+        "settings": rows * 4 * len(SETTINGS),
+        "seen": 8 * rows * call["seen_count"] * changed,
+        "never": 8 * call["never_count"] * changed,
+        "tokens": 8 * rows,
+        "chosen": 4 * rows,
+        "logits": 4 * rows * vocabulary * changed,
+    }
+
+
+CHOOSE_TOKEN = Kernel(
+    "choose_token.comp",
+    operands=(
+        *map(Operand, ("x", "settings", "seen", "never")),
+        *(Operand(name, writes=True) for name in ("tokens", "chosen", "logits")),
+    ),
+    params=(*uints("vocabulary", "x_row", "seen_count", "never_count"), ("parts", "float")),
+    spec={"CHANGED": 0},
+    variants=tuple({"T": t} for t in STORAGE.values()),
+    reach=_reach,
+)
+
+
+@dataclass(frozen=True)
+class ChooseTokenProblem(Problem):
+    """``tokens`` (int64 [rows]) and ``chosen`` (the same, int32) for logits ``x`` [rows, vocabulary] of ``row_stride``
+    (elements) and type ``dtype`` (float32 or float16), by ``settings`` (float32 [rows, `SETTINGS`]).
+
+    ``seen``: how many ids of each row's operand ``seen`` (int64 [rows, seen]) the repetition penalty applies to;
+    ``never``: how many ids of the operand ``never`` (int64 [never]) are not chosen. Ids outside the vocabulary have no
+    effect. 0: there is no such operand.
+    """
+
+    rows: int
+    vocabulary: int
+    row_stride: int
+    dtype: str
+    seen: int = 0
+    never: int = 0
+
+    def needs(self) -> tuple[Need, ...]:
+        seen = [Need("seen", "int64", (self.rows, self.seen))] if self.seen else []
+        never = [Need("never", "int64", (self.never,))] if self.never else []
+        return (
+            Need("x", self.dtype, (self.rows, self.vocabulary), (self.row_stride, 1)),
+            Need("settings", "float32", (self.rows, len(SETTINGS))),
+            *seen,
+            *never,
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("tokens", "int64", (self.rows,), flat=True), Need("chosen", "int32", (self.rows,), flat=True))
+
+
+def _when(problem: ChooseTokenProblem, caps: DeviceCapabilities) -> str:
+    if problem.dtype not in STORAGE:
+        return f"logits are {problem.dtype}, expected one of {sorted(STORAGE)}"
+    if not 0 < problem.vocabulary <= _LARGEST_VOCABULARY:
+        return f"a vocabulary of {problem.vocabulary} tokens, expected 1 to {_LARGEST_VOCABULARY}"
+    needed = 12 * _BINS + 8 * 32 + 8
+    if caps.max_shared_memory_bytes < needed:
+        return f"{caps.max_shared_memory_bytes} bytes of shared memory, expected {needed}"
+    return ""
+
+
+def _lanes(caps: DeviceCapabilities) -> int:
+    """Lanes of a workgroup: two words each in shared memory, beside the bins."""
+    most = min(
+        caps.max_workgroup_invocations, caps.max_workgroup_size[0], (caps.max_shared_memory_bytes - 12 * _BINS - 8) // 8
+    )
+    return max(32, min(_LANES_CPU if is_cpu(caps) else _LANES, floor_power_of_two(most)))
+
+
+def _choose(problem: ChooseTokenProblem, e: Emission) -> KernelCall:
+    changed = problem.seen != 0 or problem.never != 0
+    logits = e.target.scratch("float32", (problem.rows, problem.vocabulary)) if changed else None
+    return CHOOSE_TOKEN.call(
+        grid=grid(problem.rows),
+        operands={
+            **{name: e.get(name) for name in ("x", "settings", "seen", "never", "tokens", "chosen")},
+            "logits": logits,
+        },
+        params={
+            "vocabulary": problem.vocabulary,
+            "x_row": problem.row_stride,
+            "seen_count": problem.seen,
+            "never_count": problem.never,
+            "parts": 1.0 / 8192.0,
+        },
+        spec={"CHANGED": int(changed)},
+        defines={"T": STORAGE[problem.dtype]},
+        local_size=(_lanes(e.caps),),
+    )
+
+
+implement(ChooseTokenProblem, Candidate("choose token", _choose, when=_when))
